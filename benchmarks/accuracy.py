@@ -31,7 +31,7 @@ from ..deploy.processes import RunError
 from ..deploy.report import write_atomically
 from ..settings import RunSettings
 from . import jobs, output
-from .arguments import at_least_one, check_module, file_to_write
+from .arguments import at_least_one, check_module, file_to_write, option
 from .estimates import estimate, seed_list
 from .suites import SUITES, Claim, Score, Suite, TrainingSetup
 
@@ -58,12 +58,12 @@ class TrainingJob:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """What came of a job.
+    """The result of a job.
 
     Attributes:
         score: on the validation data, as the suite's `Score` says; None if training diverged.
         by_epoch: accuracy after each epoch; empty for losses.
-        bytes_up: over all workers and steps, as `bytes_down`.
+        bytes_up, bytes_down: over all workers and steps.
     """
 
     score: float | None
@@ -183,12 +183,11 @@ class Bench:
     def row(self, task: str, setup: TrainingSetup) -> AccuracyRow:
         """Return a setup's runs, with those of its control where the suite has controls."""
         runs = self.run(task, setup)
-        if not self._suite.controls or setup.compressor == "none" or setup.compressor.startswith("topk"):
-            return AccuracyRow(setup=setup, runs=runs)
-        control = self._control(task, runs[0].bytes_up)
-        if control is None:
-            return AccuracyRow(setup=setup, runs=runs)
-        return AccuracyRow(setup=setup, runs=runs, control=control, control_runs=self._top_k(task, control))
+        control = None
+        if self._suite.controls and setup.compressor.partition(":")[0] not in ("none", "topk"):
+            control = self._control(task, runs[0].bytes_up)
+        others = () if control is None else self._top_k(task, control)
+        return AccuracyRow(setup=setup, runs=runs, control=control, control_runs=others)
 
     def _top_k(self, task: str, spec: str) -> list[TrainingRun]:
         return self.run(task, TrainingSetup(compressor=spec))
@@ -257,10 +256,10 @@ def broken(claims: Iterable[Claim], rows: Sequence[AccuracyRow], suite: Suite) -
 def name_of(setup: TrainingSetup, suite: Suite) -> str:
     """Return the compressor, with the options that differ from the baseline's."""
     texts = [f"`{setup.compressor}`"]
-    for option in ("mode", "optimizer", "learning_rate", "clip_norm"):
-        value = getattr(setup, option)
-        if value != getattr(suite.baseline, option):
-            texts.append(f"`--{option.replace('_', '-')} {value}`")
+    for name in ("mode", "optimizer", "learning_rate", "clip_norm"):
+        value = getattr(setup, name)
+        if value != getattr(suite.baseline, name):
+            texts.append(f"`--{name.replace('_', '-')} {value}`")
     return " ".join(texts)
 
 
@@ -330,8 +329,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compressors", nargs="+", metavar="SPEC", help=text)
     text = "compressor of the updates (default: auto; none for levels)"
     parser.add_argument("--downlink", metavar="SPEC", help=text)
-    text = "runs at the same time, where no daemons train (default: %(default)s)"
-    parser.add_argument("--jobs", type=at_least_one, default=2, metavar="N", help=text)
+    option(parser, "--jobs", at_least_one, 2, "N", "runs at the same time, where no daemons train")
     text = "file for every run as JSON, written as soon as each row is done"
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help=text)
     parser.add_argument("--markdown", type=file_to_write, metavar="FILE", help="file for the printed tables")

@@ -1,42 +1,45 @@
-"""What gc-bench's commands are given, checked before anything is measured."""
+"""Arguments of gc-bench's commands, checked before anything is measured."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
-from pathlib import Path
+from typing import Any
+
+from ..deploy.arguments import at_least_one as at_least_one
+from ..deploy.arguments import check_module as check_module
+from ..deploy.arguments import file_to_write as file_to_write
+from ..deploy.arguments import plot_to_write as plot_to_write
+
+MBIT = "Mbit/s of each link in each direction; 0 for no limit"  # help of --mbit
 
 
 class BenchError(argparse.ArgumentTypeError):
     """A command line that cannot be carried out; the message says what to change."""
 
 
-def program(text: str | None) -> argparse.ArgumentParser:
-    """The parser of a module that is run by itself. text: its docstring."""
-    return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+def option(
+    parser: argparse.ArgumentParser, flag: str, read: Any, default: Any, metavar: str, text: str
+) -> None:
+    """Add an option whose help ends with its default. read: makes its value of the text."""
+    shown = f"{text} (default: %(default)s)"
+    parser.add_argument(flag, type=read, default=default, metavar=metavar, help=shown)
+
+
+def json_option(parser: argparse.ArgumentParser, content: str = "every row") -> None:
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help=f"file for {content}, as JSON")
 
 
 def whole_numbers(text: str) -> list[int]:
-    """Read `1,2,3`; nothing if one of them is no whole number."""
+    """Return the numbers of `1,2,3`, or none at all if one of them is no whole number."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
         return []
 
 
-def at_least_one(text: str) -> int:
-    """A whole number from 1."""
-    match whole_numbers(text):
-        case [number] if number >= 1:
-            return number
-        case _:
-            raise BenchError(f"expected a whole number from 1, got {text!r}")
-
-
 def amount(text: str) -> float:
-    """A finite number of at least 0."""
+    """Return a finite number of at least 0."""
     try:
         found = float(text)
     except ValueError:
@@ -47,7 +50,7 @@ def amount(text: str) -> float:
 
 
 def numbers(most: int) -> Callable[[str], list[int]]:
-    """Whole numbers from 1 to `most`, separated by commas."""
+    """Return a reader of whole numbers from 1 to `most`, separated by commas."""
 
     def parse(text: str) -> list[int]:
         found = whole_numbers(text)
@@ -60,7 +63,7 @@ def numbers(most: int) -> Callable[[str], list[int]]:
 
 
 def some_of(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """Some of these names, separated by commas."""
+    """Return a reader of some of these names, separated by commas."""
 
     def parse(text: str) -> list[str]:
         chosen = text.split(",")
@@ -69,23 +72,3 @@ def some_of(names: Sequence[str]) -> Callable[[str], list[str]]:
         return chosen
 
     return parse
-
-
-def file_to_write(text: str) -> Path:
-    """A file that can be written: refused now, and not when everything has been measured."""
-    path = Path(text)
-    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK | os.X_OK):
-        raise BenchError(f"{path}: expected a file in a folder that exists and can be written to")
-    return path
-
-
-def plot_to_write(text: str) -> Path:
-    """A file for a picture, which matplotlib draws."""
-    check_module("matplotlib")
-    return file_to_write(text)
-
-
-def check_module(name: str) -> None:
-    """Raise `BenchError` unless this one is installed; it comes with the extra `run`."""
-    if find_spec(name) is None:
-        raise BenchError(f"{name} is not installed; pip install '.[run]' in a checkout of Gradwire brings it")

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 
 from ..common.exits import Exit
 from . import output
-from .arguments import BenchError, amount, at_least_one, file_to_write
+from .arguments import BenchError, amount, at_least_one, json_option, option
 from .papers.emulated import Method, computation, exchange_seconds, shares
 from .shaped import Recorded, Setup, run_ours
 from .star import check_network
@@ -31,8 +31,12 @@ NONE = Method(name="none")
 
 @dataclass(frozen=True, kw_only=True)
 class AutoRow:
-    """share: of the exchange; None where compressing cannot pay. fewer: bytes of the uncompressed run by
-    those of the other, into the server."""
+    """An uncompressed and an automatic run.
+
+    Attributes:
+        share: communication as a fraction of the uncompressed step; None if compression cannot pay.
+        fewer: bytes into the server of the uncompressed run, relative to the other.
+    """
 
     share: float | None
     none_s: float
@@ -45,7 +49,7 @@ class AutoRow:
 
     @property
     def ideal(self) -> float:
-        """Of the speed-up."""
+        """The speed-up if compression cost no time."""
         return 1.0 if self.share is None else 1 / (1 - self.share + self.share / self.fewer)
 
 
@@ -62,7 +66,7 @@ def cells(row: AutoRow) -> list[object]:
 
 
 def mean_step(recorded: Recorded) -> float:
-    """Over all that are counted."""
+    """Return the mean seconds of all counted steps."""
     return statistics.fmean(
         (trace[-1].began - trace[0].began) / (len(trace) - 1) for trace in recorded.counted
     )
@@ -79,20 +83,14 @@ def measured(setup: Setup, compressor: str, share: float | None) -> AutoRow:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = "(default: %(default)s)"
-    text = "layer table, as of gc-bench step"
-    parser.add_argument("--model", default="4x262144", metavar="NAME", help=f"{text} {shown}")
-    parser.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=f"workers {shown}")
-    text = f"auto, with its options {shown}"
-    parser.add_argument("--compressor", default="auto", metavar="SPEC", help=text)
+    option(parser, "--model", str, "4x262144", "NAME", "layer table, as of gc-bench step")
+    option(parser, "--workers", at_least_one, 4, "N", "workers")
+    option(parser, "--compressor", str, "auto", "SPEC", "auto, with its options")
     text = "shares of the exchange in an uncompressed step, one run for each"
-    parser.add_argument(
-        "--share", type=shares, default="0.25,0.5,0.75,0.9", metavar="N,...", help=f"{text} {shown}"
-    )
-    text = "Mbit/s of each link in each direction"
-    parser.add_argument("--mbit", type=amount, default=1000.0, metavar="N", help=f"{text} {shown}")
-    parser.add_argument("--steps", type=at_least_one, default=40, metavar="N", help=f"steps to count {shown}")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    option(parser, "--share", shares, "0.25,0.5,0.75,0.9", "N,...", text)
+    option(parser, "--mbit", amount, 1000.0, "N", "Mbit/s of each link in each direction")
+    option(parser, "--steps", at_least_one, 40, "N", "steps to count")
+    json_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -100,14 +98,7 @@ def run(given: argparse.Namespace) -> int:
         raise BenchError(f"--compressor: expected auto, or auto:compressor=SPEC, got {given.compressor!r}")
     check_network()
     setup = Setup(
-        model=given.model,
-        workers=given.workers,
-        mbit=given.mbit,
-        seconds=0.0,
-        real=0,
-        steps=given.steps,
-        part_bytes=0,
-        warm_up=WARM_UP,
+        model=given.model, workers=given.workers, mbit=given.mbit, steps=given.steps, warm_up=WARM_UP
     )
     print(output.table(HEADINGS, []), flush=True)
     exchange = exchange_seconds(replace(setup, warm_up=10, steps=12), NONE)

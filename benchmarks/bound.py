@@ -30,8 +30,8 @@ EDGE = 0.05
 
 
 def produced_by_part(plan: Plan, computed: ComputedStep) -> list[float]:
-    """By part of the plan, how many seconds after a step began backward had all gradients that it is made of:
-    those of its whole unit, which is compressed at once."""
+    """Return for each part the seconds from the start of a step until backward has all gradients of its unit,
+    which is compressed at once."""
     found = [0.0] * len(plan.parts)
     for unit in plan.units:
         ready = max(computed.produced[unit.first : unit.last]) - computed.began
@@ -43,12 +43,12 @@ def produced_by_part(plan: Plan, computed: ComputedStep) -> list[float]:
 def step_bound(
     overlap: Overlap, produced: Sequence[float], shares: Sequence[float], up: float, down: float
 ) -> float:
-    """Seconds from the beginning of a step to the next one's.
+    """Return the least seconds of a step.
 
     Args:
-        produced: by part, in seconds from the beginning of the step.
-        shares: of each part in the bytes of either way; 1 in all.
-        up, down: seconds of each way alone.
+        produced: for each part, seconds from the start of the step until its gradients exist.
+        shares: for each part, its fraction of the bytes; 1 in all.
+        up, down: seconds of the upload and the download alone.
     """
     is_up = max(produced) if overlap == "off" else 0.0
     arrived: list[float] = []
@@ -62,11 +62,11 @@ def step_bound(
 
 
 def ways(at: Sequence[float], came: Sequence[float], left: Sequence[float]) -> tuple[float, float]:
-    """How many seconds bytes took up, and then down, in a step in which one way follows the other.
+    """Return the seconds of the upload and of the download of a step in which one follows the other.
 
     Args:
-        at: times of samples, ascending, from before the way up to after the way down.
-        came, left: bytes that had come to the server, and left it, until then.
+        at: times of samples, ascending, from before the upload to after the download.
+        came, left: bytes that the server had received and sent at these times.
     """
     into, out = (np.asarray(counts, float) - counts[0] for counts in (came, left))
     # When the ways change is where what came before it, and left after it, is most.
@@ -75,7 +75,7 @@ def ways(at: Sequence[float], came: Sequence[float], left: Sequence[float]) -> t
 
 
 def _seconds(at: Sequence[float], carried: npt.NDArray[np.float64]) -> float:
-    """Of all that was carried, at the pace of what is between the edges."""
+    """Return the seconds of all bytes at the rate between the edges."""
     first, last = carried[0], carried[-1]
     if last <= first:
         return 0.0

@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 
 from ..common.exits import Exit, command
 from ..common.spec import SpecError
-from ..common.version import __version__
+from ..deploy.arguments import command_parser
 from ..deploy.interrupt import Interrupted, interrupted
 from ..deploy.processes import RunError
-from .arguments import BenchError
 
-# Each has `add_arguments(parser)` and `run(given)`, which returns an exit code or None; imported when it is
-# asked for, because they import torch.
+# A summary and a module with `add_arguments(parser)` and `run(given)`, which returns an exit code or None. A
+# module is imported only for its own command, because most of them import torch.
 COMMANDS = {
     "compressors": ("speed, ratio and error of every compressor", "compressors"),
     "kernels": ("speed of the compressors' kernels beside torch.add_, and of sums of pushes", "kernels"),
@@ -51,10 +50,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(
-        prog="gc-bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--version", action="version", version=f"gc-bench {__version__}")
+    parser = command_parser("gc-bench", __doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (summary, module) in COMMANDS.items():
         command = commands.add_parser(
@@ -71,15 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @command
 def exit_code(program: str, run: Callable[[], int | None]) -> int:
-    """Run a benchmark. An error that ends it is told on standard error.
-
-    Returns:
-        What `run` does, 0 for None; or the code of the error or signal.
-    """
+    """Run a benchmark and return its exit code; print an error that ends it on standard error."""
     try:
         with interrupted():
             return run() or Exit.DONE
-    except (BenchError, SpecError, RunError) as error:
+    except (argparse.ArgumentTypeError, SpecError, RunError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return error.code if isinstance(error, RunError) else Exit.USAGE
     except Interrupted as stopped:

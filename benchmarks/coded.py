@@ -27,8 +27,8 @@ from ..common.spec import parse_spec
 from ..deploy.plot import panels
 from ..settings import RunSettings
 from . import output
-from .arguments import BenchError, at_least_one, file_to_write, numbers, plot_to_write, some_of
-from .jobs import run_job, train
+from .arguments import BenchError, at_least_one, json_option, numbers, option, plot_to_write, some_of
+from .jobs import nodes_of, run_job, train
 from .schemes import SCHEMES
 from .star import Star, check_network
 
@@ -52,8 +52,12 @@ COMPETITORS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CodedRow:
-    """One job. blocks_up, blocks_down: block gradients that came to the server in a step, and that it handed
-    on. link_up, link_down: the same by the counters of its link, with all headers."""
+    """One job, by block gradients of a step.
+
+    Attributes:
+        blocks_up, blocks_down: block gradients that the server receives and sends.
+        link_up, link_down: the same by its link's counters, with all headers.
+    """
 
     name: str
     workers: int
@@ -77,10 +81,11 @@ def measure(
     steps: int = STEPS,
     scheme: str = "coded",
 ) -> CodedRow:
-    """One job of so many steps to its end. Raises BenchError when it does not come to one.
+    """Run one job to its end. Raises BenchError if it does not finish.
 
-    steps: of all workers; in async mode one push of each.
-    scheme: of coded mode, a name of `SCHEMES`.
+    Args:
+        steps: steps of all workers; in async mode pushes of each.
+        scheme: a name of `SCHEMES`, for coded mode.
     """
     samples = BATCH * steps * workers
     run = RunSettings(
@@ -92,8 +97,7 @@ def measure(
         mode=mode,
     )
     program = "gradwire.benchmarks.schemes", scheme
-    nodes = ["server", *(f"worker-{rank}" for rank in range(workers))]
-    with Star(nodes, mbit) as star, tempfile.TemporaryDirectory() as directory:
+    with Star(nodes_of(workers), mbit) as star, tempfile.TemporaryDirectory() as directory:
         status = run_job(
             run,
             Path(directory),
@@ -123,7 +127,7 @@ def measure(
 
 
 def bytes_part(workers: Sequence[int], mbit: float) -> list[CodedRow]:
-    """Counted against the formulas."""
+    """Measure the bytes of each scheme beside the formulas."""
     headings = "workers", "exchange", "r", "up", "formula", "ratio", "down", "formula", "ratio"
     print(output.table((*headings, "link up", "link down"), []), flush=True)
     rows: list[CodedRow] = []
@@ -151,7 +155,7 @@ def bytes_part(workers: Sequence[int], mbit: float) -> list[CodedRow]:
 
 
 def formula(scheme: str, nodes: int, r: int) -> tuple[float, float]:
-    """Block gradients that come to the server and go from it, as the paper has them and times the targets."""
+    """Return the block gradients that the server receives, by the paper, and that it sends to all targets."""
     up, targets = {
         "coded": (comb(nodes, r + 1) * (r + 1) / r, r),
         "uncoded": (comb(nodes, r) * (nodes - r), 1),
@@ -166,7 +170,7 @@ def formula(scheme: str, nodes: int, r: int) -> tuple[float, float]:
 
 
 def time_part(nodes: int, mbit: float) -> list[CodedRow]:
-    """T(r), measured and as the model has it from the step without redundancy."""
+    """Measure the seconds per step T(r), beside the model, which starts from the step without redundancy."""
     print(output.table(("regime", "r", "seconds per step", "model", "measured / model"), []), flush=True)
     rows: list[CodedRow] = []
     for regime, seconds in REGIMES.items():
@@ -194,7 +198,7 @@ def time_part(nodes: int, mbit: float) -> list[CodedRow]:
 
 
 def accuracy_part(workers: Sequence[int], seed: int, mbit: float, directory: Path) -> list[dict[str, Any]]:
-    """Steps to the target by real training, and seconds per step by emulated computation."""
+    """Measure steps to the target by real training, and seconds per step by emulated computation."""
     headings = "workers", "", f"steps to {TARGET:.2f}", "seconds per step", "product, s"
     print(output.table((*headings, f"against {SSGD_UNICAST}"), []), flush=True)
     rows: list[dict[str, Any]] = []
@@ -219,7 +223,7 @@ def accuracy_part(workers: Sequence[int], seed: int, mbit: float, directory: Pat
 
 
 def steps_to(target: float, mode: str, nodes: int, seed: int, directory: Path) -> int:
-    """Versions after which the validation accuracy is first this high, by the epoch. Raises BenchError."""
+    """Return the versions after which an epoch first ends with this accuracy. Raises BenchError."""
     # A step of all workers is worth a larger rate than that of one, whose version has a batch of its own.
     rate = 0.1 if mode == "async" else 0.05 * nodes
     settings = RunSettings(
@@ -233,25 +237,18 @@ def steps_to(target: float, mode: str, nodes: int, seed: int, directory: Path) -
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = "(default: %(default)s)"
-    text = f"parts to run {shown}"
-    parser.add_argument(
-        "--parts", type=some_of(PARTS), default=",".join(PARTS), metavar="NAME,...", help=text
-    )
-    text = f"Mbit/s of each link in each direction {shown}"
-    parser.add_argument("--mbit", type=at_least_one, default=100, metavar="N", help=text)
-    text = f"workers, in the parts bytes and accuracy {shown}"
-    parser.add_argument("--workers", type=numbers(16), default="2,4,8", metavar="N,...", help=text)
-    text = f"workers, in the part time {shown}"
-    parser.add_argument("--nodes", type=at_least_one, default=4, metavar="N", help=text)
-    parser.add_argument("--seed", type=at_least_one, default=1, metavar="N", help=f"seed of the runs {shown}")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    option(parser, "--parts", some_of(PARTS), ",".join(PARTS), "NAME,...", "parts to run")
+    option(parser, "--mbit", at_least_one, 100, "N", "Mbit/s of each link in each direction")
+    option(parser, "--workers", numbers(16), "2,4,8", "N,...", "workers, in the parts bytes and accuracy")
+    option(parser, "--nodes", at_least_one, 4, "N", "workers, in the part time")
+    option(parser, "--seed", at_least_one, 1, "N", "seed of the runs")
+    json_option(parser)
     text = "picture of the seconds per step, as PNG or SVG"
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def plot(path: Path, rows: Sequence[CodedRow], nodes: int) -> None:
-    """Seconds per step over redundancy, a panel for each regime."""
+    """Draw seconds per step over redundancy, a panel for each regime."""
     figure, drawn = panels(list(REGIMES))
     for axes, seconds in zip(drawn, REGIMES.values(), strict=True):
         found = [row for row in rows if row.seconds_per_sample == seconds and row.redundancy != "auto"]

@@ -39,7 +39,7 @@ from ..compressors.kernels import selection, sparse
 from ..compressors.registry import BUILT_IN, create, names
 from ..deploy.plot import literal, panels
 from . import output
-from .arguments import at_least_one, file_to_write, numbers, plot_to_write, some_of
+from .arguments import at_least_one, json_option, numbers, option, plot_to_write, some_of
 from .kernels import model_compressor
 from .timing import interleaved, wall
 
@@ -56,7 +56,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def default_specs() -> list[str]:
-    """Every compressor in the registry; sparsifiers at both ratios and without warm-up, and some variants."""
+    """Return every registered compressor, sparsifiers at both ratios without warm-up, and some variants."""
     plain = [name for name in names() if name not in SPARSIFIERS]
     kept = [f"{name}:ratio={ratio},warmup=0" for ratio in RATIOS for name in SPARSIFIERS]
     variants = ["qsgd:bits=2", "qsgd:bits=8", "topk:ratio=100,values=4bit", "topk:ratio=100,values=1bit"]
@@ -64,7 +64,7 @@ def default_specs() -> list[str]:
 
 
 def promised_ratio(spec: str, payload: Payload) -> float | None:
-    """What the spec says of the payload's size."""
+    """Return the ratio of float32 to the payload's bytes by the spec; None if it depends on the gradient."""
     match payload:
         case SparsePayload():
             ratio = parse_spec("compressor", spec).options.get("ratio")
@@ -104,17 +104,16 @@ class _Subject:
 
 
 def in_turn(tasks: Sequence[Callable[[], object]], elements: int, repeats: int) -> list[float]:
-    """Median seconds of a call of each, on so many elements; several calls a turn where they are few."""
+    """Return the median seconds of a call of each task; with few elements, a turn has several calls."""
     calls = max(1, ELEMENTS_A_TURN // elements)
     return interleaved(tasks, repeats, lambda task: wall(task, calls))
 
 
 def measure(spec: str, elements: int, dtype: str, repeats: int) -> dict[str, Any]:
-    """A row.
+    """Return a row of the table.
 
-    seconds: median of a call. ratio_to_add: its bandwidth, as a part of `torch.add_`'s in the same run.
-    error_norm: what the first payload misses of its gradient, as a part of it; Euclidean norms.
-    promised_ratio: of float32 to the payload, by the spec; None where it depends on the gradient.
+    Its seconds are the median of a call, ratio_to_add its bandwidth as a fraction of `torch.add_`'s in the
+    same run, error_norm the Euclidean norm that the first payload misses, as a fraction of its gradient's.
     """
     subject = _Subject(spec, elements, dtype)
     one, other = torch.ones(elements), torch.ones(elements)
@@ -138,7 +137,7 @@ def measure(spec: str, elements: int, dtype: str, repeats: int) -> dict[str, Any
 
 
 def selection_ratios(elements: int, repeats: int) -> Mapping[str, float]:
-    """How many times longer the peers take than exact selection of the largest 1 %."""
+    """Return how many times longer the peers take than exact selection of the largest 1 %."""
     tensor = torch.randn(elements, generator=torch.Generator().manual_seed(0)) * 0.02
     values, keep = tensor.numpy(), max(1, elements // TOP)
     residual = np.zeros_like(values)
@@ -161,7 +160,7 @@ def selection_ratios(elements: int, repeats: int) -> Mapping[str, float]:
 
 
 def index_ratio(density: float, elements: int) -> float:
-    """Bits per index of uniformly random places, to their entropy."""
+    """Return the bits per index of uniformly random places, relative to their entropy."""
     count = max(1, round(density * elements))
     places = np.random.default_rng(0).permutation(elements)[:count]
     indices = np.sort(places).astype(np.uint32)
@@ -171,7 +170,7 @@ def index_ratio(density: float, elements: int) -> float:
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """One for each size and dtype."""
+    """Yield a table for each size and dtype."""
 
     def cells(row: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"`{row['name']}`", f"{row['seconds'] * 1e3:.2f}", f"{row['ratio_to_add']:.2f}")
@@ -185,7 +184,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Bandwidth over achieved ratio, for the largest tensors."""
+    """Draw bandwidth over achieved ratio, for the largest tensors."""
     largest = max(row["elements"] for row in rows)
     figure, (axes,) = panels([f"{largest:,} elements"])
     for row in rows:
@@ -198,22 +197,18 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "elements of the matrices (default: %(default)s)"
     sizes = "100000,1000000,25000000"
-    parser.add_argument("--elements", type=numbers(MOST_ELEMENTS), default=sizes, metavar="N,...", help=text)
-    text = f"dtypes of the gradients: {', '.join(DTYPES)} (default: %(default)s)"
-    dtypes = some_of(list(DTYPES))
-    parser.add_argument("--dtypes", type=dtypes, default="float32", metavar="NAME,...", help=text)
+    option(parser, "--elements", numbers(MOST_ELEMENTS), sizes, "N,...", "elements of the matrices")
+    text = f"dtypes of the gradients: {', '.join(DTYPES)}"
+    option(parser, "--dtypes", some_of(list(DTYPES)), "float32", "NAME,...", text)
     parser.add_argument("--compressors", nargs="+", metavar="SPEC", help="compressors (default: all)")
-    text = "repetitions, of which the median counts (default: %(default)s)"
-    parser.add_argument("--repeats", type=at_least_one, default=7, metavar="N", help=text)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    option(parser, "--repeats", at_least_one, 7, "N", "repetitions, of which the median counts")
+    json_option(parser)
     text = "picture of bandwidth over ratio, as SVG, PNG or PDF"
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def run(given: argparse.Namespace) -> int:
-    """Returns the exit code."""
     specs = given.compressors or default_specs()
     for spec in specs:
         create(spec)  # a bad one is refused before the others take their time

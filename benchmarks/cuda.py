@@ -21,7 +21,7 @@ from ..compressors import Payload
 from ..compressors.kernels import reference, selection_reference
 from ..compressors.payload import CodeFormat, Float32
 from . import output
-from .arguments import BenchError, at_least_one, file_to_write
+from .arguments import BenchError, at_least_one, json_option, option
 from .kernels import model_compressor
 from .timing import interleaved
 
@@ -61,13 +61,13 @@ def check(gradient: Float32, residual: Float32, device: torch.device) -> None:
 
 
 def caller(spec: str, gradient: torch.Tensor) -> Callable[[], Payload]:
-    """One step after the other of a worker with this gradient."""
+    """Return a worker's compression of this gradient, a further step with each call."""
     compressor, versions = model_compressor(spec, gradient.numel()), itertools.count()
     return lambda: compressor.compress([gradient.view(1, -1)], 32, version=next(versions))[0]
 
 
 def on_gpu(task: Callable[[], object]) -> float:
-    """Seconds of a call on the GPU."""
+    """Return the GPU seconds of a call."""
     started, ended = (torch.Event("cuda", enable_timing=True) for _ in range(2))
     started.record()
     task()
@@ -77,7 +77,7 @@ def on_gpu(task: Callable[[], object]) -> float:
 
 
 def measure(gradient: torch.Tensor, residual: torch.Tensor, repeats: int) -> list[dict[str, object]]:
-    """A row for each kernel."""
+    """Return a row for each kernel."""
     from ..compressors.kernels import cuda
 
     elements = gradient.numel()
@@ -117,15 +117,12 @@ def measure(gradient: torch.Tensor, residual: torch.Tensor, repeats: int) -> lis
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "elements of the tensor on a GPU (default: %(default)s)"
-    parser.add_argument("--elements", type=at_least_one, default=25_000_000, metavar="N", help=text)
-    text = "interleaved repetitions, of which the median counts (default: %(default)s)"
-    parser.add_argument("--repeats", type=at_least_one, default=20, metavar="N", help=text)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    option(parser, "--elements", at_least_one, 25_000_000, "N", "elements of the tensor on a GPU")
+    option(parser, "--repeats", at_least_one, 20, "N", "interleaved repetitions, of which the median counts")
+    json_option(parser)
 
 
 def run(given: argparse.Namespace) -> None:
-    """Check every kernel and, on a GPU, time it."""
     if find_spec("triton") is None:
         raise BenchError("triton is not installed; pip install '.[cuda]' in a checkout of Gradwire brings it")
     there = torch.cuda.is_available()

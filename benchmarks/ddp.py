@@ -1,10 +1,10 @@
 """A peer of `step`: the same layers under torch's DistributedDataParallel over gloo.
 
-    python -m gradwire.benchmarks.ddp MODEL SECONDS REAL TRACE STEPS RANK WORLD ADDRESS HOOK
+    python -m gradwire.benchmarks.ddp MODEL SECONDS REAL TRACE STEPS [RANK WORLD ADDRESS HOOK]
 
-HOOK is `fp32`, `fp16`, `powersgd` (rank 4, everything in one bucket: with several it deadlocks under gloo),
-or `gradwire:` and a compressor for `gradwire.ddp`.
-SECONDS, REAL and TRACE are those of `layers.task`.
+SECONDS, REAL and TRACE are those of `layers.task`. HOOK is `fp32`, `fp16`, `powersgd` (rank 4, everything in
+one bucket: with several it deadlocks under gloo), or `gradwire:` and a compressor for `gradwire.ddp`. Without
+the last four arguments the process computes alone: no exchange, no optimizer.
 """
 
 from __future__ import annotations
@@ -27,11 +27,28 @@ OURS = "gradwire:"
 
 
 def main(arguments: list[str]) -> int:
-    model, seconds, real, trace, steps, rank, world, address, hook = arguments
+    model, seconds, real, trace, steps, *peers = arguments
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=int(rank), world_size=int(world))
+    hook = ""
+    if peers:
+        rank, world, address, hook = peers
+        dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=int(rank), world_size=int(world))
     work = task(model, float(seconds), int(real), trace=trace)
     network, samples = work.model(), work.batch(np.arange(int(real) or 1))
+    trained = _distributed(network, hook) if hook else network
+    optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE)
+    for _ in range(int(steps)):
+        optimizer.zero_grad()
+        found: Any = work.loss(trained, samples)
+        found.backward()
+        if hook:
+            optimizer.step()
+    if hook:
+        dist.destroy_process_group()
+    return 0
+
+
+def _distributed(network: torch.nn.Module, hook: str) -> torch.nn.Module:
     bucket_mb = WHOLE_MODEL_MB if hook == "powersgd" else None
     # Statistics of batch normalization stay where they are, as in a job.
     wrapped: Any = torch.nn.parallel.DistributedDataParallel(
@@ -47,14 +64,8 @@ def main(arguments: list[str]) -> int:
     if hook.startswith(OURS):
         state = ddp.state(hook.removeprefix(OURS), named_parameters=network.named_parameters())
         wrapped.register_comm_hook(state, ddp.hook)
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=LEARNING_RATE)
-    for _ in range(int(steps)):
-        optimizer.zero_grad()
-        found: Any = work.loss(wrapped, samples)
-        found.backward()
-        optimizer.step()
-    dist.destroy_process_group()
-    return 0
+    distributed: torch.nn.Module = wrapped
+    return distributed
 
 
 if __name__ == "__main__":

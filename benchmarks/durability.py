@@ -16,7 +16,6 @@ import re
 import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,24 +29,22 @@ from ..proto.messages import StatusResponse
 from ..server.durable.folder import CHECKPOINT, SEGMENT
 from ..settings import RunSettings
 from . import output
-from .arguments import BenchError, at_least_one, file_to_write
-from .jobs import DIGITS_SAMPLES, run_job
+from .arguments import at_least_one, json_option, option
+from .jobs import DIGITS_SAMPLES, run_job, wait_for
 
-WAYS = ("", "none", "journal", "fsync")  # of --durability; without --state first
+WAYS = ("", "none", "journal", "fsync")  # values of --durability; "" for no --state
 READ = re.compile(r"and (\d+) pushes of the journal read in ([0-9.]+) s")
 WORKERS = 2
-PATIENCE_S = 600.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DurabilityJob:
-    name: str
-    settings: RunSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class DurabilityRow:
-    """step_s: by way, of each turn. training_s: of the last with a journal; pushes, read_s: of that."""
+    """Seconds of a job's steps, and of reading its journal again.
+
+    Attributes:
+        step_s: by value of --durability, one for each turn.
+        training_s: of the last run with `journal`, whose journal has `pushes` and was read in `read_s`.
+    """
 
     job: str
     step_s: dict[str, list[float]]
@@ -67,7 +64,7 @@ HEADINGS = ("job", "ms per step", "`none`", "`journal`", "`fsync`", "pushes", "a
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """journal_bytes: what the pushes take."""
+    """A journal of many pushes: its size, and the seconds in which they arrived and were read."""
 
     pushes: int
     journal_bytes: int
@@ -96,21 +93,19 @@ def cells(row: DurabilityRow) -> list[object]:
 SHARED: Mapping[str, Any] = {"workers": WORKERS, "compressor": "4bit", "downlink": "4bit", "http_port": -1}
 
 
-def digits(epochs: int) -> DurabilityJob:
-    settings = RunSettings(
+def digits(epochs: int) -> RunSettings:
+    return RunSettings(
         task="digits", epochs=epochs, optimizer="sgd:momentum=0.9", learning_rate=0.05, **SHARED
     )
-    return DurabilityJob(name="digits", settings=settings)
 
 
-def large(steps: int, name: str, computing_s: float) -> DurabilityJob:
-    what = f"elements=25000000,seconds={computing_s:g},samples={WORKERS * steps}"
-    task = f"gradwire.benchmarks.paced:still:{what}"
-    settings = RunSettings(task=task, epochs=1, batch_size=1, learning_rate=0.01, **SHARED)
-    return DurabilityJob(name=name, settings=settings)
+def large(steps: int, computing_s: float) -> RunSettings:
+    options = f"elements=25000000,seconds={computing_s:g},samples={WORKERS * steps}"
+    task = f"gradwire.benchmarks.paced:still:{options}"
+    return RunSettings(task=task, epochs=1, batch_size=1, learning_rate=0.01, **SHARED)
 
 
-def measured(job: DurabilityJob, turns: int, directory: Path) -> DurabilityRow:
+def measured(name: str, job: RunSettings, turns: int, directory: Path) -> DurabilityRow:
     step_s: dict[str, list[float]] = {way: [] for way in WAYS}
     training_s = 0.0
     kept = directory / "state"
@@ -122,25 +117,24 @@ def measured(job: DurabilityJob, turns: int, directory: Path) -> DurabilityRow:
             step_s[way].append(status.training_seconds / status.version)
             if way == "journal":
                 training_s = status.training_seconds
-            output.say(f"{job.name}, {way or 'without --state'}: {1e3 * step_s[way][-1]:.1f} ms per step")
+            output.say(f"{name}, {way or 'without --state'}: {1e3 * step_s[way][-1]:.1f} ms per step")
     pushes, read_s = read_again(job, kept, directory / "again")
-    return DurabilityRow(job=job.name, step_s=step_s, training_s=training_s, pushes=pushes, read_s=read_s)
+    return DurabilityRow(job=name, step_s=step_s, training_s=training_s, pushes=pushes, read_s=read_s)
 
 
-def trained(job: DurabilityJob, way: str, state: Path, logs: Path) -> StatusResponse:
-    """Without --state if there is no way. With no checkpoint but the first, so that all of the journal is
-    there to be read."""
+def trained(job: RunSettings, way: str, state: Path, logs: Path) -> StatusResponse:
+    """Train without --state if `way` is empty, else with one checkpoint, so that the journal is whole."""
     kept = ("--state", str(state), "--durability", way, "--checkpoint-every", "1000000steps")
-    return run_job(job.settings, logs, server_options=kept if way else ())
+    return run_job(job, logs, server_options=kept if way else ())
 
 
 def replay(pushes: int, directory: Path) -> Replay:
-    """Of a job of at least so many."""
+    """Train until the journal has at least this many pushes, and read it."""
     each = WORKERS * math.ceil(DIGITS_SAMPLES / (WORKERS * RunSettings().batch_size))  # in an epoch
     job, state = digits(math.ceil(pushes / each)), directory / "state-replay"
     status = trained(job, "journal", state, directory / "logs")
     size = sum(path.stat().st_size for path in state.glob(f"{SEGMENT}*"))
-    # So much that it has led to a checkpoint. Without that, both segments are read.
+    # A journal of this size has led to a checkpoint. Without that, both segments are read.
     for checkpoint in sorted(state.glob(f"{CHECKPOINT}*"))[1:]:
         shutil.rmtree(checkpoint)
     read, read_s = read_again(job, state, directory / "again")
@@ -148,39 +142,33 @@ def replay(pushes: int, directory: Path) -> Replay:
     return Replay(pushes=read, journal_bytes=size, arrived_s=status.training_seconds, read_s=read_s)
 
 
-def read_again(job: DurabilityJob, state: Path, directory: Path) -> tuple[int, float]:
-    """Start a server on what another one has left; how many pushes it read, and the seconds."""
+def read_again(job: RunSettings, state: Path, directory: Path) -> tuple[int, float]:
+    """Start a server on an earlier server's state; return the pushes that it read, and the seconds."""
     with Children(directory) as children:
-        arguments = server_arguments(job.settings, free_port(), directory / PARAMETERS)
+        arguments = server_arguments(job, free_port(), directory / PARAMETERS)
         child = children.start("server", "gradwire.server.cli", [*arguments, "--state", str(state)])
-        deadline = time.monotonic() + PATIENCE_S
-        while (found := READ.search((directory / "server.log").read_text())) is None:
-            if child.code is not None or time.monotonic() > deadline:
-                raise BenchError(f"the journal is not read: {child.ending}: {child.last_lines()}")
-            time.sleep(0.1)
+        found = wait_for(lambda: READ.search(child.log.read_text()), [child])
     return int(found[1]), float(found[2])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "runs of each kind (default: 3)"
-    parser.add_argument("--turns", type=at_least_one, default=3, metavar="N", help=text)
-    text = "epochs of digits (default: 60)"
-    parser.add_argument("--epochs", type=at_least_one, default=60, metavar="N", help=text)
-    text = "steps of the large model (default: 64)"
-    parser.add_argument("--steps", type=at_least_one, default=64, metavar="N", help=text)
-    text = "pushes in the journal that is read at last (default: 10000)"
-    parser.add_argument("--replay", type=at_least_one, default=10_000, metavar="N", help=text)
+    option(parser, "--turns", at_least_one, 3, "N", "runs of each kind")
+    option(parser, "--epochs", at_least_one, 60, "N", "epochs of digits")
+    option(parser, "--steps", at_least_one, 64, "N", "steps of the large model")
+    option(parser, "--replay", at_least_one, 10_000, "N", "pushes in the journal that is read at last")
     parser.add_argument("--only", choices=("digits", *LARGE, "replay"), help="measurement to make alone")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for the figures, as JSON")
+    json_option(parser, "the figures")
 
 
 def run(given: argparse.Namespace) -> int:
     rows: list[DurabilityRow] = []
     replays: list[Replay] = []
     with tempfile.TemporaryDirectory() as folder:
-        for job in (digits(given.epochs), *(large(given.steps, *each) for each in LARGE.items())):
-            if given.only in (None, job.name):
-                rows.append(measured(job, given.turns, Path(folder)))
+        jobs = {"digits": digits(given.epochs)}
+        jobs |= {name: large(given.steps, computing_s) for name, computing_s in LARGE.items()}
+        for name, job in jobs.items():
+            if given.only in (None, name):
+                rows.append(measured(name, job, given.turns, Path(folder)))
         if given.only in (None, "replay"):
             replays.append(replay(given.replay, Path(folder)))
     if rows:

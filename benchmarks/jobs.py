@@ -1,4 +1,4 @@
-"""Jobs of real daemons: `run_job` with programs and links of one's own, `train` as gc-run does."""
+"""Jobs of real daemons: `run_job` with any programs and links, `train` as gc-run trains."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ..common.exits import Exit
 from ..deploy.daemons import HOST, server_arguments, worker_arguments
@@ -20,9 +21,10 @@ from ..settings import RunSettings
 from .arguments import BenchError
 from .star import Star
 
-PATIENCE_S = 600.0  # with a job that does not move
+Found = TypeVar("Found")
+PATIENCE_S = 600.0  # without a new version
 DIGITS_SAMPLES = 1408  # in an epoch
-Program = Sequence[str]  # a module, and arguments that come first
+Program = Sequence[str]  # a module and its first arguments
 
 
 def run_job(
@@ -35,19 +37,18 @@ def run_job(
     star: Star | None = None,
     watch: Callable[[StatusResponse, Callable[[int], None]], None] | None = None,
 ) -> StatusResponse:
-    """One job to its end; returns the server's last status.
+    """Run a job to its end and return the server's last status.
 
     Args:
-        settings: of the job and its workers.
         directory: for logs and parameters.
-        server: run instead of gc-server.
-        server_options: that a job's settings do not have.
-        worker: run instead of gc-worker, by rank.
-        star: the network, with the nodes `server` and `worker-0` on; None for this machine alone.
+        server: program in place of gc-server.
+        server_options: options of the server that `settings` lacks.
+        worker: program in place of gc-worker, by rank.
+        star: the network, with the nodes of `nodes_of`; None for this machine's loopback.
         watch: called with every status, and with a function that kills a worker and starts it again.
 
     Raises:
-        BenchError: the job does not come to its end.
+        BenchError: the job does not finish.
     """
     host, port = (star.address("server"), 50051) if star else (HOST, free_port())
     with Children(directory) as children:
@@ -73,27 +74,42 @@ def run_job(
             while (status := ask()) is None or status.phase is not Phase.FINISHED:
                 if status is not None and status.version > version:
                     deadline, version = time.monotonic() + PATIENCE_S, status.version
-                ended = [
-                    child
-                    for child in (daemon, *workers)
-                    if child.code not in (None, Exit.DONE, -signal.SIGKILL)
-                ]
-                if ended or time.monotonic() > deadline:
-                    why = (ended or [daemon])[0]
-                    raise BenchError(f"the job did not end: {why.name}: {why.ending}: {why.last_lines()}")
+                check_running([daemon, *workers], deadline)
                 time.sleep(0.1)
                 if watch is not None and status is not None:
                     watch(status, restart)
     return status
 
 
+def check_running(children: Sequence[Child], deadline: float) -> None:
+    """Raise BenchError if a child has failed, or if the monotonic clock has passed the deadline."""
+    failed = [child for child in children if child.code not in (None, Exit.DONE)]
+    if failed or time.monotonic() > deadline:
+        child = (failed or children)[0]
+        raise BenchError(f"{child.name} did not end as it should: {child.ending}: {child.last_lines()}")
+
+
+def wait_for(found: Callable[[], Found | None], children: Sequence[Child]) -> Found:
+    """Poll until `found` returns something, and return that. Raises BenchError, as `check_running` does."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (result := found()) is None:
+        check_running(children, deadline)
+        time.sleep(0.05)
+    return result
+
+
+def nodes_of(workers: int) -> list[str]:
+    """Return the nodes of a star for a job: the server and its workers."""
+    return ["server", *(f"worker-{rank}" for rank in range(workers))]
+
+
 def one_slower(workers: int, factor: float) -> Callable[[int], Program]:
-    """Workers of `paced` tasks for `run_job`, of which the last one is so much slower."""
+    """Return `run_job`'s workers for a `paced` task, the last one slower by the factor."""
     return lambda rank: ("gradwire.benchmarks.paced", str(factor if rank == workers - 1 else 1))
 
 
 def train(settings: RunSettings, directory: Path) -> RunResult:
-    """One job as gc-run trains it. Raises RunError and Interrupted."""
+    """Train a job as gc-run does. Raises RunError and Interrupted."""
     with Interrupt() as interrupt:
         plan = RunPlan(settings=settings, directory=directory)
         return result_of(settings, run_plan(plan, Watcher(), interrupt))

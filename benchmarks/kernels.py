@@ -36,7 +36,7 @@ from ..compressors import (
     warm_up,
 )
 from . import output
-from .arguments import at_least_one, file_to_write
+from .arguments import at_least_one, json_option, option
 from .timing import interleaved, wall
 
 PUSHES = 16
@@ -46,11 +46,12 @@ BLOCKS, BLOCK_ELEMENTS = 200, 4096
 
 @dataclass(frozen=True)
 class Case:
-    """What is run, and what it is compared with.
+    """A kernel and its peer.
 
-    moved: bytes per element to count; compared as bandwidth with `add_`, one row for each count. Without any,
-        compared as time with adding up `PUSHES` float32 tensors.
-    goal: the ratio to reach, if there is one; in every row of it.
+    Attributes:
+        moved: bytes moved per element, compared as bandwidth with `add_`, one row for each count. If empty,
+            the time is compared with that of adding up `PUSHES` float32 tensors.
+        goal: ratio to reach in every row, if any.
     """
 
     name: str
@@ -60,21 +61,21 @@ class Case:
 
 
 def payload_of(spec: str, gradient: torch.Tensor) -> Payload:
-    """What a worker sends for this gradient, after a step that filled its residual."""
+    """Return a worker's payload for this gradient, after a step that filled its residual."""
     compressor = model_compressor(spec, gradient.numel())
     compressor.compress([gradient], 32, version=0)
     return compressor.compress([gradient], 32, version=1)[0]
 
 
 def model_compressor(spec: str, elements: int) -> ModelCompressor:
-    """Of a model that is a single matrix, and goes in one part."""
+    """Return the compressor of a model that is a single matrix and travels in one part."""
     plan = divide([elements], 4 * elements)
     specs = [TensorSpec(name="w", shape=(1, elements))]
     return ModelCompressor(specs, spec, LayerRule(), seed=0, rank=0, plan=plan)
 
 
 def make_cases(elements: int, seed: int) -> list[Case]:
-    """All rows. The levels are the paper's third group, over gradients that use all of its codes."""
+    """Return all rows. The levels are the paper's third group, over gradients that use all of its codes."""
     generator = torch.Generator().manual_seed(seed)
     gradients = [torch.randn(elements, generator=generator) * 2e-3 for _ in range(2)]
     gradient, residual = gradients[0], torch.zeros(elements)
@@ -123,7 +124,7 @@ def make_cases(elements: int, seed: int) -> list[Case]:
 
 
 def measure(cases: Sequence[Case], elements: int, repeats: int, seed: int) -> list[dict[str, Any]]:
-    """Each repetition runs both peers and every case once.
+    """Time both peers and every case, each once in a repetition.
 
     Returns:
         A row for each case and count: name; peer, as words; ratio, above 1 is better than the peer; goal or
@@ -156,10 +157,10 @@ def measure(cases: Sequence[Case], elements: int, repeats: int, seed: int) -> li
 
 
 def measure_blocks(blocks: int, elements: int, repeats: int, seed: int) -> list[dict[str, Any]]:
-    """Many small tensors: a kernel call for each, its magnitudes first, and one call for all.
+    """Time many small tensors with a call for each, after its magnitudes, and with one call for all.
 
     Returns:
-        A row for each: name and median time_us of what all tensors take.
+        A row for each way: name and time_us, the median for all tensors.
     """
     generator = torch.Generator().manual_seed(seed)
     gradients = [torch.randn(elements, generator=generator) * 2e-3 for _ in range(blocks)]
@@ -186,20 +187,16 @@ def measure_blocks(blocks: int, elements: int, repeats: int, seed: int) -> list[
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "elements of a tensor (default: %(default)s)"
-    parser.add_argument("--elements", type=at_least_one, default=25_000_000, metavar="N", help=text)
-    text = "interleaved repetitions, of which the median counts (default: %(default)s)"
-    parser.add_argument("--repeats", type=at_least_one, default=7, metavar="N", help=text)
+    option(parser, "--elements", at_least_one, 25_000_000, "N", "elements of a tensor")
+    option(parser, "--repeats", at_least_one, 7, "N", "interleaved repetitions, of which the median counts")
     text = "threads of both sides (default: one for each processor)"
     threads = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=at_least_one, default=threads, metavar="N", help=text)
-    text = "seed of the gradients (default: %(default)s)"
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help=text)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    option(parser, "--seed", int, 0, "N", "seed of the gradients")
+    json_option(parser)
 
 
 def run(given: argparse.Namespace) -> None:
-    """Measure all rows and print them."""
     torch.set_num_threads(given.threads)
     set_threads(given.threads)
     tell_of_compiling(output.say)

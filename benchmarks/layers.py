@@ -33,7 +33,7 @@ SLACK = 1 << 16  # how many places in the noise a gradient may begin at
 
 
 def shapes(model: str) -> list[Shape]:
-    """In the order of the forward pass. Raises TaskSpecError for a model that is not known."""
+    """Return the shapes in the order of the forward pass. Raises TaskSpecError for an unknown model."""
     try:
         return [tensor.shape for tensor in tensors(model)]
     except ValueError as error:
@@ -41,12 +41,11 @@ def shapes(model: str) -> list[Shape]:
 
 
 def sizes(model: str) -> list[int]:
-    """Elements of each tensor."""
     return list(map(math.prod, shapes(model)))
 
 
 class _Layer(torch.autograd.Function):
-    """Passes on what it gets. Its parameter's gradient is a piece of the noise."""
+    """The identity, whose parameter's gradient is a piece of the noise."""
 
     @staticmethod
     def forward(ctx: Any, passed: Tensor, weight: Tensor, layer: EmulatedLayer) -> Tensor:
@@ -67,8 +66,7 @@ class _Layer(torch.autograd.Function):
 
 
 class EmulatedLayer:
-    """One tensor's part of the computation. number: of the tensor. spread: of its gradient, in that of the
-    noise."""
+    """A tensor's part of the computation. spread: of its gradient, relative to the noise."""
 
     def __init__(self, number: int, seconds: float, noise: Tensor, spread: float) -> None:
         self.number, self.seconds, self.noise, self.spread = number, seconds, noise, spread
@@ -81,7 +79,7 @@ def _compute(seconds: float) -> None:
 
 
 class Layers(nn.Module):
-    """Computes as `task` says, for so many seconds per step."""
+    """A model that computes as `task` says."""
 
     def __init__(self, model: str, seconds: float, loss: float) -> None:
         super().__init__()
@@ -118,10 +116,15 @@ def task(
     samples: int = 1024,
     trace: str = "",
 ) -> Task:
-    """seconds: of emulated computation per step. real: compute with the real network instead, and make so
-    many images for it. loss: what an emulated loss is multiplied by in each step of a worker, from 1 on.
-    samples: in an epoch. trace: a folder, in which each process writes down when it computes (`traces`); ""
-    for none."""
+    """Return a task that computes for times only.
+
+    Args:
+        seconds: emulated computation per step.
+        real: number of images with which the real network computes instead; 0 for none.
+        loss: factor of the emulated loss in each step of a worker; it begins at 1.
+        samples: samples in an epoch.
+        trace: folder for each process's trace (`traces`); "" for none.
+    """
     shapes(model)
     if real and model not in NETWORKS:
         raise TaskSpecError(f"real: expected a model that is one of {', '.join(NETWORKS)}, got {model!r}")

@@ -20,7 +20,7 @@ from ..server.job.core import Core
 from ..server.job.modes.registry import parse
 from ..settings import ServerSettings
 from . import output
-from .arguments import file_to_write
+from .arguments import json_option
 
 MODES = ("sync", "sync:backup=1", "sync:redundancy=2", "sync:stragglers=1", "stale:bound=4", "async", "local")
 MEMBERS = (8, 64, 256)
@@ -30,7 +30,7 @@ BATCH = 4
 
 
 class EmulatedJob:
-    """A core with as many members, which answer whatever they are told."""
+    """A core with emulated members, which answer every assignment."""
 
     def __init__(self, mode: str, members: int) -> None:
         rules = ServerSettings(min_workers=members, batch_size=BATCH, epochs=1, lease_seconds=1e6)
@@ -51,7 +51,7 @@ class EmulatedJob:
             self.step("join", e.Prepared(worker=name, incarnation=1, fingerprint=b"", version=0))
 
     def step(self, what: str, event: e.Event[Any]) -> None:
-        """Time it, and do at once what follows from it."""
+        """Time a step of the core and carry out its actions."""
         self.now += 0.01
         started = time.thread_time()
         actions = self.core.step(event, self.now).actions
@@ -71,7 +71,7 @@ class EmulatedJob:
             self.step("heartbeat", e.KeepAlive(worker=name, incarnation=1))
 
     def answer(self) -> None:
-        """The member that was told first sends its packets, if there are any, and pushes."""
+        """Let the member with the oldest assignment send its packets, if any, and push."""
         name, to = self.told.popleft()
         if not to.ranges:
             return
@@ -107,7 +107,7 @@ class EmulatedJob:
 
 
 def measure(mode: str, members: int, rounds: int = ROUNDS) -> EmulatedJob:
-    """So many pushes of each member, and as many heartbeats."""
+    """Send this many pushes of each member, and as many heartbeats."""
     job = EmulatedJob(mode, members)
     for _ in range(rounds):
         job.beat()
@@ -116,12 +116,10 @@ def measure(mode: str, members: int, rounds: int = ROUNDS) -> EmulatedJob:
     return job
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+add_arguments = json_option
 
 
 def run(given: argparse.Namespace) -> None:
-    """Measure every mode and print a row as soon as it is known."""
     headings = ("mode", "members", "µs per heartbeat", "µs per push", "µs per packet event")
     print(output.table(headings, []))
     cases = [(mode, members, ROUNDS) for mode in MODES for members in MEMBERS]

@@ -23,7 +23,7 @@ from ..common.exits import Exit
 from ..compressors import AUTO, create, parse_compressor
 from ..planning.parts import SHARE
 from . import output
-from .arguments import BenchError, amount, at_least_one, file_to_write, some_of
+from .arguments import MBIT, BenchError, amount, at_least_one, json_option, option, some_of
 from .bound import Overlap
 from .shaped import SERVER, Recorded, Setup, run_ours
 from .star import check_network
@@ -35,8 +35,7 @@ LEAST = 16  # tensors: with fewer, parts are smaller than those of most jobs
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a job has taken, in bytes. server, worker: of resident memory at the most. bytes_in, bytes_out: of
-    the server's link, per step."""
+    """Bytes of a job: peak resident memory of server and worker, and bytes of the server's link per step."""
 
     server: float
     worker: float
@@ -46,8 +45,7 @@ class Peaks:
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Bytes per parameter. server, worker: measured. The accounts: by what they are for. small, large: what
-    that is made of."""
+    """Bytes per parameter: measured, and accounted for by purpose. small, large: the two jobs compared."""
 
     name: str
     overlap: Overlap
@@ -62,10 +60,13 @@ class Footprint:
 def accounts(
     compressor: str, workers: int, up: float, down: float
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Of the server and of a worker, by what they are for, in bytes per parameter.
+    """Return the accounts of the server and of a worker by purpose, in bytes per parameter.
 
-    up: of a worker's push. down: of an update. With `auto` updates lose something if pushes do, and the
-    server has what the workers have beside its parameters. A job with --output also keeps the last version.
+    With `auto` the downlink is lossy if the pushes are; the server then also has the workers' replica. A job
+    with --output also keeps the last version.
+
+    Args:
+        up, down: bytes per parameter of a worker's push, and of an update.
     """
     lossy = not parse_compressor(compressor).lossless
     server = {"parameters": 4.0, "sum": 4.0, "last version": 4.0}
@@ -77,7 +78,7 @@ def accounts(
 
 
 def taken(recorded: Recorded) -> Peaks:
-    """Of a job."""
+    """Return a job's peaks."""
     begin, end = recorded.counted[0][0].began, recorded.counted[0][-1].began
     steps = len(recorded.counted[0]) - 1
     server, *workers = (recorded.recorder.peak_bytes(node, end) for node in recorded.nodes)
@@ -88,7 +89,7 @@ def taken(recorded: Recorded) -> Peaks:
 def footprint(
     name: str, overlap: Overlap, small: Peaks, large: Peaks, elements: int, workers: int
 ) -> Footprint:
-    """small, large: by the jobs with so many elements, and with twice as many."""
+    """Compare the jobs with `elements` parameters and with twice as many."""
     up, down = large.bytes_in - small.bytes_in, large.bytes_out - small.bytes_out
     server, worker = accounts(name, workers, up / elements / workers, down / elements / workers)
     return Footprint(
@@ -115,7 +116,6 @@ def cells(each: Footprint) -> list[object]:
 
 
 def told(account: Mapping[str, float]) -> str:
-    """An account as a sum."""
     return f"{sum(account.values()):.1f}: " + ", ".join(f"{what} {n:.3g}" for what, n in account.items())
 
 
@@ -123,22 +123,16 @@ HEADINGS = "", "overlap", "server, B per parameter", "account", "worker, B per p
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = "(default: %(default)s)"
     text = f"parameters of the smaller model, in tensors of {TENSOR:,}"
-    parser.add_argument(
-        "--elements", type=at_least_one, default=LEAST * TENSOR, metavar="N", help=f"{text} {shown}"
-    )
-    parser.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=f"workers {shown}")
-    text = "Mbit/s of each link in each direction; 0 for no limit"
-    parser.add_argument("--mbit", type=amount, default=1000.0, metavar="N", help=f"{text} {shown}")
-    text = f"steps after the first few {shown}"
-    parser.add_argument("--steps", type=at_least_one, default=8, metavar="N", help=text)
+    option(parser, "--elements", at_least_one, LEAST * TENSOR, "N", text)
+    option(parser, "--workers", at_least_one, 4, "N", "workers")
+    option(parser, "--mbit", amount, 1000.0, "N", MBIT)
+    option(parser, "--steps", at_least_one, 8, "N", "steps after the first few")
     text = f"compressors (default: {' '.join(DEFAULT_RUNS)})"
     parser.add_argument("--runs", nargs="*", default=DEFAULT_RUNS, metavar="SPEC", help=text)
-    overlaps = some_of(OVERLAPS)
-    text = f"what travels while workers compute {shown}"
-    parser.add_argument("--overlap", type=overlaps, default=",".join(OVERLAPS), metavar="NAME,...", help=text)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    text = "what travels while workers compute"
+    option(parser, "--overlap", some_of(OVERLAPS), ",".join(OVERLAPS), "NAME,...", text)
+    json_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -159,8 +153,6 @@ def run(given: argparse.Namespace) -> int:
                     model=f"{count}x{TENSOR}",
                     workers=given.workers,
                     mbit=given.mbit,
-                    seconds=0.0,
-                    real=0,
                     steps=given.steps,
                     part_bytes=4 * count * TENSOR // SHARE,
                 )

@@ -27,7 +27,7 @@ from ..deploy.report import RunResult, result_of
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from . import output
-from .arguments import BenchError, at_least_one, file_to_write, plot_to_write
+from .arguments import BenchError, at_least_one, json_option, option, plot_to_write
 from .estimates import estimate, seed_list
 from .jobs import DIGITS_SAMPLES, one_slower, run_job, train
 
@@ -50,8 +50,13 @@ LOCAL = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModesRow:
-    """One run. samples_per_second: trained on, of each epoch once. largest_staleness: clocks in stale mode,
-    versions in async mode. curve: (seconds, accuracy) after each epoch."""
+    """One run.
+
+    Attributes:
+        samples_per_second: samples trained on, counted once per epoch.
+        largest_staleness: in clocks in stale mode, in versions in async mode.
+        curve: (seconds, accuracy) after each epoch.
+    """
 
     mode: str
     situation: str
@@ -66,7 +71,7 @@ class ModesRow:
 
 
 def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) -> ModesRow:
-    """One job to its end. Raises BenchError when it does not come to one."""
+    """Run one job to its end. Raises BenchError if it does not finish."""
     settings = RunSettings(
         task=f"gradwire.benchmarks.paced:digits:seconds={SECONDS_PER_SAMPLE}",
         workers=WORKERS,
@@ -117,7 +122,7 @@ HEADINGS = (
 
 
 def table(rows: Sequence[ModesRow]) -> str:
-    """Markdown; the pace is relative to the same mode with even workers, and to sync with such workers."""
+    """Return a Markdown table, with paces relative to even workers of the same mode, and to sync."""
     even = {row.mode: row.samples_per_second for row in rows if row.situation == "even"}
     sync = {row.situation: row.samples_per_second for row in rows if row.mode == "sync"}
 
@@ -133,7 +138,7 @@ def table(rows: Sequence[ModesRow]) -> str:
 
 
 def plot(path: Path, rows: Sequence[ModesRow]) -> None:
-    """Accuracy over time, one panel for each situation."""
+    """Draw accuracy over time, one panel for each situation."""
     situations = list(dict.fromkeys(row.situation for row in rows))
     figure, found = panels(situations, sharey=True)
     for axes, situation in zip(found, situations, strict=True):
@@ -148,7 +153,7 @@ def plot(path: Path, rows: Sequence[ModesRow]) -> None:
 
 
 def local_table(seeds: Sequence[int], epochs: int, directory: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Accuracy of every number of local steps against sync, over seeds."""
+    """Compare the accuracy of every number of local steps with sync, over seeds."""
     rows: list[dict[str, Any]] = []
     for mode in LOCAL:
         runs: list[RunResult] = []
@@ -171,12 +176,10 @@ def local_table(seeds: Sequence[int], epochs: int, directory: Path) -> tuple[str
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "epochs of each run (default: 10; 30 with --local)"
     parser.add_argument("--epochs", type=at_least_one, default=None, metavar="N", help=text)
-    text = "seed, without --local (default: %(default)s)"
-    parser.add_argument("--seed", type=at_least_one, default=1, metavar="N", help=text)
+    option(parser, "--seed", at_least_one, 1, "N", "seed, without --local")
     parser.add_argument("--local", action="store_true", help="comparison of numbers of local steps instead")
-    text = "seeds, with --local (default: %(default)s)"
-    parser.add_argument("--seeds", type=seed_list, default="1,2,3,4,5", metavar="N,...", help=text)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    option(parser, "--seeds", seed_list, "1,2,3,4,5", "N,...", "seeds, with --local")
+    json_option(parser)
     text = "picture of accuracy over time, as PNG or SVG"
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 

@@ -14,13 +14,12 @@ from torch.nn import functional
 
 
 def _normalized(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
-    """A convolution without bias, and its batch normalization."""
     convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
 
 
 class _Padded(nn.Module):
-    """A shortcut without parameters: every other pixel, and zeros in the channels that are new."""
+    """A shortcut without parameters: every other pixel, with zeros in the new channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -86,8 +85,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
 
 
 def noise(name: str, samples: int) -> tuple[Tensor, Tensor]:
-    """Images and labels for a network, the same ones in every process: float32 (samples, 3, side, side), and
-    int64 (samples,)."""
+    """Return images, float32 (samples, 3, side, side), and labels, int64 (samples,), always the same ones."""
     _, side, classes = NETWORKS[name]
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(samples, 3, side, side, generator=generator)

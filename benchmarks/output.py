@@ -1,4 +1,4 @@
-"""Where the figures of a benchmark go: Markdown tables, JSON files, plots."""
+"""Output of benchmarks: Markdown tables, progress, JSON files."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ..deploy.report import write_atomically
 
 
 def row(cells: Iterable[object]) -> str:
-    """A row of a Markdown table."""
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def table(headings: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     return "\n".join([row(headings), "|---" * len(headings) + "|", *map(row, rows)])
 
 
 def say(text: str) -> None:
-    """How far a benchmark is, on standard error."""
+    """Print a benchmark's progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def write_json(path: Path | None, rows: Any) -> None:
-    """If a file was asked for."""
+    """Write the rows unless `path` is None."""
     if path is not None:
         write_atomically(path, json.dumps(rows, indent=2, allow_nan=False) + "\n")

@@ -20,7 +20,7 @@ slower = 1.0  # of this process; `main` sets it
 
 
 def digits(seconds: float = 0.001, model: str = "mlp") -> Task:
-    """Real training on digits; each step takes so many seconds per sample longer."""
+    """Return the digits task with this many seconds added to each sample."""
     task = load(f"digits:model={model}")
 
     def loss(network: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -31,7 +31,7 @@ def digits(seconds: float = 0.001, model: str = "mlp") -> Task:
 
 
 def still(elements: int = 250_000, seconds: float = 0.01, samples: int = 1024) -> Task:
-    """A model of so many parameters that takes so many seconds per sample and learns nothing, for times."""
+    """Return a task whose model learns nothing and takes this many seconds per sample."""
 
     class Still(torch.nn.Module):
         def __init__(self) -> None:

@@ -17,7 +17,7 @@ import itertools
 import math
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from ..planning.models import tensors
 from ..planning.predictions import predict
 from ..settings import names_in
 from . import output
-from .arguments import BenchError, amount, at_least_one, file_to_write, some_of
+from .arguments import MBIT, BenchError, amount, at_least_one, json_option, option, some_of
 from .papers import names
 from .shaped import WARM_UP, Setup, compute_alone, run_ours
 from .star import check_network
@@ -45,8 +45,13 @@ PLANNED = 6
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedRow:
-    """A job. computing_s: of a step, without an exchange. measured_s: of a step. predicted_s: from the
-    model. live_s: by the server; 0 if it did not."""
+    """A job, with seconds of a step.
+
+    Attributes:
+        computing_s: of computation alone, of which `emulated_s` are emulated.
+        live_s: the server's own prediction; 0 if it made none.
+        load: this machine's load average before the job.
+    """
 
     model: str
     mbit: float
@@ -68,7 +73,7 @@ class PredictedRow:
 def profile(
     model: str, mbit: float, workers: int, emulated_s: float, computing_s: float, costs: Costs
 ) -> JobProfile:
-    """computing_s: of which `emulated_s` is emulated; the rest is what Python takes, alike of each tensor."""
+    """Return the job for the planner; Python takes the rest of `computing_s`, the same for each tensor."""
     found = tensors(model)
     work = sum(tensor.multiplications for tensor in found)
     over_s = max(0.0, computing_s - emulated_s) / len(found)
@@ -107,7 +112,7 @@ def cells(row: PredictedRow) -> list[object]:
 
 
 def ended_early(setup: Setup, expected_s: float, choice: StepOptions) -> Setup:
-    """The setup with as many steps as take a reasonable time."""
+    """Return the setup with at most `ENOUGH_S` of steps, but never fewer than its plan takes."""
     if expected_s * setup.all_steps <= ENOUGH_S:
         return setup
     plans = parse_fusion(choice.fusion).measured or parse_order(choice.order).measured
@@ -142,16 +147,12 @@ def measure(setup: Setup, choice: StepOptions, computing_s: float) -> PredictedR
 
 
 def distance(rows: Sequence[PredictedRow], costs: Costs) -> float:
-    """Mean square of the logarithms of predicted by measured."""
+    """Return the mean square of log(predicted / measured)."""
     return statistics.fmean(math.log(row.predicted_s(costs) / row.measured_s) ** 2 for row in rows)
 
 
-def fit(
-    rows: Sequence[PredictedRow],
-    costs: Costs,
-    distance: Callable[[Sequence[PredictedRow], Costs], float] = distance,
-) -> Costs:
-    """Change one cost after the other, by less and less, as long as predictions come nearer."""
+def fit(rows: Sequence[PredictedRow], costs: Costs) -> Costs:
+    """Change one cost after the other, by ever smaller factors, while the distance decreases."""
     best = distance(rows, costs)
     for factor in (2.0, 1.4, 1.2, 1.1, 1.05):
         moved = True
@@ -165,27 +166,20 @@ def fit(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = "(default: %(default)s)"
-    text = f"layer tables, as of gc-bench step {shown}"
-    parser.add_argument("--models", type=names, default="resnet50,resnet110", metavar="NAME,...", help=text)
-    parser.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=f"workers {shown}")
-    text = f"Mbit/s of each link in each direction; 0 for no limit {shown}"
-    parser.add_argument("--mbit", type=amounts, default="20,100,1000", metavar="N,...", help=text)
+    option(parser, "--models", names, "resnet50,resnet110", "NAME,...", "layer tables, as of gc-bench step")
+    option(parser, "--workers", at_least_one, 4, "N", "workers")
+    option(parser, "--mbit", amounts, "20,100,1000", "N,...", MBIT)
     text = "seconds of emulated computation per step (default: those of gc-plan)"
     parser.add_argument("--seconds", type=amount, metavar="N", help=text)
     runs = ("4bit", "topk:ratio=100")
     text = f"compressors (default: {' '.join(runs)})"
     parser.add_argument("--runs", nargs="*", default=runs, metavar="SPEC", help=text)
-    overlaps = some_of(OVERLAPS)
-    text = f"--overlap of gc-server {shown}"
-    parser.add_argument("--overlap", type=overlaps, default="backward", metavar="NAME,...", help=text)
-    for name, default in (("fusion", "none,mgwfbp,seamgs"), ("order", "fifo")):
-        text = f"--{name} of gc-server {shown}"
-        parser.add_argument(f"--{name}", type=names_in, default=default, metavar="NAME,...", help=text)
-    text = f"most steps to count {shown}"
-    parser.add_argument("--steps", type=at_least_one, default=12, metavar="N", help=text)
+    option(parser, "--overlap", some_of(OVERLAPS), "backward", "NAME,...", "--overlap of gc-server")
+    option(parser, "--fusion", names_in, "none,mgwfbp,seamgs", "NAME,...", "--fusion of gc-server")
+    option(parser, "--order", names_in, "fifo", "NAME,...", "--order of gc-server")
+    option(parser, "--steps", at_least_one, 12, "N", "most steps to count")
     parser.add_argument("--fit", action="store_true", help="fit of the costs to these steps")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    json_option(parser)
 
 
 def amounts(text: str) -> list[float]:
@@ -213,15 +207,7 @@ def run(given: argparse.Namespace) -> int:
     rows = list[PredictedRow]()
     for model in given.models:
         emulated_s = given.seconds if given.seconds is not None else computation_of(model, BATCH)
-        setup = Setup(
-            model=model,
-            workers=given.workers,
-            mbit=0.0,
-            seconds=emulated_s,
-            real=0,
-            steps=given.steps,
-            part_bytes=0,
-        )
+        setup = Setup(model=model, workers=given.workers, mbit=0.0, seconds=emulated_s, steps=given.steps)
         computed = [step.seconds for trace in compute_alone(setup) for step in trace[WARM_UP:]]
         computing_s = statistics.median(computed)
         for mbit, choice in itertools.product(given.mbit, chosen):

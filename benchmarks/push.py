@@ -23,7 +23,6 @@ import contextlib
 import socket
 import statistics
 import threading
-import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from typing import Any
@@ -38,8 +37,9 @@ from ..proto import gradwire_pb2 as pb
 from ..proto.channel import CLIENT_OPTIONS, SERVER_OPTIONS
 from ..proto.wire import CHUNK_BYTES
 from . import output
-from .arguments import at_least_one, file_to_write
+from .arguments import at_least_one, json_option, option
 from .pusher import Pusher, start_server
+from .timing import wall
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 METHOD = "/peer/Push"
@@ -47,7 +47,7 @@ untyped: Any = grpc  # annotates its handlers only in part
 
 
 def tcp_peer(port: Any, size: int) -> None:
-    """Fills one buffer again and again, and answers each time it is full."""
+    """Fill one buffer again and again, and answer each time it is full."""
     listener = socket.create_server(("127.0.0.1", 0))
     port.put(listener.getsockname()[1])
     connection, _ = listener.accept()
@@ -63,7 +63,7 @@ def tcp_peer(port: Any, size: int) -> None:
 
 
 async def serve(port: Any, handler: Any, options: Any) -> None:
-    """A server with this one method."""
+    """Serve this one method, on a free port."""
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((untyped.method_handlers_generic_handler("peer", {"Push": handler}),))
     port.put(server.add_insecure_port("127.0.0.1:0"))
@@ -72,7 +72,7 @@ async def serve(port: Any, handler: Any, options: Any) -> None:
 
 
 def unary_peer(port: Any, size: int) -> None:
-    """Answers each message after it has read its bytes."""
+    """Answer each message once its bytes are read."""
 
     async def push(request: pb.Chunk, context: Any) -> pb.Chunk:
         return pb.Chunk(offset=len(request.data))
@@ -82,7 +82,7 @@ def unary_peer(port: Any, size: int) -> None:
 
 
 def stream_peer(port: Any, size: int) -> None:
-    """Answers whenever chunks of the whole size have come."""
+    """Answer each time chunks of the whole size have arrived."""
 
     async def push(requests: Any, context: Any) -> None:
         got = 0
@@ -139,14 +139,8 @@ def bare_stream(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
     return push
 
 
-def timed(function: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
-
-
 def measure(size: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds per push of `size` bytes, by way."""
+    """Return the seconds of pushes of `size` bytes, by way."""
     data = np.random.default_rng(0).random(size // 4, np.float32).view(np.uint8)
     spawn = get_context("spawn")
     ports = spawn.Queue()
@@ -168,9 +162,9 @@ def measure(size: int, repeats: int) -> dict[str, list[float]]:
         contextlib.closing(Pusher(f"127.0.0.1:{server_port}", payload)) as pusher,
     ):
         for repeat in range(repeats + 2):
-            taken = {"push": timed(pusher.push)}
+            taken = {"push": wall(pusher.push)}
             pusher.settle()
-            taken |= {name: timed(way) for name, way in ways.items()}
+            taken |= {name: wall(way) for name, way in ways.items()}
             if repeat >= 2:  # the first ones open connections and touch pages
                 for name, value in taken.items():
                     seconds[name].append(value)
@@ -180,15 +174,12 @@ def measure(size: int, repeats: int) -> dict[str, list[float]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "MiB of a push (default: %(default)s)"
-    parser.add_argument("--mebibytes", type=at_least_one, default=64, metavar="N", help=text)
-    text = "repetitions, of which the median counts (default: %(default)s)"
-    parser.add_argument("--repeats", type=at_least_one, default=7, metavar="N", help=text)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for the figures, as JSON")
+    option(parser, "--mebibytes", at_least_one, 64, "N", "MiB of a push")
+    option(parser, "--repeats", at_least_one, 7, "N", "repetitions, of which the median counts")
+    json_option(parser, "the figures")
 
 
 def run(given: argparse.Namespace) -> None:
-    """Measure pushes and their peers, and print the ratios."""
     size = given.mebibytes << 20
     seconds = measure(size, given.repeats)
     medians = {name: statistics.median(values) for name, values in seconds.items()}

@@ -1,11 +1,10 @@
-"""A worker that only pushes, and a server for it: what the benchmarks of the wire share."""
+"""A worker that only pushes, and a server for it, for the benchmarks of the wire."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import tempfile
-import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from ..proto.transfer import digest, part_header
 from ..proto.wire import crc32c
 from ..worker.session.connection import Connection
 from ..worker.session.receiving import Received
-from .arguments import BenchError
+from .jobs import wait_for
 
 
 class Pusher:
@@ -46,13 +45,9 @@ class Pusher:
             plan: Plan | None = None
             message: m.Assignment | None = None
             while plan is None or message is None:  # an assignment may overtake the plan
-                match self._next():
-                    case Plan() as plan:
-                        pass
-                    case m.Assignment() as message:
-                        pass
-                    case _:
-                        pass
+                arrived = self._next()
+                plan = arrived if isinstance(arrived, Plan) else plan
+                message = arrived if isinstance(arrived, m.Assignment) else message
         except BaseException:
             self.close()
             raise
@@ -61,7 +56,7 @@ class Pusher:
         self._versions = [0] * len(plan.parts)
 
     def push(self) -> None:
-        """Push, and wait until the server's answer is here."""
+        """Push, and wait for the outcome."""
         checksums: dict[int, int] = {}
         for number, payloads in enumerate(self._parts):
             checksums[number] = crc32c(payload.data for payload in payloads)
@@ -83,18 +78,15 @@ class Pusher:
         self._connection.settle(self._seq)
 
     def settle(self) -> None:
-        """Wait for the round that the push has closed: its update, and what is to be done next."""
+        """Wait for the update of the round that the push has closed, and for the next assignment."""
         version = self._assignment.version + 1
-        while self._missing(version) or self._assignment.version < version:
+        while min(self._versions) < version or self._assignment.version < version:
             self._take(self._next())
         self._seq += 1
         self._connection.stepped(version)
 
-    def _missing(self, version: int) -> bool:
-        return any(has < version for has in self._versions)
-
     def _take(self, message: Any) -> None:
-        """What comes beside the answer to a push, in any order."""
+        """Note an update or an assignment, which may arrive before the outcome."""
         if isinstance(message, Received):
             self._versions[message.update.part] = message.update.version
         elif isinstance(message, m.Assignment):
@@ -108,15 +100,12 @@ class Pusher:
 
 @contextlib.contextmanager
 def start_server(*arguments: str, prefix: Sequence[str] = ()) -> Generator[int]:
-    """The port of a gc-server that lives as long as the context, with a job that does not end.
+    """Yield the port of a gc-server with an endless job, which ends with the context.
 
-    prefix: a command to run it under. Raises BenchError if it does not start.
+    prefix: command to run it under. Raises BenchError if it does not start.
     """
     options = ("--port=0", "--http-port=-1", "--epochs=1000000", "--batch-size=1")
     with tempfile.TemporaryDirectory() as directory, Children(Path(directory)) as children:
         server = children.start("server", "gradwire.server.cli", [*options, *arguments], prefix)
-        while not (found := re.search(r"listening on \S+:(\d+)\b", server.log.read_text())):
-            if server.code is not None:
-                raise BenchError(f"gc-server did not start: {server.last_lines()}")
-            time.sleep(0.02)
-        yield int(found.group(1))
+        found = wait_for(lambda: re.search(r"listening on \S+:(\d+)\b", server.log.read_text()), [server])
+        yield int(found[1])

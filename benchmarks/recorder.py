@@ -20,7 +20,7 @@ PROCESSES_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The state of a network at a time. carried: by node, bytes that have come to it and from it."""
+    """State of a network at a time. carried: by node, bytes received and sent so far."""
 
     at: float
     carried: Mapping[str, tuple[int, int]]
@@ -28,8 +28,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """What processes had taken by a time. cpu_seconds: of all. peak_bytes: by node, the most resident memory
-    of its process until then."""
+    """Usage of all processes until a time. peak_bytes: by node, its process's peak resident memory."""
 
     at: float
     cpu_seconds: float
@@ -37,7 +36,7 @@ class ProcessUsage:
 
 
 class LinkRecorder:
-    """Samples what the links of a star carry, and what the processes behind them take, until it is left."""
+    """Context that samples the bytes of a star's links, and the usage of the processes behind them."""
 
     def __init__(self, star: Star, nodes: Sequence[str]) -> None:
         self._star, self._nodes = star, nodes
@@ -81,24 +80,24 @@ class LinkRecorder:
         self.taken.append(ProcessUsage(time.monotonic(), total, peaks))
 
     def carried_between(self, node: str, begin: float, end: float) -> tuple[int, int]:
-        """Bytes to and from a node in this time."""
+        """Return the bytes to and from a node in this time."""
         times = [sample.at for sample in self.samples]
         came, left = zip(*(sample.carried[node] for sample in self.samples), strict=True)
         into, out = (np.diff(np.interp((begin, end), times, counts)) for counts in (came, left))
         return round(into.item()), round(out.item())
 
     def peak_bytes(self, node: str, end: float) -> int:
-        """The most memory that the process of a node had taken by then."""
+        """Return the peak memory of the node's process until `end`."""
         return max((taken.peak_bytes[node] for taken in self.taken if taken.at <= end), default=0)
 
     def cpu_between(self, begin: float, end: float) -> float:
-        """CPU seconds of all processes in about this time."""
+        """Return the CPU seconds of all processes in about this time."""
         spent = [taken.cpu_seconds for taken in self.taken if begin <= taken.at <= end]
         return spent[-1] - spent[0] if spent else 0.0
 
 
 def memory_and_cpu(pid: int) -> tuple[int, float] | None:
-    """The most resident bytes, and CPU seconds, of a process; None if there is none any more."""
+    """Return a process's peak resident bytes and CPU seconds; None if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

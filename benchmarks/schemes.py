@@ -86,7 +86,7 @@ def _one_target_each(plan: ExchangePlan) -> ExchangePlan:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """A daemon: name of the scheme, `server` or `worker`, and its arguments. Returns its exit code."""
+    """Run a daemon, given the scheme, `server` or `worker`, and its arguments; return its exit code."""
     from ..server.cli import main as gc_server
     from ..worker.cli import main as gc_worker
 

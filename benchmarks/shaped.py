@@ -18,7 +18,7 @@ from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from .arguments import BenchError
 from .bound import Overlap, produced_by_part, step_bound, ways
-from .jobs import PATIENCE_S, run_job
+from .jobs import PATIENCE_S, nodes_of, run_job, wait_for
 from .layers import sizes
 from .recorder import LinkRecorder
 from .star import Star
@@ -36,17 +36,24 @@ ASK_EVERY_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """model: a name of `layers.shapes`. workers: how many. mbit: of each link, in each direction; 0 for as
-    fast as it goes. seconds, real, loss: of computation, see `layers.task`. steps: that are counted, local
-    ones in local mode. warm_up: steps before them. epochs: that all steps are. The rest as of gc-run."""
+    """A training job on shaped links. Fields that are not listed are options of gc-run.
+
+    Attributes:
+        model: layer table, see `layers.shapes`.
+        mbit: Mbit/s of each link in each direction; 0 for no limit.
+        steps: counted steps; local steps in local mode.
+        seconds, real, loss: computation, see `layers.task`.
+        epochs: number of epochs that all steps make.
+        warm_up: steps before the counted ones.
+    """
 
     model: str
     workers: int
     mbit: float
-    seconds: float
-    real: int
     steps: int
-    part_bytes: int
+    seconds: float = 0.0
+    real: int = 0
+    part_bytes: int = 0
     fusion: str = "bytes"
     order: str = "fifo"
     mode: str = "sync"
@@ -60,7 +67,7 @@ class Setup:
         return self.warm_up + self.steps + 1
 
     def plan(self, compressor: str) -> Plan:
-        """How the job divides the model."""
+        """Return the job's division of the model into parts."""
         return divide(
             sizes(self.model), self.part_bytes, least_bytes=parse_compressor(compressor).least_part_bytes
         )
@@ -68,9 +75,15 @@ class Setup:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run. nodes: of its network. traces: by worker. warm_up: steps that are not counted. parts: that the
-    model was divided in at last; predicted_seconds: that a step should take, as the server predicted it last;
-    both 0 of a peer."""
+    """A recorded run.
+
+    Attributes:
+        nodes: of its network.
+        traces: one for each worker.
+        warm_up: steps that are not counted.
+        parts: parts in the last plan; 0 for a peer.
+        predicted_seconds: the server's last prediction of a step; 0 for a peer.
+    """
 
     nodes: Sequence[str]
     recorder: LinkRecorder
@@ -86,7 +99,7 @@ class Recorded:
 
     @property
     def counted(self) -> list[Trace]:
-        """By worker, without the first steps."""
+        """Each worker's trace without the first steps."""
         return [trace[self.warm_up :] for trace in self.traces]
 
     @property
@@ -97,24 +110,27 @@ class Recorded:
 
     @property
     def bytes_in(self) -> float:
-        """That come to the server in a step, with all headers."""
+        """Bytes that the server receives in a step, with all headers."""
         first = self.counted[0]
         came, _ = self.recorder.carried_between(SERVER, first[0].began, first[-1].began)
         return came / (len(first) - 1)
 
     @property
     def computing_seconds(self) -> float:
-        """Of a step, likewise."""
+        """Median seconds of computation in a step."""
         return statistics.median(step.seconds for trace in self.counted for step in trace)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alone:
-    """What a step is made of, each measured by itself, in seconds.
+    """The constituents of a step in seconds, each measured alone.
 
-    up, down: of all that a step carries to the server, and from it. exchange: of a step without computation
-    in which nothing overlaps: both ways, and what processors take between them. computation: of a step.
-    produced: by part, when backward has it. shares: of each part in the elements.
+    Attributes:
+        up, down: all uploads and all downloads.
+        exchange: a step without computation and overlap.
+        computation: a step without exchange.
+        produced: for each part, when backward has it.
+        shares: for each part, its fraction of the elements.
     """
 
     up: float
@@ -129,8 +145,8 @@ class Alone:
 
 
 def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> Recorded:
-    """One job of real daemons."""
-    nodes = [SERVER, *(f"worker-{rank}" for rank in range(setup.workers))]
+    """Run one job of real daemons."""
+    nodes = nodes_of(setup.workers)
     with Star(nodes, setup.mbit) as star, tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
         trace.mkdir()
@@ -187,14 +203,14 @@ class _Metrics:
                 self._text = answer.read().decode()
 
     def of(self, name: str) -> float:
-        """As it was last; 0 if it was never there."""
+        """Return the last value of a metric; 0 if there was none."""
         found = re.search(rf"^gradwire_server_{name} (\S+)$", self._text, re.M)
         return float(found[1]) if found else 0.0
 
 
 def run_peer(setup: Setup, hook: str) -> Recorded:
-    """The same with DistributedDataParallel, and a hook of `ddp`."""
-    nodes = [f"worker-{rank}" for rank in range(setup.workers)]
+    """Run the same training with DistributedDataParallel and a hook of the program `ddp`."""
+    _, *nodes = nodes_of(setup.workers)
     with Star(nodes, setup.mbit) as star, tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
         trace.mkdir()
@@ -216,9 +232,9 @@ def run_peer(setup: Setup, hook: str) -> Recorded:
 
 
 def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool) -> tuple[Alone, Setup]:
-    """Each way and the computation by themselves, one after the other.
+    """Measure upload, download and computation, each alone, and return them with the setup.
 
-    as_long: emulate as many seconds of computation as the exchange takes. Returns the setup with these, too.
+    as_long: have the setup emulate as many seconds of computation as the exchange takes.
     """
     quick = replace(setup, seconds=PAUSE_S, real=0)
     exchange = run_ours(quick, compressor, downlink, "off")
@@ -241,7 +257,7 @@ def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool
 
 
 def exchange_ways(exchange: Recorded) -> Iterator[tuple[float, float]]:
-    """Seconds up and down of each step that has been counted, of a run in which nothing overlaps."""
+    """Yield the seconds up and down of each counted step, of a run in which nothing overlaps."""
     samples = exchange.recorder.samples
     # From when the first worker has computed to when it, or another, has computed again.
     ends = [min(step.ended for step in steps) for steps in zip(*exchange.counted, strict=True)]
@@ -253,16 +269,14 @@ def exchange_ways(exchange: Recorded) -> Iterator[tuple[float, float]]:
 
 
 def compute_alone(setup: Setup) -> list[Trace]:
-    """By worker: all compute at the same time, as in a job, and exchange nothing."""
+    """Return each worker's trace; all compute at the same time, and exchange nothing."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
         trace.mkdir()
         with Children(Path(folder)) as children:
             _await(
                 [
-                    children.start(
-                        f"worker-{rank}", "gradwire.benchmarks.computing", _computation(setup, trace)
-                    )
+                    children.start(f"worker-{rank}", "gradwire.benchmarks.ddp", _computation(setup, trace))
                     for rank in range(setup.workers)
                 ]
             )
@@ -270,15 +284,9 @@ def compute_alone(setup: Setup) -> list[Trace]:
 
 
 def _computation(setup: Setup, trace: Path) -> list[str]:
-    """The arguments of `computing`, which are the first ones of `ddp`."""
+    """Return the first arguments of the program `ddp`, with which it computes alone."""
     return [setup.model, str(setup.seconds), str(setup.real), str(trace), str(setup.all_steps)]
 
 
 def _await(started: Sequence[Child]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while any(child.code is None for child in started):
-        ended = [child for child in started if child.code not in (None, 0)]
-        if ended or time.monotonic() > deadline:
-            why = (ended or started)[0]
-            raise BenchError(f"{why.name} did not end as it should: {why.ending}: {why.last_lines()}")
-        time.sleep(0.1)
+    wait_for(lambda: all(child.code == 0 for child in started) or None, started)

@@ -29,8 +29,7 @@ LEARNING_RATE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRun:
-    """accuracies: on the validation data after each epoch. Bytes: over all workers and steps; of payloads up,
-    of updates down."""
+    """Accuracies on the validation data after each epoch, and bytes of all workers and steps."""
 
     accuracies: Sequence[float]
     wire_bytes: int
@@ -103,7 +102,7 @@ def train(
 
 
 def _step(store: Store, pushes: Sequence[Sequence[Payload]]) -> int:
-    """A version of these pushes, in one part each. Returns the bytes of its update."""
+    """Make a version of these pushes, in one part each, and return the bytes of its update."""
     parts = tuple(
         Contribution(key=PushKey("worker", 1, rank), rank=rank, samples=BATCH, loss=0.0)
         for rank in range(len(pushes))

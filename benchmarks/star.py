@@ -49,10 +49,10 @@ def _run(*command: str) -> None:
 
 
 class Star:
-    """A context manager."""
+    """Context in which the network exists."""
 
     def __init__(self, nodes: Sequence[str], mbit: float | None) -> None:
-        """nodes: names. mbit: Mbit/s of each link, in each direction; 0 or None for as fast as it goes."""
+        """nodes: names. mbit: Mbit/s of each link in each direction; 0 or None for no limit."""
         self._nodes = list(nodes)
         self._mbit = mbit
         self._id = os.getpid()
@@ -64,11 +64,11 @@ class Star:
         return f"{PREFIX}.{self._nodes.index(node) + 2}"
 
     def prefix(self, node: str) -> tuple[str, ...]:
-        """What to start a command with, so that it runs on the node."""
+        """Return the command that runs another command on the node."""
         return ("ip", "netns", "exec", self._space(node))
 
     def carried(self, node: str) -> tuple[int, int]:
-        """Bytes that have come to the node, and from it."""
+        """Return the bytes that the node has received and sent."""
         if node not in self._counters:
             statistics = Path(f"/sys/class/net/{self._link(node)}/statistics")
             sent, received = (os.open(statistics / name, os.O_RDONLY) for name in ("tx_bytes", "rx_bytes"))
@@ -78,7 +78,7 @@ class Star:
         return sent, received
 
     def processes(self, node: str) -> list[int]:
-        """Process ids of what runs on the node."""
+        """Return the ids of the processes on the node."""
         done = subprocess.run(["ip", "netns", "pids", self._space(node)], capture_output=True, text=True)
         return [int(line) for line in done.stdout.split()]
 
@@ -144,12 +144,10 @@ def _claim() -> socket.socket:
 
 
 def remove_networks() -> list[str]:
-    """Remove the bridges of benchmarks, their ports and their namespaces. For the holder of the mark alone.
+    """Remove the benchmarks' bridges, their ports and their namespaces, and return the names of all these.
 
-    Other links stay, whatever their names: `gw0` may be a user's WireGuard interface.
-
-    Returns:
-        Names of what was removed.
+    Only for the holder of the mark. Other links stay, whatever their names: `gw0` may be a user's WireGuard
+    interface.
     """
     bridges = _names(rf"\d+: ({BRIDGE}\d+):", "ip", "-o", "link", "show", "type", "bridge")
     ports = [

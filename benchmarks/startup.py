@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from .arguments import at_least_one
+from .arguments import at_least_one, option
 from .pusher import start_server
 
 COMMANDS = {
@@ -31,7 +31,7 @@ COMMANDS = {
 
 
 def wall_seconds(arguments: Sequence[str]) -> float:
-    """How long Python takes with these arguments; it must succeed."""
+    """Return the seconds of Python with these arguments; it must succeed."""
     started = time.perf_counter()
     subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
     return time.perf_counter() - started
@@ -49,7 +49,7 @@ DAEMONS = {
 
 
 def cpu_seconds(arguments: Sequence[str], ready: str) -> float:
-    """User and system time of Python with these arguments until it writes `ready`; it is ended then."""
+    """Return the CPU seconds of Python with these arguments until it prints `ready`; then end it."""
     process = subprocess.Popen(
         [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -65,12 +65,10 @@ def cpu_seconds(arguments: Sequence[str], ready: str) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "runs of each command, of which the median counts (default: %(default)s)"
-    parser.add_argument("--runs", type=at_least_one, default=9, metavar="N", help=text)
+    option(parser, "--runs", at_least_one, 9, "N", "runs of each command, of which the median counts")
 
 
 def run(given: argparse.Namespace) -> None:
-    """Start every command in turn and print the times."""
     # In turn, so that whatever else the machine does meets all of them alike.
     rounds = [{name: wall_seconds(command) for name, command in COMMANDS.items()} for _ in range(given.runs)]
     for name in COMMANDS:

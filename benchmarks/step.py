@@ -33,7 +33,7 @@ from ..planning.models import MODELS
 from ..settings import names_in
 from ..worker.tasks.task import TaskSpecError
 from . import output
-from .arguments import BenchError, amount, at_least_one, file_to_write, plot_to_write, some_of
+from .arguments import MBIT, BenchError, amount, at_least_one, json_option, option, plot_to_write, some_of
 from .bound import Overlap
 from .ddp import OURS
 from .layers import task
@@ -49,9 +49,15 @@ FP32 = "DDP fp32"
 
 @dataclass(frozen=True, kw_only=True)
 class StepRow:
-    """overlap: None of a peer. busiest: a node; bytes_in and bytes_out are its own, per step.
-    link_seconds: what its link takes for the larger of both at least. computing_share: of the incoming bytes,
-    how much came while the first worker computed. alone, bound_seconds: None where they are not asked for."""
+    """A run, by step.
+
+    Attributes:
+        overlap: None for a peer.
+        busiest: node with most bytes, which are bytes_in and bytes_out.
+        link_seconds: least time of its link for the larger of these.
+        computing_share: share of the incoming bytes that arrived while the first worker computed.
+        alone, bound_seconds: None without --bound.
+    """
 
     name: str
     overlap: Overlap | None
@@ -72,7 +78,6 @@ class StepRow:
 def summarize(
     name: str, overlap: Overlap | None, recorded: Recorded, mbit: float, alone: Alone | None = None
 ) -> StepRow:
-    """mbit: of each link; 0 for as fast as it goes."""
     first, nodes, recorder = recorded.counted[0], recorded.nodes, recorded.recorder
     begin, end, steps = first[0].began, first[-1].began, len(first) - 1
     carried = {node: recorder.carried_between(node, begin, end) for node in nodes}
@@ -126,7 +131,7 @@ HEADINGS = (
 
 
 def draw(path: Path, title: str, row: StepRow, recorded: Recorded) -> None:
-    """A step as a picture: what the busiest link carried over time, and when the first worker computed."""
+    """Draw a step: the busiest link's bytes over time, and the first worker's computation."""
     *_, step, after = recorded.traces[0]
     inside = [sample for sample in recorded.recorder.samples if step.began <= sample.at <= after.began]
     figure, (axes,) = panels([f"{title}: one step of {row.name}"])
@@ -149,44 +154,37 @@ def seconds_or_auto(text: str) -> float | str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = "(default: %(default)s)"
     text = f"layer table: {', '.join(MODELS)} or NxSIZE"
-    parser.add_argument("--model", default="4x1048576", metavar="NAME", help=f"{text} {shown}")
-    parser.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=f"workers {shown}")
+    option(parser, "--model", str, "4x1048576", "NAME", text)
+    option(parser, "--workers", at_least_one, 4, "N", "workers")
     text = "what travels while workers compute, with --seconds or --real: off, backward, both, or several"
-    overlaps = some_of(OVERLAPS)
-    parser.add_argument(
-        "--overlap", type=overlaps, default="backward", metavar="NAME,...", help=f"{text} {shown}"
-    )
+    option(parser, "--overlap", some_of(OVERLAPS), "backward", "NAME,...", text)
     text = "bytes of a part as float32 (default: that of gc-server)"
     parser.add_argument("--part-bytes", type=at_least_one, default=0, metavar="N", help=text)
-    for name, default in (("fusion", "bytes"), ("order", "fifo")):
-        text = f"--{name} of gc-server; one run for each {shown}"
-        parser.add_argument(f"--{name}", type=names_in, default=default, metavar="NAME,...", help=text)
-    text = "Mbit/s of each link in each direction; 0 for no limit"
-    parser.add_argument("--mbit", type=amount, default=100.0, metavar="N", help=f"{text} {shown}")
+    option(parser, "--fusion", names_in, "bytes", "NAME,...", "--fusion of gc-server; one run for each")
+    option(parser, "--order", names_in, "fifo", "NAME,...", "--order of gc-server; one run for each")
+    option(parser, "--mbit", amount, 100.0, "N", MBIT)
     text = "seconds of emulated computation per step; auto for as long as the exchange of the run takes"
-    parser.add_argument("--seconds", type=seconds_or_auto, default=0.0, metavar="N", help=f"{text} {shown}")
+    option(parser, "--seconds", seconds_or_auto, 0.0, "N", text)
     text = "images per worker and step, with which the real network, a ResNet, computes (default: none)"
     parser.add_argument("--real", type=at_least_one, default=0, metavar="N", help=text)
     text = "measurement of each direction and of the computation alone, and the least time of a step"
     parser.add_argument("--bound", action="store_true", help=text)
-    parser.add_argument("--steps", type=at_least_one, default=12, metavar="N", help=f"steps to count {shown}")
+    option(parser, "--steps", at_least_one, 12, "N", "steps to count")
     runs = f"compressors, each with one for the updates or auto (default: {' '.join(DEFAULT_RUNS)})"
     parser.add_argument("--runs", nargs="*", default=DEFAULT_RUNS, metavar="SPEC[/SPEC]", help=runs)
-    peers = some_of(PEERS)
-    text = f"runs of PyTorch's DDP beside ours {shown}"
-    parser.add_argument("--peers", type=peers, default=",".join(PEERS), metavar="NAME,...", help=text)
+    text = "runs of PyTorch's DDP beside ours"
+    option(parser, "--peers", some_of(PEERS), ",".join(PEERS), "NAME,...", text)
     parser.add_argument("--no-peers", dest="peers", action="store_const", const=[], help="no runs of DDP")
     text = "compressors to run in DDP, as hooks of gradwire.ddp (default: none)"
     parser.add_argument("--hooks", nargs="*", default=(), metavar="SPEC", help=text)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    json_option(parser)
     text = "picture of a step of the last run over time"
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def check(given: argparse.Namespace) -> None:
-    """Refuse what does not go together, before anything is measured."""
+    """Refuse conflicting options before anything is measured."""
     try:
         task(given.model, real=given.real)
     except TaskSpecError as error:
@@ -249,6 +247,6 @@ def run(given: argparse.Namespace) -> int:
 
 
 def specs(name: str) -> tuple[str, str]:
-    """Compressor and downlink of a run."""
+    """Return compressor and downlink of a run."""
     compressor, _, downlink = name.partition("/")
     return compressor, downlink or "auto"

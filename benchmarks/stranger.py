@@ -1,8 +1,10 @@
-"""A stranger to a job: a program that makes calls to its server which should change nothing.
+"""A stranger to a job: a program whose calls to the job's server should change nothing.
 
-It has no token, a wrong one, or, as an insider, one that is good for a worker id that has no part in the job.
-Which kind comes next follows from a seed. SIGUSR1 has it begin and pause; when it is told to end it prints
-how many calls of each kind it has made, and by which status codes they were answered.
+    python -m gradwire.benchmarks.stranger HOST:PORT FILE RATE SEED
+
+FILE holds the insider's token, valid for a worker id that has no part in the job. Calls have this token, a
+wrong one or none. RATE is in calls per second; the kind of each call follows from SEED. SIGUSR1 starts and
+pauses the calls. At SIGTERM the program prints the number of calls of each kind, and of each status code.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from ..proto import messages as m
 from ..proto.channel import AUTHORIZATION, CLIENT_OPTIONS
 from ..proto.convert import encode
 from ..proto.wire import encode_worker, trailer
-from .arguments import amount, program
 
 PATH = "/gradwire.v4.ParameterServer/"
 AT_ONCE = 64  # calls
@@ -48,7 +49,7 @@ KINDS = {
 
 
 class Stranger:
-    """Makes calls to one server. insider: a token that is good for a worker that takes no part."""
+    """Calls one server. insider: token of a worker id that has no part in the job."""
 
     def __init__(self, address: str, insider: str, seed: int) -> None:
         self._channel: Any = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
@@ -59,7 +60,7 @@ class Stranger:
         self._silent: set[asyncio.Task[None]] = set()
 
     async def call(self) -> None:
-        """One of any kind, to its end; one that says nothing is left to itself."""
+        """Make a call of a random kind. A silent one goes on in the background."""
         (kind,) = self._random.choices(list(KINDS), weights=list(KINDS.values()))
         self.made[kind] += 1
         if kind == "silence":
@@ -95,7 +96,7 @@ class Stranger:
         await self._answer(call(data, metadata=_metadata(token), timeout=PATIENCE_S))
 
     async def _stream(self, messages: Sequence[bytes], token: str) -> None:
-        """With no messages it stays open and says nothing."""
+        """Open a stream. With no messages it stays open and silent."""
 
         async def requests() -> AsyncIterator[bytes]:
             for message in messages:
@@ -138,7 +139,7 @@ def _checked(message: Any) -> bytes:
 
 
 def _pushes(worker: str) -> tuple[bytes, ...]:
-    """A stream of a member, as somebody who had listened would have it."""
+    """Return a member's messages, as an eavesdropper would replay them."""
     said: tuple[m.WorkerMessage, ...] = (
         m.Hello(job="", worker=worker, incarnation=1),
         m.Heartbeat(activity="training"),
@@ -188,15 +189,10 @@ async def _run(address: str, insider: str, rate: float, seed: int) -> dict[str, 
 
 
 def main(arguments: list[str]) -> int:
-    parser = program(__doc__)
-    parser.add_argument("address", metavar="HOST:PORT")
-    parser.add_argument("insider", type=Path, help="file with the insider's token")
-    parser.add_argument("--rate", type=amount, default=1000, help="calls per second (default: 1000)")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args(arguments)
+    address, insider, rate, seed = arguments
     os.nice(19)  # a real one has a machine of its own
-    token = given.insider.read_text(encoding="utf-8").strip()
-    print(json.dumps(asyncio.run(_run(given.address, token, given.rate, given.seed))), flush=True)
+    token = Path(insider).read_text(encoding="utf-8").strip()
+    print(json.dumps(asyncio.run(_run(address, token, float(rate), int(seed)))), flush=True)
     return 0
 
 

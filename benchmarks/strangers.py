@@ -27,17 +27,21 @@ from ..deploy.status import Ask, asking
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from . import output
-from .arguments import BenchError, amount, at_least_one, file_to_write
+from .arguments import BenchError, amount, at_least_one, json_option, option
+from .jobs import wait_for
 
 TOKEN, INSIDER = "of-this-job-0123456789", "of-an-insider-0123456789"
 WORKERS = 2
-PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class StrangersReport:
-    """per_s: versions per second in each window, without the stranger and with it. rss_mib: the server's, at
-    the end of each window. made: calls by kind; answered: by status code."""
+    """Versions per second and memory of the server in each window, without and with the stranger.
+
+    Attributes:
+        made: calls by kind.
+        answered: calls by status code.
+    """
 
     sha256: str
     calm_per_s: list[float]
@@ -68,7 +72,7 @@ def cells(outcome: StrangersReport, rate: float, calm_sha256: str) -> list[objec
 
 
 def rss_mib(pid: int) -> float:
-    """Memory that a process has, in MiB."""
+    """Return a process's resident memory, in MiB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     return pages * 4096 / 2**20
 
@@ -76,7 +80,7 @@ def rss_mib(pid: int) -> float:
 def trained(
     settings: RunSettings, directory: Path, windows: int, window_s: float, rate: float, seed: int
 ) -> StrangersReport:
-    """A job with so many pairs of windows; none for one without a stranger. Raises BenchError."""
+    """Run a job with this many pairs of windows; with 0, without a stranger. Raises BenchError."""
     files = {name: directory / name for name in ("tokens", "token", "insider")}
     directory.mkdir(parents=True, exist_ok=True)
     files["tokens"].write_text(f"{TOKEN}\ninsider:{INSIDER}\n", encoding="utf-8")
@@ -97,13 +101,9 @@ def trained(
             rss: dict[str, list[float]] = {"calm": [], "disturbed": []}
             told: dict[str, Any] = {"made": {}, "answered": {}}
             if windows:
-                stranger = children.start(
-                    "stranger",
-                    "gradwire.benchmarks.stranger",
-                    [f"{HOST}:{port}", str(files["insider"]), f"--rate={rate:g}", f"--seed={seed}"],
-                )
-                while "ready" not in stranger.log.read_text(encoding="utf-8"):
-                    time.sleep(0.1)
+                call = [f"{HOST}:{port}", str(files["insider"]), f"{rate:g}", f"{seed}"]
+                stranger = children.start("stranger", "gradwire.benchmarks.stranger", call)
+                wait_for(lambda: "ready" in stranger.log.read_text(encoding="utf-8") or None, [stranger])
                 for window in range(2 * windows):
                     name = "disturbed" if window % 2 else "calm"
                     found[name].append(_pace(ask, window_s))
@@ -111,9 +111,7 @@ def trained(
                     output.say(f"{name}: {found[name][-1]:.1f} versions per second, {rss[name][-1]:.0f} MiB")
                     stranger.send(signal.SIGUSR1)
                 stranger.send(signal.SIGTERM)
-                deadline = time.monotonic() + PATIENCE_S
-                while stranger.code is None and time.monotonic() < deadline:
-                    time.sleep(0.1)
+                wait_for(lambda: stranger.code == 0 or None, [stranger])
                 told = json.loads(stranger.log.read_text(encoding="utf-8").splitlines()[-1])
             end = _wait(ask, server, lambda status: status.phase is Phase.FINISHED)
     return StrangersReport(
@@ -128,16 +126,11 @@ def trained(
 
 
 def _wait(ask: Ask, server: Child, until: Callable[[StatusResponse], bool]) -> StatusResponse:
-    deadline = time.monotonic() + PATIENCE_S
-    while (status := ask()) is None or not until(status):
-        if server.code is not None or time.monotonic() > deadline:
-            raise BenchError(f"the job does not go on: {server.ending}: {server.last_lines()}")
-        time.sleep(0.1)
-    return status
+    return wait_for(lambda: status if (status := ask()) is not None and until(status) else None, [server])
 
 
 def _pace(ask: Ask, seconds: float) -> float:
-    """Versions per second over so many seconds. Raises BenchError where the job is over."""
+    """Return the versions per second over this time. Raises BenchError if the job is over."""
     began, first = time.monotonic(), ask()
     time.sleep(seconds)
     last, now = ask(), time.monotonic()
@@ -147,16 +140,12 @@ def _pace(ask: Ask, seconds: float) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "windows with calls (default: 10)"
-    parser.add_argument("--windows", type=at_least_one, default=10, metavar="N", help=text)
-    text = "seconds of each window (default: 10)"
-    parser.add_argument("--seconds", type=amount, default=10, metavar="N", help=text)
-    text = "calls per second in these windows (default: 1000)"
-    parser.add_argument("--rate", type=amount, default=1000, metavar="N", help=text)
-    text = "epochs of the job (default: 600)"
-    parser.add_argument("--epochs", type=at_least_one, default=600, metavar="N", help=text)
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the calls (default: 1)")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for the figures, as JSON")
+    option(parser, "--windows", at_least_one, 10, "N", "windows with calls")
+    option(parser, "--seconds", amount, 10, "N", "seconds of each window")
+    option(parser, "--rate", amount, 1000, "N", "calls per second in these windows")
+    option(parser, "--epochs", at_least_one, 600, "N", "epochs of the job")
+    option(parser, "--seed", int, 1, "N", "seed of the calls")
+    json_option(parser, "the figures")
 
 
 def run(given: argparse.Namespace) -> int:

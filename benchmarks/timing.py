@@ -12,7 +12,7 @@ REST_S = 0.02
 
 
 def wall(task: Callable[[], object], calls: int = 1) -> float:
-    """Seconds of a call. calls: of the task in a row; several for short ones."""
+    """Return the seconds of a call. calls: calls in a row; several for short tasks."""
     time.sleep(REST_S)
     if calls > 1:
         task()  # which wakes the threads up
@@ -25,9 +25,9 @@ def wall(task: Callable[[], object], calls: int = 1) -> float:
 def interleaved(
     tasks: Sequence[Callable[[], object]], repeats: int, timed: Callable[[Callable[[], object]], float] = wall
 ) -> list[float]:
-    """Median seconds of each, run in turn; the first round, which touches memory or compiles, is not counted.
+    """Return the median seconds of each task, run in turn without the first round, which compiles.
 
-    timed: runs a task and says how long that took.
+    timed: runs a task and returns its seconds.
     """
     _, *rounds = [[timed(task) for task in tasks] for _ in range(repeats + 1)]
     return [statistics.median(taken) for taken in zip(*rounds, strict=True)]

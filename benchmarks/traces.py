@@ -14,11 +14,8 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class ComputedStep:
-    """The computation of a step, by the monotonic clock of the machine.
-
-    began: its forward pass. produced: when backward had the gradient of each tensor, in the order of the
-    forward pass.
-    """
+    """A step's computation, by the monotonic clock: when the forward pass began, and when backward produced
+    each gradient, in the order of the forward pass."""
 
     began: float
     produced: tuple[float, ...]
@@ -63,7 +60,7 @@ class Follower:
 
 
 def read(folder: Path) -> list[Trace]:
-    """By process."""
+    """Return the traces, one for each process."""
     found: list[Trace] = []
     for path in sorted(folder.iterdir()):
         lines = [list(map(float, line.split())) for line in path.read_text().splitlines()]

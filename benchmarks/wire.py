@@ -30,7 +30,7 @@ from ..compressors import (
     wire_bytes,
 )
 from . import output
-from .arguments import at_least_one, file_to_write
+from .arguments import at_least_one, json_option, option
 from .pusher import Pusher, start_server
 from .star import Star, check_network
 
@@ -38,7 +38,7 @@ SPECS = ["4bit", "topk:ratio=10", "topk:ratio=100", "topk:ratio=1000"]
 
 
 def least_bytes(payload: Payload) -> float:
-    """Of the payload itself, or for a sparse one of its values and the entropy of its indices."""
+    """Return a payload's bytes; for a sparse one, those of its values and of the entropy of its indices."""
     if not isinstance(payload, SparsePayload):
         return wire_bytes(payload)
     p = payload.count / payload.elements
@@ -47,9 +47,9 @@ def least_bytes(payload: Payload) -> float:
 
 
 def measure(compressor_spec: str, elements: int, pushes: int) -> dict[str, Any]:
-    """Push a random gradient so many times, to a server of its own.
+    """Push a random gradient this many times to a server of its own.
 
-    least_bytes: see the head of this file. interface_bytes: of each push.
+    The row has least_bytes, as at the head of this file, and interface_bytes of each push.
     """
     spec = TensorSpec(name="weight", shape=(elements // 1000, 1000))
     whole = divide([spec.elements], 4 * spec.elements)
@@ -80,15 +80,12 @@ def measure(compressor_spec: str, elements: int, pushes: int) -> dict[str, Any]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = f"compressors (default: {' '.join(SPECS)})"
     parser.add_argument("--compressors", nargs="+", metavar="SPEC", default=SPECS, help=text)
-    text = "elements of the gradient (default: %(default)s)"
-    parser.add_argument("--elements", type=at_least_one, default=16_000_000, metavar="N", help=text)
-    text = "pushes to count (default: %(default)s)"
-    parser.add_argument("--pushes", type=at_least_one, default=10, metavar="N", help=text)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    option(parser, "--elements", at_least_one, 16_000_000, "N", "elements of the gradient")
+    option(parser, "--pushes", at_least_one, 10, "N", "pushes to count")
+    json_option(parser)
 
 
 def run(given: argparse.Namespace) -> None:
-    """Push with each compressor and print the bytes."""
     check_network()
     rows: list[dict[str, Any]] = []
     for compressor in given.compressors:

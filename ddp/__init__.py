@@ -3,8 +3,9 @@
     model = torch.nn.parallel.DistributedDataParallel(network)
     model.register_comm_hook(gradwire.ddp.state("4bit", optimizer=optimizer), gradwire.ddp.hook)
 
-Every rank compresses its gradients as a worker of Gradwire does, the payloads go to all ranks, and each rank
-averages what it decodes. `HookState` says in which order, docs/ddp.md when it pays.
+Every rank compresses its gradients as a worker of Gradwire does, sends the payloads to all ranks, and
+averages the gradients that it decodes. `HookState` has the order of these steps; docs/ddp.md says when they
+pay.
 """
 
 from __future__ import annotations
@@ -14,4 +15,4 @@ from .exchange import RanksDisagree as RanksDisagree
 from .hook import HookState as HookState
 from .hook import hook as hook
 
-state = HookState  # as the second line above reads
+state = HookState  # the name that scripts use

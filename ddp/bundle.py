@@ -1,11 +1,10 @@
-"""Tensors that are compressed at once, those of a bucket or of all buckets, and what is owed of each.
+"""Bundles: tensors that are compressed at once, those of one bucket or of all buckets, with their residuals.
 
-DDP arranges its buckets anew after the first iteration. What is owed is therefore kept by tensor: a bundle
-is given what its tensors owe when it is made, and gives it back when buckets are no longer as they were. A
-tensor is compressed to the same bits whichever bundle it is in, but by compressors that choose among the
-elements of the whole model: for those all buckets are one bundle.
+DDP rearranges its buckets after the first iteration, so residuals belong to tensors: a new bundle gets its
+tensors' residuals (`Owed`), and an old one returns them. The bundle does not affect a tensor's bits, except
+with compressors that choose among the elements of the whole model: for those, all buckets are one bundle.
 
-No collective here, and no bucket of torch's.
+This file has no collective and no bucket of torch's.
 """
 
 from __future__ import annotations
@@ -35,13 +34,12 @@ from ..compressors.payload import Float32
 from ..proto.manifest import DTYPE, Manifest
 from ..proto.messages import Tensor
 
-# A tensor whose first elements are all 0 is looked at as a whole.
-LOOK_AT = 256
+LOOK_AT = 256  # first elements; only if these are all 0 is the whole tensor searched
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """What all ranks have to agree on: the compressor, the tensors that it is for, and the seed."""
+    """The terms that all ranks must share: the compressor, the tensors that it applies to, and the seed."""
 
     compressor: CompressorSpec
     rule: LayerRule
@@ -50,8 +48,12 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """number: from 0, the same on every rank; random numbers follow from it. norm: of its first value, 0
-    where that has no say."""
+    """A parameter of the model.
+
+    Attributes:
+        number: from 0, the same on every rank; random numbers follow from it.
+        norm: Euclidean norm of its first value; 0 if the compressor does not ask for it.
+    """
 
     name: str
     number: int
@@ -61,10 +63,12 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Owed:
-    """What a rank keeps of one tensor between steps.
+    """A rank's state of one tensor between steps.
 
-    residual, velocity: float32, shape (elements,); None for nothing but zeros. state: what the compressor
-    remembers, or the `SavedState` of that; None for nothing. usual: size of its gradients (`spikes.ROWS`).
+    Attributes:
+        residual, velocity: float32, shape (elements,); None if all are 0.
+        state: the compressor's state, or a `SavedState`; None for none.
+        usual: usual size of its gradients (`spikes.ROWS`).
     """
 
     residual: torch.Tensor | None = None
@@ -81,7 +85,7 @@ class SavedState:
 
 
 def plain(state: Any) -> dict[str, Any]:
-    """The fields of a compressor's state. Raises TypeError for one that is not made of plain values."""
+    """Return the fields of a compressor's state. Raises TypeError unless all are plain values."""
     if is_dataclass(state) and not isinstance(state, type):
         values = {field.name: getattr(state, field.name) for field in fields(state)}
         if all(isinstance(value, bool | int | float | str | torch.Tensor) for value in values.values()):
@@ -91,15 +95,15 @@ def plain(state: Any) -> dict[str, Any]:
 
 
 class Bundle:
-    """See the head of this file. Belongs to one rank; not for several threads at once."""
+    """Compresses some tensors of one rank. Not thread-safe."""
 
     def __init__(
         self, terms: Terms, parameters: Sequence[Parameter], owed: Mapping[str, Owed], rank: int
     ) -> None:
         """
         Args:
-            parameters: at least one, in the order in which their gradients lie end to end.
-            owed: by name, of those that owe something.
+            parameters: at least one, in the order of their gradients.
+            owed: by name; a tensor that is missing owes nothing.
         """
         self.parameters = tuple(parameters)
         specs = [TensorSpec(name=each.name, shape=each.shape) for each in parameters]
@@ -117,27 +121,25 @@ class Bundle:
         )
         tensors = tuple(Tensor(name=each.name, shape=each.shape, dtype=DTYPE) for each in parameters)
         self.manifest = Manifest(tensors, train_samples=1)
+        self.part = Part(0, sum(self._sizes))  # all elements
         self._step: Step | None = None
         for place, parameter in enumerate(parameters):
             if parameter.name in owed:
                 self._restore(place, owed[parameter.name])
 
-    @property
-    def part(self) -> Part:
-        """All of its elements."""
-        return Part(0, sum(self._sizes))
-
     def compress(
         self, gradients: torch.Tensor, samples: int, version: int, epoch: float, ranks: int
     ) -> list[Payload]:
-        """The payloads of a step, which lie end to end; then comes `commit` or `abandon`.
+        """Return the payloads of a step, end to end. The caller then calls `commit` or `abandon`.
 
-        A tensor whose gradient is 0 throughout is sent as absent and keeps its residual: so DDP hands over
-        what the step did not use, and it would drop what comes back of it.
+        A tensor whose gradient is all 0 is sent as absent and keeps its residual: DDP hands over a gradient
+        of 0 for a parameter that the step did not use, and drops the average.
 
         Args:
             gradients: float32, shape (elements,), mean over `samples` samples. Payloads may share its memory.
-            version: steps before this one. ranks: that take part, at least 1. epoch: as of `StepContext`.
+            version: number of steps before this one.
+            epoch: as in `StepContext`.
+            ranks: number of ranks, at least 1.
 
         Raises:
             NonFiniteGradient: the step can only be abandoned.
@@ -151,7 +153,7 @@ class Bundle:
         return sent
 
     def commit(self) -> list[Spike]:
-        """Called once the payloads have reached all ranks. Returns gradients that were spikes."""
+        """Keep the step's residuals once its payloads have reached all ranks; return its spikes."""
         assert self._step is not None
         spikes = self._step.spikes
         self._step.commit()
@@ -159,11 +161,11 @@ class Bundle:
         return spikes
 
     def abandon(self) -> None:
-        """What is owed is as it was before the step."""
+        """Drop the step; residuals stay as they were before it."""
         self._step = None
 
     def owed(self) -> dict[str, Owed]:
-        """By name: copies of what is kept of each tensor."""
+        """Return a copy of each tensor's state, by name."""
         ledger = self._model.ledger
         residual = None if ledger.unused else ledger.residual
         bounds = pairwise(accumulate(self._sizes, initial=0))
@@ -199,17 +201,17 @@ class Bundle:
 
 
 def _used(pieces: Sequence[torch.Tensor]) -> list[bool]:
-    """Which have anything but zeros."""
+    """Return for each piece whether it has an element other than 0."""
     if all(piece.device.type == "cpu" for piece in pieces):
         return [bool(piece[:LOOK_AT].any()) or bool(piece.any()) for piece in pieces]
-    found = torch.stack([piece.any() for piece in pieces]).cpu().numpy()  # the GPU is waited for once
+    found = torch.stack([piece.any() for piece in pieces]).cpu().numpy()  # one wait for the GPU
     return [bool(used) for used in found]
 
 
 def mean(pushes: Sequence[Sequence[Payload]], out: Float32) -> None:
-    """Overwrite `out` (float32, shape (elements,)) with the mean of what ranks sent, added in their order.
+    """Overwrite `out` (float32, shape (elements,)) with the mean of the pushes, added in rank order.
 
-    pushes: by rank, payloads that lie end to end over `out`.
+    pushes: for each rank its payloads, which cover `out` end to end.
     """
     shares = [1 / len(pushes)] * len(pushes)
     at = 0
@@ -220,10 +222,10 @@ def mean(pushes: Sequence[Sequence[Payload]], out: Float32) -> None:
 
 
 def _alike(pushes: Sequence[Sequence[Payload]]) -> Iterator[tuple[Payload, ...]]:
-    """What ranks sent of the same elements, together: payloads of one may begin where another has none."""
+    """Yield the ranks' payloads of the same elements; payloads are cut where their borders differ."""
     while len(ends := {tuple(_ends(push)) for push in pushes}) > 1:
         borders = sorted({0, *(end for each in ends for end in each)})
-        # A cut may leave the rest of a bucket of linear codes, and so another border.
+        # Linear codes are cut at bucket borders, so a cut may add a border: hence the loop.
         pushes = [[*_cut(push, borders)] for push in pushes]
     return zip(*pushes, strict=True)
 

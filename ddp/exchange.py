@@ -1,16 +1,16 @@
-"""What ranks send each other: frames, and the all-gather that carries them.
+"""Frames that ranks send each other, and the all-gather that carries them.
 
-A frame is what one rank sends of a bundle in a step, in little-endian order:
+A frame is one rank's message for a bundle and a step, in little-endian order:
 
-    uint32  checksum of what all ranks have to agree on: terms, tensors, step
-    uint32  1 + the place of the tensor whose gradient is not finite; 0 if all are
+    uint32  checksum of the terms, tensors and step, which all ranks must share
+    uint32  1 + index of the tensor whose gradient is not finite; 0 if all are
     uint32  bytes of the header
-    header  the message `Part` that describes payloads to a server, here to the other ranks
-    data    of the payloads, end to end; nothing where a gradient is not finite
+    header  the message `Part`, which describes the payloads as it does to a server
+    data    data of the payloads, end to end; empty if a gradient is not finite
 
-Frames of ranks differ in size, and an all-gather takes equal ones. Each travels behind its length in a slot
-of as many bytes as frames of its bundle took before, which all ranks know. What does not fit is gathered
-again afterwards, which also tells the size of the next slot. So a step takes one collective for each bundle.
+The ranks' frames differ in size, but an all-gather takes equal ones. So each frame travels behind its length
+in a slot, whose size follows from earlier frames of the bundle and is the same on all ranks. A second gather
+carries the bytes that did not fit, and the slot grows. Usually a step takes one collective per bundle.
 """
 
 from __future__ import annotations
@@ -35,31 +35,30 @@ from ..proto.wire import crc32c
 HEAD = Struct("<III")
 LENGTH = Struct("<Q")
 AGREED = Struct("<I")
-# A slot that was too small, or larger than need be by a quarter, gets so much more than the frame took.
-SPARE = 1 / 32
-WASTED = 1 / 4
+WASTED = 1 / 4  # largest unused share of a slot; a slot outside its bounds is resized
+SPARE = 1 / 32  # a resized slot exceeds the frame by this share
 
 
 class RanksDisagree(RuntimeError):
-    """A rank is at another step than this one, or has another compressor, seed or model."""
+    """Another rank is at another step, or has another compressor, seed or model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """payloads: end to end. not_finite: the place of a tensor, None if all are finite."""
+    """payloads: end to end. not_finite: index of a tensor with a gradient that is not finite, or None."""
 
     payloads: Sequence[Payload]
     not_finite: int | None = None
 
 
 def checksum(terms: object, manifest: Manifest, step: int) -> int:
-    """Of what has to be the same on all ranks."""
+    """Return the checksum of the values that all ranks must share."""
     text = f"{terms};{step}".encode()
     return crc32c((np.frombuffer(text + manifest.fingerprint, np.uint8),))
 
 
 def to_bytes(frame: Frame, agreed: int) -> Bytes:
-    """uint8, in memory of its own. agreed: the checksum."""
+    """Return the frame as uint8, in memory of its own. agreed: the checksum."""
     header = b""
     if frame.not_finite is None:
         header = encode(part_header(0, 0, 0, 0, frame.payloads))
@@ -70,11 +69,11 @@ def to_bytes(frame: Frame, agreed: int) -> Bytes:
 
 
 def from_bytes(data: Bytes, agreed: int, part: Part, manifest: Manifest, *, rank: int) -> Frame:
-    """What `rank` sent, checked; payloads share the memory of `data`.
+    """Return the checked frame of `rank`; its payloads share the memory of `data`.
 
     Raises:
-        RanksDisagree: it was sent under other terms.
-        Refused: its payloads are not what they say, naming rank and tensor.
+        RanksDisagree: the rank has other terms.
+        Refused: a payload is malformed; the message names rank and tensor.
     """
     found, place, size = HEAD.unpack(data[: HEAD.size].tobytes())
     if found != agreed:
@@ -99,7 +98,7 @@ def _disagreeing(rank: int) -> RanksDisagree:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flight:
-    """A gather that is on its way. kept: what must not be freed until it has ended."""
+    """A gather under way. kept: memory that must not be freed until it has ended."""
 
     bundle: str
     frame: Bytes
@@ -113,7 +112,7 @@ class Gather:
     """All-gathers of frames, which all ranks begin and end in the same order.
 
     Attributes:
-        sent: bytes that this rank has put into them, with lengths and what fills slots up.
+        sent: bytes that this rank has given to them, with lengths and padding.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -121,12 +120,12 @@ class Gather:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.sent = 0
         self._slots: dict[str, int] = {}
-        # Payloads are made on the host: they leave from there where the backend can do that.
+        # Payloads lie in host memory, which not every backend can send.
         on_host = "cpu:" in dist.get_backend_config(group)  # such as `cpu:gloo,cuda:nccl`
         self._device = torch.device("cpu" if on_host else "cuda")
 
     def agree(self, terms: object) -> None:
-        """Before anything else, because ranks with other compressors may begin other gathers.
+        """Compare the ranks' terms, before any gather: with other compressors ranks may begin other gathers.
 
         Raises:
             RanksDisagree: a rank has other terms.
@@ -138,24 +137,19 @@ class Gather:
                 raise _disagreeing(rank)
 
     def begin(self, bundle: str, frame: Bytes) -> Flight:
-        """Send as much of a frame as fits its slot. bundle: a name, which all ranks know it by."""
+        """Send as much of a frame as fits its slot. bundle: its name, the same on all ranks."""
         slot = self._slots.get(bundle, 0)
-        row = np.zeros(LENGTH.size + slot, np.uint8)
-        row[: LENGTH.size] = np.frombuffer(LENGTH.pack(frame.size), np.uint8)
-        head = frame[:slot]
-        row[LENGTH.size : LENGTH.size + head.size] = head
-        return self._gather(bundle, frame, slot, row)
+        length = np.frombuffer(LENGTH.pack(frame.size), np.uint8)
+        return self._gather(bundle, frame, slot, _padded(LENGTH.size + slot, length, frame[:slot]))
 
     def end(self, flight: Flight) -> list[Bytes]:
-        """Wait for the frames of all ranks, and return them in rank order."""
+        """Wait for the ranks' frames and return them in rank order."""
         rows = self._rows(flight)
         lengths = [int(LENGTH.unpack(row[: LENGTH.size].tobytes())[0]) for row in rows]
         slot, most = flight.slot, max(lengths)
         frames = [row[LENGTH.size : LENGTH.size + length] for row, length in zip(rows, lengths, strict=True)]
         if most > slot:
-            rest = np.zeros(most - slot, np.uint8)
-            tail = flight.frame[slot:]
-            rest[: tail.size] = tail
+            rest = _padded(most - slot, flight.frame[slot:])
             tails = self._rows(self._gather(flight.bundle, flight.frame, slot, rest))
             frames = [
                 np.concatenate([head, tail])[:length]
@@ -178,3 +172,8 @@ class Gather:
     def _rows(self, flight: Flight) -> list[Bytes]:
         flight.wait()
         return [row.cpu().numpy() for row in flight.gathered]
+
+
+def _padded(size: int, *pieces: Bytes) -> Bytes:
+    """Return the pieces end to end, with zeros behind them up to `size` bytes."""
+    return np.concatenate([*pieces, np.zeros(size - sum(piece.size for piece in pieces), np.uint8)])

@@ -1,9 +1,9 @@
-"""The hook that DistributedDataParallel calls, and what it keeps.
+"""The hook that DistributedDataParallel calls, and its state.
 
-Nothing is committed, and the future of no bucket is done, before the last bucket of the step: by then every
-rank has every frame, so that all ranks void a step alike. All collectives are begun in the order in which DDP
-calls the hook, none in a callback, so that their order is the same on every rank. Random numbers follow from
-the numbers of parameters, so that buckets do not affect the bits.
+No bundle is committed and no bucket's future completes before the last bucket of the step. Every rank has
+every frame by then, so all ranks void the same steps. The hook begins all collectives itself, none in a
+callback, so their order is the same on every rank. Random numbers follow from the numbers of parameters, so
+buckets do not affect the bits.
 """
 
 # No `from __future__ import annotations`: DDP compares the annotations of a hook with types.
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bucket:
-    """buffer: of torch's bucket, of one dimension. future: of what takes the place of what it holds."""
+    """A bucket of torch's. buffer: its gradients, one-dimensional. future: of their mean over the ranks."""
 
     buffer: torch.Tensor
     parameters: Sequence[Parameter]
@@ -51,7 +51,7 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sent:
-    """A bundle whose frame is on its way. agreed: the checksum of the frame."""
+    """A bundle whose frame is under way. agreed: the frame's checksum."""
 
     bundle: Bundle
     buckets: Sequence[_Bucket]
@@ -60,25 +60,24 @@ class _Sent:
 
 
 class HookState:
-    """What a rank keeps for `hook`: residuals, what compressors remember, counts of bytes.
+    """A rank's state for `hook`: residuals, states of compressors, counters.
 
-    Per step and tensor, in the order that a worker of Gradwire has:
+    Each step treats each tensor in the order of a Gradwire worker:
 
-        clip -> momentum -> the residual is added -> compress; what is not sent is the next residual
+        clip -> momentum -> add the residual -> compress; the unsent rest is the next residual
         -> all-gather -> decode and average in rank order -> the optimizer, on every rank
 
-    So all ranks end with the same bits, whatever the buckets are. A residual is added to the next gradient of
-    its tensor, also where DDP has arranged the buckets anew, as it does after its first step.
+    So all ranks end with the same bits, whatever the buckets are. A residual stays with its tensor when DDP
+    rearranges the buckets after its first step.
 
     Attributes:
-        compressor: what the gradients are compressed with, as it suits the optimizer.
+        compressor: spec of the compressor, adapted to the optimizer.
         epoch: passes over the training samples so far, for the warm-up of sparsifiers such as `dgc`: set it
             as you set a sampler's. Infinite, and so no warm-up, until then.
-        steps: that have been taken.
-        voided: of these, how many came to nothing because a gradient was not finite.
-        spikes: gradients of this rank's tensors that were far larger than usual, and went out as float32.
-        bytes_sent: that this rank has given to be gathered, with all headers. Each goes to every other rank.
-        raw_bytes: of the gradients in the buckets, as they came.
+        steps: number of steps, of which `voided` were lost to a gradient that is not finite.
+        spikes: number of this rank's gradients that were far larger than usual, and were sent as float32.
+        bytes_sent: bytes of this rank, with all headers, each of which goes to every other rank.
+        raw_bytes: bytes of the gradients in the buckets.
     """
 
     def __init__(
@@ -96,22 +95,21 @@ class HookState:
         Args:
             compressor: `name[:key=value,...]`, as of `gc-worker --compressor`; not `auto`. The same on every
                 rank, like `rule`, `seed` and the kind of `optimizer`.
-            optimizer: that steps the gradients, to go by what it is and no more: `4bit` leaves its feedback
-                out where that divides by the root of squared gradients, as Adam does, and what was measured
-                to lose with it is warned of. One with an `eps` among its `defaults` is taken for such a one.
-                Without it nothing of this is done.
-            named_parameters: of the module that DDP wraps. `rule` needs the names, and so does a state that
-                is loaded where buckets have another size. Without them a tensor is called by the order in
-                which DDP first hands it over.
-            rule: which tensors are compressed; without one, all of two or more dimensions. Others travel as
-                bfloat16, with feedback, unless `compressor` is itself one in floats.
-            seed: of random numbers, at least 0.
-            samples: behind each rank's mean gradient, at least 1. Only thresholds for summed gradients ask:
-                `2bit`, `threshold` and `4bit:levels=groups`.
-            process_group: DDP's; the default one if None.
+            optimizer: optimizer that steps the gradients; only its kind matters. With one that divides by
+                the root of squared gradients, as Adam does, `4bit` omits its feedback, and a compressor that
+                was measured to lose is warned of. An `eps` among its `defaults` marks such an optimizer.
+            named_parameters: those of the module that DDP wraps. `rule` needs the names, and so does a state
+                that is loaded where buckets have another size. Without them tensors are numbered in the order
+                in which DDP first hands them over.
+            rule: selects the tensors to compress; by default all of two or more dimensions. Others travel as
+                bfloat16 with feedback, unless `compressor` itself sends floats.
+            seed: seed of random numbers, at least 0.
+            samples: samples of each rank's mean gradient, at least 1. Only thresholds for summed gradients
+                use it: `2bit`, `threshold` and `4bit:levels=groups`.
+            process_group: DDP's; None for the default one.
 
         Raises:
-            SpecError: no such compressor, or `delay`, which DDP cannot do: accumulate with its `no_sync`.
+            SpecError: the compressor is unknown, or has `delay`, which DDP cannot do: use its `no_sync`.
             ValueError: seed or samples are out of range.
         """
         chosen = parse_compressor(compressor)
@@ -129,7 +127,7 @@ class HookState:
         self._terms = Terms(compressor=chosen, rule=rule or LayerRule(), seed=seed)
         self._samples, self._group = samples, process_group
         self._by_norm = chosen.chooses_by_norm
-        # These see all of the model before any of it is compressed.
+        # Clipping and these compressors need all gradients of the step first.
         clips = wrapping is not None and wrapping.clip > 0
         self._whole = clips or self._by_norm or chosen.entry.model_wide
         self._names: dict[torch.Tensor, tuple[int, str]] | None = None
@@ -151,13 +149,11 @@ class HookState:
         return 0 if self._gather is None else self._gather.sent
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank, and no other, needs to go on: plain values and tensors on the host, no classes.
-
-        So `torch.load(weights_only=True)` reads it.
+        """Return this rank's state as plain values and host tensors, for `torch.load(weights_only=True)`.
 
         Raises:
             RuntimeError: between the first bucket of a step and the last.
-            TypeError: a third party's compressor remembers what is not made of plain values.
+            TypeError: the state of a third party's compressor is not made of plain values.
         """
         self._between_steps()
         owed = dict(self._owed)
@@ -176,19 +172,19 @@ class HookState:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on where `saved` was taken, on every rank with its own.
+        """Continue from `saved`; every rank loads its own state.
 
         Raises:
             RuntimeError: between the first bucket of a step and the last.
-            ValueError: it is of another compressor or seed. Tensors that do not fit are found in the next
-                step, which raises ValueError with their names.
+            ValueError: `saved` has another compressor or seed. If its tensors do not fit the model, the next
+                step raises ValueError with their names.
         """
         self._between_steps()
         for name, own in (("compressor", self.compressor), ("seed", self._terms.seed)):
             if saved[name] != own:
                 raise ValueError(f"{name}: expected a state of {own!r}, got one of {saved[name]!r}")
         residuals, velocities, states = (saved[name] for name in ("residuals", "velocities", "states"))
-        usual = saved.get("usual", {})  # not in states of older releases: what is usual is then found anew
+        usual = saved.get("usual", {})  # absent in states of older releases
         self._owed = {
             name: Owed(
                 residual=residuals.get(name),
@@ -206,7 +202,7 @@ class HookState:
         }
 
     def take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """As of `hook`."""
+        """Implement `hook`."""
         if bucket.index() == 0:
             self._drop_unfinished()
         buffer = bucket.buffer()
@@ -230,14 +226,14 @@ class HookState:
             raise RuntimeError("state of gradwire.ddp: expected no step under way; ask after backward")
 
     def _drop_unfinished(self) -> None:
-        """A backward pass ended before its last bucket: what its buckets owe is as it was."""
+        """Abandon a backward pass that ended before its last bucket."""
         for sent in self._sent:
             sent.flight.wait()
             sent.bundle.abandon()
         self._sent, self._waiting = [], []
 
     def _parameter(self, tensor: torch.Tensor) -> Parameter:
-        """What is known of a parameter, from the first time on that DDP hands it over."""
+        """Return a parameter's name and number, which it has from its first bucket on."""
         if tensor not in self._parameters:
             number = len(self._parameters)
             name = f"parameter {number}"
@@ -267,7 +263,7 @@ class HookState:
             )
 
     def _bundle(self, parameters: Sequence[Parameter]) -> Bundle:
-        """The one with these tensors; made anew if buckets are no longer as they were."""
+        """Return the bundle of these tensors, made anew after DDP has rearranged its buckets."""
         key = tuple(each.name for each in parameters)
         if key not in self._bundles:
             for other in [other for other in self._bundles if not {*other}.isdisjoint(key)]:
@@ -287,7 +283,7 @@ class HookState:
         return self._gather
 
     def _send(self, buckets: Sequence[_Bucket]) -> None:
-        """Compress some buckets as one bundle, and send what becomes of them."""
+        """Compress buckets as one bundle, and begin to send its frame."""
         bundle = self._bundle([each for bucket in buckets for each in bucket.parameters])
         pieces = [bucket.buffer.float() for bucket in buckets]
         where = pieces[0].device
@@ -305,7 +301,7 @@ class HookState:
         self._sent.append(_Sent(bundle, buckets, agreed, flight))
 
     def _finish(self) -> None:
-        """All buckets of the step are on their way: take in what comes, and tell DDP."""
+        """Receive all frames of the step, commit or void it, and complete the buckets' futures."""
         self._check_loaded()
         bad: list[str] = []
         for sent in self._sent:
@@ -340,7 +336,7 @@ class HookState:
             _log.warning("rank %d, step %d: %s", self._gathers.rank, self.steps, described(spikes))
 
     def _check_loaded(self) -> None:
-        """After the first step with a state that was loaded, nothing of it may be left."""
+        """Raise if the first step after `load_state_dict` has left a loaded tensor unused."""
         if self._loaded and self._owed:
             left = ", ".join(map(repr, sorted(self._owed)))
             raise ValueError(f"state of gradwire.ddp: expected tensors of this model, got also {left}")
@@ -348,20 +344,20 @@ class HookState:
 
 
 def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """For `register_comm_hook`, with a `HookState`: the mean gradient of a bucket, of all ranks.
+    """Return a future of the mean gradient of a bucket over all ranks, for `register_comm_hook`.
 
-    The bucket's own buffer takes it, cast to what it has; so `gradient_as_bucket_view` makes no difference.
-    It is there after the last bucket of the step.
+    The mean is written to the bucket's own buffer, in its dtype, so `gradient_as_bucket_view` works. All
+    futures of a step complete after its last bucket.
 
-    Where a rank has a gradient with an infinity or a NaN, all gradients of the step become NaN on all ranks,
-    as DDP itself would have it, so that a `GradScaler` or a check of the norm skips the step. What is owed is
-    then as it was before the step, and a warning names tensor and rank.
+    If any rank has a gradient with an infinity or a NaN, all gradients of the step become NaN on all ranks,
+    as with DDP alone, so a `GradScaler` or a check of the norm skips the step. Residuals then stay as they
+    were before the step, and a warning names tensor and rank.
 
     Raises:
         TypeError: a gradient is sparse, or neither float32 nor bfloat16 nor float16.
         RanksDisagree: a rank has another compressor, seed or model, or is at another step.
-        Refused: what a rank sent was damaged on its way.
-        ValueError: `named_parameters` lacks a parameter, or a state that was loaded does not fit the model.
+        Refused: a rank's frame was damaged.
+        ValueError: `named_parameters` lacks a parameter, or a loaded state does not fit the model.
     """
     return state.take(bucket)
 
@@ -377,14 +373,14 @@ def _suited(compressor: CompressorSpec, options: OptimizerOptions) -> Compressor
 
 
 def _options(optimizer: torch.optim.Optimizer) -> OptimizerOptions:
-    """Of the optimizer of ours that a compressor fares with as with this one."""
+    """Return the options of Gradwire's optimizer that is like this one for a compressor."""
     if "eps" in optimizer.defaults:
         return Adam()
     return Sgd(momentum=0.9 if optimizer.defaults.get("momentum") else 0.0)
 
 
 def _average(frames: Sequence[Frame], buckets: Sequence[_Bucket]) -> None:
-    """Put the mean of what ranks sent into the buffers of buckets."""
+    """Write the mean of the frames into the buckets' buffers."""
     pushes = [frame.payloads for frame in frames]
     only = buckets[0].buffer
     if len(buckets) == 1 and only.device.type == "cpu" and only.dtype is torch.float32:

@@ -1,97 +1,61 @@
-"""Whether a server that can be reached answers a worker: version, token, clock, round trip and bandwidth."""
+"""gc-doctor's checks of a server that can be reached: version, access, round trip, clock and bandwidth."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import statistics
 import time
 from collections.abc import Generator
-from typing import Any
 
 import grpc
 import grpc.aio
 
 from ..common.version import __version__
-from ..proto.channel import credentials_of, dial
 from ..proto.findings import Finding, Target
 from ..proto.messages import StatusRequest, StatusResponse
 from ..proto.refusal import Reason, Refused
-from ..proto.service import SERVICE, Meter, Stub, refusal_of
+from ..proto.service import SERVICE
+from .status import Call, connected
 
 TIMEOUT_S = 10.0
 CALLS = 5  # for the round trip
-PADDING_BYTES = (1 << 14, 1 << 16, 1 << 18, 1 << 19)  # for the bandwidth, the larger ones where it is quick
-ENOUGH_S = 0.3  # for one of them
-CLOCK_S = 30.0  # between two clocks, from which on it is worth a warning
-
-
-class Patient:
-    """A channel to a server, from a program that is not asynchronous itself."""
-
-    def __init__(self, target: Target) -> None:
-        self._runner = asyncio.Runner()
-        self._channel = self._runner.run(self._open(target))
-        silent: Meter = lambda _: None  # noqa: E731
-        self._stub = Stub(
-            self._channel, sent=silent, received=silent, metadata=lambda: credentials_of(target)
-        )
-
-    async def _open(self, target: Target) -> grpc.aio.Channel:
-        return dial(target)
-
-    def ask(self, padding: bytes = b"", *, echo: bool = False) -> tuple[StatusResponse, float]:
-        """The answer and the seconds that it took. Raises Refused and grpc.aio.AioRpcError."""
-
-        async def ask() -> Any:
-            request = StatusRequest(padding=padding, echo=echo)
-            return await self._stub.status(request, timeout=TIMEOUT_S)
-
-        began = time.perf_counter()
-        try:
-            reply = self._runner.run(ask())
-        except grpc.aio.AioRpcError as error:
-            refused = refusal_of(error)
-            if refused is not None:
-                raise refused from None
-            raise
-        if not isinstance(reply, StatusResponse):
-            raise ValueError(str(reply.text))
-        return reply, time.perf_counter() - began
-
-    def close(self) -> None:
-        self._runner.run(self._channel.close(None))
-        self._runner.close()
+PADDING_BYTES = (1 << 14, 1 << 16, 1 << 18, 1 << 19)  # for the bandwidth, until a call takes ENOUGH_S
+ENOUGH_S = 0.3
+CLOCK_S = 30.0  # least difference of two clocks that is a warning
 
 
 def question(target: Target) -> Generator[Finding]:
-    """The checks of a server that can be reached."""
-    patient = Patient(target)
-    try:
-        answered = _answer(patient, token=bool(target.token_file))
+    """Yield the finding of each check, until one fails."""
+    with connected(target) as call:
+        answered = _answer(call, token=bool(target.token_file))
         if isinstance(answered, Finding):
             yield answered
             return
         yield _version(answered)
-        yield _access(target)
+        given = "with the token" if target.token_file else "without a token"
+        yield Finding(check="access", state="ok", text=f"the server answers this machine, {given}")
         try:
-            took_s = [patient.ask()[1] for _ in range(CALLS)]
+            took_s = [_timed(call)[1] for _ in range(CALLS)]
             trip_s = statistics.median(took_s)
             text = f"{1e3 * trip_s:.1f} ms, slowest of {CALLS} {1e3 * max(took_s):.1f} ms"
             yield Finding(check="round trip", state="ok", text=text)
-            yield _clock(patient)
-            yield _bandwidth(patient, trip_s)
+            yield _clock(call)
+            yield _bandwidth(call, trip_s)
         except (grpc.aio.AioRpcError, Refused, ValueError) as error:
             text = f"the server has answered, and does no more: {_text(error)}"
             remedy = "is the link unsteady, or the server being stopped?"
             yield Finding(check="round trip", state="wrong", text=text, remedy=remedy, unreachable=True)
-    finally:
-        patient.close()
 
 
-def _answer(patient: Patient, *, token: bool) -> StatusResponse | Finding:
+def _timed(call: Call, padding: bytes = b"", *, echo: bool = False) -> tuple[StatusResponse, float]:
+    """Return the answer and the seconds that it took."""
+    began = time.perf_counter()
+    return call(StatusRequest(padding=padding, echo=echo), TIMEOUT_S), time.perf_counter() - began
+
+
+def _answer(call: Call, *, token: bool) -> StatusResponse | Finding:
     try:
-        return patient.ask()[0]
+        return call(StatusRequest(), TIMEOUT_S)
     except Refused as refused:
         remedy = refused.refusal.remedy
         text = str(refused).removesuffix(f"; {remedy}")
@@ -123,14 +87,9 @@ def _version(answer: StatusResponse) -> Finding:
     return Finding(check="version", state="warning", text=text, remedy="use the same release on both sides")
 
 
-def _access(target: Target) -> Finding:
-    given = "with the token" if target.token_file else "without a token"
-    return Finding(check="access", state="ok", text=f"the server answers this machine, {given}")
-
-
-def _clock(patient: Patient) -> Finding:
+def _clock(call: Call) -> Finding:
     asked_at = time.time()
-    answer, took_s = patient.ask()
+    answer, took_s = _timed(call)
     ahead_s = answer.unix_seconds - (asked_at + took_s / 2)
     text = f"the server's is {abs(ahead_s):.1f} s {'ahead' if ahead_s > 0 else 'behind'}"
     if abs(ahead_s) <= CLOCK_S + took_s:
@@ -139,14 +98,14 @@ def _clock(patient: Patient) -> Finding:
     return Finding(check="clock", state="warning", text=text, remedy=remedy)
 
 
-def _bandwidth(patient: Patient, trip_s: float) -> Finding:
-    """By padding of at most 1 MiB in all, each way; the server sends no more than it was sent."""
+def _bandwidth(call: Call, trip_s: float) -> Finding:
+    """Send at most 1 MiB of padding each way. The server returns no more than it was sent."""
     up_s = down_s = 0.0
     size = 0
     for size in PADDING_BYTES:
         padding = os.urandom(size)  # nothing between can compress it
-        up_s = patient.ask(padding)[1]
-        down_s = max(0.0, patient.ask(padding, echo=True)[1] - up_s)
+        up_s = _timed(call, padding)[1]
+        down_s = max(0.0, _timed(call, padding, echo=True)[1] - up_s)
         if up_s - trip_s > ENOUGH_S or down_s > ENOUGH_S:
             break
     up, down = _rate(size, up_s - trip_s), _rate(size, down_s)
@@ -154,6 +113,6 @@ def _bandwidth(patient: Patient, trip_s: float) -> Finding:
 
 
 def _rate(size: int, seconds: float) -> str:
-    """In words; what is over sooner than can be measured is only known to be fast."""
+    """Return the rate in words. A transfer of at most 1 ms gives only a lower bound."""
     mbit = size * 8 / 1e6 / max(seconds, 1e-3)
     return f"more than {mbit:,.0f} Mbit/s" if seconds <= 1e-3 else f"about {mbit:,.3g} Mbit/s"

@@ -1,8 +1,8 @@
-"""gc-certs: certificates for a server and its workers, from an authority of their own.
+"""gc-certs: make certificates for a server and its workers, signed by an authority of their own.
 
 Makes DIR/ca.pem and DIR/ca.key, an authority that nobody else trusts; DIR/server.pem and .key, for the
-names and addresses that workers reach the server by; and one pair for each --client. Keys can be read by
-their owner alone. Files that are there stay: an authority goes on to issue others.
+names and addresses that workers reach the server by; and one pair for each --client. Only their owner can
+read the keys. Existing files stay: an authority in DIR signs further certificates.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from ..common.exits import Exit, command
-from ..common.version import __version__
+from .arguments import command_parser
 
 DAYS = 365
 AUTHORITY_DAYS = 3650
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="gc-certs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    found.add_argument("--version", action="version", version=f"gc-certs {__version__}")
+    found = command_parser("gc-certs", __doc__)
     found.add_argument("folder", type=Path, metavar="DIR", help="where the files go")
     text = "name or address that workers reach the server by; may be given again"
     found.add_argument("--host", action="append", default=[], metavar="NAME", help=text)
@@ -61,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _issue(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> int:
-    """Raises OSError, also for a file that is there already, and ValueError for one that is no key."""
+    """Raises OSError, also for a file that exists already, and ValueError for a file that is no key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 
@@ -73,70 +70,55 @@ def _issue(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int
                     f"{folder / name}{suffix} is there already; remove it, or choose another folder"
                 )
     folder.mkdir(parents=True, exist_ok=True)
+    authority: tuple[Any, Any]
     if (folder / "ca.key").exists():
-        key: Any = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-        authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+        key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+        authority = key, x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     else:
-        key, authority = _authority()
-        _write(folder / "ca.key", _key_bytes(key), 0o600)
-        _write(folder / "ca.pem", authority.public_bytes(serialization.Encoding.PEM), 0o644)
+        authority = _pair("gradwire", AUTHORITY_DAYS)
+        _write(folder / "ca", *authority)
     for name in wanted:
-        own, certificate = _certificate(name, hosts if name == "server" else (), key, authority, days)
-        _write(folder / f"{name}.key", _key_bytes(own), 0o600)
-        _write(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+        _write(folder / name, *_pair(name, days, hosts if name == "server" else (), authority))
         print(f"{folder / name}.pem, {folder / name}.key: valid for {days} days")
     print(f"{folder}/ca.pem: --tls-ca of the workers, and of the server if they have certificates")
     return Exit.DONE
 
 
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """A new file, which nobody else can read before it has its mode."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with open(descriptor, "wb") as file:
-        file.write(data)
-
-
-def _key_bytes(key: Any) -> bytes:
+def _write(path: Path, key: Any, certificate: Any) -> None:
+    """Write path.key and path.pem, new files; nobody else can read the key at any moment."""
     from cryptography.hazmat.primitives import serialization
 
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    data: bytes = key.private_bytes(*form)
-    return data
+    pem = serialization.Encoding.PEM
+    key_bytes = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    for suffix, data, mode in ((".key", key_bytes, 0o600), (".pem", certificate.public_bytes(pem), 0o644)):
+        descriptor = os.open(f"{path}{suffix}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as file:
+            file.write(data)
 
 
-def _authority() -> tuple[Any, Any]:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gradwire")])
-    return key, _signed(name, name, key, key, AUTHORITY_DAYS, authority=True, hosts=())
-
-
-def _certificate(
-    name: str, hosts: Sequence[str], authority_key: Any, authority: Any, days: int
+def _pair(
+    name: str, days: int, hosts: Sequence[str] = (), authority: tuple[Any, Any] | None = None
 ) -> tuple[Any, Any]:
+    """Make a key and its certificate.
+
+    Args:
+        hosts: names and addresses that the certificate is valid for.
+        authority: key and certificate of the issuer; None for an authority, which signs itself.
+    """
     from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    return key, _signed(subject, authority.subject, key, authority_key, days, authority=False, hosts=hosts)
-
-
-def _signed(
-    subject: Any, issuer: Any, key: Any, signed_by: Any, days: int, *, authority: bool, hosts: Sequence[str]
-) -> Any:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-
-    now = datetime.now(UTC)
+    issuer_key, issuer = (key, subject) if authority is None else (authority[0], authority[1].subject)
     names: list[Any] = []
     for host in hosts:
         try:
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
             names.append(x509.DNSName(host))
+    now = datetime.now(UTC)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -145,11 +127,11 @@ def _signed(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))  # clocks differ
         .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
     )
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return builder.sign(signed_by, hashes.SHA256())
+    return key, builder.sign(issuer_key, hashes.SHA256())
 
 
 if __name__ == "__main__":

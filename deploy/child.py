@@ -1,14 +1,14 @@
-"""Runs a module's `main` as a process that does not outlive the one that started it.
+"""Run a module's `main` as a process that does not outlive its parent.
 
     python -m gradwire.deploy.child MODULE [ARGUMENT ...]
 
 Standard input is the lifeline: a pipe whose other end only the parent holds, and never writes to. The kernel
-closes it when the parent ends, in whatever way, SIGKILL included. Then this process sends itself SIGTERM, so
-that the module can leave in good order, and SIGKILL if it does not. What the module has started itself, such
-as a task's loader processes, is in the same group and goes with it.
+closes it when the parent ends, also by SIGKILL. Then this process sends itself SIGTERM, so that the module
+can shut down, and after `GRACE_SECONDS` SIGKILL. Processes that the module has started, such as a task's data
+loaders, are in the same process group and end with it.
 
-Chosen over PR_SET_PDEATHSIG, which is for Linux alone, ends the child when the *thread* that started it does,
-and would have to be set between fork and exec, where a process with gRPC threads must not run Python.
+PR_SET_PDEATHSIG would exist on Linux alone, end the child together with the parent's *thread* that started
+it, and have to be set between fork and exec, where a process with gRPC threads must not run Python.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def hold(lifeline: int, orphaned: threading.Event) -> None:
 
 
 def end_group() -> None:
-    """End this process and, if it leads its group, as gc-run starts it, whatever else is in that."""
+    """Kill this process, and its process group if it leads one, as it does when gc-run starts it."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> int:
-    """Call `main` of the module that the first argument names with the arguments after it."""
+    """Call `main` of the module named by the first argument with the remaining arguments."""
     lifeline = os.dup(0)
     with open(os.devnull) as nothing:  # the module must not read the lifeline away
         os.dup2(nothing.fileno(), 0)

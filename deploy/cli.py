@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
 
 def baseline_of(settings: RunSettings) -> RunSettings | None:
-    """The run without compression to compare with; None for one that is such a run itself."""
+    """Return the settings of the uncompressed run to compare with; None if `settings` are uncompressed."""
     mode = registry.parse(settings.mode).baseline or settings.mode
     plain = dataclasses.replace(settings, mode=mode, compressor="none", downlink="none")
     # After float32 pushes `auto` sends float32.
@@ -69,7 +69,7 @@ def baseline_of(settings: RunSettings) -> RunSettings | None:
 
 
 def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: Interrupt) -> int:
-    from .console import Console  # late, as all that takes long, so that --help answers at once
+    from .console import Console  # late, like all slow imports, so that --help is fast
     from .plot import PlotError, write_plot
     from .report import table_of, to_json, write_atomically
     from .worth import remark
@@ -87,10 +87,10 @@ def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: I
             baseline, _, stopped = _train(plain, directory / "baseline", console, interrupt)
         except Interrupted as interrupted:
             stopped = interrupted
-        if stopped is not None:  # half a run is nothing to compare with
+        if stopped is not None:  # a comparison needs a whole run
             baseline = None
 
-    console.print(table_of(result, baseline))  # first: a full disk must not keep the figures from people
+    console.print(table_of(result, baseline))  # before files are written, which may fail
     if said := remark(result, baseline, job):
         console.print(said, highlight=False, markup=False)
     try:
@@ -109,17 +109,19 @@ def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: I
     return Exit.DONE
 
 
-def _lines(child: Child, begin: str) -> list[str]:
-    """Lines of a process's log that are whole and begin so, without that."""
+def _lines(child: Child, prefix: str) -> list[str]:
+    """Return the complete lines of a process's log that have this prefix, without it."""
     lines = child.log.read_text(errors="replace").splitlines(keepends=True)
-    return [
-        line.removeprefix(begin).rstrip() for line in lines if line.startswith(begin) and line[-1] == "\n"
-    ]
+    whole = (line for line in lines if line.startswith(prefix) and line[-1] == "\n")
+    return [line.removeprefix(prefix).rstrip() for line in whole]
 
 
 def _prepare(settings: RunSettings, interrupt: Interrupt) -> list[str]:
-    """Raise `RunError` for a compressor or a task that no worker could use. Returns what speaks against the
-    compressor."""
+    """Check the compressor and the task in a process of their own, and return warnings.
+
+    Raises:
+        RunError: no worker could use the compressor or the task.
+    """
     with tempfile.TemporaryDirectory() as directory, Children(Path(directory)) as children:
         child = children.start(
             "prepare",
@@ -146,7 +148,7 @@ def _prepare(settings: RunSettings, interrupt: Interrupt) -> list[str]:
 def _train(
     settings: RunSettings, directory: Path, console: Console, interrupt: Interrupt
 ) -> tuple[RunResult, LiveJob | None, Interrupted | None]:
-    """Return what the run came to, the job as its server has measured it, and the signal that stopped it."""
+    """Return the result, the job as its server has measured it, and the signal that stopped the run."""
     from .engine import RunPlan, train
     from .live import live_job_of
     from .progress import progress

@@ -1,4 +1,4 @@
-"""Rich's console, which leaves a reader who has gone to `exits.command`."""
+"""Rich's console, which lets `exits.command` handle a closed pipe."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import rich.console
 
 class Console(rich.console.Console):
     def on_broken_pipe(self) -> None:
-        """Raise the error that rich has caught. Rich itself would exit, with the code of a fault."""
+        """Raise the error that rich has caught; rich would exit with code 1."""
         raise BrokenPipeError

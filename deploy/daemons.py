@@ -1,4 +1,4 @@
-"""What gc-run tells the daemons that it starts."""
+"""Command lines of the daemons that gc-run starts."""
 
 from __future__ import annotations
 
@@ -12,30 +12,27 @@ from ..settings import RunSettings, ServerSettings, WorkerSettings
 
 HOST = "127.0.0.1"
 
-# Both daemons share this machine's cores with each other, and their logs are read by people.
+# All daemons share this machine's cores, and people read their logs.
 _COMMON: dict[str, Any] = {"log_format": "text", "threads": 1}
 
 
 def server_arguments(settings: RunSettings, port: int, output: Path) -> list[str]:
-    """Of gc-server.
-
-    output: for the final parameters; each server of a comparison has its own.
-    """
+    """Return the arguments of gc-server. output: file for the final parameters."""
     return _arguments(_server_settings(settings, port, output))
 
 
 def worker_arguments(settings: RunSettings, port: int, index: int) -> list[str]:
-    """Of the gc-worker with this index, from 0."""
+    """Return the arguments of the gc-worker with this index, from 0."""
     own: dict[str, Any] = {
         "server": f"{HOST}:{port}",
         "worker_id": f"worker-{index}",
-        "http_port": min(0, settings.http_port),  # the one that was asked for is the server's
+        "http_port": min(0, settings.http_port),  # the given port is the server's
     }
     return _arguments(WorkerSettings(**{**shared(WorkerSettings, settings), **_COMMON, **own}))
 
 
 def check_together(settings: RunSettings) -> None:
-    """Raise UsageError for options that do not go together, by the server's rules and for so many workers."""
+    """Raise UsageError for options that conflict, by the server's rules and the number of workers."""
     if settings.script:
         raise UsageError("--script: gc-run trains a task; start gc-server --script and your scripts")
     mode, compressor = registry.parse(settings.mode), settings.compressor
@@ -51,7 +48,7 @@ def check_together(settings: RunSettings) -> None:
     mode.check_workers(settings.mode, settings.workers)
     try:
         checks.check(_server_settings(settings, port=0, output=Path("parameters")))
-    except UsageError as error:  # what --workers becomes
+    except UsageError as error:  # the server knows --workers as --min-workers
         raise UsageError(str(error).replace("--min-workers", "--workers")) from None
 
 
@@ -59,7 +56,7 @@ def _server_settings(settings: RunSettings, port: int, output: Path) -> ServerSe
     return ServerSettings(
         **shared(ServerSettings, settings),
         **_COMMON,
-        stay=True,  # until gc-run has asked what the job came to, on a machine however busy
+        stay=True,  # until gc-run has read the final status, however busy the machine is
         host=HOST,
         port=port,
         min_workers=settings.workers,
@@ -68,7 +65,7 @@ def _server_settings(settings: RunSettings, port: int, output: Path) -> ServerSe
 
 
 def _arguments(settings: ServerSettings | WorkerSettings) -> list[str]:
-    """A daemon's command line: every option, so that nothing in the environment or a file changes it."""
+    """Return every option of a daemon, so that neither the environment nor a file changes any."""
     found: list[str] = []
     cls: type[Any] = type(settings)
     for name, each in options_of(cls).items():

@@ -1,8 +1,8 @@
-"""gc-doctor: why a worker cannot reach or use a server, as seen from where it is started.
+"""gc-doctor: say why a worker on this machine cannot reach or use a server.
 
-Looks up the name, connects to the port, speaks TLS or not, asks the server, and measures clock, round trip
-and bandwidth. Each check is a line: whether it is well, what was found, and what to do about it. The first
-one that fails ends the examination, because those after it would fail for the same reason.
+Checks the name, the port, TLS, the version of the protocol, access, the round trip, the clocks and the
+bandwidth. Each check prints a line: its state, its finding, and the remedy. The first check that fails is the
+last, because later ones would fail for the same reason.
 
 Exit codes: 0 if a worker could use the server, 4 if it cannot be reached, 3 if it is there and refuses, 2 for
 a command line to correct.
@@ -20,11 +20,8 @@ from typing import TYPE_CHECKING
 
 from ..common.exits import Exit, command
 from ..common.naming import printable
-from ..common.version import __version__
 from ..proto.findings import Finding, Target
-from ..settings import DEFAULT_PORT
-from .access_files import access_files_of, add_access_files
-from .watch import address
+from .arguments import access_files_of, add_server, command_parser
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -33,19 +30,8 @@ STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="gc-doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    found.add_argument("--version", action="version", version=f"gc-doctor {__version__}")
-    found.add_argument(
-        "server",
-        nargs="?",
-        type=address,
-        default=os.environ.get("GC_SERVER") or f"localhost:{DEFAULT_PORT}",
-        metavar="HOST[:PORT]",
-        help="address of the server, as gc-worker has it (default: GC_SERVER, or localhost)",
-    )
-    add_access_files(found, os.environ)
+    found = command_parser("gc-doctor", __doc__)
+    add_server(found, os.environ)
     found.add_argument("--json", action="store_true", help="one JSON object with all findings")
     return found
 
@@ -56,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser().parse_args(sys.argv[1:] if argv is None else argv)
     try:
         files = access_files_of(given)
-    except ValueError as error:
+    except argparse.ArgumentTypeError as error:
         print(f"gc-doctor: {error}", file=sys.stderr)
         return Exit.USAGE
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in the findings
@@ -75,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def examine(target: Target) -> Generator[Finding]:
-    """Each check, until one fails."""
+    """Yield the finding of each check, until one fails."""
     from ..proto.reaching import reach
 
     last: Finding | None = None

@@ -1,11 +1,13 @@
-"""Trains one job with real processes on this machine: a server and its workers, watched until they are done.
+"""Train one job on this machine: start a server and workers, and supervise them until the job is done.
 
-    start the server on a free port -> start the workers -> poll both kinds of news -> end everything
+    start the server on a free port -> start the workers -> poll exit codes and Status -> end all processes
 
-News are the ends of processes and the server's Status. A worker that dies is named, and the run goes on with
-the others, as a real job would; it stops when the server dies, when no worker is left, when one ends before
-the first round, which waits for all of them, or when one ends for a reason that the others share: it was
-refused, misused, or the task raised.
+A worker that dies is reported, and the job continues with the others. The run fails if
+
+    the server dies or does not start
+    no worker is left
+    a worker ends before the first round, which waits for all workers
+    a worker ends with a code in `FATAL`: every other worker would end alike
 """
 
 from __future__ import annotations
@@ -28,36 +30,37 @@ from .processes import Child, Children, RunError, wait
 from .status import Ask, asking
 
 POLL_SECONDS = 0.2
-START_SECONDS = 120.0  # for a server to answer; importing torch on a busy machine takes its time
-SAVE_SECONDS = 60.0  # for a server that is told to stop to write the parameters
-LEAVE_SECONDS = 10.0  # for workers to end by themselves once the job is done
-LAST_WORD_SECONDS = 2.0  # for the server to speak of the end after the last worker has left
-SILENCE_SECONDS = 2.0  # without an answer of a server that has answered, before people are told
-START_SILENCE_SECONDS = 10.0  # the same of one that is starting
-DEAF_SECONDS = 120.0  # for a server that answers nothing to speak, once the last worker has left
+START_SECONDS = 120.0  # limit for the server's first answer; it imports torch
+SAVE_SECONDS = 60.0  # limit for a stopped server to write the parameters
+LEAVE_SECONDS = 10.0  # limit for workers to exit by themselves once the job is done
+LAST_WORD_SECONDS = 2.0  # limit for the server to report the end after the last worker has left
+SILENCE_SECONDS = 2.0  # time without an answer from the server before a note
+START_SILENCE_SECONDS = 10.0  # likewise, while the server starts
+UNANSWERED_SECONDS = 120.0  # limit for a silent server to answer after the last worker has left
 START_ATTEMPTS = 3
 PARAMETERS = "parameters.safetensors"
 
-# Ends of a worker after which there is no point in going on without it.
+# Exit codes of a worker for reasons that all workers share.
 FATAL = (Exit.USAGE, Exit.REFUSED, Exit.TASK)
 
 
 class Watcher:
-    """Is told how a run goes; this one keeps it to itself."""
+    """Receives a run's progress; this one ignores it."""
 
     def update(self, status: StatusResponse, alive: int) -> None:
-        """The job's state, several times a second, and how many worker processes run."""
+        """Called several times a second. alive: number of worker processes that run."""
 
     def note(self, text: str) -> None:
-        """Something that a person should read."""
+        """Called with a message for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """One run.
 
-    directory: for the logs of its processes and the final parameters.
-    server, worker: the modules that are run; other ones in tests.
+    Attributes:
+        directory: for the logs of its processes and the final parameters.
+        server, worker: modules to run; tests replace them.
     """
 
     settings: RunSettings
@@ -67,14 +70,11 @@ class RunPlan:
 
 
 def train(plan: RunPlan, watcher: Watcher, interrupt: Interrupt) -> StatusResponse:
-    """Train the job to its end and return the server's last word on it.
-
-    Returns, or raises, only once every process has ended.
+    """Train the job to its end and return the server's last status. Every process has ended by then.
 
     Raises:
-        RunError: the run stopped before the job was done.
-        Interrupted: a signal came. If it has a status, the server has written the parameters of its last
-            version.
+        RunError: the run failed before the job was done.
+        Interrupted: a signal arrived. If it has a status, the server has written its last parameters.
     """
     with Children(plan.directory) as children:
         server, port = _start_server(plan, children, watcher, interrupt)
@@ -97,7 +97,7 @@ def train(plan: RunPlan, watcher: Watcher, interrupt: Interrupt) -> StatusRespon
 
 
 def _addresses(children: Sequence[Child]) -> str:
-    """Where the metrics of the processes are; empty until all have said so in their logs, or have ended."""
+    """Return the addresses of the processes' metrics; empty until every log of a running one has its own."""
     found: list[str] = []
     for child in children:
         said = re.search(r"metrics and probes on port (\d+)", child.log.read_text(errors="replace"))
@@ -109,7 +109,7 @@ def _addresses(children: Sequence[Child]) -> str:
 
 
 class _Silence:
-    """Tells people that the server does not answer, once each time, and when it does again."""
+    """Notes once that the server has stopped answering, and once that it answers again."""
 
     def __init__(self, server: Child, watcher: Watcher, *, limit_s: float) -> None:
         self._server = server
@@ -138,7 +138,7 @@ def _supervise(
     staffed_at, measured = time.monotonic(), None
     while True:
         interrupt.pause(POLL_SECONDS)
-        # First who has ended, then the status: a job that was done before its last worker left says so.
+        # Exit codes before the status: if the job was done before its last worker left, the status says so.
         ended = [worker for worker in running if worker.code is not None]
         running = [worker for worker in running if worker not in ended]
         dead += ended
@@ -147,47 +147,47 @@ def _supervise(
         status = ask()
         if status is not None:
             watcher.update(status, len(running))
-            measured = status.measured or measured  # which a job without members no longer tells
+            measured = status.measured or measured  # absent once the job has no members
             if status.phase is Phase.FINISHED:
-                _hear_the_lost(status, [*ended, *running], watcher, interrupt)
+                _report_lost(status, [*ended, *running], watcher, interrupt)
                 return dataclasses.replace(status, measured=measured)
         if server.code is not None:
             code = Exit.DIVERGED if server.code == Exit.DIVERGED else Exit.INTERNAL
-            raise RunError(code, _obituary(server))
+            raise RunError(code, _failure_of(server))
         silence.asked(answered=status is not None)
         finishing = status is not None and status.phase is Phase.FINISHING
         for worker in ended:
             if worker.code in FATAL:
-                raise RunError(Exit(worker.code), _obituary(worker))
+                raise RunError(Exit(worker.code), _failure_of(worker))
         if status is not None and dead and not _has_begun(status):
             have = f"waits for {len(workers)} workers, and only {len(running)} can come"
-            raise RunError(Exit.INTERNAL, f"{_obituary(dead[0])}\nthe first round {have}; run it again")
+            raise RunError(Exit.INTERNAL, f"{_failure_of(dead[0])}\nthe first round {have}; run it again")
         for worker in ended:
-            # Done is what a worker says that has heard of the end, which a silent server could not tell us.
+            # Exit code 0: the worker has heard that the job is done, also if the server no longer answers us.
             if worker.code != Exit.DONE or not (finishing or status is None):
-                watcher.note(_obituary(worker))
-        if running or finishing:  # what finishing takes, such as writing the parameters, is up to the server
+                watcher.note(_failure_of(worker))
+        if running or finishing:  # the server may take its time to write the parameters
             staffed_at = time.monotonic()
-        elif time.monotonic() - staffed_at > (DEAF_SECONDS if status is None else LAST_WORD_SECONDS):
+        elif time.monotonic() - staffed_at > (UNANSWERED_SECONDS if status is None else LAST_WORD_SECONDS):
             raise RunError(Exit.INTERNAL, "no worker is left, and the job is not done")
 
 
-def _hear_the_lost(
-    status: StatusResponse, unheard: list[Child], watcher: Watcher, interrupt: Interrupt
+def _report_lost(
+    status: StatusResponse, unreported: list[Child], watcher: Watcher, interrupt: Interrupt
 ) -> None:
-    """A worker that failed in the last round may still be ending when the job is done: say why it did."""
+    """Report workers lost in the last round, which may still be exiting when the job is done."""
     lost = {member.worker for member in status.lost}
     deadline = time.monotonic() + LAST_WORD_SECONDS
-    for worker in (child for child in unheard if child.name in lost):
+    for worker in (child for child in unreported if child.name in lost):
         while worker.code is None and time.monotonic() < deadline:
             interrupt.pause(POLL_SECONDS / 4)
         if worker.code in FATAL:
-            raise RunError(Exit(worker.code), _obituary(worker))
-        watcher.note(_obituary(worker) if worker.code is not None else f"{worker.name} was lost")
+            raise RunError(Exit(worker.code), _failure_of(worker))
+        watcher.note(_failure_of(worker) if worker.code is not None else f"{worker.name} was lost")
 
 
 def _has_begun(status: StatusResponse) -> bool:
-    """Whether the first round was opened; later ones make do with fewer workers."""
+    """Return whether the first round was opened; later rounds need fewer workers."""
     waits = status.phase in (Phase.EMPTY, Phase.GATHERING) and status.version == 0
     return not waits or status.training_seconds > 0
 
@@ -195,9 +195,9 @@ def _has_begun(status: StatusResponse) -> bool:
 def _start_server(
     plan: RunPlan, children: Children, watcher: Watcher, interrupt: Interrupt
 ) -> tuple[Child, int]:
-    """The server and its port, once it answers.
+    """Return the server and its port, once it answers.
 
-    Between choosing a free port and listening on it, someone else may take it; then another one is tried.
+    Another process may take the free port before the server listens; then the next attempt chooses another.
     """
     for attempt in range(1, START_ATTEMPTS + 1):
         port = free_port()
@@ -217,12 +217,12 @@ def _start_server(
             raise RunError(Exit.INTERNAL, f"the server did not answer in {limit}; see {server.log}")
         if attempt == START_ATTEMPTS or not _is_taken(port):
             code = Exit.USAGE if server.code == Exit.USAGE else Exit.INTERNAL
-            raise RunError(code, _obituary(server))
+            raise RunError(code, _failure_of(server))
     raise AssertionError("the last attempt returns or raises")
 
 
 def free_port() -> int:
-    """A port that nobody listens on, at this moment."""
+    """Return a port that is free at this moment."""
     with socket.create_server((HOST, 0)) as listener:
         return int(listener.getsockname()[1])
 
@@ -235,6 +235,6 @@ def _is_taken(port: int) -> bool:
     return False
 
 
-def _obituary(child: Child) -> str:
+def _failure_of(child: Child) -> str:
     said = "".join(f"\n    {line}" for line in child.last_lines().splitlines())
     return f"{child.name} ended: {child.ending}; the end of {child.log}:{said or ' it is empty'}"

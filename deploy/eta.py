@@ -1,4 +1,4 @@
-"""How far a job is, and what is left of it."""
+"""Progress of a job and the time left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..settings import JobTerms, parse_evaluate_every
 
 
 def fraction(status: StatusResponse) -> float | None:
-    """Which part of the job is done, 0 to 1, by the limit that comes first; None if it has none."""
+    """Return the finished fraction of the job, 0 to 1, by its nearest limit; None without a limit."""
     job = job_terms(status.job)
     parts = [
         done / limit
@@ -23,7 +23,7 @@ def fraction(status: StatusResponse) -> float | None:
 
 
 def seconds_left(status: StatusResponse) -> float | None:
-    """Until the last step, at the pace so far; None before there is one, and once nothing is left."""
+    """Return the seconds until the last step at the mean pace so far; None if unknown, or at the end."""
     done = fraction(status)
     if not done or done >= 1 or not status.training_seconds:
         return None
@@ -31,7 +31,7 @@ def seconds_left(status: StatusResponse) -> float | None:
 
 
 def duration(seconds: float | None) -> str:
-    """As 1:02:03 or 2:03; a dash for None."""
+    """Return `1:02:03` or `2:03`, a dash for None."""
     if seconds is None:
         return "–"
     minutes, rest = divmod(round(seconds), 60)
@@ -40,7 +40,7 @@ def duration(seconds: float | None) -> str:
 
 
 def reached(job: JobTerms, epochs: float, version: int) -> str:
-    """How far that is, with the limits that there are."""
+    """Return epochs and steps, each with its limit."""
     parts = [f"{epochs:g}/{job.epochs} epochs" if job.epochs else f"{epochs:.3g} epochs"]
     if job.max_steps:
         parts.append(f"step {version}/{job.max_steps}")
@@ -48,7 +48,7 @@ def reached(job: JobTerms, epochs: float, version: int) -> str:
 
 
 def when(evaluation: EpochStatus, job: JobTerms) -> str:
-    """Where in a job an evaluation was made."""
+    """Return the epoch or step of an evaluation."""
     every = parse_evaluate_every(job.evaluate_every)
     if every.unit == "epochs" and not job.max_steps:
         epochs = evaluation.epoch if job.evaluate_every == "1epoch" else evaluation.epochs

@@ -1,10 +1,9 @@
 """Signals that ask gc-run or gc-bench to end.
 
-`Interrupt` takes them where gc-run waits and nowhere else. A handler that raised could strike between
-starting a process and remembering it. This one only notes the signal; `pause`, where gc-run spends its time
-anyway, raises.
+gc-run uses `Interrupt`, whose handler only notes the signal; `pause` raises. A handler that raised could
+strike between the start of a process and its entry in the list of processes to end.
 
-`interrupted` raises wherever the program is: for benchmarks, which wait in many places, and whose processes
+gc-bench uses `interrupted`, whose handler raises at once: benchmarks wait in many places, and their processes
 end with them in any case (`child`).
 """
 
@@ -24,10 +23,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal came. A BaseException, so that nothing but a command's entry point swallows it.
+    """A signal arrived. A BaseException, so that only a command's entry point catches it.
 
     Attributes:
-        status: the job's last state, if training had begun.
+        status: the job's last status, if training had begun.
     """
 
     def __init__(self, number: signal.Signals) -> None:
@@ -45,7 +44,7 @@ class Interrupt:
         self._previous: dict[signal.Signals, Any] = {}
 
     def pause(self, seconds: float) -> None:
-        """Sleep; raise `Interrupted` as soon as a signal has come."""
+        """Sleep; raise `Interrupted` at a signal, or at once if one has arrived before."""
         if self._event.wait(seconds):
             raise Interrupted(self._number)
 
@@ -64,10 +63,7 @@ class Interrupt:
 
 @contextmanager
 def interrupted() -> Generator[None]:
-    """Raise `Interrupted` at the first of `SIGNALS`, wherever the main thread is.
-
-    Later ones are ignored until the context is left, so that they do not interrupt the clearing up.
-    """
+    """Raise `Interrupted` in the main thread at the first of `SIGNALS`, and ignore later ones."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         for each in previous:
@@ -83,7 +79,7 @@ def interrupted() -> Generator[None]:
 
 
 def _handle(handler: Any) -> dict[signal.Signals, Any]:
-    """Install a handler. Returns the handlers that were there before."""
+    """Install a handler and return the previous handlers."""
     # nohup ignores SIGHUP: the run is meant to outlive its terminal.
     return {
         number: signal.signal(number, handler)

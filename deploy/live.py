@@ -1,4 +1,4 @@
-"""A running job as planners know it: what its server has measured, and how it runs."""
+"""A running job for the planner: its server's measurements, and its options."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class LiveJob:
     """A running job.
 
     Attributes:
-        name: of its task.
-        profile: what its server has measured.
-        compressor: spec of its first worker's.
-        choice: how it runs otherwise.
-        step_s: seconds that a step takes.
+        name: name of its task.
+        profile: measurements of its server.
+        compressor: spec of its first worker's compressor.
+        choice: its other options.
+        step_s: measured seconds of a step.
     """
 
     name: str
@@ -31,10 +31,10 @@ class LiveJob:
     step_s: float
 
     def as_it_runs(self) -> StepOptions:
-        """Return how it runs, with the compressor.
+        """Return all its options.
 
         Raises:
-            SpecError: the compressor is not installed here, or does not say what it sends.
+            SpecError: the compressor is not installed here, or does not declare what it sends.
         """
         return dataclasses.replace(self.choice, compressor=parse_compressor(self.compressor).compression())
 
@@ -52,10 +52,9 @@ class LiveJob:
 
 
 def live_job_of(status: StatusResponse, *, workers: int, rtt_s: float = 0.0) -> LiveJob | None:
-    """Return the job of a server that was asked for what it has measured; None if that is too little yet.
+    """Return the job of a status with measurements; None if the server has too few yet.
 
     Args:
-        workers: of the job.
         rtt_s: seconds of a round trip to the server.
     """
     measured, job = status.measured, status.job.settings

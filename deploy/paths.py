@@ -1,4 +1,4 @@
-"""Where a run's files go. What cannot be written is said before hours of training, not after."""
+"""Folders and files that a run writes, checked before hours of training."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ RUNS = Path("runs")
 
 @contextlib.contextmanager
 def run_directory(settings: RunSettings) -> Generator[Path]:
-    """The directory for everything that a run leaves, made at once; if for nothing, it is removed again.
+    """Make and yield the directory for a run's files; remove it afterwards if it is empty.
 
     Raises:
-        UsageError: no files can be made there.
+        UsageError: the directory cannot be made or written to.
     """
     if settings.out:
         path = Path(settings.out)
@@ -38,13 +38,13 @@ def run_directory(settings: RunSettings) -> Generator[Path]:
     try:
         yield path
     finally:
-        with contextlib.suppress(OSError):  # it is not empty, as it should be
+        with contextlib.suppress(OSError):  # it is not empty
             for directory in made:
                 directory.rmdir()
 
 
 def _make_new(label: str) -> Path:
-    """A directory in `RUNS` that no other run has, though it may have begun in the same second."""
+    """Make a directory in `RUNS` of its own, even if another run begins in the same second."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9]+', '-', label)}"
     path, number = RUNS / name, 1
     while True:
@@ -61,11 +61,7 @@ def _make_new(label: str) -> Path:
 
 
 def json_path(settings: RunSettings) -> Path | None:
-    """Where else the report goes; None if nobody asked.
-
-    Raises:
-        UsageError: no file can be made there.
-    """
+    """Return the file of --json, or None. Raises UsageError if no file can be written there."""
     if not settings.json:
         return None
     path = Path(settings.json)
@@ -82,6 +78,6 @@ def json_path(settings: RunSettings) -> Path | None:
 
 
 def _try_to_write(directory: Path) -> None:
-    """Raise OSError if no file can be made there. Permissions alone do not tell: a disk may be read-only."""
+    """Raise OSError if no file can be made there; a disk may be read-only whatever the permissions say."""
     with tempfile.TemporaryFile(dir=directory):
         pass

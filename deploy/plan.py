@@ -1,8 +1,8 @@
-"""gc-plan: predict what a step of a job would take, for each way to run it, and recommend one.
+"""gc-plan: predict the seconds of a step for each way to run a job, and recommend one.
 
-The job is a model known by its tensors, a link, and so many workers; nothing is run. Or it is one that runs:
---server asks its server what has been measured of its steps, and sets what is predicted for the way in which
-it runs beside what it takes. What is predicted, and what is not, is in docs/planning.md.
+The job is a model by its tensors, a link and a number of workers; nothing is run. With --server it is a
+running job: gc-plan takes its server's measurements, and prints the measured seconds of a step beside the
+predicted ones. docs/planning.md says what the predictions cover.
 """
 
 from __future__ import annotations
@@ -15,24 +15,28 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common.exits import Exit, command
 from ..common.spec import SpecError
-from ..common.version import __version__
 from ..compressors import parse_compressor
 from ..planning import models
 from ..planning.job import JobProfile, StepOptions
 from ..planning.predictions import Prediction, predict, rank, recommend
-from .access_files import access_files_of, add_access_files
+from .arguments import (
+    access_files_of,
+    add_access_files,
+    at_least_one,
+    command_parser,
+    file_to_write,
+    plot_to_write,
+)
 
 if TYPE_CHECKING:
     from .live import LiveJob
 
-# Of a worker, per second, where nothing is said of the computation: what a GPU of some years ago reaches.
-MULTIPLICATIONS = 5e12
+MULTIPLICATIONS = 5e12  # of a worker per second without --computation: an older GPU
 COMPRESSORS = ("none", "bf16", "8bit", "4bit", "topk:ratio=100")
 FORWARD = 1 / 3  # of the computation
 _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)([kmg])bit(?:/s)?")
@@ -41,7 +45,7 @@ _SAMPLES = re.compile(r"(\d+(?:\.\d+)?)/s")
 
 
 def bandwidth(text: str) -> float:
-    """Bytes per second."""
+    """Return bytes per second."""
     match = _BANDWIDTH.fullmatch(text.lower())
     if match is None or not float(match[1]):
         raise argparse.ArgumentTypeError(f"expected bits per second such as 100mbit or 2.5gbit, got {text!r}")
@@ -56,7 +60,7 @@ def seconds(text: str) -> float:
 
 
 def computation(text: str) -> Callable[[int], float]:
-    """Seconds of a step, from the samples that it has."""
+    """Return a function of a step's samples that returns the step's seconds."""
     match = _SAMPLES.fullmatch(text)
     if match is None:
         try:
@@ -72,37 +76,17 @@ def computation(text: str) -> Callable[[int], float]:
 
 
 def computation_of(model: str, samples: int) -> float:
-    """Seconds of a step of so many samples, where nothing is said of it. Backward takes twice as much as
-    forward. Raises ValueError for a model that is not known."""
+    """Return the seconds of a step without --computation; backward takes twice as long as forward.
+
+    Raises:
+        ValueError: the model is unknown.
+    """
     return 3 * samples * sum(tensor.multiplications for tensor in models.tensors(model)) / MULTIPLICATIONS
-
-
-def at_least_one(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
-    return int(text)
-
-
-def file_to_write(text: str) -> Path:
-    path = Path(text)
-    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK | os.X_OK):
-        raise argparse.ArgumentTypeError(f"expected a file in a folder that can be written to, got {text!r}")
-    return path
-
-
-def plot_to_write(text: str) -> Path:
-    if find_spec("matplotlib") is None:
-        missing = "matplotlib is not installed; pip install '.[run]' in a checkout of Gradwire brings it"
-        raise argparse.ArgumentTypeError(missing)
-    return file_to_write(text)
 
 
 def parser() -> argparse.ArgumentParser:
     shown = "(default: %(default)s)"
-    found = argparse.ArgumentParser(
-        prog="gc-plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    found.add_argument("--version", action="version", version=f"gc-plan {__version__}")
+    found = command_parser("gc-plan", __doc__)
     known = f"{', '.join(models.MODELS)}, or NxSIZE for N tensors of SIZE elements"
     text = "a job that runs: its model, computation, workers and link are as its server has measured them"
     found.add_argument("--server", metavar="HOST[:PORT]", help=text)
@@ -136,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def profile_of(given: argparse.Namespace) -> JobProfile:
-    """What the command line says. Raises SpecError for a model that is not known."""
+    """Return the job of the command line. Raises SpecError for an unknown model."""
     missing = [f"--{name}" for name in ("model", "bandwidth") if getattr(given, name) is None]
     if missing:
         raise SpecError(f"expected {' and '.join(missing)}, or --server of a job that runs")
@@ -164,17 +148,12 @@ def profile_of(given: argparse.Namespace) -> JobProfile:
     )
 
 
-def files_of(given: argparse.Namespace) -> dict[str, str]:
-    """Raises SpecError."""
-    try:
-        return access_files_of(given)
-    except ValueError as error:
-        raise SpecError(str(error)) from None
-
-
 def live_job(server: str, files: Mapping[str, str]) -> LiveJob:
-    """Ask the server of a job. files: for TLS and a token. Raises SpecError if it does not answer, or does
-    not know enough yet."""
+    """Ask the server of a job. files: for TLS and a token.
+
+    Raises:
+        SpecError: the server does not answer, or has too few measurements yet.
+    """
     from ..proto.refusal import Refused
     from ..settings import parse_address
     from .live import live_job_of
@@ -207,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if given.json not in (None, "-"):
             file_to_write(given.json)
-        job = live_job(given.server, files_of(given)) if given.server is not None else None
+        job = live_job(given.server, access_files_of(given)) if given.server is not None else None
         profile = profile_of(given) if job is None else job.profile
         given.model = given.model if job is None else job.name
         if "auto" in given.compressors:
@@ -244,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def commands(profile: JobProfile, choice: StepOptions) -> list[str]:
-    """Command lines for a choice; what is as by default is left out."""
+    """Return the command lines for a choice, without options that have their default."""
     usual = StepOptions()
     server = ["gc-server", f"--min-workers {profile.workers}"]
     for name in ("mode", "overlap", "fusion", "order"):
@@ -255,7 +234,7 @@ def commands(profile: JobProfile, choice: StepOptions) -> list[str]:
 
 
 def changes(profile: JobProfile) -> dict[str, JobProfile]:
-    """What one could have twice of."""
+    """Return the job with twice of each resource, by the resource's name."""
     found = {
         "links twice as fast": dataclasses.replace(
             profile,
@@ -275,7 +254,7 @@ def changes(profile: JobProfile) -> dict[str, JobProfile]:
 
 
 def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Prediction]) -> str:
-    """Why this one, and what would make it faster."""
+    """Return the reason for the choice, and the resource that would speed it up most."""
     choice, limit = chosen.choice, chosen.limit
     ring = next((each.step_s for each in ranked if each.choice.mode == "ring fp32"), None)
     beside = f", {ring / chosen.step_s:.2g} times as fast as a ring of float32" if ring else ""
@@ -297,7 +276,7 @@ def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Predict
 def to_json(
     model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: Prediction, reason: str
 ) -> str:
-    """One object: what was given, every prediction, the fastest first, and the one that is recommended."""
+    """Return an object of the job, all predictions, the fastest first, and the recommended one."""
     known: dict[str, Any] = {
         field.name: getattr(profile, field.name)
         for field in dataclasses.fields(profile)
@@ -322,7 +301,7 @@ def to_json(
 
 
 def plain(prediction: Prediction) -> dict[str, Any]:
-    """As JSON can hold it, without its timeline."""
+    """Return a prediction for JSON, without its timeline."""
     fields = dataclasses.fields(prediction)
     values = {field.name: getattr(prediction, field.name) for field in fields if field.name != "timeline"}
     values |= {"busy_s": dict(prediction.busy_s), "limit": prediction.limit}

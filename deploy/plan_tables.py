@@ -1,4 +1,4 @@
-"""What gc-plan shows: tables of predictions, and a picture of a step."""
+"""Output of gc-plan: tables of predictions, and a picture of a step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..planning.predictions import Prediction
 from .console import Console
 from .plot import panels
 
-WIDTH = 120  # of what goes to a file
-FEW = 2  # compressors of a mode that is not sync
+WIDTH = 120  # of tables that go to a file
+FEW = 2  # compressors shown for each mode but sync
 LANES = ("computing", "network", "up", "loop", "server", "down")  # from the top
 _COLORS = {
     **{"backward": "#1f6feb", "compress": "#8250df", "apply": "#bf8700", "forward": "#54aeff"},
@@ -24,7 +24,7 @@ _COLORS = {
 
 
 def show(model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: Prediction) -> None:
-    """Print the fastest of each compressor in each mode, and the other ways of the recommended one."""
+    """Print the fastest choice of each compressor and mode, and all choices of the recommended pair."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
@@ -44,7 +44,7 @@ def show(model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: 
 
 
 def best_few(ranked: Sequence[Prediction]) -> list[Prediction]:
-    """The fastest of each compressor with sync, and of every other mode the fastest ones."""
+    """Return the fastest prediction of each compressor with sync, and the `FEW` fastest of other modes."""
     found: list[Prediction] = []
     seen: dict[str, set[str]] = {}
     for each in ranked:
@@ -59,7 +59,7 @@ def best_few(ranked: Sequence[Prediction]) -> list[Prediction]:
 
 
 def _table(title: str, rows: Sequence[Prediction], chosen: Prediction) -> Table:
-    # Text: a model's file or a compressor of one's own may have brackets in its name, which are no markup.
+    # Text: brackets in the name of a model or a user's compressor are no markup.
     table = Table(
         title=Text(title, style="table.title"), caption="MB: of a step, on the busiest server's link"
     )
@@ -80,7 +80,7 @@ def _table(title: str, rows: Sequence[Prediction], chosen: Prediction) -> Table:
 
 
 def draw(path: Path, model: str, prediction: Prediction) -> None:
-    """A Gantt chart of a step: what each lane does, over time. Needs matplotlib."""
+    """Draw a Gantt chart of a step's lanes. Needs matplotlib."""
     choice = prediction.choice
     figure, (axes,) = panels([f"{model}: {choice.compressor}, {choice.overlap}, {prediction.step_s:.3g} s"])
     figure.set_size_inches(10, 3.5)

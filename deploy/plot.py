@@ -1,5 +1,4 @@
-"""The picture of a comparison: accuracy, or what else is measured, over epochs and over the bytes that it
-took; and the training loss over steps."""
+"""The picture of a run and its baseline: a metric over epochs and over bytes, and the loss over steps."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ _COLORS = ("#1f6feb", "#8c959f")  # the run, the baseline
 
 
 class PlotError(Exception):
-    """No picture can be made; the message says what to do."""
+    """No picture can be made; the message names the remedy."""
 
 
 def write_plot(path: Path, runs: Sequence[RunResult]) -> None:
@@ -53,21 +52,21 @@ def write_plot(path: Path, runs: Sequence[RunResult]) -> None:
 
 
 def shown_metric(runs: Sequence[RunResult]) -> str:
-    """Accuracy if there is one, or loss, or the first of what else there is."""
+    """Return `accuracy` if the task reports it, else `loss`, else its first metric by name."""
     names = sorted({name for run in runs for each in run.evaluations for name in each.metrics})
     return next((name for name in ("accuracy", "loss", *names) if name in names), "accuracy")
 
 
 def literal(text: str) -> str:
-    """Return what matplotlib draws as `text`: it takes what is between two dollar signs for a formula."""
+    """Return text that matplotlib draws as it is; it reads text between two dollar signs as a formula."""
     return printable(text).replace("$", r"\$")
 
 
 def panels(titles: Sequence[str], **shared: Any) -> tuple[Any, list[Any]]:
-    """Return a matplotlib figure and its axes, side by side, each with a title, which is no formula."""
+    """Return a matplotlib figure with axes side by side, one for each title."""
     from matplotlib.figure import Figure
 
-    # A Figure made by hand belongs to no window system: nothing here looks for a display.
+    # Not by pyplot, which looks for a display.
     figure: Any = Figure(figsize=(5 * len(titles), 4), layout="constrained")
     found = figure.subplots(1, len(titles), squeeze=False, **shared)[0]
     for axes, title in zip(found, titles, strict=True):

@@ -1,8 +1,8 @@
-"""What gc-run does once, in a process of its own, before it starts any daemon.
+"""Preparation that gc-run runs in a process of its own before it starts any daemon.
 
-Makes the compressor and the task, so that what is wrong with them is said at once, and by one process instead
-of by every worker; and compiles the kernels into their cache, which five processes would otherwise do at the
-same time. A process of its own, because a user's task may do anything when it is imported.
+Makes the compressor and the task, so that one process reports their errors instead of every worker, and
+compiles the kernels into their cache, so that the daemons do not compile them at the same time. It has a
+process of its own because the import of a user's task may have any effect.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from .processes import SAID, WARNING
 
 
 def main(argv: Sequence[str]) -> int:
-    """Check the specs and compile. Prints what takes long, in lines that begin with `SAID`, and what speaks
-    against the compressor, in lines that begin with `WARNING`.
+    """Check the specs and compile the kernels. Prints progress and warnings with the prefixes of `processes`.
 
     Args:
-        argv: the compressor, that of the updates, the task, the optimizer, and the kind of work that the mode
-            asks of workers.
+        argv: specs of compressor, downlink, task and optimizer, and the mode's kind of work.
 
     Returns:
-        0; 2 for a spec to correct, 6 for a task that raised: then the last line on standard error says why.
+        0; 2 for a bad spec, 6 for a task that raised, with the reason in the last line on standard error.
     """
     compressor, downlink, task, optimizer, work = argv
     try:

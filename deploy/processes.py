@@ -1,4 +1,4 @@
-"""Child processes that always end: with a log file each, and an ending that can be told to people."""
+"""Child processes that end with their parent, each with a log file and a description of its end."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..common.exits import Exit
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 SHOWN_LOG_LINES = 8
-WARNING = "WARNING "  # begins a line of a log that gc-run shows
-SAID = "SAID "  # likewise, while the process runs
+WARNING = "WARNING "  # prefix of a log line that gc-run shows
+SAID = "SAID "  # likewise, shown while the process runs
 
 
 class RunError(Exception):
-    """A run that could not be finished: why, in words, and the exit code for it."""
+    """A run failed: the reason, and the exit code for it."""
 
     def __init__(self, code: Exit, message: str) -> None:
         super().__init__(message)
@@ -37,9 +37,8 @@ class Child:
     ) -> None:
         """
         Args:
-            name: for people.
             log: receives standard output and error.
-            prefix: a command to run it under, which becomes it.
+            prefix: command to run it under, which execs it.
         """
         self.name = name
         self.log = log
@@ -59,18 +58,18 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """None while it runs, then its exit code, or minus the signal that ended it."""
+        """The exit code, or minus the signal that ended it; None while it runs."""
         if self._process.returncode is None and os.waitid(
             os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
         ):
-            # It has ended but still holds its id, so the group is surely its own: end what it started itself.
+            # A zombie keeps its id, so the process group is still its own: end the processes it started.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         return self._process.poll()
 
     @property
     def ending(self) -> str:
-        """How it ended, in words: `exit code 3 (refused)` or `SIGKILL`."""
+        """Its end in words: `exit code 3 (refused)` or `SIGKILL`."""
         code = self.code
         if code is None:
             return "still running"
@@ -80,7 +79,7 @@ class Child:
         return f"exit code {code}{meaning}"
 
     def last_lines(self, count: int = SHOWN_LOG_LINES) -> str:
-        """The end of its log, which is where programs say why they end."""
+        """Return the last lines of its log."""
         with self.log.open(errors="replace") as lines:
             return "".join(deque(lines, maxlen=count)).rstrip()
 
@@ -90,15 +89,15 @@ class Child:
             os.killpg(self.pid, number)
 
     def close(self) -> None:
-        """Let go of it once it has ended."""
+        """Close the lifeline of a child that has ended."""
         self._process.communicate()
 
 
 class Children:
-    """Every process of one run. Leaving the context ends those that still run, whatever happened."""
+    """The processes of one run. Leaving the context ends those that still run."""
 
     def __init__(self, directory: Path) -> None:
-        """directory: where the logs go; made if it does not exist."""
+        """directory: for the logs; made if it does not exist."""
         self._directory = directory
         self._all: list[Child] = []
 
@@ -122,7 +121,7 @@ class Children:
 
 
 def wait(children: Sequence[Child], *, seconds: float) -> bool:
-    """Wait until all have ended, at most so long; return whether they have."""
+    """Wait until all have ended, for at most `seconds`; return whether they have."""
     deadline = time.monotonic() + seconds
     while any(child.code is None for child in children):
         if time.monotonic() > deadline:

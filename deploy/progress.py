@@ -18,11 +18,11 @@ from .engine import Watcher
 from .eta import duration, fraction, reached, seconds_left, when
 from .report import ratio, size
 
-WAITING_SECONDS = 5.0  # without a new version, before whom the job waits for is worth a line
+WAITING_SECONDS = 5.0  # without a new version, until a line names the workers that the job waits for
 
 
 def headline(status: StatusResponse) -> str:
-    """The losses and what else was measured, as far as they are known."""
+    """Return the training loss and the last metrics, if known."""
     evaluation = max(status.evaluations, key=lambda one: one.epoch, default=None)
     parts = [f"training loss {status.train_loss:.4f}"] if status.version else []
     if evaluation is not None:
@@ -31,14 +31,14 @@ def headline(status: StatusResponse) -> str:
 
 
 def metrics(evaluation: EpochStatus) -> str:
-    """Whatever the task reports."""
+    """Return the task's metrics, loss and accuracy first."""
     first = [name for name in ("loss", "accuracy") if name in evaluation.metrics]
     names = [*first, *sorted(evaluation.metrics.keys() - {*first})]
     return "  ".join(f"validation {name} {evaluation.metrics[name]:.4f}" for name in names)
 
 
 def speed(status: StatusResponse) -> str:
-    """Learning rate, steps per second and time left, as far as they are known."""
+    """Return learning rate, steps per second and time left, if known."""
     rate = f"learning rate {status.learning_rate:.3g}" if status.learning_rate else ""
     steps = f"{1 / status.step_seconds:.3g} steps/s" if status.step_seconds else ""
     left = seconds_left(status)
@@ -46,7 +46,7 @@ def speed(status: StatusResponse) -> str:
 
 
 def traffic(status: StatusResponse) -> str:
-    """Bytes on the wire in both directions, and how many times more float32 would take."""
+    """Return the bytes on the wire in both directions, and their ratio to float32."""
     count = status.traffic
     return (
         f"up {size(count.wire_bytes_up)} ({ratio(count.raw_bytes_up, count.wire_bytes_up)})  "
@@ -55,7 +55,7 @@ def traffic(status: StatusResponse) -> str:
 
 
 def members(status: StatusResponse, alive: int, workers: int) -> str:
-    """How many workers there are, and for whom or what the job waits."""
+    """Return the number of workers, and what the job waits for."""
     text = f"workers {alive}/{workers}"
     return f"{text}  {status.waiting}" if status.waiting else text
 
@@ -83,7 +83,7 @@ class LiveProgress(Watcher):
 
 
 class LineProgress(Watcher):
-    """Prints a line per epoch, and whom the job waits for."""
+    """Prints a line per epoch, and the workers that the job waits for."""
 
     def __init__(
         self, console: Console, label: str, workers: int, clock: Callable[[], float] = time.monotonic
@@ -94,7 +94,7 @@ class LineProgress(Watcher):
         self._clock = clock
         self._epoch = 0
         self._state: tuple[int, int] | None = None  # phase and version
-        self._next_waiting = 0.0  # when to say whom it waits for, twice as late each time
+        self._next_waiting = 0.0  # time of the next line about waiting; the interval doubles
         self._wait = WAITING_SECONDS
 
     def update(self, status: StatusResponse, alive: int) -> None:
@@ -115,13 +115,13 @@ class LineProgress(Watcher):
             self._next_waiting = now + self._wait
 
     def note(self, text: str) -> None:
-        # Not Console.print: nobody reads these lines at a certain width, so none is wrapped.
+        # Not Console.print, which wraps lines.
         self._console.out(f"{self._label}: {text}", highlight=False)
 
 
 @contextlib.contextmanager
 def progress(console: Console, label: str, workers: int) -> Generator[Watcher]:
-    """The engine's watcher that suits the console."""
+    """Yield a watcher: a live display on a terminal, lines elsewhere."""
     if console.is_terminal:
         with Live(Text(f"{label}: starting the server"), console=console, refresh_per_second=8) as live:
             yield LiveProgress(live, label, workers)

@@ -72,13 +72,13 @@ def _cells(*texts: str) -> str:
 
 def _of_command(cls: type[object]) -> str:
     options = options_of(cls)
-    taken_over: set[str] = set()
-    if cls is RunSettings:  # listed where they are declared, except those that gc-run has alone
+    from_daemons: set[str] = set()
+    if cls is RunSettings:  # the daemons' tables list the options that gc-run shares with them
         daemons = (options_of(other) for other in COMMANDS if other is not RunSettings)
-        taken_over = {name for theirs in daemons for name in theirs} & options.keys()
-    rows = [_row(each) for name, each in options.items() if name not in taken_over]
-    if taken_over:
-        flags = ", ".join(f"`{options[name].flag}`" for name in options if name in taken_over)
+        from_daemons = {name for theirs in daemons for name in theirs} & options.keys()
+    rows = [_row(each) for name, each in options.items() if name not in from_daemons]
+    if from_daemons:
+        flags = ", ".join(f"`{options[name].flag}`" for name in options if name in from_daemons)
         rows.append(f"\nAnd, as above: {flags}.")
     return "\n".join(["| option | values | default | meaning |", "|---|---|---|---|", *rows])
 
@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write(argv: Sequence[str], about: str | None, pages: Sequence[Path], tables: Mapping[str, str]) -> int:
-    """Run the program whose docstring is `about`: write the tables into the pages, or only compare."""
+    """Write the tables into the pages, or with --check compare them. about: description for --help."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether the pages are current")
     given = parser.parse_args(argv)

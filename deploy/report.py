@@ -1,4 +1,4 @@
-"""What a run came to: as data for machines, and as a table for people."""
+"""The result of a run: as JSON, and as a table for people."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..settings import RunSettings
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """One evaluation of a run: at which version, after how many epochs and seconds, and what it measured."""
+    """One evaluation of a run, with its version, and its time in epochs and in seconds of training."""
 
     version: int
     epochs: float
@@ -34,32 +34,31 @@ class EvaluationResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """One run. Times are in seconds; bytes are counted at the server, over all workers.
+    """One run. The server counts bytes, over all workers.
 
-    steps: versions that the server has published.
-    seconds: from the first round's opening to the last version.
-    evaluations: each with its `epochs` and `version`, `seconds` since training began, and `metrics` by name.
-    losses: mean training losses, each with the last version that it is of.
-    accuracy_by_epoch: one per epoch, None where the evaluation was lost with the worker that made it; none if
-        it did not go by epochs.
-    seconds_by_epoch: when each was complete, None where that is None.
-    local_steps: that each worker took, in local mode: `steps`, the rounds, divided by them say how often the
-        workers exchanged what they had learnt.
-    largest_staleness: of a push that was applied: in clocks in stale mode, in versions in async mode.
-    step_seconds: from one version to the next, median of the last ones.
-    predicted_step_seconds: what a step should have taken, by what the job itself has shown; 0 if that is not
-        known.
-    options: all of gc-run's, as they were in force.
-    repeated_samples: trained on twice, because a worker came back with what another had been given.
-    redundancy, uncoded_exchanges, clipped_elements: of coded mode: in the last round; that replaced a coded
-        one; of gradients, by all workers.
-    wire_bytes_*: with gRPC and HTTP/2 framing, everything that the server received and sent.
-    raw_bytes_*: what the same tensors take as bare float32.
-    payload_bytes_up: payloads of accepted pushes alone, without any header.
-    compressed_payload_bytes_up, compressed_raw_bytes_up: of those, the tensors that came quantized, and what
-        they take as float32.
-    parameters_sha256: over the final parameters in manifest order; empty if it was stopped before its end.
-    finished: whether it came to its end; otherwise the figures are those of the moment it was stopped.
+    Attributes:
+        steps: versions that the server has published.
+        seconds: from the opening of the first round to the last version.
+        losses: pairs of a version and the mean training loss since the previous pair.
+        accuracy_by_epoch: one per epoch, None if the evaluation was lost with its worker; empty unless the
+            job evaluates once per epoch.
+        seconds_by_epoch: time of each of these evaluations, None where that is None.
+        local_steps: steps of each worker in local mode, where `steps` counts rounds.
+        largest_staleness: of an applied push, in clocks in stale mode, in versions in async mode.
+        step_seconds: between versions, median of the last ones.
+        predicted_step_seconds: prediction from the job's own measurements; 0 if there is none.
+        options: all options of gc-run in force.
+        repeated_samples: trained on twice, because a worker returned after its samples were reassigned.
+        redundancy: of the last round in coded mode.
+        uncoded_exchanges: exchanges that replaced a coded one.
+        clipped_elements: gradient elements that fixed point has clipped, over all workers.
+        wire_bytes_up, wire_bytes_down: all bytes on the wire, with gRPC and HTTP/2 framing.
+        raw_bytes_up, raw_bytes_down: bytes of the same tensors as bare float32.
+        payload_bytes_up: payloads of accepted pushes, without headers.
+        compressed_payload_bytes_up, compressed_raw_bytes_up: of those, bytes of the quantized tensors, and
+            their bytes as float32.
+        parameters_sha256: over the final parameters in manifest order; empty if the run was stopped early.
+        finished: whether the job was done; if not, all figures are those at the stop.
     """
 
     task: str
@@ -99,18 +98,21 @@ class RunResult:
     losses: tuple[tuple[int, float], ...] = ()
 
     def bytes_at(self, version: int) -> float:
-        """Wire bytes in both directions until then; every step of a run takes about as many."""
+        """Return the wire bytes in both directions up to a version, as if all steps took as many."""
         total = self.wire_bytes_up + self.wire_bytes_down
         return total * version / self.steps if self.steps else 0.0
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Of the last evaluation."""
+        """Metrics of the last evaluation."""
         return self.evaluations[-1].metrics if self.evaluations else {}
+
+    def metric(self, name: str) -> float | None:
+        return self.metrics.get(name)
 
 
 def result_of(settings: RunSettings, status: StatusResponse) -> RunResult:
-    """The result, from the last status of a job."""
+    """Return the result by the last status of a job."""
     metrics = {evaluation.epoch: evaluation.metrics for evaluation in status.evaluations}
     seconds = {evaluation.epoch: evaluation.seconds for evaluation in status.evaluations}
     final: Mapping[str, float] = metrics[max(metrics)] if metrics else {}
@@ -148,29 +150,23 @@ def result_of(settings: RunSettings, status: StatusResponse) -> RunResult:
 
 
 def to_json(result: RunResult, baseline: RunResult | None) -> str:
-    """One object: the result's fields, and `baseline` with the same fields or null."""
-    content = to_plain(result)
-    content["baseline"] = None if baseline is None else to_plain(baseline)
-    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+    """Return an object of the result's fields, and `baseline` with the same fields or null."""
+    content = dataclasses.asdict(result)
+    content["baseline"] = None if baseline is None else dataclasses.asdict(baseline)
+    return json.dumps(json_values(content), indent=2, allow_nan=False) + "\n"
 
 
-def to_plain(result: RunResult) -> dict[str, Any]:
-    """The fields as JSON can hold them: a figure that is not finite, as of a run that diverged, is None."""
-    fields = dataclasses.asdict(result)
-    fields["accuracy_by_epoch"] = [_finite(accuracy) for accuracy in result.accuracy_by_epoch]
-    fields["evaluations"] = [
-        each | {"metrics": {name: _finite(value) for name, value in each["metrics"].items()}}
-        for each in fields["evaluations"]
-    ]
-    return {name: _finite(value) for name, value in fields.items()}
-
-
-def _finite(value: Any) -> Any:
+def json_values(value: Any) -> Any:
+    """Return a value for JSON, with None in place of NaN and infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {str(key): json_values(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, list | tuple):
+        return [json_values(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write the whole file or leave what was there."""
+    """Write the whole file, or leave the previous one."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(text)
@@ -180,9 +176,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def table_of(result: RunResult, baseline: RunResult | None) -> Table:
-    """The run, next to the baseline if there is one, with what the difference amounts to."""
+    """Return a table of the run and, with a baseline, of that and the differences."""
     workers, epochs = _count(result.workers, "worker"), _count(result.epochs, "epoch")
-    # Text everywhere: a task such as my:fire:x=1, or a metric called [/x], is no markup.
+    # Text everywhere: names of tasks and metrics, such as [/x], are no markup.
     end = "" if result.finished else ", stopped before its end"
     table = Table(title=_text(f"{result.task}: {workers}, {epochs}, seed {result.seed}{end}"))
     table.add_column("")
@@ -204,9 +200,8 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
 
     measured = {name for run in runs for name in run.metrics} or {"accuracy", "loss"}
     for name in ("accuracy", "loss", *sorted(measured - {"accuracy", "loss"})):
-        if name not in measured:
-            continue
-        row(f"validation {name}", partial(_metric, name=name), _number, _difference)
+        if name in measured:
+            row(f"validation {name}", partial(RunResult.metric, name=name), _number, _difference)
     row(
         "training time",
         lambda run: run.seconds,
@@ -245,7 +240,7 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
 
 
 def size(count: float) -> str:
-    """Bytes for people, in powers of 1000."""
+    """Return bytes in B, kB, MB, GB or TB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
@@ -254,12 +249,12 @@ def size(count: float) -> str:
 
 
 def ratio(numerator: float, denominator: float) -> str:
-    """`7.62×`, or a dash where there is nothing to divide by."""
+    """Return a ratio such as `7.62×`, or a dash if the denominator is 0."""
     return f"{numerator / denominator:.2f}×" if denominator else "–"
 
 
 def heading(result: RunResult) -> str:
-    """What tells one run from another: mode, compressor and downlink."""
+    """Return mode, compressor and downlink, as far as they are not the default."""
     if not registry.parse(result.mode).pushes_parts:
         return f"{result.mode.partition(':')[0]}, r = {result.redundancy}"
     mode = "" if result.mode == RunSettings().mode else f"{result.mode}: "
@@ -269,12 +264,8 @@ def heading(result: RunResult) -> str:
 
 
 def _text(text: str) -> Text:
-    """Return what shows every character as it is: rich takes a plain string for markup."""
+    """Return text that rich shows as it is; it reads a plain string as markup."""
     return Text(printable(text))
-
-
-def _metric(run: RunResult, name: str) -> float | None:
-    return run.metrics.get(name)
 
 
 def _milliseconds(seconds: float) -> str:
@@ -282,7 +273,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _fewer(ours: int, theirs: int) -> str:
-    """How many times fewer ours are, or more."""
+    """Return how many times fewer or more ours are."""
     text = ratio(theirs, ours)
     if text in ("1.00×", "–"):
         return "same" if text == "1.00×" else text

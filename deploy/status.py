@@ -1,4 +1,4 @@
-"""Asks a server how its job is doing."""
+"""Calls of a server's Status, from programs that are not asynchronous themselves."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from ..proto.service import Stub, refusal_of
 
 TIMEOUT_SECONDS = 2.0
 
+Call = Callable[[StatusRequest, float], StatusResponse]
+Ask = Callable[[], StatusResponse | None]
+
 
 class NoAnswer(NamedTuple):
     """Why a server does not answer, as a sentence that ends with the remedy, and the exit code for it."""
@@ -26,11 +29,8 @@ class NoAnswer(NamedTuple):
     code: Exit
 
 
-Ask = Callable[[], StatusResponse | None]
-
-
 def why_silent(target: str, files: Mapping[str, str] | None = None) -> NoAnswer:
-    """Find out by name, port and TLS, as gc-doctor does, why a server does not answer.
+    """Check name, port and TLS, as gc-doctor does, of a server that does not answer.
 
     Args:
         target, files: as `asking` takes them.
@@ -43,34 +43,26 @@ def why_silent(target: str, files: Mapping[str, str] | None = None) -> NoAnswer:
 
 
 @contextlib.contextmanager
-def asking(
-    target: str, *, measured: bool = False, losses: bool = False, files: Mapping[str, str] | None = None
-) -> Generator[Ask]:
-    """A function that asks the server at `target`, host:port, from a program that is not asynchronous itself.
+def connected(target: Target) -> Generator[Call]:
+    """Yield a function that calls Status, given a request and a timeout in seconds, and waits for the answer.
 
-    files: for TLS and a token, as in `Target`.
-    measured: whether also for what has been measured of its steps. losses: for how its training loss went.
-
-    It returns the answer, or None when there is none within `TIMEOUT_SECONDS`, and raises Refused where the
-    server does not want to be asked from here. Where there was no answer, `why_silent` says why.
+    The function raises Refused, grpc.aio.AioRpcError, or ValueError for an answer that cannot be read.
     """
 
-    server = Target.at(target, **(files or {}))
-
     async def connect() -> grpc.aio.Channel:
-        return dial(server)  # belongs to the running loop
+        return dial(target)  # belongs to the running loop
 
-    async def ask() -> StatusResponse | None:
+    async def status(request: StatusRequest, timeout_s: float) -> Any:
+        return await stub.status(request, timeout=timeout_s)
+
+    def call(request: StatusRequest, timeout_s: float) -> StatusResponse:
         try:
-            reply: Any = await stub.status(
-                StatusRequest(measured=measured, losses=losses), timeout=TIMEOUT_SECONDS
-            )
+            reply = runner.run(status(request, timeout_s))
         except grpc.aio.AioRpcError as error:
-            refused = refusal_of(error)
-            if refused is not None:
-                raise refused from None
-            return None
-        return reply if isinstance(reply, StatusResponse) else None
+            raise refusal_of(error) or error from None
+        if not isinstance(reply, StatusResponse):
+            raise ValueError(str(reply.text))
+        return reply
 
     with asyncio.Runner() as runner:
         channel = runner.run(connect())
@@ -78,9 +70,34 @@ def asking(
             channel,
             sent=lambda _: None,
             received=lambda _: None,
-            metadata=lambda: credentials_of(server),
+            metadata=lambda: credentials_of(target),
         )
         try:
-            yield lambda: runner.run(ask())
+            yield call
         finally:
             runner.run(channel.close(None))
+
+
+@contextlib.contextmanager
+def asking(
+    target: str, *, measured: bool = False, losses: bool = False, files: Mapping[str, str] | None = None
+) -> Generator[Ask]:
+    """Yield a function that returns a server's status, or None without an answer in `TIMEOUT_SECONDS`.
+
+    The function raises Refused if the server refuses to answer this machine.
+
+    Args:
+        target: host:port.
+        measured: also ask for the server's measurements of its steps.
+        losses: also ask for the history of the training loss.
+        files: for TLS and a token, as `Target` takes them.
+    """
+    with connected(Target.at(target, **(files or {}))) as call:
+
+        def ask() -> StatusResponse | None:
+            try:
+                return call(StatusRequest(measured=measured, losses=losses), TIMEOUT_SECONDS)
+            except (grpc.aio.AioRpcError, ValueError):
+                return None
+
+        yield ask

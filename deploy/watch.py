@@ -1,7 +1,7 @@
-"""gc-status: how a running job is doing, once or again and again.
+"""gc-status: show the state of a running job, once or repeatedly.
 
-Asks the server for what it knows: how far the job is and what is left of it, what the last steps and
-evaluations came to, the bytes, the members and whom they wait for, and who was lost.
+Asks the server for the job's progress and time left, the last losses and metrics, bytes on the wire, the
+members, the workers that they wait for, and the lost workers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.exits import Exit, command
 from ..common.naming import printable
-from ..common.version import __version__
-from ..settings import DEFAULT_PORT, parse_address
-from .access_files import access_files_of, add_access_files
+from .arguments import access_files_of, add_server, command_parser
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,14 +30,6 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 2.0
 LOST_SHOWN = 5
 STILL_SHOWN_S = 10.0  # without progress
-
-
-def address(text: str) -> str:
-    """host:port."""
-    try:
-        return parse_address(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def positive_seconds(text: str) -> float:
@@ -53,19 +43,13 @@ def positive_seconds(text: str) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="gc-status", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    found.add_argument("--version", action="version", version=f"gc-status {__version__}")
-    text = "address of the server (default: GC_SERVER, or localhost)"
-    default = os.environ.get("GC_SERVER") or f"localhost:{DEFAULT_PORT}"
-    found.add_argument("server", nargs="?", type=address, default=default, metavar="HOST[:PORT]", help=text)
+    found = command_parser("gc-status", __doc__)
+    add_server(found, os.environ)
     text = f"show it again every so many seconds, {EVERY_SECONDS:g} if none are given, until the job is over"
     found.add_argument(
         "--watch", nargs="?", type=positive_seconds, const=EVERY_SECONDS, metavar="SECONDS", help=text
     )
     found.add_argument("--json", action="store_true", help="one JSON object on a line, each time")
-    add_access_files(found, os.environ)
     return found
 
 
@@ -75,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser().parse_args(sys.argv[1:] if argv is None else argv)
     try:
         files = access_files_of(given)
-    except ValueError as error:
+    except argparse.ArgumentTypeError as error:
         print(f"gc-status: {error}", file=sys.stderr)
         return Exit.USAGE
     from ..proto.messages import Phase
@@ -107,7 +91,7 @@ Show = Callable[["StatusResponse"], None]
 
 @contextlib.contextmanager
 def showing(*, as_json: bool, live: bool) -> Generator[Show]:
-    """What shows a status. live: in place of the one before, on a terminal."""
+    """Yield a function that shows a status. live: on a terminal, in place of the previous one."""
     if as_json:
         yield lambda status: print(json.dumps(plain(status), allow_nan=False), flush=True)
         return
@@ -124,36 +108,20 @@ def showing(*, as_json: bool, live: bool) -> Generator[Show]:
 
 
 def plain(status: StatusResponse) -> dict[str, Any]:
-    """All of it as JSON can hold it, with what follows from it: `steps_per_second` and `seconds_left`, None
-    where it is not known."""
+    """Return the status for JSON, with `steps_per_second` and `seconds_left`, each None if unknown."""
     from .eta import seconds_left
+    from .report import json_values
 
-    found: dict[str, Any] = _plain(dataclasses.asdict(status))
+    found: dict[str, Any] = json_values(dataclasses.asdict(status))
     del found["padding"]  # it was not asked for
     found["phase"] = status.phase.name.lower()
-    found["steps_per_second"] = steps_per_second(status)
+    found["steps_per_second"] = 1 / status.step_seconds if status.step_seconds else None
     found["seconds_left"] = seconds_left(status)
     return found
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def steps_per_second(status: StatusResponse) -> float | None:
-    """Of the last steps."""
-    return 1 / status.step_seconds if status.step_seconds else None
-
-
 def page(status: StatusResponse) -> RenderableType:
-    """Everything for people."""
+    """Return the status as a page for a terminal."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -182,7 +150,7 @@ def page(status: StatusResponse) -> RenderableType:
 
 
 def _printable(value: Any) -> Any:
-    """A message with all of its texts as a terminal may show them."""
+    """Return a message with the unprintable characters of all its texts escaped."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, tuple):
@@ -208,7 +176,7 @@ def _doing(member: MemberStatus) -> Text:
 
 
 def facts(status: StatusResponse) -> Generator[tuple[str, str]]:
-    """By name, what there is to know of the job as a whole."""
+    """Yield the name and the text of each line about the job as a whole."""
     from ..proto.job import job_terms
     from ..proto.messages import Phase
     from .eta import duration, seconds_left, when

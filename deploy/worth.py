@@ -15,7 +15,7 @@ def remark(result: RunResult, baseline: RunResult | None, job: LiveJob | None) -
     """Return a sentence or two if the run took longer than the uncompressed one, and nothing otherwise.
 
     Args:
-        job: the compressed run as its server has measured it; None if it has not.
+        job: the compressed run by its server's measurements; None if there are too few.
     """
     if baseline is None or result.mode != baseline.mode or not (result.steps and baseline.steps):
         return ""

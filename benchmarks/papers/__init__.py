@@ -20,14 +20,15 @@ The order of the ways to train is compared with the paper's, on standard error. 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from ...common.exits import Exit
 from ...planning.models import tensors
 from .. import output
-from ..arguments import BenchError, amount, at_least_one, file_to_write
+from ..arguments import MBIT, BenchError, amount, at_least_one, json_option, option
 from ..estimates import seed_list
 from ..shaped import Setup
 from ..star import check_network
@@ -36,38 +37,39 @@ from . import compressing, emulated, four_bit, local_steps, seamgs, to_target
 Plain = list[dict[str, Any]]  # rows, for JSON
 
 
-def seamgs_rows(given: argparse.Namespace) -> Plain:
+def method_rows(
+    given: argparse.Namespace,
+    models: Iterable[str],
+    measured: Callable[[Setup], Iterable[tuple[list[emulated.MethodRow], list[emulated.Method]]]],
+    remark: Callable[[list[emulated.MethodRow]], str] | None = None,
+) -> Plain:
+    """Measure and print the ways to train on each model. remark: on the rows of a model."""
     print(output.table(emulated.HEADINGS, []), flush=True)
     found: list[emulated.MethodRow] = []
-    for model in given.models or seamgs.TABLE_1:
-        for rows, methods in seamgs.measured(setup(given, model), given.share or seamgs.SHARES):
-            emulated.show(rows, methods)
-            found += rows
-    return [asdict(row) for row in found]
-
-
-def four_bit_rows(given: argparse.Namespace) -> Plain:
-    print(output.table(emulated.HEADINGS, []), flush=True)
-    found: list[emulated.MethodRow] = []
-    nodes = [given.workers] if given.workers else four_bit.NODES
-    for model in given.models or [four_bit.MODEL]:
+    for model in given.models or models:
         of_model: list[emulated.MethodRow] = []
-        for rows, methods in four_bit.measured(setup(given, model), given.share or four_bit.SHARES, nodes):
+        for rows, methods in measured(setup(given, model)):
             emulated.show(rows, methods)
             of_model += rows
-        output.say(four_bit.overtaken(of_model))
+        if remark is not None:
+            output.say(remark(of_model))
         found += of_model
     return [asdict(row) for row in found]
 
 
+def seamgs_rows(given: argparse.Namespace) -> Plain:
+    shares = given.share or seamgs.SHARES
+    return method_rows(given, seamgs.TABLE_1, partial(seamgs.measured, shares=shares))
+
+
+def four_bit_rows(given: argparse.Namespace) -> Plain:
+    nodes = [given.workers] if given.workers else four_bit.NODES
+    measured = partial(four_bit.measured, shares=given.share or four_bit.SHARES, nodes=nodes)
+    return method_rows(given, [four_bit.MODEL], measured, four_bit.overtaken)
+
+
 def local_rows(given: argparse.Namespace) -> Plain:
-    print(output.table(emulated.HEADINGS, []), flush=True)
-    found: list[emulated.MethodRow] = []
-    for model in given.models or local_steps.TABLE_2:
-        for rows, methods in local_steps.measured(setup(given, model), given.share):
-            emulated.show(rows, methods)
-            found += rows
-    return [asdict(row) for row in found]
+    return method_rows(given, local_steps.TABLE_2, partial(local_steps.measured, shares=given.share))
 
 
 def compressing_rows(given: argparse.Namespace) -> Plain:
@@ -108,19 +110,11 @@ PAPERS: dict[str, Callable[[argparse.Namespace], Plain]] = {
 
 
 def setup(given: argparse.Namespace, model: str) -> Setup:
-    return Setup(
-        model=model,
-        workers=given.workers or WORKERS,
-        mbit=given.mbit,
-        seconds=0.0,
-        real=0,
-        steps=given.steps,
-        part_bytes=0,
-    )
+    return Setup(model=model, workers=given.workers or WORKERS, mbit=given.mbit, steps=given.steps)
 
 
 def names(text: str) -> list[str]:
-    """Layer tables, separated by commas."""
+    """Read layer tables, separated by commas."""
     found = text.split(",")
     for name in found:
         try:
@@ -131,7 +125,6 @@ def names(text: str) -> list[str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = "(default: %(default)s)"
     parser.add_argument("paper", choices=PAPERS, metavar="NAME", help=f"measurement: {', '.join(PAPERS)}")
     text = "layer tables, as of gc-bench step (default: those of the paper)"
     parser.add_argument("--models", type=names, metavar="NAME,...", help=text)
@@ -142,14 +135,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--share", type=emulated.shares, metavar="N,...", help=text)
     text = "workers (default: those of the paper, 4; 4 and 2 for 4bit)"
     parser.add_argument("--workers", type=at_least_one, metavar="N", help=text)
-    text = "Mbit/s of each link in each direction; 0 for no limit"
-    parser.add_argument("--mbit", type=amount, default=1000.0, metavar="N", help=f"{text} {shown}")
-    parser.add_argument("--steps", type=at_least_one, default=12, metavar="N", help=f"steps to count {shown}")
-    text = f"epochs of target {shown}"
-    parser.add_argument("--epochs", type=at_least_one, default=30, metavar="N", help=text)
-    text = f"seeds of target {shown}"
-    parser.add_argument("--seeds", type=seed_list, default="1", metavar="N,...", help=text)
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="file for every row, as JSON")
+    option(parser, "--mbit", amount, 1000.0, "N", MBIT)
+    option(parser, "--steps", at_least_one, 12, "N", "steps to count")
+    option(parser, "--epochs", at_least_one, 30, "N", "epochs of target")
+    option(parser, "--seeds", seed_list, "1", "N,...", "seeds of target")
+    json_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:

@@ -63,9 +63,13 @@ BASELINE = Method(name="baseline")
 
 @dataclass(frozen=True, kw_only=True)
 class CompressingRow:
-    """A compressor on a model's shapes. An iteration is as many batches as the delay. compressing_seconds,
-    step_seconds: of a batch. share: of compressing in it. of_baseline: an iteration, in those of no
-    compression. paper_share, paper_of_baseline: the thesis's."""
+    """A compressor on a model's shapes. An iteration has as many batches as the delay.
+
+    Attributes:
+        compressing_seconds, step_seconds: of a batch.
+        of_baseline: an iteration's time relative to the uncompressed one's.
+        paper_share, paper_of_baseline: the thesis's figures.
+    """
 
     model: str
     name: str
@@ -98,7 +102,7 @@ def cells(row: CompressingRow) -> list[object]:
 
 
 def compressors(ratio: int) -> dict[str, tuple[str, int]]:
-    """By the thesis's name: ours, without the first epochs' warm-up, and its delay."""
+    """Return our spec and its delay by the thesis's name, without the first epochs' warm-up."""
     plain = {"GCAC": "gcac", "L1": "l1", "Top-K": "topk", "DGC": "dgc"}
     fixed = {"GCAC": "", "L1": "", "Top-K": "", "DGC": ",warmup=0"}
     found = {name: (f"{each}:ratio={ratio}{fixed[name]}", 1) for name, each in plain.items()}
@@ -108,7 +112,7 @@ def compressors(ratio: int) -> dict[str, tuple[str, int]]:
 
 
 class Compressing:
-    """Worker's calls on a model's shapes, going on from step to step. The gradients are noise."""
+    """A worker's compression of noise with a model's shapes, one step with each call."""
 
     def __init__(self, setup: Setup, compressor: str) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -127,12 +131,12 @@ class Compressing:
 
 
 def compressing_seconds(setup: Setup, compressors: Mapping[str, tuple[str, int]]) -> dict[str, float]:
-    """Of a batch, by name, in one thread; in turn, so that the machine's drift meets all alike."""
+    """Return the seconds of a batch by name, in one thread, timed in turn."""
     set_threads(1)
     torch.set_num_threads(1)
 
     def call(compressor: str, delay: int) -> Callable[[], None]:
-        """Of so many batches: a delayed compressor chooses in one of them."""
+        """Return a call for this many batches: a delayed compressor selects in one of them."""
         step = Compressing(setup, compressor)
 
         def several() -> None:
@@ -148,7 +152,7 @@ def compressing_seconds(setup: Setup, compressors: Mapping[str, tuple[str, int]]
 
 
 def measured(setup: Setup, share: float, ratio: int) -> Iterator[CompressingRow]:
-    """By compressor. setup: with the model."""
+    """Yield a row for each compressor on the model of the setup."""
     found = compressors(ratio)
     compressing = compressing_seconds(setup, found)
     exchange = exchange_seconds(setup, BASELINE)

@@ -23,8 +23,12 @@ ALIKE = 1.02
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A way to train. name: the paper's. paper: the paper's speed-ups over the first way; several if it has
-    more than one table of them, none if it has not measured this. The rest as of gc-run."""
+    """A way to train. The options are those of gc-run.
+
+    Attributes:
+        name: the paper's.
+        paper: the paper's speed-ups over the first way, one for each of its tables that has this way.
+    """
 
     name: str
     paper: tuple[float, ...] = ()
@@ -35,7 +39,7 @@ class Method:
 
     @property
     def options(self) -> str:
-        """What to give gc-run for it."""
+        """Return the options of gc-run."""
         parts = [f"--compressor {self.compressor}", f"--overlap {self.overlap}"]
         parts += [f"--fusion {self.fusion}"] if self.fusion != "bytes" else []
         parts += [f"--mode {self.mode}"] if self.mode != "sync" else []
@@ -43,19 +47,35 @@ class Method:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodRow:
-    """A way to train on a model. share: of communication. computing_seconds: of a step, the rest of it is
-    communicating that nothing hides. bytes_in: to the server in a step. parts: that they come in, of each
-    worker. speedup: over the first way. paper: the paper's speed-ups."""
+class StepTimings:
+    """The mean or median step of a run.
+
+    Attributes:
+        computing_seconds: the rest of the step is communication that nothing hides.
+        bytes_in: bytes that the server receives in a step.
+        parts: number of parts in which each worker sends them.
+    """
+
+    step_seconds: float
+    computing_seconds: float
+    bytes_in: float
+    parts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodRow(StepTimings):
+    """A way to train on a model.
+
+    Attributes:
+        share: communication as a fraction of the first way's step, 0 to 1.
+        speedup: over the first way.
+        paper: the paper's speed-ups.
+    """
 
     model: str
     workers: int
     share: float
     method: str
-    step_seconds: float
-    computing_seconds: float
-    bytes_in: float
-    parts: int
     speedup: float
     paper: tuple[float, ...]
 
@@ -86,12 +106,12 @@ def shares(text: str) -> list[float]:
 
 
 def computation(exchange_seconds: float, share: float) -> float:
-    """Seconds of computation of which, and of the exchange, the latter is this share."""
+    """Return the seconds of computation with which the exchange takes this share of both."""
     return exchange_seconds * (1 - share) / share
 
 
 def exchange_seconds(setup: Setup, method: Method) -> float:
-    """Of a step: both ways, and what processors take between them, with nothing beside it."""
+    """Return the seconds of a step's upload, processing and download, without computation beside them."""
     quick = replace(setup, seconds=PAUSE_S, fusion=method.fusion)
     found = run_ours(quick, method.compressor, "auto", "off")
     return found.step_seconds - found.computing_seconds
@@ -103,7 +123,7 @@ def record(setup: Setup, method: Method) -> Recorded:
 
 
 def split(recorded: Recorded, first: int, last: int) -> tuple[float, float]:
-    """Mean seconds of a step from the beginning of `first` to that of `last`, and of its computing."""
+    """Return the mean seconds of the steps from `first` until `last`, and of their computation."""
     steps = last - first
     whole = fmean((trace[last].began - trace[first].began) / steps for trace in recorded.traces)
     computing = fmean(step.seconds for trace in recorded.traces for step in trace[first:last])
@@ -111,23 +131,13 @@ def split(recorded: Recorded, first: int, last: int) -> tuple[float, float]:
 
 
 def speedups(seconds: Mapping[str, float]) -> dict[str, float]:
-    """By name, how many times faster than the first."""
+    """Return by name how many times faster each is than the first."""
     first = next(iter(seconds.values()))
     return {name: first / each for name, each in seconds.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTimings:
-    """By a step of a run, see `MethodRow`."""
-
-    step_seconds: float
-    computing_seconds: float
-    bytes_in: float
-    parts: int
-
-
 def taken(recorded: Recorded) -> StepTimings:
-    """By the median step."""
+    """Return the timings of the median step."""
     return StepTimings(
         step_seconds=recorded.step_seconds,
         computing_seconds=recorded.computing_seconds,
@@ -142,7 +152,7 @@ def measure(
     methods: Sequence[Method],
     take: Callable[[Setup, Method], StepTimings] = lambda setup, method: taken(record(setup, method)),
 ) -> list[MethodRow]:
-    """Every way on the model of a setup, with its computation. take: runs one of them."""
+    """Measure each way with the model and computation of the setup. take: runs one of them."""
     found: list[MethodRow] = []
     for method in methods:
         step = take(setup, method)
@@ -163,7 +173,7 @@ def measure(
 
 
 def differences(rows: Sequence[MethodRow]) -> list[str]:
-    """Pairs of ways on one model whose order is another one than in the paper."""
+    """Return a sentence for each pair of ways on one model whose order differs from the paper's."""
     found: list[str] = []
     for one, other in itertools.permutations(rows, 2):
         if not one.paper or not other.paper:
@@ -179,7 +189,7 @@ def differences(rows: Sequence[MethodRow]) -> list[str]:
 
 
 def show(rows: Sequence[MethodRow], methods: Sequence[Method]) -> None:
-    """Print rows of one model, and where their order differs."""
+    """Print the rows of one model, and where their order differs from the paper's."""
     for row, method in zip(rows, methods, strict=True):
         print(output.row(cells(row, method)), flush=True)
     for line in differences(rows):

@@ -32,7 +32,7 @@ COMPRESSORS = {"baseline": "none", "2Bit": "2bit", "4Bit": "4bit:levels=groups"}
 
 
 def methods(model: str, workers: int, share: float) -> list[Method]:
-    """The paper's figures are those of its model, at about its share."""
+    """Return the ways; the paper's figures hold for its own model, at about its share."""
     low, high = PAPERS_SHARES
     known = model == MODEL and low <= share <= high
     paper = [speedups(table[workers]) for table in (TABLE_2, TABLE_3) if known and workers in table]
@@ -45,7 +45,7 @@ def methods(model: str, workers: int, share: float) -> list[Method]:
 def measured(
     setup: Setup, shares: Sequence[float], nodes: Sequence[int]
 ) -> Iterator[tuple[list[MethodRow], list[Method]]]:
-    """By number of nodes and share. setup: with the model."""
+    """Yield rows and ways for each number of nodes and share, on the model of the setup."""
     for workers in nodes:
         of_workers = replace(setup, workers=workers)
         exchange = exchange_seconds(of_workers, methods(setup.model, workers, 0.0)[0])
@@ -56,7 +56,7 @@ def measured(
 
 
 def overtaken(found: Sequence[MethodRow]) -> str:
-    """From which share on 2bit is ahead of 4bit."""
+    """Return a line for each number of workers: the share from which on 2bit is faster than 4bit."""
     times = {(row.workers, row.share, row.method): row.step_seconds for row in found}
     lines: list[str] = []
     for workers in dict.fromkeys(row.workers for row in found):

@@ -60,7 +60,7 @@ STAGES = 4  # with a learning rate each
 
 
 def share_of(model: str) -> float:
-    """Of communication in SSGD, by table 2: the mean of what H = 8 and H = 16 save."""
+    """Return the share of communication in SSGD by table 2: the mean of what H = 8 and H = 16 save."""
     ssgd, *local = TABLE_2.get(model, TABLE_2["resnet50"])[:3]
     return fmean(
         (1 - seconds / ssgd) / (1 - 1 / steps) for seconds, steps in zip(local, (8, 16), strict=True)
@@ -82,7 +82,7 @@ def methods(model: str) -> list[Method]:
 
 
 def measured(setup: Setup, shares: Sequence[float] | None) -> Iterator[tuple[list[MethodRow], list[Method]]]:
-    """By share, that of the paper if none is given. setup: with the model."""
+    """Yield rows and ways for each share, by default the paper's, on the model of the setup."""
     found = methods(setup.model)
     exchange = exchange_seconds(setup, found[0])
     for share in shares or [round(share_of(setup.model), 2)]:
@@ -91,10 +91,10 @@ def measured(setup: Setup, shares: Sequence[float] | None) -> Iterator[tuple[lis
 
 
 def take(setup: Setup, method: Method) -> StepTimings:
-    """One run. In local mode a step is a local one, with its part of the round's exchange.
+    """Run one way. In local mode a step is a local one, with its part of the round's exchange.
 
-    A run has as many steps as counted ones, in whole rounds of the largest H, and one such round before and
-    one after them.
+    A run has at least `setup.steps` counted steps, in whole rounds of the largest H, and one more round
+    before and after them.
     """
     if method.mode == "sync":
         return taken(record(setup, method))

@@ -37,7 +37,7 @@ SHORT_S = 1.0  # a step
 
 
 def methods(model: str, elements: int) -> list[Method]:
-    """Of a model; one that the paper does not have has no figures."""
+    """Return the ways, without figures for a model that the paper lacks."""
     paper = speedups(TABLE_1[model]) if model in TABLE_1 else {}
     message = max(1, elements // RATIO * VALUE_BYTES // MESSAGES)
 
@@ -55,13 +55,15 @@ def methods(model: str, elements: int) -> list[Method]:
 
 
 def part_bytes(sizes: Sequence[int]) -> int:
-    """So large that no tensor is cut, and so small that a model has parts, from which the link becomes known,
-    before there is a plan. sizes: of tensors, in elements."""
+    """Return the bytes of the largest tensor: no tensor is cut, and the first parts measure the link.
+
+    sizes: elements of the tensors.
+    """
     return 4 * max(sizes)
 
 
 def measured(setup: Setup, shares: Sequence[float]) -> Iterator[tuple[list[MethodRow], list[Method]]]:
-    """By share. setup: with the model."""
+    """Yield rows and ways for each share, on the model of the setup."""
     sizes = [tensor.elements for tensor in tensors(setup.model)]
     found = methods(setup.model, sum(sizes))
     setup = replace(setup, part_bytes=part_bytes(sizes))

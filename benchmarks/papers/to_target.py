@@ -19,8 +19,7 @@ from ...settings import RunSettings
 from ...worker.tasks import load
 from .. import output
 from ..estimates import estimate
-from ..jobs import run_job
-from ..shaped import SERVER
+from ..jobs import nodes_of, run_job
 from ..star import Star
 from .emulated import Method
 from .seamgs import methods, part_bytes
@@ -30,8 +29,12 @@ TARGETS = (0.6, 0.8)
 
 @dataclass(frozen=True, kw_only=True)
 class TargetRow:
-    """A way to train, by seed. accuracies: in the end. seconds: by target, until the first epoch that ended
-    with at least this accuracy; None of a seed that never did."""
+    """A way to train, by seed.
+
+    Attributes:
+        accuracies: final accuracies.
+        seconds: for each target, until the first epoch that ended with this accuracy; None if none did.
+    """
 
     method: str
     seeds: tuple[int, ...]
@@ -59,13 +62,13 @@ def cells(row: TargetRow, method: Method) -> list[object]:
 def seconds_to(
     target: float, accuracy_by_epoch: Sequence[float | None], seconds_by_epoch: Sequence[float | None]
 ) -> float | None:
-    """From the opening of the first round to the end of the first epoch with this accuracy."""
+    """Return the seconds from the first round to the end of the first epoch with this accuracy, or None."""
     pairs = zip(accuracy_by_epoch, seconds_by_epoch, strict=True)
     return next((at for accuracy, at in pairs if accuracy is not None and accuracy >= target), None)
 
 
 def train(method: Method, *, workers: int, epochs: int, seed: int, mbit: float, size: int) -> RunResult:
-    """One job of real daemons behind shaped links. size: of a part, in bytes."""
+    """Run one job of real daemons behind shaped links. size: bytes of a part."""
     settings = RunSettings(
         workers=workers,
         epochs=epochs,
@@ -75,15 +78,14 @@ def train(method: Method, *, workers: int, epochs: int, seed: int, mbit: float, 
         fusion=method.fusion,
         part_bytes=size,
     )
-    nodes = [SERVER, *(f"worker-{rank}" for rank in range(workers))]
-    with Star(nodes, mbit) as star, tempfile.TemporaryDirectory() as folder:
+    with Star(nodes_of(workers), mbit) as star, tempfile.TemporaryDirectory() as folder:
         return result_of(settings, run_job(settings, Path(folder), star=star))
 
 
 def measured(
     *, seeds: Sequence[int], workers: int, epochs: int, mbit: float
 ) -> Iterator[tuple[TargetRow, Method]]:
-    """By way to train."""
+    """Yield a row for each way to train."""
     sizes = [each.numel() for each in load("digits").model().parameters()]
     for method in methods("digits", sum(sizes)):
         results: list[RunResult] = []

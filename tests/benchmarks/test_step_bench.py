@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.benchmarks import computing
+from gradwire.benchmarks import ddp
 from gradwire.benchmarks.arguments import BenchError
 from gradwire.benchmarks.cli import main
 from gradwire.benchmarks.layers import shapes, task
@@ -108,7 +108,7 @@ def test_layers_take_their_time_and_yield_gradients_from_the_last_to_the_first(t
 
 
 def test_the_computation_runs_by_itself(tmp_path: Path) -> None:
-    assert computing.main(["5x40", "0.01", "0", str(tmp_path), "3"]) == 0
+    assert ddp.main(["5x40", "0.01", "0", str(tmp_path), "3"]) == 0
     ((*steps,),) = read(tmp_path)
     assert [step.seconds >= 0.01 for step in steps] == [True] * 3
 
