@@ -89,34 +89,31 @@ def test_standard_tools_learn_what_the_server_offers_and_that_it_serves(daemons:
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_what_was_accepted_is_in_the_file_of_a_server_that_is_told_to_stop(
+async def test_what_was_accepted_is_in_the_file_of_a_server_that_is_told_to_stop(
     daemons: Daemons, tmp_path: Path
 ) -> None:
     output = tmp_path / "model.safetensors"
     server = job(daemons, output, "--min-workers", "2", "--batch-size", "4")
 
-    async def told_to_stop() -> None:
-        async with talk(server.address) as make:
-            first, second = make("a"), make("b")
-            await first.train()
-            await second.train()
-            told = await first.receive(m.Assignment)
-            messages = await first.push(gradient(), assignment=told.id)
-            for message in messages:
-                await first.send(message)
-            outcome = await first.receive(m.Outcome)
-            assert (outcome.decision, outcome.version) == (m.Decision.ACCEPTED, 1)
-            assert server.process.poll() is None
-            server.signal(signal.SIGTERM)
-            with pytest.raises(Refused, match="told to stop"):
-                await second.receive(m.Outcome)
-
-    asyncio.run(told_to_stop())
+    async with talk(server.address) as make:
+        first, second = make("a"), make("b")
+        await first.train()
+        await second.train()
+        told = await first.receive(m.Assignment)
+        messages = await first.push(gradient(), assignment=told.id)
+        for message in messages:
+            await first.send(message)
+        outcome = await first.receive(m.Outcome)
+        assert (outcome.decision, outcome.version) == (m.Decision.ACCEPTED, 1)
+        assert server.process.poll() is None
+        server.signal(signal.SIGTERM)
+        with pytest.raises(Refused, match="told to stop"):
+            await second.receive(m.Outcome)
     assert server.wait() == 143
     assert metadata(tmp_path / "model.unfinished-v1.safetensors")["version"] == "1"
 
 
-def test_a_server_that_stops_is_not_ready_first_and_ends_at_once_when_told_twice(
+async def test_a_server_that_stops_is_not_ready_first_and_ends_at_once_when_told_twice(
     daemons: Daemons, tmp_path: Path
 ) -> None:
     http = free_port()
@@ -124,18 +121,15 @@ def test_a_server_that_stops_is_not_ready_first_and_ends_at_once_when_told_twice
     daemons.worker(server.address)
     poll(lambda: asked(server).version > 1, "no progress")
 
-    async def told_to_stop() -> None:
-        async with talk(server.address) as make:
-            raw = make()
-            raw.call = raw.stub.exchange()  # says nothing, and does not end by itself
-            await status(raw)
-            assert get(http, "/readyz")[0] == 200
-            server.signal(signal.SIGTERM)
-            await asyncio.to_thread(server.wait_for, "parameters of version .* written")
-            assert get(http, "/readyz") == (503, "shutting down\n")
-            assert get(http, "/livez") == (200, "alive\n")
-
-    asyncio.run(told_to_stop())
+    async with talk(server.address) as make:
+        raw = make()
+        raw.call = raw.stub.exchange()  # says nothing, and does not end by itself
+        await status(raw)
+        assert get(http, "/readyz")[0] == 200
+        server.signal(signal.SIGTERM)
+        await asyncio.to_thread(server.wait_for, "parameters of version .* written")
+        assert get(http, "/readyz") == (503, "shutting down\n")
+        assert get(http, "/livez") == (200, "alive\n")
     server.signal(signal.SIGTERM)
     assert server.wait() == 143
 

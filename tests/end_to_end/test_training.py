@@ -141,37 +141,36 @@ def test_the_trained_parameters_can_be_fetched(daemons: Daemons) -> None:
 # ---- comings and goings
 
 
-def test_a_partial_push_of_a_worker_that_dies_changes_nothing_and_the_round_goes_on(daemons: Daemons) -> None:
+async def test_a_partial_push_of_a_worker_that_dies_changes_nothing_and_the_round_goes_on(
+    daemons: Daemons,
+) -> None:
     server = daemons.server("--task", "digits", "--min-workers", "2", "--lease-seconds", "2")
 
-    async def run() -> None:
-        async with talk(server.address) as make:
-            steady = make("steady")
-            await steady.train()
-            async with beating(steady):
-                async with talk(server.address) as make_other:
-                    dying = make_other("dying")
-                    await dying.train()
-                    await dying.receive(m.Assignment)
-                    await dying.push(gradient(seed=9))  # its chunks are never sent
-                died = time.monotonic()
-                for chunk in await steady.push(gradient()):
-                    await steady.send(chunk)
-                assert (await steady.receive(m.Outcome)).decision is m.Decision.ACCEPTED
-                began = time.monotonic()
-                waiting = await steady.receive(m.Waiting)
-                assert time.monotonic() - began < 2.0
-                assert "rank 1 (dying, disconnected" in waiting.text
+    async with talk(server.address) as make:
+        steady = make("steady")
+        await steady.train()
+        async with beating(steady):
+            async with talk(server.address) as make_other:
+                dying = make_other("dying")
+                await dying.train()
+                await dying.receive(m.Assignment)
+                await dying.push(gradient(seed=9))  # its chunks are never sent
+            died = time.monotonic()
+            for chunk in await steady.push(gradient()):
+                await steady.send(chunk)
+            assert (await steady.receive(m.Outcome)).decision is m.Decision.ACCEPTED
+            began = time.monotonic()
+            waiting = await steady.receive(m.Waiting)
+            assert time.monotonic() - began < 2.0
+            assert "rank 1 (dying, disconnected" in waiting.text
+            assignment = await steady.receive(m.Assignment)
+            while assignment.version == 0:
                 assignment = await steady.receive(m.Assignment)
-                while assignment.version == 0:
-                    assignment = await steady.receive(m.Assignment)
-                assert (assignment.version, assignment.world) == (1, 1)
-                assert 1.5 < time.monotonic() - died < 8
-                reply = await status(steady)
-                assert (reply.version, reply.pushes) == (1, 1)
-                assert [(lost.worker, lost.rank) for lost in reply.lost] == [("dying", 1)]
-
-    asyncio.run(run())
+            assert (assignment.version, assignment.world) == (1, 1)
+            assert 1.5 < time.monotonic() - died < 8
+            reply = await status(steady)
+            assert (reply.version, reply.pushes) == (1, 1)
+            assert [(lost.worker, lost.rank) for lost in reply.lost] == [("dying", 1)]
     server.wait_for(r"rank 1 \(dying\) is lost: not heard of for")
 
 
