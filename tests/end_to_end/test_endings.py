@@ -16,8 +16,9 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from safetensors import safe_open
-from test_training import free_port, get
+from test_training import get
 
+from gradwire.deploy.engine import free_port
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Refused
 

@@ -23,6 +23,7 @@ from daemons import (
     Daemons,
     Raw,
     Server,
+    asked,
     beating,
     gradient,
     poll,
@@ -33,7 +34,7 @@ from daemons import (
 from namespaces import Namespace
 from relay import KINDS, Plan, Relay, troubled
 from test_modes import replayed
-from test_training import SMALL, final_status, finished, small_job
+from test_training import SMALL, finished, small_job
 
 from gradwire.compressors import Payload, decode
 from gradwire.proto import messages as m
@@ -239,17 +240,17 @@ def partitioned(daemons: Daemons, folder: Path, *, lease_s: float, one_way_s: fl
     try:
         near = daemons.worker(server.address, "--worker-id", "near")
         far = daemons.worker(f"127.0.0.1:{relay.port}", "--worker-id", "far", "--give-up-seconds", "300")
-        poll(lambda: final_status(server).version > 3, "no progress")
+        poll(lambda: asked(server).version > 3, "no progress")
         relay.partition("up")
         server.wait_for(r"\(far\) is lost: not heard of for")
-        version = final_status(server).version
+        version = asked(server).version
         time.sleep(max(0.0, one_way_s - lease_s))
         relay.partition("up", "down")
         time.sleep(full_s)
-        assert final_status(server).version > version, "the run goes on without it"
+        assert asked(server).version > version, "the run goes on without it"
         relay.heal()
         healed = time.monotonic()
-        poll(lambda: sum(member.attached for member in final_status(server).members) == 2, "it stays away")
+        poll(lambda: sum(member.attached for member in asked(server).members) == 2, "it stays away")
         assert time.monotonic() - healed < 45
         reply = finished(server)
         assert [near.wait(), far.wait()] == [0, 0]
@@ -297,9 +298,7 @@ def test_a_partition_between_network_namespaces(daemons: Daemons) -> None:
             time.sleep(60)
             ended.heal()
             healed = time.monotonic()
-            poll(
-                lambda: sum(member.attached for member in final_status(server).members) == 2, "it stays away"
-            )
+            poll(lambda: sum(member.attached for member in asked(server).members) == 2, "it stays away")
             assert time.monotonic() - healed < 45
             reply = finished(server)
             assert [daemon.wait() for daemon in started] == [0, 0, 0]

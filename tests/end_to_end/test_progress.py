@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from daemons import Daemon, Daemons, Server, asked, poll
-from test_training import free_port, get, sample
+from test_training import get, sample
 
+from gradwire.deploy.engine import free_port
 from gradwire.proto import messages as m
 
 STATED_S = 3.0
