@@ -114,7 +114,7 @@ async def test_what_was_accepted_is_in_the_file_of_a_server_that_is_told_to_stop
     assert metadata(tmp_path / "model.unfinished-v1.safetensors")["version"] == "1"
 
 
-async def test_a_server_that_stops_is_not_ready_first_and_ends_at_once_when_told_twice(
+def test_a_server_that_stops_is_not_ready_first_and_ends_at_once_when_told_twice(
     daemons: Daemons, tmp_path: Path
 ) -> None:
     http = free_port()
@@ -122,15 +122,18 @@ async def test_a_server_that_stops_is_not_ready_first_and_ends_at_once_when_told
     daemons.worker(server.address)
     poll(lambda: asked(server).version > 1, "no progress")
 
-    async with talk(server.address) as make:
-        raw = make()
-        raw.call = raw.stub.exchange()  # says nothing, and does not end by itself
-        await status(raw)
-        assert get(http, "/readyz")[0] == 200
-        server.signal(signal.SIGTERM)
-        await asyncio.to_thread(server.wait_for, "parameters of version .* written")
-        assert get(http, "/readyz") == (503, "shutting down\n")
-        assert get(http, "/livez") == (200, "alive\n")
+    async def told_to_stop() -> None:
+        async with talk(server.address) as make:
+            raw = make()
+            raw.call = raw.stub.exchange()  # says nothing, and does not end by itself
+            await status(raw)
+            assert get(http, "/readyz")[0] == 200
+            server.signal(signal.SIGTERM)
+            await asyncio.to_thread(server.wait_for, "parameters of version .* written")
+            assert get(http, "/readyz") == (503, "shutting down\n")
+            assert get(http, "/livez") == (200, "alive\n")
+
+    asyncio.run(told_to_stop())
     server.signal(signal.SIGTERM)
     assert server.wait() == 143
 
