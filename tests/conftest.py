@@ -1,7 +1,9 @@
-"""How tests share the machine when pytest has several processes."""
+"""How tests share the machine when pytest has several processes, and how a coroutine is a test."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 from collections.abc import Generator
 
@@ -27,6 +29,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
             item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)  # the long ones begin at once
     return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in given}))
+    return True
 
 
 def pytest_xdist_auto_num_workers() -> int:

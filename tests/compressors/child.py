@@ -1,13 +1,17 @@
-"""What a child process of test_kernels calls. A spawned one can import no test."""
+"""Runs a kernel in a child process, started as its argument says. A program of its own: a fork of the tests'
+process could inherit a lock that its threads hold."""
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
 import threading
 
 import numpy as np
 import numpy.typing as npt
 
 from gradwire.compressors.kernels import cpu
+from gradwire.compressors.kernels.late import CHUNK
 from gradwire.compressors.kernels.reference import Magnitudes
 
 
@@ -15,3 +19,10 @@ def magnitudes(values: npt.NDArray[np.float32]) -> tuple[Magnitudes, bool]:
     """The result, and whether the child had help of its own."""
     found = cpu.magnitudes(values)
     return found, any(thread.name.startswith("gradwire-kernel") for thread in threading.enumerate())
+
+
+if __name__ == "__main__":
+    values = np.random.default_rng(1).standard_normal(2 * CHUNK, np.float32)
+    expected = cpu.magnitudes(values)  # makes the pool, which a forked child inherits without threads
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        assert pool.apply_async(magnitudes, (values,)).get(timeout=60) == (expected, True)

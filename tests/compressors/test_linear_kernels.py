@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_kernels import unaligned
 
 from gradwire.compressors import CodeFormat, set_threads
 from gradwire.compressors.kernels import cpu, linear
@@ -30,13 +30,6 @@ BITS = range(2, 9)
 # One that divides blocks, some that do not, and one as long as any tensor here.
 BUCKETS = [32, 96, 512, 4128, 1 << 24]
 HUGE = 3.4e38
-
-
-@pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
-    set_threads(2)
-    yield
-    set_threads(len(os.sched_getaffinity(0)))
 
 
 def gradient(elements: int, seed: int = 0) -> Array:
@@ -61,14 +54,6 @@ def scales_for(values: Array, bits: int, bucket: int) -> Array:
 
 def same_bits(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> bool:
     return np.array_equal(one.view(np.uint8), other.view(np.uint8))
-
-
-def unaligned(data: Raw) -> Raw:
-    """A read-only copy at an odd address, as data inside a received message may be."""
-    buffer = np.empty(data.size + 1, np.uint8)
-    buffer[1:] = data
-    buffer.flags.writeable = False
-    return buffer[1:]
 
 
 def random_codes(bits: int, elements: int, payloads: int) -> list[Raw]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +19,6 @@ from gradwire.compressors.kernels.reference import FLOAT32_MAX, SUM_BLOCK
 Array = npt.NDArray[np.float32]
 
 FOUR = CodeFormat.SIGNED_4BIT
-
-
-@pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
-    set_threads(2)
-    yield
-    set_threads(len(os.sched_getaffinity(0)))
 
 
 def gradients_of(sizes: Sequence[int]) -> list[Array]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -23,13 +21,6 @@ Array = npt.NDArray[np.float32]
 
 SIZES = [1, 2, 15, 16, 17, 1000, SMALL, SMALL + 1, 40_003]
 LARGE = [CHUNK - 1, CHUNK + 1, 2 * CHUNK + 77]
-
-
-@pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
-    set_threads(2)
-    yield
-    set_threads(len(os.sched_getaffinity(0)))
 
 
 def layouts(elements: int) -> dict[str, Array]:

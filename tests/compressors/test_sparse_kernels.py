@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,13 +16,6 @@ from gradwire.compressors.kernels.late import CHUNK
 from gradwire.compressors.kernels.sparse_reference import Indices
 
 CASES = [(0, 0), (1, 0), (1, 1), (10, 3), (64, 64), (65, 1), (1000, 100), (1000, 1000), (50_000, 500)]
-
-
-@pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
-    set_threads(2)
-    yield
-    set_threads(len(os.sched_getaffinity(0)))
 
 
 def drawn(elements: int, count: int, seed: int = 0) -> Indices:

@@ -22,9 +22,8 @@ from pathlib import Path
 
 import forkserver
 import numpy as np
-from daemons import Daemon, Daemons, Server
+from daemons import Daemon, Daemons, Server, asked
 from relay import Plan, Relay
-from test_training import final_status
 
 MEASURES = ("memory, MiB", "descriptors", "threads")
 MAY_GROW = (4.0, 2.0, 1.0)  # over the whole run: what a heap takes before it settles; a reconnect under way
@@ -182,7 +181,7 @@ def main() -> int:
         for relay in soak.relays:
             relay.heal()
         soak.server.wait_for("the job is finished")
-        reply = final_status(soak.server)
+        reply = asked(soak.server)
         faults = sum(len(relay.happened) for relay in soak.relays)
         others = ", ".join(f"{count} × {what}" for what, count in sorted(soak.happened.items()))
         print(

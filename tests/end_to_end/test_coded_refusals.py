@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -17,20 +18,17 @@ from gradwire.proto.transfer import encode_chunks, packet_transfer
 ELEMENTS = MANIFEST.elements
 
 
-def with_two(daemons: Daemons, mode: str, act: Any) -> None:
-    """Two workers in training, of which the first does something."""
+@asynccontextmanager
+async def two(daemons: Daemons, mode: str) -> AsyncGenerator[tuple[Raw, Raw]]:
+    """Two workers in training; their server lives on."""
     server = daemons.server("--min-workers", "2", "--mode", mode, "--lease-seconds", "30")
-
-    async def play() -> None:
-        async with talk(server.address) as make:
-            first, second = make("a"), make("b")
-            await first.train()
-            await second.train()
-            await first.receive(m.Assignment)
-            await second.receive(m.Assignment)
-            await act(first, second)
-
-    asyncio.run(play())
+    async with talk(server.address) as make:
+        first, second = make("a"), make("b")
+        await first.train()
+        await second.train()
+        await first.receive(m.Assignment)
+        await second.receive(m.Assignment)
+        yield first, second
     assert server.process.poll() is None
 
 
@@ -53,8 +51,8 @@ async def unchanged(raw: Raw, sending: Coroutine[Any, Any, None]) -> None:
     ],
     ids=str,
 )
-def test_packets_that_are_wrong_end_the_stream(daemons: Daemons, changes: dict[str, int]) -> None:
-    async def act(first: Raw, second: Raw) -> None:
+async def test_packets_that_are_wrong_end_the_stream(daemons: Daemons, changes: dict[str, int]) -> None:
+    async with two(daemons, "coded") as (first, second):
         fields: dict[str, Any] = {"exchange": 1, "index": 0, "elements": ELEMENTS}
         fields.update(changes)
         packet = m.Packet(**fields)
@@ -66,18 +64,14 @@ def test_packets_that_are_wrong_end_the_stream(daemons: Daemons, changes: dict[s
         assert caught.value.refusal.worker == "a"
         assert state_of(await status(second))[:4] == state_of(before)[:4]
 
-    with_two(daemons, "coded", act)
 
-
-def test_packets_of_an_exchange_that_was_never_are_dropped_in_silence(daemons: Daemons) -> None:
-    async def act(first: Raw, second: Raw) -> None:
+async def test_packets_of_an_exchange_that_was_never_are_dropped_in_silence(daemons: Daemons) -> None:
+    async with two(daemons, "coded") as (first, _):
         await unchanged(first, first.send(m.Packet(exchange=0, index=0, elements=ELEMENTS)))
 
-    with_two(daemons, "coded", act)
 
-
-def test_a_packet_is_handed_on_as_it_is(daemons: Daemons) -> None:
-    async def act(first: Raw, second: Raw) -> None:
+async def test_a_packet_is_handed_on_as_it_is(daemons: Daemons) -> None:
+    async with two(daemons, "coded") as (first, second):
         data = np.arange(ELEMENTS, dtype=np.uint32)
         packet = m.Packet(exchange=1, index=0, elements=ELEMENTS)
         await first.send(packet)
@@ -89,8 +83,6 @@ def test_a_packet_is_handed_on_as_it_is(daemons: Daemons) -> None:
             chunk = await second.receive(m.Chunk)
         np.testing.assert_array_equal(chunk.data.view(np.uint32), data)
 
-    with_two(daemons, "coded", act)
-
 
 def report(samples: int) -> m.Commit:
     """That an exchange is done."""
@@ -100,8 +92,8 @@ def report(samples: int) -> m.Commit:
     )
 
 
-def test_a_packet_that_is_broken_off_leads_to_another_exchange(daemons: Daemons) -> None:
-    async def act(first: Raw, second: Raw) -> None:
+async def test_a_packet_that_is_broken_off_leads_to_another_exchange(daemons: Daemons) -> None:
+    async with two(daemons, "coded") as (first, second):
         await first.send(m.Packet(exchange=1, index=0, elements=ELEMENTS))
         await first.send(m.Heartbeat(activity="still here"))
         await first.send(report(samples=1))
@@ -110,11 +102,9 @@ def test_a_packet_that_is_broken_off_leads_to_another_exchange(daemons: Daemons)
         assert assignment.coding.exchange == 2
         assert assignment.coding.senders == (0, 1)
 
-    with_two(daemons, "coded", act)
 
-
-def test_a_push_of_tensors_is_refused_in_coded_mode(daemons: Daemons) -> None:
-    async def act(first: Raw, second: Raw) -> None:
+async def test_a_push_of_tensors_is_refused_in_coded_mode(daemons: Daemons) -> None:
+    async with two(daemons, "coded") as (first, second):
         before = await status(second)
         for chunk in await first.push(gradient()):
             await first.send(chunk)
@@ -123,11 +113,9 @@ def test_a_push_of_tensors_is_refused_in_coded_mode(daemons: Daemons) -> None:
         assert outcome.refusal.reason is Reason.PACKET
         assert state_of(await status(second)) == state_of(before)
 
-    with_two(daemons, "coded", act)
 
-
-def test_a_report_of_an_exchange_is_refused_in_other_modes(daemons: Daemons) -> None:
-    async def act(first: Raw, second: Raw) -> None:
+async def test_a_report_of_an_exchange_is_refused_in_other_modes(daemons: Daemons) -> None:
+    async with two(daemons, "sync") as (first, second):
         before = await status(second)
         await first.send(report(samples=4))
         outcome = await first.receive(m.Outcome)
@@ -135,27 +123,21 @@ def test_a_report_of_an_exchange_is_refused_in_other_modes(daemons: Daemons) -> 
         assert outcome.refusal.reason is Reason.PACKET
         assert state_of(await status(second)) == state_of(before)
 
-    with_two(daemons, "sync", act)
 
-
-def test_packets_are_refused_in_other_modes(daemons: Daemons) -> None:
-    async def act(first: Raw, second: Raw) -> None:
+async def test_packets_are_refused_in_other_modes(daemons: Daemons) -> None:
+    async with two(daemons, "sync") as (first, _):
         await first.send(m.Packet(exchange=1, index=0, elements=ELEMENTS))
         with pytest.raises(Refused) as caught:
             await first.receive(m.Outcome)
         assert caught.value.refusal.reason is Reason.PACKET
 
-    with_two(daemons, "sync", act)
-
 
 @pytest.mark.parametrize("mode", ["sync", "coded"])
-def test_a_snapshot_that_nobody_asked_for_is_refused(daemons: Daemons, mode: str) -> None:
-    async def act(first: Raw, second: Raw) -> None:
+async def test_a_snapshot_that_nobody_asked_for_is_refused(daemons: Daemons, mode: str) -> None:
+    async with two(daemons, mode) as (first, second):
         before = await status(second)
         await first.send(m.Snapshot(version=0))
         with pytest.raises(Refused) as caught:
             await first.receive(m.Outcome)
         assert caught.value.refusal.reason is Reason.PACKET
         assert state_of(await status(second))[:4] == state_of(before)[:4]
-
-    with_two(daemons, mode, act)

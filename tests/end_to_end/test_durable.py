@@ -33,13 +33,6 @@ LEASE = ("--lease-seconds", "60")
 LOSSY = ("--downlink", "4bit", "--overlap", "both")
 
 
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
-
-
 def begun(
     daemons: Daemons, state: Path | None, *arguments: str, port: int = 0, failpoints: str = ""
 ) -> Server:

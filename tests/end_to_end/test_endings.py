@@ -16,8 +16,9 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from safetensors import safe_open
-from test_training import free_port, get
+from test_training import get
 
+from gradwire.deploy.engine import free_port
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Refused
 
@@ -89,29 +90,26 @@ def test_standard_tools_learn_what_the_server_offers_and_that_it_serves(daemons:
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_what_was_accepted_is_in_the_file_of_a_server_that_is_told_to_stop(
+async def test_what_was_accepted_is_in_the_file_of_a_server_that_is_told_to_stop(
     daemons: Daemons, tmp_path: Path
 ) -> None:
     output = tmp_path / "model.safetensors"
     server = job(daemons, output, "--min-workers", "2", "--batch-size", "4")
 
-    async def told_to_stop() -> None:
-        async with talk(server.address) as make:
-            first, second = make("a"), make("b")
-            await first.train()
-            await second.train()
-            told = await first.receive(m.Assignment)
-            messages = await first.push(gradient(), assignment=told.id)
-            for message in messages:
-                await first.send(message)
-            outcome = await first.receive(m.Outcome)
-            assert (outcome.decision, outcome.version) == (m.Decision.ACCEPTED, 1)
-            assert server.process.poll() is None
-            server.signal(signal.SIGTERM)
-            with pytest.raises(Refused, match="told to stop"):
-                await second.receive(m.Outcome)
-
-    asyncio.run(told_to_stop())
+    async with talk(server.address) as make:
+        first, second = make("a"), make("b")
+        await first.train()
+        await second.train()
+        told = await first.receive(m.Assignment)
+        messages = await first.push(gradient(), assignment=told.id)
+        for message in messages:
+            await first.send(message)
+        outcome = await first.receive(m.Outcome)
+        assert (outcome.decision, outcome.version) == (m.Decision.ACCEPTED, 1)
+        assert server.process.poll() is None
+        server.signal(signal.SIGTERM)
+        with pytest.raises(Refused, match="told to stop"):
+            await second.receive(m.Outcome)
     assert server.wait() == 143
     assert metadata(tmp_path / "model.unfinished-v1.safetensors")["version"] == "1"
 

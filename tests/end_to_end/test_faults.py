@@ -23,6 +23,7 @@ from daemons import (
     Daemons,
     Raw,
     Server,
+    asked,
     beating,
     gradient,
     poll,
@@ -33,7 +34,7 @@ from daemons import (
 from namespaces import Namespace
 from relay import KINDS, Plan, Relay, troubled
 from test_modes import replayed
-from test_training import SMALL, final_status, finished, small_job
+from test_training import SMALL, finished, small_job
 
 from gradwire.compressors import Payload, decode
 from gradwire.proto import messages as m
@@ -185,34 +186,33 @@ def test_a_push_whose_answer_is_lost_counts_once_before_and_after_its_round_clos
         relay.close()
 
 
-def test_pushes_that_come_again_much_later_change_nothing_and_little_is_remembered(daemons: Daemons) -> None:
+async def test_pushes_that_come_again_much_later_change_nothing_and_little_is_remembered(
+    daemons: Daemons,
+) -> None:
     """Row 4: the newest outcomes are told again, older ones are forgotten, and neither counts."""
     server = daemons.server("--task", "digits", "--min-workers", "1")
 
-    async def run() -> None:
-        async with talk(server.address) as make:
-            raw = make()
-            await raw.train()
-            sent: list[tuple[int, m.Assignment, m.Outcome]] = []
-            for seed in range(24):
-                given = await raw.receive(m.Assignment)
-                await pushed(raw, seed, given)
-                sent.append((seed, given, await raw.receive(m.Outcome)))
-            before = state_of(await until(lambda reply: reply.version == 24, raw))
-            held = await parameters(raw)
-            for place in (23, 20, 22, 9):
-                seed, given, outcome = sent[place]
-                await pushed(raw, seed, given)
-                assert await raw.receive(m.Outcome) == outcome
-            seed, given, _ = sent[0]
+    async with talk(server.address) as make:
+        raw = make()
+        await raw.train()
+        sent: list[tuple[int, m.Assignment, m.Outcome]] = []
+        for seed in range(24):
+            given = await raw.receive(m.Assignment)
             await pushed(raw, seed, given)
-            outcome = await raw.receive(m.Outcome)
-            assert outcome.decision is m.Decision.REFUSED
-            assert "raw" in outcome.refusal.message
-            assert state_of(await status(raw)) == before
-            assert (await parameters(raw)).tobytes() == held.tobytes()
-
-    asyncio.run(run())
+            sent.append((seed, given, await raw.receive(m.Outcome)))
+        before = state_of(await until(lambda reply: reply.version == 24, raw))
+        held = await parameters(raw)
+        for place in (23, 20, 22, 9):
+            seed, given, outcome = sent[place]
+            await pushed(raw, seed, given)
+            assert await raw.receive(m.Outcome) == outcome
+        seed, given, _ = sent[0]
+        await pushed(raw, seed, given)
+        outcome = await raw.receive(m.Outcome)
+        assert outcome.decision is m.Decision.REFUSED
+        assert "raw" in outcome.refusal.message
+        assert state_of(await status(raw)) == before
+        assert (await parameters(raw)).tobytes() == held.tobytes()
 
 
 # ---- partitions
@@ -240,17 +240,17 @@ def partitioned(daemons: Daemons, folder: Path, *, lease_s: float, one_way_s: fl
     try:
         near = daemons.worker(server.address, "--worker-id", "near")
         far = daemons.worker(f"127.0.0.1:{relay.port}", "--worker-id", "far", "--give-up-seconds", "300")
-        poll(lambda: final_status(server).version > 3, "no progress")
+        poll(lambda: asked(server).version > 3, "no progress")
         relay.partition("up")
         server.wait_for(r"\(far\) is lost: not heard of for")
-        version = final_status(server).version
+        version = asked(server).version
         time.sleep(max(0.0, one_way_s - lease_s))
         relay.partition("up", "down")
         time.sleep(full_s)
-        assert final_status(server).version > version, "the run goes on without it"
+        assert asked(server).version > version, "the run goes on without it"
         relay.heal()
         healed = time.monotonic()
-        poll(lambda: sum(member.attached for member in final_status(server).members) == 2, "it stays away")
+        poll(lambda: sum(member.attached for member in asked(server).members) == 2, "it stays away")
         assert time.monotonic() - healed < 45
         reply = finished(server)
         assert [near.wait(), far.wait()] == [0, 0]
@@ -298,9 +298,7 @@ def test_a_partition_between_network_namespaces(daemons: Daemons) -> None:
             time.sleep(60)
             ended.heal()
             healed = time.monotonic()
-            poll(
-                lambda: sum(member.attached for member in final_status(server).members) == 2, "it stays away"
-            )
+            poll(lambda: sum(member.attached for member in asked(server).members) == 2, "it stays away")
             assert time.monotonic() - healed < 45
             reply = finished(server)
             assert [daemon.wait() for daemon in started] == [0, 0, 0]
@@ -375,55 +373,49 @@ def test_a_link_of_a_megabit_and_300_ms_changes_nothing(daemons: Daemons) -> Non
 # ---- bad input
 
 
-def test_a_worker_that_sends_absurd_gradients_does_not_move_the_median(daemons: Daemons) -> None:
+async def test_a_worker_that_sends_absurd_gradients_does_not_move_the_median(daemons: Daemons) -> None:
     """Row 17, over the wire: the mean is not protected, as docs/faults.md says; the median stays among the
     others' gradients."""
     server = daemons.server(
         "--task", "digits", "--min-workers", "3", "--aggregation", "median", "--learning-rate", "1"
     )
 
-    async def run() -> None:
-        async with talk(server.address) as make:
-            raws = [make(f"w{index}") for index in range(3)]
-            for raw in raws:
-                await raw.train()
-            given = [await raw.receive(m.Assignment) for raw in raws]
-            right = [gradient("none", seed) for seed in (1, 2)]
-            wrong = gradient("none", 3)
-            for payload in wrong:
-                payload.data.view(np.float32)[:] = 1e30
-            for raw, assignment, payloads in zip(raws, given, [*right, wrong], strict=True):
-                for message in await raw.push(payloads, assignment=assignment.id):
-                    await raw.send(message)
-            await until(lambda reply: reply.version == 1, raws[0])
-            both = np.stack([values(payloads) for payloads in right])
-            found = -(await parameters(raws[0]))
-            assert (found >= both.min(0)).all()
-            assert (found <= both.max(0)).all()
-
-    asyncio.run(run())
+    async with talk(server.address) as make:
+        raws = [make(f"w{index}") for index in range(3)]
+        for raw in raws:
+            await raw.train()
+        given = [await raw.receive(m.Assignment) for raw in raws]
+        right = [gradient("none", seed) for seed in (1, 2)]
+        wrong = gradient("none", 3)
+        for payload in wrong:
+            payload.data.view(np.float32)[:] = 1e30
+        for raw, assignment, payloads in zip(raws, given, [*right, wrong], strict=True):
+            for message in await raw.push(payloads, assignment=assignment.id):
+                await raw.send(message)
+        await until(lambda reply: reply.version == 1, raws[0])
+        both = np.stack([values(payloads) for payloads in right])
+        found = -(await parameters(raws[0]))
+        assert (found >= both.min(0)).all()
+        assert (found <= both.max(0)).all()
 
 
-def test_parts_that_never_end_take_bounded_memory(daemons: Daemons) -> None:
+async def test_parts_that_never_end_take_bounded_memory(daemons: Daemons) -> None:
     """Row 21: headers of parts whose bytes never come."""
     server = daemons.server("--task", "digits", "--min-workers", "1")
 
-    async def run() -> None:
-        async with talk(server.address) as make:
-            raw = make()
-            await raw.train()
-            await raw.receive(m.Assignment)
-            before = state_of(await status(raw))
-            for seq in range(1, 6):
-                await raw.push(gradient(seed=seq), seq=seq)
-            outcome = await raw.receive(m.Outcome)
-            assert (outcome.seq, outcome.decision) == (5, m.Decision.REFUSED)
-            assert outcome.refusal.reason is Reason.SIZE
-            assert "worker 'raw'" in outcome.refusal.message
-            assert "4 parts on their way at once" in outcome.refusal.message
-            assert state_of(await status(raw)) == before
-
-    asyncio.run(run())
+    async with talk(server.address) as make:
+        raw = make()
+        await raw.train()
+        await raw.receive(m.Assignment)
+        before = state_of(await status(raw))
+        for seq in range(1, 6):
+            await raw.push(gradient(seed=seq), seq=seq)
+        outcome = await raw.receive(m.Outcome)
+        assert (outcome.seq, outcome.decision) == (5, m.Decision.REFUSED)
+        assert outcome.refusal.reason is Reason.SIZE
+        assert "worker 'raw'" in outcome.refusal.message
+        assert "4 parts on their way at once" in outcome.refusal.message
+        assert state_of(await status(raw)) == before
 
 
 # ---- endings

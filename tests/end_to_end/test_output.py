@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from daemons import TASKS, Daemons, Server, poll, status, talk
+from daemons import TASKS, Daemons, Server, asked, poll
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from test_training import finished
 
@@ -20,7 +19,6 @@ sys.path.append(str(TASKS))
 import script_loops
 from small_tasks import Stateful
 
-from gradwire.proto import messages as m
 from gradwire.worker.tasks import load
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -44,14 +42,6 @@ def evaluated(task: str, path: Path) -> Mapping[str, float]:
 
 def python_path() -> str:
     return f"{TASKS}:{EXAMPLES}:{os.environ.get('PYTHONPATH', '')}"
-
-
-def asked(server: Server) -> m.StatusResponse:
-    async def ask() -> m.StatusResponse:
-        async with talk(server.address) as make:
-            return await status(make())
-
-    return asyncio.run(ask())
 
 
 def job(daemons: Daemons, output: Path, *arguments: str, task: str = STATEFUL, workers: int = 3) -> Server:

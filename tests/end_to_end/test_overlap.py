@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from daemons import Daemon, Daemons, Server, stop
-from relay import Relay
+from relay import Plan, Relay
 from test_training import finished
 
 OVERLAPS: list[tuple[str, int, int | None]] = [
@@ -51,11 +51,7 @@ def slow_down(worker: Daemon) -> None:
             time.sleep(seconds)
 
 
-def cut(relay: Relay, workers: list[Daemon]) -> None:
-    workers[0].wait_for("ready for work")
-    for _ in range(2):
-        time.sleep(0.3)
-        assert relay.cut()
+CUTS = Plan(seed=1, kinds=("cut",), gap_bytes=(100_000, 200_000), faults=4)
 
 
 def test_what_travels_while_workers_compute_has_no_say_in_the_bits(daemons: Daemons) -> None:
@@ -64,14 +60,13 @@ def test_what_travels_while_workers_compute_has_no_say_in_the_bits(daemons: Daem
     found: set[str] = set()
     for overlap, part_bytes, credit in OVERLAPS:
         server = started(daemons, overlap, part_bytes, credit=credit)
-        relay = Relay(server.port)
+        relay = Relay(server.port, plan=CUTS if credit else None)
         workers = join(daemons, f"127.0.0.1:{relay.port}")
-        if credit:
-            cut(relay, workers)
-        elif (overlap, part_bytes, credit) == OVERLAPS[-1]:
+        if (overlap, part_bytes, credit) == OVERLAPS[-1]:
             slow_down(workers[1])
         found.add(outcome(server, workers))
         relay.close()
+        assert len(relay.happened) == (4 if credit else 0)
     assert len(found) == 1
 
 

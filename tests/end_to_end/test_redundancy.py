@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from daemons import TASKS, Daemon, Daemons, Server, poll
+from daemons import TASKS, Daemon, Daemons, Server, asked, poll
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from test_modes import COMING_AND_GOING, PACED
-from test_training import SMALL, final_status, finished, small_job
+from test_training import SMALL, finished, small_job
 
 from gradwire.proto import messages as m
 from gradwire.worker.tasks import load
@@ -37,7 +37,7 @@ def trained(
 
 
 def progressed(server: Server) -> bool:
-    return final_status(server).version > 5
+    return asked(server).version > 5
 
 
 def accuracy(reply: m.StatusResponse) -> float:
@@ -96,7 +96,7 @@ def test_workers_come_and_go_while_tensors_are_cut_into_slices(daemons: Daemons,
         task=f"{COMING_AND_GOING},width=3",
     )
     workers = daemons.workers(server, 4, "--compressor", compressor)
-    poll(lambda: final_status(server).version > 3, "no progress")
+    poll(lambda: asked(server).version > 3, "no progress")
     workers[0].signal(signal.SIGKILL)
     server.wait_for("computes its part of version")
     late = [daemons.worker(server.address, "--worker-id", f"late{i}") for i in range(2)]
@@ -205,7 +205,7 @@ def test_workers_come_and_go_in_coded_rounds(daemons: Daemons) -> None:
         task=COMING_AND_GOING,
     )
     workers = daemons.workers(server, 4, "--compressor", "none")
-    poll(lambda: final_status(server).version > 3, "no progress")
+    poll(lambda: asked(server).version > 3, "no progress")
     for victim in workers[:2]:
         victim.signal(signal.SIGKILL)
     late = daemons.worker(server.address, "--worker-id", "late", "--compressor", "none")

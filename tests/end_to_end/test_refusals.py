@@ -151,180 +151,149 @@ BAD_PUSHES: list[tuple[Any, Reason, str]] = [
 ]
 
 
-def test_bad_pushes_are_refused_and_a_good_one_after_them_is_accepted(
+async def test_bad_pushes_are_refused_and_a_good_one_after_them_is_accepted(
     address: str, subtests: pytest.Subtests
 ) -> None:
-    async def run() -> None:
-        async for raw in in_training(address):
-            for seq, (alter, reason, words) in enumerate(BAD_PUSHES, 1):
-                with subtests.test(alter.__name__):
-                    refusal = await refused_push(raw, seq, alter)
-                    assert refusal.reason is reason
-                    assert words in refusal.message
-            for message in await raw.push(gradient(), seq=99):
-                await raw.send(message)
-            assert (await outcome_of(raw, 99)).decision is m.Decision.ACCEPTED
-
-    asyncio.run(run())
+    async for raw in in_training(address):
+        for seq, (alter, reason, words) in enumerate(BAD_PUSHES, 1):
+            with subtests.test(alter.__name__):
+                refusal = await refused_push(raw, seq, alter)
+                assert refusal.reason is reason
+                assert words in refusal.message
+        for message in await raw.push(gradient(), seq=99):
+            await raw.send(message)
+        assert (await outcome_of(raw, 99)).decision is m.Decision.ACCEPTED
 
 
-def test_members_of_a_round_that_disagree_on_a_learning_rate_are_told_apart(daemons: Daemons) -> None:
+async def test_members_of_a_round_that_disagree_on_a_learning_rate_are_told_apart(daemons: Daemons) -> None:
     server = daemons.server("--min-workers", "2", "--script")
 
-    async def run() -> None:
-        async with talk(server.address) as make:
-            first, second = make("first"), make("second")
-            given: list[m.Assignment] = []
-            for raw in (first, second):
-                await raw.train()
-            for raw in (first, second):
-                given.append(await raw.receive(m.Assignment))
-            for message in await first.push(gradient(), assignment=given[0].id, learning_rates=(0.1,)):
-                await first.send(message)
-            assert (await outcome_of(first, 1)).decision is m.Decision.ACCEPTED
-            before = state_of(await status(first))
-            for message in await second.push(gradient(), assignment=given[1].id, learning_rates=(0.2,)):
-                await second.send(message)
-            refusal = (await outcome_of(second, 1)).refusal
-            assert refusal is not None
-            assert (refusal.reason, refusal.worker) == (Reason.GROUP, "second")
-            assert "group 0: expected 0.1, as worker 'first' has it in this round, got 0.2" in refusal.message
-            assert state_of(await status(first)) == before
-            again = {"seq": 2, "assignment": given[1].id, "learning_rates": (0.1,)}
-            for message in await second.push(gradient(), **again):
-                await second.send(message)
-            assert (await outcome_of(second, 2)).decision is m.Decision.ACCEPTED
-
-    asyncio.run(run())
+    async with talk(server.address) as make:
+        first, second = make("first"), make("second")
+        given: list[m.Assignment] = []
+        for raw in (first, second):
+            await raw.train()
+        for raw in (first, second):
+            given.append(await raw.receive(m.Assignment))
+        for message in await first.push(gradient(), assignment=given[0].id, learning_rates=(0.1,)):
+            await first.send(message)
+        assert (await outcome_of(first, 1)).decision is m.Decision.ACCEPTED
+        before = state_of(await status(first))
+        for message in await second.push(gradient(), assignment=given[1].id, learning_rates=(0.2,)):
+            await second.send(message)
+        refusal = (await outcome_of(second, 1)).refusal
+        assert refusal is not None
+        assert (refusal.reason, refusal.worker) == (Reason.GROUP, "second")
+        assert "group 0: expected 0.1, as worker 'first' has it in this round, got 0.2" in refusal.message
+        assert state_of(await status(first)) == before
+        again = {"seq": 2, "assignment": given[1].id, "learning_rates": (0.1,)}
+        for message in await second.push(gradient(), **again):
+            await second.send(message)
+        assert (await outcome_of(second, 2)).decision is m.Decision.ACCEPTED
 
 
-def test_a_push_without_samples_is_accepted(address: str) -> None:
-    async def run() -> None:
-        async for raw in in_training(address):
-            for message in await raw.push([], samples=0):
-                await raw.send(message)
-            assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
-            assert (await raw.receive(m.Assignment)).version == 1
-
-    asyncio.run(run())
+async def test_a_push_without_samples_is_accepted(address: str) -> None:
+    async for raw in in_training(address):
+        for message in await raw.push([], samples=0):
+            await raw.send(message)
+        assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
+        assert (await raw.receive(m.Assignment)).version == 1
 
 
-def test_a_damaged_chunk_is_refused_and_the_same_bytes_are_accepted(address: str) -> None:
-    async def run() -> None:
-        async for raw in in_training(address):
-            chunk, commit = await raw.push(gradient())
-            damaged = bytearray(chunk)
-            damaged[-1] ^= 1
-            await raw.send(bytes(damaged))
-            await raw.send(commit)
-            outcome = await raw.receive(m.Outcome)
-            assert outcome.refusal.reason is Reason.CHECKSUM
-            assert (outcome.seq, outcome.part) == (1, 0)
-            again, _ = await raw.push(gradient())
-            assert again == chunk
-            await raw.send(again)  # the commit has come
-            assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
-
-    asyncio.run(run())
+async def test_a_damaged_chunk_is_refused_and_the_same_bytes_are_accepted(address: str) -> None:
+    async for raw in in_training(address):
+        chunk, commit = await raw.push(gradient())
+        damaged = bytearray(chunk)
+        damaged[-1] ^= 1
+        await raw.send(bytes(damaged))
+        await raw.send(commit)
+        outcome = await raw.receive(m.Outcome)
+        assert outcome.refusal.reason is Reason.CHECKSUM
+        assert (outcome.seq, outcome.part) == (1, 0)
+        again, _ = await raw.push(gradient())
+        assert again == chunk
+        await raw.send(again)  # the commit has come
+        assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
 
 
-def test_a_push_that_is_not_what_was_committed_comes_again_whole(address: str) -> None:
-    async def run() -> None:
-        async for raw in in_training(address):
-            before = state_of(await status(raw))
-            for message in await raw.push(gradient(), digest=7):
-                await raw.send(message)
-            outcome = await raw.receive(m.Outcome)
-            assert outcome.refusal.reason is Reason.CHECKSUM
-            assert outcome.part is None
-            assert state_of(await status(raw)) == before
-            for message in await raw.push(gradient()):
-                await raw.send(message)
-            assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
-
-    asyncio.run(run())
+async def test_a_push_that_is_not_what_was_committed_comes_again_whole(address: str) -> None:
+    async for raw in in_training(address):
+        before = state_of(await status(raw))
+        for message in await raw.push(gradient(), digest=7):
+            await raw.send(message)
+        outcome = await raw.receive(m.Outcome)
+        assert outcome.refusal.reason is Reason.CHECKSUM
+        assert outcome.part is None
+        assert state_of(await status(raw)) == before
+        for message in await raw.push(gradient()):
+            await raw.send(message)
+        assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
 
 
-def test_an_abandoned_push_leaves_nothing_behind(address: str) -> None:
+async def test_an_abandoned_push_leaves_nothing_behind(address: str) -> None:
     """Whatever of it comes later; its assignment is answered by the next."""
-
-    async def run() -> None:
-        async for raw in in_training(address):
-            before = state_of(await status(raw))
-            chunk, commit = await raw.push(gradient(seed=1))
-            await raw.send(chunk)
-            await raw.send(m.Abandon(seq=1))
-            late, _ = await raw.push(gradient(seed=1))
-            for message in (late, commit):
-                await raw.send(message)
-            assert state_of(await status(raw)) == before
-            outcome = await raw.receive(m.Outcome)
-            assert (outcome.seq, outcome.refusal.reason) == (1, Reason.SEQUENCE)
-            for message in await raw.push(gradient(), seq=2):
-                await raw.send(message)
-            outcome = await raw.receive(m.Outcome)
-            assert (outcome.seq, outcome.decision) == (2, m.Decision.ACCEPTED)
-            assert (await status(raw)).pushes == 1
-
-    asyncio.run(run())
+    async for raw in in_training(address):
+        before = state_of(await status(raw))
+        chunk, commit = await raw.push(gradient(seed=1))
+        await raw.send(chunk)
+        await raw.send(m.Abandon(seq=1))
+        late, _ = await raw.push(gradient(seed=1))
+        for message in (late, commit):
+            await raw.send(message)
+        assert state_of(await status(raw)) == before
+        outcome = await raw.receive(m.Outcome)
+        assert (outcome.seq, outcome.refusal.reason) == (1, Reason.SEQUENCE)
+        for message in await raw.push(gradient(), seq=2):
+            await raw.send(message)
+        outcome = await raw.receive(m.Outcome)
+        assert (outcome.seq, outcome.decision) == (2, m.Decision.ACCEPTED)
+        assert (await status(raw)).pushes == 1
 
 
-def test_the_welcome_says_what_is_stored(address: str) -> None:
-    async def run() -> None:
-        async for raw in in_training(address):
-            chunk, commit = await raw.push(gradient())
-            await raw.send(chunk)
-            await raw.push(gradient(seed=1), seq=2)  # its chunks are never sent
-            await status(raw)
-            await asyncio.sleep(0.2)
-            await raw.attach()
-            welcome = await raw.receive(m.Welcome)
-            assert {each.seq: each.parts for each in welcome.stored}[1] == (0,)
-            await raw.send(commit)
-            assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
-
-    asyncio.run(run())
+async def test_the_welcome_says_what_is_stored(address: str) -> None:
+    async for raw in in_training(address):
+        chunk, commit = await raw.push(gradient())
+        await raw.send(chunk)
+        await raw.push(gradient(seed=1), seq=2)  # its chunks are never sent
+        await status(raw)
+        await asyncio.sleep(0.2)
+        await raw.attach()
+        welcome = await raw.receive(m.Welcome)
+        assert {each.seq: each.parts for each in welcome.stored}[1] == (0,)
+        await raw.send(commit)
+        assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
 
 
-def test_chunks_that_belong_nowhere_end_the_stream(address: str) -> None:
-    async def run() -> None:
-        async for raw in in_training(address):
-            await raw.send(encode_chunk(9, 0, [np.zeros(4, np.uint8)], 0))
-            with pytest.raises(Refused, match="expected the header of a part first, got transfer 9"):
-                await raw.receive(m.Outcome)
-
-    asyncio.run(run())
+async def test_chunks_that_belong_nowhere_end_the_stream(address: str) -> None:
+    async for raw in in_training(address):
+        await raw.send(encode_chunk(9, 0, [np.zeros(4, np.uint8)], 0))
+        with pytest.raises(Refused, match="expected the header of a part first, got transfer 9"):
+            await raw.receive(m.Outcome)
 
 
-def test_bytes_that_are_no_message_end_the_stream(address: str) -> None:
-    async def run() -> None:
-        async for raw in in_training(address):
-            await raw.send(_with_trailer(b"\xff\xff\xff\xff"))
-            with pytest.raises(Refused) as caught:
-                await raw.receive(m.Outcome)
-            assert caught.value.refusal.reason is Reason.MALFORMED
-
-    asyncio.run(run())
+async def test_bytes_that_are_no_message_end_the_stream(address: str) -> None:
+    async for raw in in_training(address):
+        await raw.send(_with_trailer(b"\xff\xff\xff\xff"))
+        with pytest.raises(Refused) as caught:
+            await raw.receive(m.Outcome)
+        assert caught.value.refusal.reason is Reason.MALFORMED
 
 
 def _with_trailer(data: bytes) -> bytes:
     return data + b"\x7d" + crc32c((np.frombuffer(data, np.uint8),)).to_bytes(4, "little")
 
 
-def test_a_header_with_one_byte_changed_ends_the_stream(address: str) -> None:
-    async def run() -> None:
-        async for raw in in_training(address):
-            empty = m.Commit(seq=1, assignment=1, base_version=0, samples=0, parts=0, digest=0, loss=0.5)
-            push = bytearray(encode_worker(empty))
-            push[3] ^= 1
-            before = state_of(await status(raw))
-            await raw.send(bytes(push))
-            with pytest.raises(Refused) as caught:
-                await raw.receive(m.Outcome)
-            assert caught.value.refusal.reason is Reason.CHECKSUM
-            assert state_of(await status(raw)) == before
-
-    asyncio.run(run())
+async def test_a_header_with_one_byte_changed_ends_the_stream(address: str) -> None:
+    async for raw in in_training(address):
+        empty = m.Commit(seq=1, assignment=1, base_version=0, samples=0, parts=0, digest=0, loss=0.5)
+        push = bytearray(encode_worker(empty))
+        push[3] ^= 1
+        before = state_of(await status(raw))
+        await raw.send(bytes(push))
+        with pytest.raises(Refused) as caught:
+            await raw.receive(m.Outcome)
+        assert caught.value.refusal.reason is Reason.CHECKSUM
+        assert state_of(await status(raw)) == before
 
 
 @pytest.mark.parametrize(
@@ -342,20 +311,17 @@ def test_a_header_with_one_byte_changed_ends_the_stream(address: str) -> None:
         ({str(number): 1.0 for number in range(33)}, Reason.SIZE, "expected up to 32 metrics, got 33"),
     ],
 )
-def test_an_evaluation_is_finite_and_of_what_was_asked(
+async def test_an_evaluation_is_finite_and_of_what_was_asked(
     address: str, metrics: dict[str, float], reason: Reason, words: str
 ) -> None:
-    async def run() -> None:
-        async for raw in in_training(address):
-            before = state_of(await status(raw))
-            await raw.send(m.Evaluation(version=77, epoch=30, metrics={"a name: of [any] kind/é %": 1.0}))
-            await raw.send(m.Evaluation(version=0, epoch=1, metrics=metrics))
-            with pytest.raises(Refused, match=words) as refused:
-                await raw.receive(m.Outcome)
-            assert refused.value.refusal.reason is reason
-            assert state_of(await status(raw)) == before
-
-    asyncio.run(run())
+    async for raw in in_training(address):
+        before = state_of(await status(raw))
+        await raw.send(m.Evaluation(version=77, epoch=30, metrics={"a name: of [any] kind/é %": 1.0}))
+        await raw.send(m.Evaluation(version=0, epoch=1, metrics=metrics))
+        with pytest.raises(Refused, match=words) as refused:
+            await raw.receive(m.Outcome)
+        assert refused.value.refusal.reason is reason
+        assert state_of(await status(raw)) == before
 
 
 @pytest.mark.parametrize(
@@ -372,36 +338,30 @@ def test_an_evaluation_is_finite_and_of_what_was_asked(
         ({"machine": "m\n"}, r"profile machine: expected up to \d+ printable"),
     ],
 )
-def test_a_profile_is_of_the_jobs_tensors(address: str, changes: dict[str, Any], words: str) -> None:
-    async def run() -> None:
-        async for raw in in_training(address):
-            before = state_of(await status(raw))
-            count = len(MANIFEST.tensors)
-            good: dict[str, Any] = {
-                **{"steps": 5, "sent_bytes": 4, "compressing_seconds": 0.0, "step_seconds": 1.0},
-                **{"forward_seconds": 0.0, "backward_seconds": 0.0, "densities": 1.0},
-            }
-            fields = {**good, **changes}
-            for name in ("forward_seconds", "backward_seconds", "densities"):
-                if not isinstance(fields[name], tuple):
-                    fields[name] = (fields[name],) * count
-            await raw.send(m.Profile(**fields))
-            with pytest.raises(Refused, match=words):
-                await raw.receive(m.Outcome)
-            assert state_of(await status(raw)) == before
-
-    asyncio.run(run())
+async def test_a_profile_is_of_the_jobs_tensors(address: str, changes: dict[str, Any], words: str) -> None:
+    async for raw in in_training(address):
+        before = state_of(await status(raw))
+        count = len(MANIFEST.tensors)
+        good: dict[str, Any] = {
+            **{"steps": 5, "sent_bytes": 4, "compressing_seconds": 0.0, "step_seconds": 1.0},
+            **{"forward_seconds": 0.0, "backward_seconds": 0.0, "densities": 1.0},
+        }
+        fields = {**good, **changes}
+        for name in ("forward_seconds", "backward_seconds", "densities"):
+            if not isinstance(fields[name], tuple):
+                fields[name] = (fields[name],) * count
+        await raw.send(m.Profile(**fields))
+        with pytest.raises(Refused, match=words):
+            await raw.receive(m.Outcome)
+        assert state_of(await status(raw)) == before
 
 
-def test_a_header_of_countless_payloads_is_refused_before_it_becomes_objects(address: str) -> None:
-    async def run() -> None:
-        async for raw in in_training(address):
-            bomb = pb.WorkerMessage(part=pb.PartHeader(seq=1, payloads=[pb.PayloadHeader()] * 200_000))
-            await raw.send(_with_trailer(bomb.SerializeToString()))
-            with pytest.raises(Refused, match=r"Part.payloads: expected up to 65536 members, got 200000"):
-                await raw.receive(m.Outcome)
-
-    asyncio.run(run())
+async def test_a_header_of_countless_payloads_is_refused_before_it_becomes_objects(address: str) -> None:
+    async for raw in in_training(address):
+        bomb = pb.WorkerMessage(part=pb.PartHeader(seq=1, payloads=[pb.PayloadHeader()] * 200_000))
+        await raw.send(_with_trailer(bomb.SerializeToString()))
+        with pytest.raises(Refused, match=r"Part.payloads: expected up to 65536 members, got 200000"):
+            await raw.receive(m.Outcome)
 
 
 def refused_join(address: str, **changes: Any) -> Refusal:
@@ -492,78 +452,64 @@ BAD_MANIFESTS = [
 ]
 
 
-def test_bad_manifests_are_refused_before_anything_is_allocated(
+async def test_bad_manifests_are_refused_before_anything_is_allocated(
     address: str, subtests: pytest.Subtests
 ) -> None:
-    async def run() -> None:
-        async with talk(address) as make:
-            raw = make()
-            await raw.join()
-            before = state_of(await status(raw))
-            for manifest, reason, words in BAD_MANIFESTS:
-                with subtests.test(words):
-                    with pytest.raises(Refused) as caught:
-                        await _initialize_header(raw, manifest)
-                    assert caught.value.refusal.reason is reason
-                    assert words in caught.value.refusal.message
-                    assert state_of(await status(raw)) == before
-            await raw.initialize()
-
-    asyncio.run(run())
+    async with talk(address) as make:
+        raw = make()
+        await raw.join()
+        before = state_of(await status(raw))
+        for manifest, reason, words in BAD_MANIFESTS:
+            with subtests.test(words):
+                with pytest.raises(Refused) as caught:
+                    await _initialize_header(raw, manifest)
+                assert caught.value.refusal.reason is reason
+                assert words in caught.value.refusal.message
+                assert state_of(await status(raw)) == before
+        await raw.initialize()
 
 
-def test_a_model_of_more_parts_than_have_numbers_is_refused(daemons: Daemons) -> None:
+async def test_a_model_of_more_parts_than_have_numbers_is_refused(daemons: Daemons) -> None:
     server = daemons.server("--part-bytes", "4", "--task", "digits")
     manifest = Manifest((m.Tensor(name="w", shape=(MAX_PARTS + 1, ALIGNMENT), dtype="float32"),), 64)
 
-    async def run() -> None:
-        async with talk(server.address) as make:
-            raw = make()
-            await raw.join()
-            with pytest.raises(Refused, match=r"65536 parts, got 65537.*--part-bytes"):
-                await _initialize_header(raw, manifest)
-
-    asyncio.run(run())
+    async with talk(server.address) as make:
+        raw = make()
+        await raw.join()
+        with pytest.raises(Refused, match=r"65536 parts, got 65537.*--part-bytes"):
+            await _initialize_header(raw, manifest)
 
 
-def test_the_compressor_of_who_uploads_the_model_decides_how_large_parts_are_for_everybody(
+async def test_the_compressor_of_who_uploads_the_model_decides_how_large_parts_are_for_everybody(
     address: str,
 ) -> None:
     elements = 2 * parse_compressor("topk:ratio=10").least_part_bytes // 4 // ALIGNMENT * ALIGNMENT
     assert elements > 2 * LEAST_BYTES // 4
     manifest = Manifest((m.Tensor(name="w", shape=(elements,), dtype="float32"),), 64)
 
-    async def run() -> None:
-        async with talk(address) as make:
-            workers = make("a"), make("b")
-            for worker, compressor in zip(workers, ("topk:ratio=10", "none"), strict=True):
-                await worker.join(compressor=compressor)
-                await worker.attach()
-                await worker.receive(m.Welcome)
-            first, second = workers
-            await first.initialize(manifest)
-            await first.ready(manifest.fingerprint)
-            await second.ready(manifest.fingerprint, None)
-            plan = await first.receive(m.PlanAnnouncement)
-            assert plan == m.PlanAnnouncement(number=1, tensors=(1,), cuts=(elements // 2,), norms=(0.0,))
-            await first.send(m.Leave(failed=True, reason="test"))
-            assert (await second.receive(m.Assignment)).plan == 1  # it overtakes what is longer
-            assert await second.receive(m.PlanAnnouncement) == plan
-
-    asyncio.run(run())
+    async with talk(address) as make:
+        workers = make("a"), make("b")
+        for worker, compressor in zip(workers, ("topk:ratio=10", "none"), strict=True):
+            await worker.join(compressor=compressor)
+            await worker.attach()
+            await worker.receive(m.Welcome)
+        first, second = workers
+        await first.initialize(manifest)
+        await first.ready(manifest.fingerprint)
+        await second.ready(manifest.fingerprint, None)
+        plan = await first.receive(m.PlanAnnouncement)
+        assert plan == m.PlanAnnouncement(number=1, tensors=(1,), cuts=(elements // 2,), norms=(0.0,))
+        await first.send(m.Leave(failed=True, reason="test"))
+        assert (await second.receive(m.Assignment)).plan == 1  # it overtakes what is longer
+        assert await second.receive(m.PlanAnnouncement) == plan
 
 
-def test_a_job_cannot_begin_after_its_last_epoch(address: str) -> None:
-    async def run() -> None:
-        async with talk(address) as make:
-            raw = make()
-            await raw.join()
-            with pytest.raises(
-                Refused, match=r"first epoch: expected below \d+, the epochs of the job, got 429"
-            ):
-                await _initialize_header(raw, MANIFEST, epoch=2**32 - 1)
-
-    asyncio.run(run())
+async def test_a_job_cannot_begin_after_its_last_epoch(address: str) -> None:
+    async with talk(address) as make:
+        raw = make()
+        await raw.join()
+        with pytest.raises(Refused, match=r"first epoch: expected below \d+, the epochs of the job, got 429"):
+            await _initialize_header(raw, MANIFEST, epoch=2**32 - 1)
 
 
 async def _initialize_header(raw: Raw, manifest: Manifest, epoch: int = 0) -> None:
@@ -616,99 +562,84 @@ async def put_state(raw: Raw, data: bytes, **fields: Any) -> None:
         (0, {}, Reason.MALFORMED, "expected Chunk, got the end of the stream"),
     ],
 )
-def test_buffers_are_those_that_were_asked_for(
+async def test_buffers_are_those_that_were_asked_for(
     daemons: Daemons, size: int, fields: dict[str, Any], reason: Reason, words: str
 ) -> None:
     server = daemons.server("--min-workers", "1", "--task", "digits", "--batch-size", "64")
 
-    async def run() -> None:
-        async with talk(server.address) as make:
-            raw = make()
-            await raw.join()
-            await raw.attach()
+    async with talk(server.address) as make:
+        raw = make()
+        await raw.join()
+        await raw.attach()
+        await raw.receive(m.Welcome)
+        await raw.initialize(STATEFUL)
+        await raw.ready(STATEFUL.fingerprint)
+        assert (await raw.receive(m.Assignment)).collection == 1, "the whole epoch is one round"
+        before = state_of(await status(raw))
+        with pytest.raises(Refused) as caught:
+            await put_state(raw, bytes(size), **fields)
+        assert caught.value.refusal.reason is reason
+        assert words in caught.value.refusal.message
+        assert state_of(await status(raw)) == before
+        await put_state(raw, bytes(24))
+
+
+async def test_another_model_is_refused(address: str) -> None:
+    async with talk(address) as make:
+        first, other = make("first"), make("other")
+        await first.train()
+        await first.receive(m.Assignment)
+        await other.join()
+        await other.attach()
+        await other.receive(m.Welcome)
+        before = state_of(await status(first))
+        await other.ready(fingerprint=Manifest(MANIFEST.tensors[:1], 64).fingerprint)
+        with pytest.raises(Refused) as caught:
+            await other.receive(m.Assignment)
+        assert caught.value.refusal.reason is Reason.MODEL
+        assert "same task, options and code" in caught.value.refusal.remedy
+        # Nothing else changes; others that wait for workers hear why this one is gone.
+        found = await status(first)
+        assert state_of(found)[:4] == before[:4]
+        assert [member.worker for member in found.members] == ["first"]
+        assert found.lost[-1].reason.startswith("refused: model fingerprint: ")
+
+
+async def test_another_job_and_strangers_are_refused(address: str) -> None:
+    async with talk(address) as make:
+        raw = make()
+        await raw.attach(job="other")
+        with pytest.raises(Refused) as caught:
             await raw.receive(m.Welcome)
-            await raw.initialize(STATEFUL)
-            await raw.ready(STATEFUL.fingerprint)
-            assert (await raw.receive(m.Assignment)).collection == 1, "the whole epoch is one round"
-            before = state_of(await status(raw))
-            with pytest.raises(Refused) as caught:
-                await put_state(raw, bytes(size), **fields)
-            assert caught.value.refusal.reason is reason
-            assert words in caught.value.refusal.message
-            assert state_of(await status(raw)) == before
-            await put_state(raw, bytes(24))
-
-    asyncio.run(run())
+        assert caught.value.refusal.reason is Reason.UNKNOWN_JOB
+        await raw.attach()
+        with pytest.raises(Refused) as caught:
+            await raw.receive(m.Welcome)
+        assert caught.value.refusal.reason is Reason.NOT_A_MEMBER
 
 
-def test_another_model_is_refused(address: str) -> None:
-    async def run() -> None:
-        async with talk(address) as make:
-            first, other = make("first"), make("other")
-            await first.train()
-            await first.receive(m.Assignment)
-            await other.join()
-            await other.attach()
-            await other.receive(m.Welcome)
-            before = state_of(await status(first))
-            await other.ready(fingerprint=Manifest(MANIFEST.tensors[:1], 64).fingerprint)
-            with pytest.raises(Refused) as caught:
-                await other.receive(m.Assignment)
-            assert caught.value.refusal.reason is Reason.MODEL
-            assert "same task, options and code" in caught.value.refusal.remedy
-            # Nothing else changes; others that wait for workers hear why this one is gone.
-            found = await status(first)
-            assert state_of(found)[:4] == before[:4]
-            assert [member.worker for member in found.members] == ["first"]
-            assert found.lost[-1].reason.startswith("refused: model fingerprint: ")
-
-    asyncio.run(run())
+async def test_of_two_live_workers_with_one_id_exactly_one_is_accepted(address: str) -> None:
+    async with talk(address) as make:
+        first, second = make("same", 1), make("same", 2)
+        await first.train()
+        await first.receive(m.Assignment)
+        with pytest.raises(Refused) as caught:
+            await second.join()
+        assert caught.value.refusal.reason is Reason.DUPLICATE_WORKER
+        assert "--worker-id" in caught.value.refusal.remedy
+        for chunk in await first.push(gradient()):
+            await first.send(chunk)
+        assert (await first.receive(m.Outcome)).decision is m.Decision.ACCEPTED
 
 
-def test_another_job_and_strangers_are_refused(address: str) -> None:
-    async def run() -> None:
-        async with talk(address) as make:
-            raw = make()
-            await raw.attach(job="other")
-            with pytest.raises(Refused) as caught:
-                await raw.receive(m.Welcome)
-            assert caught.value.refusal.reason is Reason.UNKNOWN_JOB
-            await raw.attach()
-            with pytest.raises(Refused) as caught:
-                await raw.receive(m.Welcome)
-            assert caught.value.refusal.reason is Reason.NOT_A_MEMBER
+async def test_fetch_before_there_are_parameters_is_refused(address: str) -> None:
+    from daemons import refusing
 
-    asyncio.run(run())
-
-
-def test_of_two_live_workers_with_one_id_exactly_one_is_accepted(address: str) -> None:
-    async def run() -> None:
-        async with talk(address) as make:
-            first, second = make("same", 1), make("same", 2)
-            await first.train()
-            await first.receive(m.Assignment)
-            with pytest.raises(Refused) as caught:
-                await second.join()
-            assert caught.value.refusal.reason is Reason.DUPLICATE_WORKER
-            assert "--worker-id" in caught.value.refusal.remedy
-            for chunk in await first.push(gradient()):
-                await first.send(chunk)
-            assert (await first.receive(m.Outcome)).decision is m.Decision.ACCEPTED
-
-    asyncio.run(run())
-
-
-def test_fetch_before_there_are_parameters_is_refused(address: str) -> None:
-    async def run() -> None:
-        from daemons import refusing
-
-        async with talk(address) as make:
-            call = make().stub.fetch(m.FetchRequest())
-            with pytest.raises(Refused) as caught:
-                await refusing(call.read())
-            assert caught.value.refusal.reason is Reason.NOT_INITIALIZED
-
-    asyncio.run(run())
+    async with talk(address) as make:
+        call = make().stub.fetch(m.FetchRequest())
+        with pytest.raises(Refused) as caught:
+            await refusing(call.read())
+        assert caught.value.refusal.reason is Reason.NOT_INITIALIZED
 
 
 def test_a_dense_payload_keeps_its_type() -> None:

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from daemons import Daemon, Daemons, Server, beating, gradient, poll, status, stop, talk
+from daemons import Daemon, Daemons, Server, asked, beating, gradient, poll, status, stop, talk
 from relay import Relay
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from gradwire import __version__
+from gradwire.deploy.engine import free_port
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Refused
 from gradwire.proto.transfer import values_assembly
@@ -30,18 +31,10 @@ from gradwire.worker.training.sharding import epoch_order
 SMALL = "small_tasks:regression"
 
 
-def final_status(server: Server) -> m.StatusResponse:
-    async def ask() -> m.StatusResponse:
-        async with talk(server.address) as make:
-            return await status(make())
-
-    return asyncio.run(ask())
-
-
 def finished(server: Server) -> m.StatusResponse:
     server.wait_for("the job is finished")
-    poll(lambda: final_status(server).phase is m.Phase.FINISHED, "the job is not finished")
-    return final_status(server)
+    poll(lambda: asked(server).phase is m.Phase.FINISHED, "the job is not finished")
+    return asked(server)
 
 
 def small_job(daemons: Daemons, *arguments: str, workers: int, task: str = SMALL) -> Server:
@@ -141,37 +134,36 @@ def test_the_trained_parameters_can_be_fetched(daemons: Daemons) -> None:
 # ---- comings and goings
 
 
-def test_a_partial_push_of_a_worker_that_dies_changes_nothing_and_the_round_goes_on(daemons: Daemons) -> None:
+async def test_a_partial_push_of_a_worker_that_dies_changes_nothing_and_the_round_goes_on(
+    daemons: Daemons,
+) -> None:
     server = daemons.server("--task", "digits", "--min-workers", "2", "--lease-seconds", "2")
 
-    async def run() -> None:
-        async with talk(server.address) as make:
-            steady = make("steady")
-            await steady.train()
-            async with beating(steady):
-                async with talk(server.address) as make_other:
-                    dying = make_other("dying")
-                    await dying.train()
-                    await dying.receive(m.Assignment)
-                    await dying.push(gradient(seed=9))  # its chunks are never sent
-                died = time.monotonic()
-                for chunk in await steady.push(gradient()):
-                    await steady.send(chunk)
-                assert (await steady.receive(m.Outcome)).decision is m.Decision.ACCEPTED
-                began = time.monotonic()
-                waiting = await steady.receive(m.Waiting)
-                assert time.monotonic() - began < 2.0
-                assert "rank 1 (dying, disconnected" in waiting.text
+    async with talk(server.address) as make:
+        steady = make("steady")
+        await steady.train()
+        async with beating(steady):
+            async with talk(server.address) as make_other:
+                dying = make_other("dying")
+                await dying.train()
+                await dying.receive(m.Assignment)
+                await dying.push(gradient(seed=9))  # its chunks are never sent
+            died = time.monotonic()
+            for chunk in await steady.push(gradient()):
+                await steady.send(chunk)
+            assert (await steady.receive(m.Outcome)).decision is m.Decision.ACCEPTED
+            began = time.monotonic()
+            waiting = await steady.receive(m.Waiting)
+            assert time.monotonic() - began < 2.0
+            assert "rank 1 (dying, disconnected" in waiting.text
+            assignment = await steady.receive(m.Assignment)
+            while assignment.version == 0:
                 assignment = await steady.receive(m.Assignment)
-                while assignment.version == 0:
-                    assignment = await steady.receive(m.Assignment)
-                assert (assignment.version, assignment.world) == (1, 1)
-                assert 1.5 < time.monotonic() - died < 8
-                reply = await status(steady)
-                assert (reply.version, reply.pushes) == (1, 1)
-                assert [(lost.worker, lost.rank) for lost in reply.lost] == [("dying", 1)]
-
-    asyncio.run(run())
+            assert (assignment.version, assignment.world) == (1, 1)
+            assert 1.5 < time.monotonic() - died < 8
+            reply = await status(steady)
+            assert (reply.version, reply.pushes) == (1, 1)
+            assert [(lost.worker, lost.rank) for lost in reply.lost] == [("dying", 1)]
     server.wait_for(r"rank 1 \(dying\) is lost: not heard of for")
 
 
@@ -267,7 +259,7 @@ def test_connections_that_break_cost_nothing(daemons: Daemons, compressor: str, 
 def test_a_server_that_was_paused_past_the_leases_goes_on_with_its_workers(daemons: Daemons) -> None:
     server = small_job(daemons, "--lease-seconds", "1", workers=2, task=f"{SMALL}:slow=0.05,samples=480")
     workers = daemons.workers(server, 2)
-    poll(lambda: final_status(server).version > 3, "no progress")
+    poll(lambda: asked(server).version > 3, "no progress")
     server.signal(signal.SIGSTOP)
     time.sleep(3)
     server.signal(signal.SIGCONT)
@@ -280,13 +272,13 @@ def test_a_frozen_worker_is_fenced_by_its_lease_and_comes_back(daemons: Daemons)
     server = small_job(daemons, "--lease-seconds", "1", workers=2, task=f"{SMALL}:slow=0.05,samples=800")
     workers = daemons.workers(server, 2)
     server.wait_for("training samples from")
-    poll(lambda: final_status(server).version > 5, "no progress")
+    poll(lambda: asked(server).version > 5, "no progress")
     workers[1].signal(signal.SIGSTOP)
     server.wait_for(r"\(w1\) is lost: not heard of for")
-    version = final_status(server).version
-    poll(lambda: final_status(server).version > version + 3, "the run does not go on")
+    version = asked(server).version
+    poll(lambda: asked(server).version > version + 3, "the run does not go on")
     workers[1].signal(signal.SIGCONT)
-    poll(lambda: len([x for x in final_status(server).members if x.attached]) == 2, "it does not come back")
+    poll(lambda: len([x for x in asked(server).members if x.attached]) == 2, "it does not come back")
     reply = finished(server)
     assert [worker.wait() for worker in workers] == [0, 0]
     assert reply.epoch == 2
@@ -299,7 +291,7 @@ def test_sigterm_ends_server_and_workers_in_good_order(daemons: Daemons) -> None
     server = small_job(daemons, workers=2, task=f"{SMALL}:slow=0.05,samples=9600")
     workers = daemons.workers(server, 2)
     server.wait_for("training samples from")
-    poll(lambda: final_status(server).version > 2, "no progress")
+    poll(lambda: asked(server).version > 2, "no progress")
     assert stop(server) == 143
     assert [worker.wait() for worker in workers] == [5, 5]
     workers[0].wait_for("the server is shutting down: it was told to stop")
@@ -310,7 +302,7 @@ def test_a_worker_that_is_told_to_stop_leaves_and_is_not_waited_for(daemons: Dae
     workers = daemons.workers(server, 2)
     server.wait_for("training samples from")
     # Before the first round, the job would go on waiting for two workers.
-    poll(lambda: final_status(server).version > 0, "no progress")
+    poll(lambda: asked(server).version > 0, "no progress")
     workers[1].signal(signal.SIGTERM)
     assert workers[1].wait() == 143
     server.wait_for(r"rank \d \(w1\) left: stopped by SIGTERM")
@@ -439,11 +431,6 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 def sample(text: str, name: str) -> float:
     return float(next(line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith(name + " ")))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def test_probes_and_metrics_of_server_and_worker(daemons: Daemons) -> None:

@@ -16,7 +16,7 @@ from gradwire.proto.transfer import encode_chunks
 MANIFEST = Manifest((m.Tensor(name="weight", shape=(12, 1 << 17), dtype="float32"),), 64)
 
 
-def test_an_upload_renews_the_lease_and_a_stalled_fetch_holds_up_nobody(daemons: Daemons) -> None:
+async def test_an_upload_renews_the_lease_and_a_stalled_fetch_holds_up_nobody(daemons: Daemons) -> None:
     """Heartbeats wait behind the upload on a slow link: a worker was lost in the middle of it (finding F10).
     One client that read no further kept every other one from fetching (finding F9)."""
     server = daemons.server("--lease-seconds", "3")
@@ -35,24 +35,21 @@ def test_an_upload_renews_the_lease_and_a_stalled_fetch_holds_up_nobody(daemons:
             assert isinstance(await call.read(), m.Chunk)
         return call
 
-    async def run() -> None:
-        async with talk(server.address) as make, talk(server.address) as make_other:
-            raw = make()
-            await raw.join()
-            await raw.attach()
-            await raw.receive(m.Welcome)
-            header = m.InitializeHeader(
-                job=raw.job,
-                worker=raw.worker,
-                incarnation=raw.incarnation,
-                manifest=MANIFEST.to_message(),
-            )
-            await refusing(raw.stub.initialize(upload(header), timeout=60))
-            async with beating(raw):
-                stalled = await fetched(make_other().stub, chunks=0)
-                call = await asyncio.wait_for(fetched(raw.stub, chunks=12), 15)
-                assert not await call.read()
-                stalled.cancel()
-
-    asyncio.run(run())
+    async with talk(server.address) as make, talk(server.address) as make_other:
+        raw = make()
+        await raw.join()
+        await raw.attach()
+        await raw.receive(m.Welcome)
+        header = m.InitializeHeader(
+            job=raw.job,
+            worker=raw.worker,
+            incarnation=raw.incarnation,
+            manifest=MANIFEST.to_message(),
+        )
+        await refusing(raw.stub.initialize(upload(header), timeout=60))
+        async with beating(raw):
+            stalled = await fetched(make_other().stub, chunks=0)
+            call = await asyncio.wait_for(fetched(raw.stub, chunks=12), 15)
+            assert not await call.read()
+            stalled.cancel()
     assert "is lost" not in server.log

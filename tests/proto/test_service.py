@@ -91,7 +91,7 @@ def damaged(message: Any) -> list[bytes]:
     return [*map(bytes, changed), data[:-1], data[:-5], b""]
 
 
-def test_no_changed_byte_of_a_join_goes_unnoticed() -> None:
+async def test_no_changed_byte_of_a_join_goes_unnoticed() -> None:
     """With another worker id it would be as good as before."""
     heard: list[Any] = []
 
@@ -99,21 +99,18 @@ def test_no_changed_byte_of_a_join_goes_unnoticed() -> None:
         heard.append(request)
         return RESPONSE
 
-    async def run() -> None:
-        server = grpc.aio.server()
-        handlers: dict[str, Any] = {**dict.fromkeys(METHODS, unused), "Join": join}
-        server.add_generic_rpc_handlers([generic_handler(handlers, sent=ignore, received=ignore)])
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            assert await Stub(channel, sent=ignore, received=ignore).join(REQUEST) == RESPONSE
-            untyped: Any = channel
-            bare = untyped.unary_unary("/gradwire.v4.ParameterServer/Join")
-            for data in damaged(REQUEST):
-                await bare(data)
-        await server.stop(None)
-
-    asyncio.run(run())
+    server = grpc.aio.server()
+    handlers: dict[str, Any] = {**dict.fromkeys(METHODS, unused), "Join": join}
+    server.add_generic_rpc_handlers([generic_handler(handlers, sent=ignore, received=ignore)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert await Stub(channel, sent=ignore, received=ignore).join(REQUEST) == RESPONSE
+        untyped: Any = channel
+        bare = untyped.unary_unary("/gradwire.v4.ParameterServer/Join")
+        for data in damaged(REQUEST):
+            await bare(data)
+    await server.stop(None)
     assert heard[0] == REQUEST
     assert all(isinstance(each, Malformed) and each.damaged for each in heard[1:])
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pushes import MANIFEST
 from stepping import core_of
-from wired import PLAN, Wired, accepted, reasons, wired
+from wired import PLAN, accepted, reasons, wired
 
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refused
@@ -20,21 +20,18 @@ from gradwire.server.job import events as e
 from gradwire.server.streams.push_ledger import STALLED_S
 
 
-def test_a_duplicate_that_arrives_as_its_round_closes_takes_nothing_away() -> None:
+async def test_a_duplicate_that_arrives_as_its_round_closes_takes_nothing_away() -> None:
     """Both are handled before the reducer begins: `a` has opened another stream and sends its push again."""
-
-    async def test(job: Wired) -> None:
+    async with wired("sync", "ab") as job:
         first, second = job.push("a"), job.push("b")
         assert accepted(job.arrive("a", first)) == [1]
         assert accepted(job.arrive("b", second)) == [1]
         assert accepted(job.arrive("a", first)) == [1]
         assert await job.reach(1) == [-1, -1, -1]
 
-    wired("sync", "ab", test)
 
-
-def test_a_queued_push_whose_duplicate_arrives_when_it_is_named_is_applied() -> None:
-    async def test(job: Wired) -> None:
+async def test_a_queued_push_whose_duplicate_arrives_when_it_is_named_is_applied() -> None:
+    async with wired("async", "ab") as job:
         first, second = job.push("a"), job.push("b")
         job.arrive("a", first)
         job.arrive("b", second)  # queued behind the first
@@ -50,22 +47,18 @@ def test_a_queued_push_whose_duplicate_arrives_when_it_is_named_is_applied() -> 
             patch.setattr(job.conductor, "happen", happen)
             await job.reach(2)
 
-    wired("async", "ab", test)
 
-
-def test_pushes_of_coded_mode_leave_nothing_in_the_shard() -> None:
-    async def test(job: Wired) -> None:
+async def test_pushes_of_coded_mode_leave_nothing_in_the_shard() -> None:
+    async with wired("coded", "a") as job:
         for seq in range(1, 6):
             exchanged = m.Exchanged(crc32c=1, computing_seconds=0.1, clipped=0)
             commit = job.commit("a", (), seq=seq, parts=(), exchanged=exchanged)
             job.arrive("a", [commit])
         assert job.core.version == 5
 
-    wired("coded", "a", test)
 
-
-def test_parts_come_in_any_order_and_a_damaged_one_once_more() -> None:
-    async def test(job: Wired) -> None:
+async def test_parts_come_in_any_order_and_a_damaged_one_once_more() -> None:
+    async with wired("sync", "a") as job:
         values = (1.0, 2.0, 4.0)
         assert job.arrive("a", job.part(2, 4.0)) == []
         assert reasons(job.arrive("a", job.part(0, 1.0, damaged=True))) == [(1, 0, Reason.CHECKSUM)]
@@ -74,13 +67,10 @@ def test_parts_come_in_any_order_and_a_damaged_one_once_more() -> None:
         assert accepted(job.arrive("a", job.part(0, 1.0))) == [1]
         assert await job.reach(1) == [-1, -2, -4]
 
-    wired("sync", "a", test)
 
-
-def test_a_part_that_is_not_valid_drops_its_push_whole_and_its_commit_gets_the_same_answer() -> None:
+async def test_a_part_that_is_not_valid_drops_its_push_whole_and_its_commit_gets_the_same_answer() -> None:
     """What follows it on the stream had been sent before the worker heard of it."""
-
-    async def test(job: Wired) -> None:
+    async with wired("sync", "a") as job:
         messages = job.push("a", (1.0, math.nan, 1.0))
         refused = (1, None, Reason.NON_FINITE)
         assert reasons(job.arrive("a", messages)) == [refused, refused]
@@ -89,12 +79,10 @@ def test_a_part_that_is_not_valid_drops_its_push_whole_and_its_commit_gets_the_s
         assert accepted(job.arrive("a", job.push("a", seq=2))) == [1]
         assert await job.reach(1) == [-1, -1, -1]
 
-    wired("sync", "a", test)
-
 
 @pytest.mark.parametrize("before", range(4))
-def test_an_abandoned_push_never_counts_whatever_overtakes_its_abandon(before: int) -> None:
-    async def test(job: Wired) -> None:
+async def test_an_abandoned_push_never_counts_whatever_overtakes_its_abandon(before: int) -> None:
+    async with wired("sync", "a") as job:
         *parts, commit = job.push("a")
         job.arrive("a", parts[: 2 * before])
         assert job.arrive("a", [m.Abandon(seq=1)]) == []
@@ -105,11 +93,9 @@ def test_an_abandoned_push_never_counts_whatever_overtakes_its_abandon(before: i
         assert accepted(job.arrive("a", job.push("a", seq=2))) == [1]
         await job.reach(1)
 
-    wired("sync", "a", test)
 
-
-def test_a_push_that_waits_for_a_part_survives_that_a_later_one_is_given_up() -> None:
-    async def test(job: Wired) -> None:
+async def test_a_push_that_waits_for_a_part_survives_that_a_later_one_is_given_up() -> None:
+    async with wired("sync", "a") as job:
         job.arrive("a", [*job.part(0), *job.part(1, damaged=True), *job.part(2)])
         job.arrive("a", [job.commit("a"), *job.part(0, seq=2), m.Abandon(seq=2)])
         stored = job.conductor.ledger.stored(("a", 1))
@@ -118,13 +104,10 @@ def test_a_push_that_waits_for_a_part_survives_that_a_later_one_is_given_up() ->
         assert accepted(job.arrive("a", job.part(1))) == [1]
         assert await job.reach(1) == [-1, -1, -1]
 
-    wired("sync", "a", test)
 
-
-def test_a_part_has_the_time_of_a_lease_to_go_on() -> None:
+async def test_a_part_has_the_time_of_a_lease_to_go_on() -> None:
     """As on a link that takes minutes for a chunk, between two of which there are no heartbeats."""
-
-    async def test(job: Wired) -> None:
+    async with wired("sync", "a", lease_seconds=3 * STALLED_S) as job:
         job.arrive("a", [job.part(0)[0]])
         outbox, began = job.conductor.streams["a"].outbox, job.conductor.streams["a"].chunk_at
         job.conductor.ledger.end_stalled(began + 3 * STALLED_S)
@@ -132,11 +115,9 @@ def test_a_part_has_the_time_of_a_lease_to_go_on() -> None:
         job.conductor.ledger.end_stalled(began + 3 * STALLED_S + 1)
         assert outbox.ended_with is not None
 
-    wired("sync", "a", test, lease_seconds=3 * STALLED_S)
 
-
-def test_a_part_of_which_nothing_follows_ends_its_stream_and_comes_again() -> None:
-    async def test(job: Wired) -> None:
+async def test_a_part_of_which_nothing_follows_ends_its_stream_and_comes_again() -> None:
+    async with wired("sync", "a") as job:
         header, chunk = job.part(0)
         job.arrive("a", [header])
         outbox, ledger = job.conductor.streams["a"].outbox, job.conductor.ledger
@@ -153,11 +134,9 @@ def test_a_part_of_which_nothing_follows_ends_its_stream_and_comes_again() -> No
         assert job.conductor.streams["a"].outbox.ended_with is None, "nothing is on its way"
         await job.reach(1)
 
-    wired("sync", "a", test)
 
-
-def test_a_push_with_other_bytes_than_it_committed_has_to_come_again() -> None:
-    async def test(job: Wired) -> None:
+async def test_a_push_with_other_bytes_than_it_committed_has_to_come_again() -> None:
+    async with wired("sync", "a") as job:
         *parts, _ = job.push("a")
         wrong, right = job.commit("a", (1.0, 2.0, 1.0)), job.commit("a")
         assert reasons(job.arrive("a", [*parts, wrong])) == [(1, None, Reason.CHECKSUM)]
@@ -165,11 +144,9 @@ def test_a_push_with_other_bytes_than_it_committed_has_to_come_again() -> None:
         assert accepted(job.arrive("a", [*parts, right])) == [1]
         await job.reach(1)
 
-    wired("sync", "a", test)
 
-
-def test_what_is_wrong_after_a_push_was_accepted_takes_nothing_from_it() -> None:
-    async def test(job: Wired) -> None:
+async def test_what_is_wrong_after_a_push_was_accepted_takes_nothing_from_it() -> None:
+    async with wired("sync", "ab") as job:
         first = job.push("a")
         assert accepted(job.arrive("a", first)) == [1]
         again = job.commit("a") if job.core.roster.members["a"].work else first[-1]
@@ -179,13 +156,10 @@ def test_what_is_wrong_after_a_push_was_accepted_takes_nothing_from_it() -> None
         assert accepted(job.arrive("b", job.push("b"))) == [1]
         assert await job.reach(1) == [-1, -1, -1]
 
-    wired("sync", "ab", test)
 
-
-def test_a_worker_whose_lease_is_over_comes_back_to_what_it_had_sent() -> None:
+async def test_a_worker_whose_lease_is_over_comes_back_to_what_it_had_sent() -> None:
     """It is no member when its push is complete; on its next stream it says only what is missing."""
-
-    async def test(job: Wired) -> None:
+    async with wired("sync", "a") as job:
         commit = job.commit("a")
         *parts, last = [*job.part(0), *job.part(1), *job.part(2)]
         job.arrive("a", [*parts[:4], commit])
@@ -207,25 +181,23 @@ def test_a_worker_whose_lease_is_over_comes_back_to_what_it_had_sent() -> None:
         assert accepted(job.arrive("a", job.push("a", seq=2))) == [1]
         await job.reach(1)
 
-    wired("sync", "a", test)
 
-
-def test_what_a_member_that_is_gone_had_not_committed_is_forgotten() -> None:
-    async def test(job: Wired) -> None:
+async def test_what_a_member_that_is_gone_had_not_committed_is_forgotten() -> None:
+    async with wired("sync", "a") as job:
         job.arrive("a", job.part(0))
         assert len(job.conductor.ledger.held) == 1
         job.conductor.happen(e.Detached("a", 1))
         job.conductor.happen(e.Joined("a", 2, compressor="none"))
         job.conductor.forget_gone()
 
-    wired("sync", "a", test)
-
 
 @pytest.mark.parametrize(
     ("parts", "right"), [((0,), True), ((0, 1, 2), True), ((1, 2), False), ((1,), False), ((0, 1), False)]
 )
-def test_a_member_of_a_group_pushes_its_parts_or_all_of_them(parts: tuple[int, ...], right: bool) -> None:
-    async def test(job: Wired) -> None:
+async def test_a_member_of_a_group_pushes_its_parts_or_all_of_them(
+    parts: tuple[int, ...], right: bool
+) -> None:
+    async with wired("sync:redundancy=2", "ab") as job:
         work = job.core.roster.members["a"].work
         assert work is not None
         assert (work.assignment.slice, work.assignment.slices) == (0, 2)
@@ -242,14 +214,11 @@ def test_a_member_of_a_group_pushes_its_parts_or_all_of_them(parts: tuple[int, .
         assert accepted(job.arrive("b", second)) == [1]
         await job.reach(1)
 
-    wired("sync:redundancy=2", "ab", test)
-
 
 @pytest.mark.parametrize("credit", [0, 2])
-def test_with_a_credit_workers_are_told_what_has_become_of_each_part(credit: int) -> None:
+async def test_with_a_credit_workers_are_told_what_has_become_of_each_part(credit: int) -> None:
     """Also of one that comes again; a damaged one has its answer."""
-
-    async def test(job: Wired) -> None:
+    async with wired("sync", "a") as job:
         job.shard.reported.plan = replace(PLAN, credit=credit)
         damaged, *again = job.part(0, damaged=True), *job.part(1), *job.part(1)
         outcomes = job.arrive("a", [*damaged, *again])
@@ -259,11 +228,9 @@ def test_with_a_credit_workers_are_told_what_has_become_of_each_part(credit: int
         assert accepted(job.arrive("a", job.push("a"))) == [1]
         await job.reach(1)
 
-    wired("sync", "a", test)
 
-
-def test_parts_may_be_on_their_way_at_once_and_an_abandoned_push_takes_up_no_room() -> None:
-    async def test(job: Wired) -> None:
+async def test_parts_may_be_on_their_way_at_once_and_an_abandoned_push_takes_up_no_room() -> None:
+    async with wired("sync", "a") as job:
         stream = job.conductor.streams["a"]
         parts = [job.part(number) for number in range(3)]
         job.arrive("a", [header for header, _ in parts])
@@ -275,39 +242,28 @@ def test_parts_may_be_on_their_way_at_once_and_an_abandoned_push_takes_up_no_roo
         assert accepted(job.arrive("a", [*chunks, job.commit("a", seq=2)])) == [1]
         assert await job.reach(1) == [-1, -1, -1]
 
-    wired("sync", "a", test)
 
-
-def stopped(mode: str, came: str, versions: int, **rules: Any) -> list[float]:
-    """The parameters after `came` have pushed, of a server that is told to stop at once."""
-    found: list[float] = []
-
-    async def test(job: Wired) -> None:
+@pytest.mark.parametrize(
+    ("mode", "rules", "came", "versions"),
+    [
+        *(("async", {}, "abc", 3), ("stale:bound=3", {}, "abc", 3)),
+        *(("sync", {"overlap": each}, "ab", 1) for each in ("backward", "both")),
+        ("sync", {}, "", 0),
+    ],
+)
+async def test_what_has_come_when_a_server_is_told_to_stop_is_applied(
+    mode: str, rules: dict[str, Any], came: str, versions: int
+) -> None:
+    """Pushes that are queued, or an open round of those that have pushed; without any it is not closed."""
+    async with wired(mode, "abc", **rules) as job:
         for worker in came:
             assert accepted(job.arrive(worker, job.push(worker)))
         await job.conductor.stop("it was told to")
         assert job.core.version == job.shard.reported.version == versions
         store: Any = job.shard._opened  # pyright: ignore[reportPrivateUsage]
-        found.extend(value for values in store.parameters for value in values.reshape(-1).tolist())
-
-    wired(mode, "abc", test, **rules)
-    return found
-
-
-@pytest.mark.parametrize("mode", ["async", "stale:bound=3"])
-def test_pushes_that_are_queued_when_the_server_is_told_to_stop_are_applied(mode: str) -> None:
-    assert stopped(mode, "abc", 3) == [-3, -3, -3]
-
-
-@pytest.mark.parametrize("overlap", ["backward", "both"])
-def test_a_round_that_is_open_when_the_server_is_told_to_stop_is_of_those_that_have_pushed(
-    overlap: str,
-) -> None:
-    assert stopped("sync", "ab", 1, overlap=overlap) == [-1, -1, -1]
-
-
-def test_a_round_of_which_nothing_has_come_is_not_closed_for_a_stop() -> None:
-    assert stopped("sync", "", 0) == [0, 0, 0]
+        assert [value for values in store.parameters for value in values.reshape(-1).tolist()] == [
+            -versions
+        ] * 3
 
 
 @pytest.mark.parametrize("mode", ["sync:redundancy=3", "sync:stragglers=1"])
@@ -316,8 +272,8 @@ def test_pushes_that_are_of_no_use_by_themselves_are_left_at_a_stop(mode: str) -
     assert job.mode.drain(0.0) == []
 
 
-def test_nothing_is_applied_by_a_server_that_stops_because_it_cannot() -> None:
-    async def test(job: Wired) -> None:
+async def test_nothing_is_applied_by_a_server_that_stops_because_it_cannot() -> None:
+    async with wired("sync", "abc") as job:
         job.arrive("a", job.push("a"))
         job.conductor.failed.set()
         await job.conductor.stop("it cannot go on")
@@ -325,5 +281,3 @@ def test_nothing_is_applied_by_a_server_that_stops_because_it_cannot() -> None:
         job.conductor.failed.clear()
         assert job.conductor.ledger.held == [e.PushKey("a", 1, 1)]
         job.conductor.ledger.forget_parts()
-
-    wired("sync", "abc", test)

@@ -43,58 +43,52 @@ async def opened() -> Shard:
     return shard
 
 
-def test_clients_that_stall_are_cut_off_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clients_that_stall_are_cut_off_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "STALLED_S", 0.1)
 
-    async def run() -> None:
-        fetches, ours = Fetches("job"), await opened()
+    fetches, ours = Fetches("job"), await opened()
 
-        async def stall(message: Any) -> None:
-            await asyncio.Event().wait()
+    async def stall(message: Any) -> None:
+        await asyncio.Event().wait()
 
-        read: list[Any] = []
+    read: list[Any] = []
 
-        async def take(message: Any) -> None:
-            read.append(message)
+    async def take(message: Any) -> None:
+        read.append(message)
 
-        stalling = [asyncio.create_task(fetches.send(ours, MANIFEST, stall)) for _ in range(AT_ONCE)]
-        await asyncio.sleep(0)
-        await asyncio.wait_for(fetches.send(ours, MANIFEST, take), 10)
-        assert isinstance(read[0], FetchHeader)
-        assert len(read) == 1 + 3  # chunks of 512 KiB
-        for task in stalling:
-            with pytest.raises(Refused, match="expected a chunk read every"):
-                await task
-        ours.close()
-
-    asyncio.run(run())
+    stalling = [asyncio.create_task(fetches.send(ours, MANIFEST, stall)) for _ in range(AT_ONCE)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(fetches.send(ours, MANIFEST, take), 10)
+    assert isinstance(read[0], FetchHeader)
+    assert len(read) == 1 + 3  # chunks of 512 KiB
+    for task in stalling:
+        with pytest.raises(Refused, match="expected a chunk read every"):
+            await task
+    ours.close()
 
 
-def test_one_version_is_encoded_once_and_kept_only_while_it_is_sent() -> None:
-    async def run() -> None:
-        fetches, ours = Fetches("job"), await opened()
-        writing, go_on = asyncio.Event(), asyncio.Event()
-        chunks: list[list[bytes]] = [[], [], []]
+async def test_one_version_is_encoded_once_and_kept_only_while_it_is_sent() -> None:
+    fetches, ours = Fetches("job"), await opened()
+    writing, go_on = asyncio.Event(), asyncio.Event()
+    chunks: list[list[bytes]] = [[], [], []]
 
-        async def fetch(place: int, *, wait: bool) -> None:
-            async def write(message: Any) -> None:
-                if isinstance(message, bytes):
-                    chunks[place].append(message)
-                writing.set()
-                if wait:
-                    await go_on.wait()
+    async def fetch(place: int, *, wait: bool) -> None:
+        async def write(message: Any) -> None:
+            if isinstance(message, bytes):
+                chunks[place].append(message)
+            writing.set()
+            if wait:
+                await go_on.wait()
 
-            await fetches.send(ours, MANIFEST, write)
+        await fetches.send(ours, MANIFEST, write)
 
-        first = asyncio.create_task(fetch(0, wait=True))
-        await writing.wait()
-        await fetch(1, wait=False)
-        go_on.set()
-        await first
-        assert [id(one) for one in chunks[0]] == [id(one) for one in chunks[1]]
-        await fetch(2, wait=False)
-        assert chunks[2] == chunks[0]
-        assert chunks[2][0] is not chunks[0][0]
-        ours.close()
-
-    asyncio.run(run())
+    first = asyncio.create_task(fetch(0, wait=True))
+    await writing.wait()
+    await fetch(1, wait=False)
+    go_on.set()
+    await first
+    assert [id(one) for one in chunks[0]] == [id(one) for one in chunks[1]]
+    await fetch(2, wait=False)
+    assert chunks[2] == chunks[0]
+    assert chunks[2][0] is not chunks[0][0]
+    ours.close()

@@ -19,8 +19,8 @@ from gradwire.server.streams.outbox import WorkerStream
 from gradwire.server.streams.updates import Broadcast
 
 
-def test_updates_grow_at_the_members_of_a_round_and_the_others_get_them_whole() -> None:
-    async def test(job: Wired) -> None:
+async def test_updates_grow_at_the_members_of_a_round_and_the_others_get_them_whole() -> None:
+    async with wired("sync", "ab") as job:
         given: dict[str, list[Broadcast]] = {worker: [] for worker in "ab"}
         for worker in "ab":
             outbox = job.conductor.streams[worker].outbox
@@ -37,8 +37,6 @@ def test_updates_grow_at_the_members_of_a_round_and_the_others_get_them_whole() 
         job.conductor.happen(e.Attached("b", 1))
         job.conductor.happen(e.Prepared("b", 1, fingerprint=b"m", version=0))
         assert given["b"] == [early]
-
-    wired("sync", "ab", test)
 
 
 def _note(given: list[Broadcast], update: Broadcast, *, counted: bool = True) -> None:
@@ -60,8 +58,8 @@ async def gone_out(job: Wired, worker: str) -> list[tuple[int, int]]:
     return found
 
 
-def test_parts_go_out_to_all_members_before_the_last_push_is_whole() -> None:
-    async def test(job: Wired) -> None:
+async def test_parts_go_out_to_all_members_before_the_last_push_is_whole() -> None:
+    async with both("ab") as job:
         up(job, "a", 0, 1, 2)
         assert accepted(job.arrive("a", [job.commit("a")])) == [1]
         assert await gone_out(job, "a") == []
@@ -75,11 +73,9 @@ def test_parts_go_out_to_all_members_before_the_last_push_is_whole() -> None:
         assert await job.reach(1) == [-1, -1, -1]
         assert await gone_out(job, "a") == await gone_out(job, "b") == [(1, 1)]
 
-    both("ab", test)
 
-
-def test_a_member_on_a_new_stream_gets_the_whole_update() -> None:
-    async def test(job: Wired) -> None:
+async def test_a_member_on_a_new_stream_gets_the_whole_update() -> None:
+    async with both("ab") as job:
         up(job, "a", 0)
         up(job, "b", 0)
         assert await gone_out(job, "b") == [(1, 0)]
@@ -92,13 +88,10 @@ def test_a_member_on_a_new_stream_gets_the_whole_update() -> None:
         await job.reach(1)
         assert sorted(await gone_out(job, "b")) == [(1, 0), (1, 1), (1, 2)]
 
-    both("ab", test)
 
-
-def test_the_update_to_a_version_never_waits_behind_the_one_from_it() -> None:
+async def test_the_update_to_a_version_never_waits_behind_the_one_from_it() -> None:
     """A member that is reconnecting as a round opens has to be sent the version first that it begins with."""
-
-    async def test(job: Wired) -> None:
+    async with both("ab") as job:
         for worker in "ab":
             up(job, worker, 0, 1, 2)
             commit = job.commit(worker)
@@ -118,11 +111,9 @@ def test_the_update_to_a_version_never_waits_behind_the_one_from_it() -> None:
         await job.reach(2)
         assert sorted(await gone_out(job, "a")) == [(2, 0), (2, 1), (2, 2)]
 
-    both("ab", test)
 
-
-def test_a_round_that_was_given_up_does_not_hold_up_the_next_ones_updates() -> None:
-    async def test(job: Wired) -> None:
+async def test_a_round_that_was_given_up_does_not_hold_up_the_next_ones_updates() -> None:
+    async with both("ab") as job:
         up(job, "a", 0)
         outboxes = {worker: job.conductor.streams[worker].outbox for worker in "ab"}
         for worker in "ab":
@@ -142,11 +133,10 @@ def test_a_round_that_was_given_up_does_not_hold_up_the_next_ones_updates() -> N
         assert await job.reach(1) == [-1, -1, -1]
         assert sorted(await gone_out(job, "a")) == [(1, 0), (1, 2)]
 
-    both("ab", test)
 
+async def test_what_a_lost_member_left_is_asked_of_another_and_it_is_told_what_counts() -> None:
+    async with both("ab") as job:
 
-def test_what_a_lost_member_left_is_asked_of_another_and_it_is_told_what_counts() -> None:
-    async def test(job: Wired) -> None:
         def paced(worker: str) -> int:
             return 7
 
@@ -184,11 +174,9 @@ def test_what_a_lost_member_left_is_asked_of_another_and_it_is_told_what_counts(
         assert await job.reach(1) == [-2.5, -2.5, -2.5]
         assert job.arrive("a", [commit])[0].counted == (1,)
 
-    both("ab", test)
 
-
-def test_who_takes_a_place_pushes_the_parts_that_it_is_asked_for() -> None:
-    async def test(job: Wired) -> None:
+async def test_who_takes_a_place_pushes_the_parts_that_it_is_asked_for() -> None:
+    async with both("ab") as job:
         for worker in "ab":
             up(job, worker, 1)
         job.conductor.happen(e.Left("a", 1, failed=True, reason="crashed"))
@@ -201,13 +189,10 @@ def test_who_takes_a_place_pushes_the_parts_that_it_is_asked_for() -> None:
         assert await job.reach(1) == [-1, -1, -1]
         job.conductor.forget_gone()
 
-    both("ab", test)
 
-
-def test_nothing_is_stepped_of_a_round_whose_members_are_lost_at_once() -> None:
+async def test_nothing_is_stepped_of_a_round_whose_members_are_lost_at_once() -> None:
     """Also not when parts of theirs are found valid after that: others compute their samples."""
-
-    async def test(job: Wired) -> None:
+    async with both("abc") as job:
         up(job, "a", 0)
         up(job, "b", 1)
         up(job, "c", 0, 1)
@@ -220,5 +205,3 @@ def test_nothing_is_stepped_of_a_round_whose_members_are_lost_at_once() -> None:
         job.conductor.forget_gone()
         values = await job.shard.values()
         assert values.version == 0
-
-    both("abc", test)

@@ -56,41 +56,36 @@ async def train(job: Wired, versions: int) -> None:
             sent.clear()
 
 
-def growth(mode: str, versions: int) -> tuple[int, str]:
+async def growth(mode: str, versions: int) -> tuple[int, str]:
     """Return by how many bytes the memory grows over so many versions, after as many, and where most."""
-    found: list[tuple[int, str]] = []
-
-    async def test(job: Wired) -> None:
-        await train(job, versions)
-        gc.collect()
-        before, bytes_before = tracemalloc.take_snapshot(), tracemalloc.get_traced_memory()[0]
-        await train(job, versions)
-        gc.collect()
-        grown = tracemalloc.get_traced_memory()[0] - bytes_before
-        lines = tracemalloc.take_snapshot().compare_to(before, "lineno")[:8]
-        found.append((grown, "\n".join(map(str, lines))))
-
     tracemalloc.start()
     try:
-        wired(mode, ["a", "b", "c"], test, epochs=1_000_000)
+        async with wired(mode, ["a", "b", "c"], epochs=1_000_000) as job:
+            await train(job, versions)
+            gc.collect()
+            before, bytes_before = tracemalloc.take_snapshot(), tracemalloc.get_traced_memory()[0]
+            await train(job, versions)
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - bytes_before
+            lines = tracemalloc.take_snapshot().compare_to(before, "lineno")[:8]
+        return grown, "\n".join(map(str, lines))
     finally:
         tracemalloc.stop()
-    return found[0]
 
 
 @pytest.mark.parametrize("mode", MODES[:2])
-def test_versions_and_workers_that_come_and_go_leave_nothing_behind(
+async def test_versions_and_workers_that_come_and_go_leave_nothing_behind(
     mode: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Lists of bounded length are made short here, so that they are full before memory is measured."""
     caplog.set_level(logging.CRITICAL, logger="gradwire")  # pytest keeps whatever is logged
     monkeypatch.setattr("gradwire.server.job.roster.DEPARTED_MEMBERS", 8)
     monkeypatch.setattr("gradwire.server.job.loss_history.POINTS", 8)
-    grown, where = growth(mode, VERSIONS)
+    grown, where = await growth(mode, VERSIONS)
     assert grown < MAY_GROW_BYTES, where
 
 
 if __name__ == "__main__":
     for mode in MODES:
-        grown, where = growth(mode, int(sys.argv[1]) // 2)
+        grown, where = asyncio.run(growth(mode, int(sys.argv[1]) // 2))
         print(f"{mode}: {grown:+} bytes\n{where}", flush=True)

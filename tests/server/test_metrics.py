@@ -31,7 +31,7 @@ def value(metrics: ServerMetrics, name: str, **labels: str) -> float:
     return found
 
 
-def test_what_a_worker_sends_updates_no_gauge(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_worker_sends_updates_no_gauge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every chunk did, at a cost that grows with the members: 17 ms of the event loop at 256 (finding F8)."""
     core = core_of(min_workers=2)
     asked: list[int] = []
@@ -42,20 +42,17 @@ def test_what_a_worker_sends_updates_no_gauge(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(core.mode, "waiting", waiting)
 
-    async def run() -> None:
-        shell = conductor(core)
-        shell.happen(e.Joined(worker="a", incarnation=1, compressor="none"))
-        shell.happen(e.Attached(worker="a", incarnation=1))
-        for _ in range(100):
-            shell.happen(e.KeepAlive(worker="a", incarnation=1))
-        assert not asked
-        shell.start()
-        await asyncio.sleep(TICK_S * 1.5)
-        assert 1 <= len(asked) < 5
-        assert value(shell.metrics, "members") == 1
-        await shell.stop("it was told to stop")
-
-    asyncio.run(run())
+    shell = conductor(core)
+    shell.happen(e.Joined(worker="a", incarnation=1, compressor="none"))
+    shell.happen(e.Attached(worker="a", incarnation=1))
+    for _ in range(100):
+        shell.happen(e.KeepAlive(worker="a", incarnation=1))
+    assert not asked
+    shell.start()
+    await asyncio.sleep(TICK_S * 1.5)
+    assert 1 <= len(asked) < 5
+    assert value(shell.metrics, "members") == 1
+    await shell.stop("it was told to stop")
 
 
 def waited(metrics: ServerMetrics, seconds: float) -> float:

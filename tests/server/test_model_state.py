@@ -75,42 +75,36 @@ def bring(
     state.decided(key, accepted=accepted, rank=int(worker), samples=4)
 
 
-def test_buffers_count_with_their_push() -> None:
-    async def run() -> None:
-        state = begun()
-        assert await newest(state) == (0.0, 0)
-        bring(state, "0", 1, 2.0)
-        bring(state, "1", 1, 100.0, accepted=False)
-        state.put(PushKey("2", 1, 5), deposit(50.0))
-        state.decided(PushKey("2", 1, 4), accepted=True, rank=2, samples=4)  # an earlier push of it
-        assert (await newest(state))[0] == 2.0
-        state.decided(PushKey("2", 1, 5), accepted=True, rank=2, samples=4)
-        assert (await newest(state))[0] == 26.0
-        state.put(PushKey("0", 1, 6), deposit(90.0))
-        state.decided(PushKey("0", 1, 7), accepted=True, rank=0, samples=4)  # which had none
-        state.decided(PushKey("0", 1, 6), accepted=True, rank=0, samples=4)
-        assert (await newest(state))[0] == 26.0
-
-    asyncio.run(run())
+async def test_buffers_count_with_their_push() -> None:
+    state = begun()
+    assert await newest(state) == (0.0, 0)
+    bring(state, "0", 1, 2.0)
+    bring(state, "1", 1, 100.0, accepted=False)
+    state.put(PushKey("2", 1, 5), deposit(50.0))
+    state.decided(PushKey("2", 1, 4), accepted=True, rank=2, samples=4)  # an earlier push of it
+    assert (await newest(state))[0] == 2.0
+    state.decided(PushKey("2", 1, 5), accepted=True, rank=2, samples=4)
+    assert (await newest(state))[0] == 26.0
+    state.put(PushKey("0", 1, 6), deposit(90.0))
+    state.decided(PushKey("0", 1, 7), accepted=True, rank=0, samples=4)  # which had none
+    state.decided(PushKey("0", 1, 6), accepted=True, rank=0, samples=4)
+    assert (await newest(state))[0] == 26.0
 
 
-def test_a_new_collection_replaces_the_one_before_and_what_is_evaluated_stays() -> None:
-    async def run() -> None:
-        state = begun()
-        bring(state, "0", 1, 2.0)
-        state.pin(1, 10)
-        bring(state, "1", 1, 8.0, collection=2)
-        bring(state, "0", 2, 100.0, collection=1)
-        assert (await newest(state))[0] == 8.0
-        assert read(await state.of(1))[0] == 2.0
-        state.pin(1, 10)
-        assert read(await state.of(1))[0] == 2.0, "told again"
-        state.pin(1, 11)
-        assert read(await state.of(1))[0] == 8.0, "another member evaluates a later version"
-        state.evaluated(1, values(3.0, 1))
-        assert read(await state.of(1)) == read(await state.newest()) == (3.0, 1)
-
-    asyncio.run(run())
+async def test_a_new_collection_replaces_the_one_before_and_what_is_evaluated_stays() -> None:
+    state = begun()
+    bring(state, "0", 1, 2.0)
+    state.pin(1, 10)
+    bring(state, "1", 1, 8.0, collection=2)
+    bring(state, "0", 2, 100.0, collection=1)
+    assert (await newest(state))[0] == 8.0
+    assert read(await state.of(1))[0] == 2.0
+    state.pin(1, 10)
+    assert read(await state.of(1))[0] == 2.0, "told again"
+    state.pin(1, 11)
+    assert read(await state.of(1))[0] == 8.0, "another member evaluates a later version"
+    state.evaluated(1, values(3.0, 1))
+    assert read(await state.of(1)) == read(await state.newest()) == (3.0, 1)
 
 
 def test_what_is_written_has_every_entry_and_shares_no_memory() -> None:
@@ -128,22 +122,19 @@ def test_what_is_written_has_every_entry_and_shares_no_memory() -> None:
     assert torch.equal(found["frozen"], torch.full((3,), 0.5, dtype=torch.bfloat16))
 
 
-def test_an_image_waits_for_a_mean_that_begins_while_it_waits_for_another() -> None:
-    async def run() -> None:
-        state = ModelState()
-        state.open(BUFFERS, values(0.0, 0))
+async def test_an_image_waits_for_a_mean_that_begins_while_it_waits_for_another() -> None:
+    state = ModelState()
+    state.open(BUFFERS, values(0.0, 0))
 
-        def push(worker: str, mean: float) -> None:
-            key = PushKey(worker, 1, 1)
-            state.put(key, Deposit(collection=1, values=values(mean, 1)))
-            state.decided(key, accepted=True, rank=ord(worker), samples=1)
-            state.newest()
+    def push(worker: str, mean: float) -> None:
+        key = PushKey(worker, 1, 1)
+        state.put(key, Deposit(collection=1, values=values(mean, 1)))
+        state.decided(key, accepted=True, rank=ord(worker), samples=1)
+        state.newest()
 
-        push("a", 1.0)
-        waiting = asyncio.create_task(state.settled())
-        await asyncio.sleep(0)
-        push("b", 2.0)
-        await waiting
-        assert read(state.image()["buffers"])[0] == 1.5
-
-    asyncio.run(run())
+    push("a", 1.0)
+    waiting = asyncio.create_task(state.settled())
+    await asyncio.sleep(0)
+    push("b", 2.0)
+    await waiting
+    assert read(state.image()["buffers"])[0] == 1.5

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -33,41 +34,37 @@ class Shard:
         self.asked += 1
 
 
-def running(
-    test: Callable[[Replanning, Shard, list[Plan]], Awaitable[None]],
-    fusion: str = "seamgs",
-    replanning: str = "100",
-    choice: StepOptions | None = None,
-) -> None:
-    async def run() -> None:
-        planner = Planner(parse_fusion(fusion), parse_order("fifo"), parse_replan(replanning))
-        planner.first(MODEL)
-        shard: Any = Shard()
-        plans, tasks = list[Plan](), list[asyncio.Future[None]]()
+@asynccontextmanager
+async def running(
+    fusion: str = "seamgs", replanning: str = "100", choice: StepOptions | None = None
+) -> AsyncGenerator[tuple[Any, Shard, list[Plan]]]:
+    planner = Planner(parse_fusion(fusion), parse_order("fifo"), parse_replan(replanning))
+    planner.first(MODEL)
+    shard: Any = Shard()
+    plans, tasks = list[Plan](), list[asyncio.Future[None]]()
 
-        def work(what: Awaitable[None]) -> None:
-            tasks.append(asyncio.ensure_future(what))
+    def work(what: Awaitable[None]) -> None:
+        tasks.append(asyncio.ensure_future(what))
 
-        found = Replanning(
-            *(planner, shard, ServerMetrics("none")),
-            adopt=plans.append,
-            work=work,
-            chosen=lambda: None if choice is None else (choice, 2),
-        )
-        found.tasks = tasks  # type: ignore[attr-defined]
-        link(planner, 1.0, 1e-9)
-        await test(found, shard, plans)
-        await asyncio.gather(*tasks)
-
-    asyncio.run(run())
+    found: Any = Replanning(
+        *(planner, shard, ServerMetrics("none")),
+        adopt=plans.append,
+        work=work,
+        chosen=lambda: None if choice is None else (choice, 2),
+    )
+    found.tasks = tasks
+    link(planner, 1.0, 1e-9)
+    yield found, shard, plans
+    await asyncio.gather(*tasks)
 
 
 async def settled(job: Any) -> None:
     await asyncio.gather(*job.tasks)
 
 
-def test_norms_are_measured_in_the_one_version_before_a_plan() -> None:
-    async def test(job: Replanning, shard: Shard, plans: list[Plan]) -> None:
+@pytest.mark.parametrize("replanning", ["100", "drift"])
+async def test_norms_are_measured_in_the_one_version_before_a_plan(replanning: str) -> None:
+    async with running(replanning=replanning) as (job, shard, plans):
         job.profiled("a", 1, profile(MODEL))
         job.published(100)
         assert (shard.asked, plans) == (1, [])
@@ -82,11 +79,8 @@ def test_norms_are_measured_in_the_one_version_before_a_plan() -> None:
         job.published(104)
         assert (shard.asked, len(plans)) == (3, 1)
 
-    for replanning in ("100", "drift"):
-        running(test, replanning=replanning)
 
-
-def test_a_planner_that_fails_leaves_the_plan_and_the_job(
+async def test_a_planner_that_fails_leaves_the_plan_and_the_job(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*given: Any) -> Plan:
@@ -95,20 +89,18 @@ def test_a_planner_that_fails_leaves_the_plan_and_the_job(
     monkeypatch.setattr(Planner, "plan", fails)
     monkeypatch.setattr("gradwire.server.plans.replanning.predict", fails)
 
-    async def test(job: Replanning, shard: Shard, plans: list[Plan]) -> None:
+    async with running(fusion="mgwfbp", choice=StepOptions()) as (job, _, plans):
         job.profiled("a", 1, profile(MODEL))
         job.published(5)
         await settled(job)
         assert plans == []
         assert job.predicted_s == 0.0
-
-    running(test, fusion="mgwfbp", choice=StepOptions())
     assert "no plan could be made" in caplog.text
     assert "a step could not be predicted" in caplog.text
 
 
-def test_a_step_is_predicted_once_for_all_that_say_so_at_the_same_time() -> None:
-    async def test(job: Any, shard: Shard, plans: list[Plan]) -> None:
+async def test_a_step_is_predicted_once_for_all_that_say_so_at_the_same_time() -> None:
+    async with running(choice=StepOptions()) as (job, shard, _):
         for worker in "abc":
             job.profiled(worker, 1, profile(MODEL))
         assert len(job.tasks) == 1
@@ -118,10 +110,8 @@ def test_a_step_is_predicted_once_for_all_that_say_so_at_the_same_time() -> None
         job.profiled("a", 1, profile(MODEL))
         assert len(job.tasks) == 2
 
-    running(test, choice=StepOptions())
 
-
-def test_what_is_predicted_is_of_the_jobs_parameter_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_predicted_is_of_the_jobs_parameter_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 
     def predict(profile: Any, choice: StepOptions) -> Any:
@@ -130,21 +120,17 @@ def test_what_is_predicted_is_of_the_jobs_parameter_groups(monkeypatch: pytest.M
 
     monkeypatch.setattr("gradwire.server.plans.replanning.predict", predict)
 
-    async def test(job: Replanning, shard: Shard, plans: list[Plan]) -> None:
+    async with running(choice=StepOptions()) as (job, shard, _):
         tensors = [replace(tensor, group=number % 2) for number, tensor in enumerate(MODEL.tensors)]
         shard.reported.manifest = replace(MODEL, tensors=tuple(tensors))
         job.profiled("a", 1, profile(MODEL))
         await settled(job)
-
-    running(test, choice=StepOptions())
     assert list(given[0].groups) == [number % 2 for number in range(len(MODEL.tensors))]
 
 
 @pytest.mark.parametrize("mode", ["sync:backup=1", "async:rate=inverse"])
-def test_what_nobody_can_predict_has_no_figure(mode: str) -> None:
-    async def test(job: Replanning, shard: Shard, plans: list[Plan]) -> None:
+async def test_what_nobody_can_predict_has_no_figure(mode: str) -> None:
+    async with running(choice=StepOptions(mode=mode)) as (job, _, _):
         job.profiled("a", 1, profile(MODEL))
         await settled(job)
         assert job.predicted_s == 0.0
-
-    running(test, choice=StepOptions(mode=mode))

@@ -49,8 +49,8 @@ def went_out(job: Wired, worker: str) -> list[tuple[str, int]]:
     return found
 
 
-def test_a_plan_goes_behind_the_last_update_and_before_the_next() -> None:
-    async def test(job: Wired) -> None:
+async def test_a_plan_goes_behind_the_last_update_and_before_the_next() -> None:
+    async with wired("sync", "ab") as job:
         assert went_out(job, "a") == went_out(job, "b") == [("plan", 1)]
         job.conductor.replan(WHOLE)
         assert accepted(job.arrive("a", job.push("a"))) == [1]
@@ -64,13 +64,10 @@ def test_a_plan_goes_behind_the_last_update_and_before_the_next() -> None:
         assert went_out(job, "a") == went_out(job, "b") == [("plan 2", 2)]
         assert job.shard.reported.plan.norms == (0.0,), "those of the first parameters"
 
-    wired("sync", "ab", test)
 
-
-def test_a_push_under_the_old_plan_is_stale_and_waits_for_none_of_its_parts() -> None:
+async def test_a_push_under_the_old_plan_is_stale_and_waits_for_none_of_its_parts() -> None:
     """Some are stored, one was damaged, one has not come, and the commit has."""
-
-    async def test(job: Wired) -> None:
+    async with wired("async", "a") as job:
         work = job.core.roster.members["a"].work
         assert work is not None
         job.arrive("a", [*job.part(0), *job.part(1, damaged=True), job.commit("a")])
@@ -87,13 +84,10 @@ def test_a_push_under_the_old_plan_is_stale_and_waits_for_none_of_its_parts() ->
         assert accepted(job.arrive("a", adopted(job, "a", 2))) == [1]
         assert await job.reach(1) == [-3, -3, -3]
 
-    wired("async", "a", test)
 
-
-def test_a_commit_alone_is_enough_to_be_told_that_it_is_stale() -> None:
+async def test_a_commit_alone_is_enough_to_be_told_that_it_is_stale() -> None:
     """As after a reconnect: of a push under another plan than the present one only that is sent again."""
-
-    async def test(job: Wired) -> None:
+    async with wired("async", "a") as job:
         commit = job.commit("a")
         job.arrive("a", job.part(0))
         job.conductor.happen(e.Detached("a", 1))
@@ -109,11 +103,9 @@ def test_a_commit_alone_is_enough_to_be_told_that_it_is_stale() -> None:
         assert accepted(job.arrive("a", adopted(job, "a", 2))) == [1]
         await job.reach(1)
 
-    wired("async", "a", test)
 
-
-def test_a_part_that_is_being_looked_at_as_the_plan_changes_is_not_stored() -> None:
-    async def test(job: Wired) -> None:
+async def test_a_part_that_is_being_looked_at_as_the_plan_changes_is_not_stored() -> None:
+    async with wired("async", "a") as job:
         header, *_ = job.part(0, float("nan"))
         assert isinstance(header, m.PartHeader)
         job.conductor.ledger.wants(e.PushKey("a", 1, 1), 0, header.assignment)
@@ -127,11 +119,9 @@ def test_a_part_that_is_being_looked_at_as_the_plan_changes_is_not_stored() -> N
         assert job.conductor.ledger.stored(("a", 1)) == (m.Stored(seq=1, parts=()),)
         job.arrive("a", [m.Abandon(seq=1)])
 
-    wired("async", "a", test)
 
-
-def test_who_missed_versions_gets_those_of_the_old_plan_first_and_who_was_away_a_snapshot() -> None:
-    async def test(job: Wired) -> None:
+async def test_who_missed_versions_gets_those_of_the_old_plan_first_and_who_was_away_a_snapshot() -> None:
+    async with wired("sync:backup=2", "abcd") as job:
         late = job.commit("c")
         job.conductor.happen(e.Detached("d", 1))
         for worker in "abcd":
@@ -159,11 +149,9 @@ def test_who_missed_versions_gets_those_of_the_old_plan_first_and_who_was_away_a
         for worker in "abcd":  # nothing may be left in the end
             assert job.core.roster.members[worker].work is not None
 
-    wired("sync:backup=2", "abcd", test)
 
-
-def test_a_round_that_was_given_up_does_not_hold_up_the_plan() -> None:
-    async def test(job: Wired) -> None:
+async def test_a_round_that_was_given_up_does_not_hold_up_the_plan() -> None:
+    async with both("ab") as job:
         job.arrive("a", job.part(0))
         for worker in "ab":
             job.conductor.happen(e.Left(worker, 1, failed=True, reason="crashed"))
@@ -177,22 +165,18 @@ def test_a_round_that_was_given_up_does_not_hold_up_the_plan() -> None:
         assert accepted(job.arrive("a", adopted(job, "a", 1))) == [1]
         assert await job.reach(1) == [-3, -3, -3]
 
-    both("ab", test)
 
-
-def test_a_plan_that_the_model_cannot_have_is_refused_before_anybody_hears_of_it() -> None:
-    async def test(job: Wired) -> None:
+async def test_a_plan_that_the_model_cannot_have_is_refused_before_anybody_hears_of_it() -> None:
+    async with wired("sync", "a") as job:
         assert MANIFEST.elements == 3
         for wrong in (cut_plan((1, 2)), cut_plan((4,), (2,))):
             with pytest.raises(Refused, match="plan"):
                 job.conductor.replan(wrong)
         assert not job.core.planned
 
-    wired("sync", "a", test)
 
-
-def test_an_update_goes_behind_the_plan_on_a_stream_without_an_assignment_too() -> None:
-    async def test(job: Wired) -> None:
+async def test_an_update_goes_behind_the_plan_on_a_stream_without_an_assignment_too() -> None:
+    async with wired("sync", "ab") as job:
         assert accepted(job.arrive("a", job.push("a"))) == [1]
         job.conductor.happen(e.Detached("a", 1))
         job.attach("a")
@@ -201,5 +185,3 @@ def test_an_update_goes_behind_the_plan_on_a_stream_without_an_assignment_too() 
         job.arrive("b", job.push("b"))
         await job.reach(1)
         assert went_out(job, "a") == [("plan", 1)] + [("plan 1", 1)] * 3
-
-    wired("sync", "ab", test)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from gradwire.proto import messages as m
@@ -58,22 +59,19 @@ class Stream:
         return " ".join(self.written)
 
 
-def pumped(test: Callable[[Outbox, Stream], Coroutine[Any, Any, None]]) -> None:
-    """Run a test beside the writer of a stream, which has to end by itself."""
-
-    async def run() -> None:
-        outbox, stream = Outbox(), Stream()
-        context: Any = stream
-        writer = asyncio.create_task(outbox.pump(context, stream.counted.append))
-        await test(outbox, stream)
-        outbox.end(WHY, final=False)
-        await asyncio.wait_for(writer, 10)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def pumped() -> AsyncGenerator[tuple[Outbox, Stream]]:
+    """An outbox and its stream, whose writer has to end by itself."""
+    outbox, stream = Outbox(), Stream()
+    context: Any = stream
+    writer = asyncio.create_task(outbox.pump(context, stream.counted.append))
+    yield outbox, stream
+    outbox.end(WHY, final=False)
+    await asyncio.wait_for(writer, 10)
 
 
-def test_an_update_is_sent_while_it_grows_and_counts_once_it_is_whole() -> None:
-    async def test(outbox: Outbox, stream: Stream) -> None:
+async def test_an_update_is_sent_while_it_grows_and_counts_once_it_is_whole() -> None:
+    async with pumped() as (outbox, stream):
         update = Broadcast(1)
         update.add(part("a1", "a2"))
         outbox.broadcast(update)
@@ -85,13 +83,10 @@ def test_an_update_is_sent_while_it_grows_and_counts_once_it_is_whole() -> None:
         assert await stream.take() == "a1 a2 b1 c1"
         assert stream.counted == [16]
 
-    pumped(test)
 
-
-def test_of_parts_that_wait_the_one_nearest_to_the_input_may_go_first() -> None:
+async def test_of_parts_that_wait_the_one_nearest_to_the_input_may_go_first() -> None:
     """None goes between two messages of another; a second worker is behind, and is sent them otherwise."""
-
-    async def test(outbox: Outbox, stream: Stream) -> None:
+    async with pumped() as (outbox, stream):
         update = Broadcast(1, last_first=True)
         outbox.broadcast(update)
         update.add(part("a1", "a2", number=1))
@@ -105,11 +100,9 @@ def test_of_parts_that_wait_the_one_nearest_to_the_input_may_go_first() -> None:
         outbox.broadcast(update)
         assert (await stream.take()).endswith("e1 c1 c2 d1 a1 a2 b1")
 
-    pumped(test)
 
-
-def test_two_updates_keep_their_order_however_they_grow() -> None:
-    async def test(outbox: Outbox, stream: Stream) -> None:
+async def test_two_updates_keep_their_order_however_they_grow() -> None:
+    async with pumped() as (outbox, stream):
         first, second = Broadcast(1), Broadcast(2)
         outbox.broadcast(first, counted=False)
         outbox.broadcast(second)
@@ -122,11 +115,9 @@ def test_two_updates_keep_their_order_however_they_grow() -> None:
         assert await stream.take() == "a1 b1 packet"
         assert stream.counted == [4]
 
-    pumped(test)
 
-
-def test_a_short_message_overtakes_what_is_left_of_any_update() -> None:
-    async def test(outbox: Outbox, stream: Stream) -> None:
+async def test_a_short_message_overtakes_what_is_left_of_any_update() -> None:
+    async with pumped() as (outbox, stream):
         update = Broadcast(1)
         update.finish([part("a1", "a2", "a3")])
         outbox.broadcast(update)
@@ -134,21 +125,17 @@ def test_a_short_message_overtakes_what_is_left_of_any_update() -> None:
         outbox.send(m.InitializeRequest())
         assert await stream.take(2) == "a1 a2 InitializeRequest+a3"  # the second was being written already
 
-    pumped(test)
 
-
-def test_a_short_message_does_not_wait_for_an_update_to_grow() -> None:
-    async def test(outbox: Outbox, stream: Stream) -> None:
+async def test_a_short_message_does_not_wait_for_an_update_to_grow() -> None:
+    async with pumped() as (outbox, stream):
         outbox.broadcast(Broadcast(1))
         assert await stream.take() == ""
         outbox.send(m.InitializeRequest())
         assert await stream.take() == "InitializeRequest"
 
-    pumped(test)
 
-
-def test_a_stream_ends_though_an_update_still_grows_after_what_there_is_of_it() -> None:
-    async def test(outbox: Outbox, stream: Stream) -> None:
+async def test_a_stream_ends_though_an_update_still_grows_after_what_there_is_of_it() -> None:
+    async with pumped() as (outbox, stream):
         update = Broadcast(1)
         update.add(part("a1", "a2"))
         outbox.broadcast(update)
@@ -158,11 +145,9 @@ def test_a_stream_ends_though_an_update_still_grows_after_what_there_is_of_it() 
         assert await stream.take() == "a1 a2"
         assert stream.counted == []
 
-    pumped(test)
 
-
-def test_an_update_is_the_same_for_whoever_joins_while_it_grows() -> None:
-    async def test(outbox: Outbox, stream: Stream) -> None:
+async def test_an_update_is_the_same_for_whoever_joins_while_it_grows() -> None:
+    async with pumped() as (outbox, stream):
         update, late, late_stream = Broadcast(1), Outbox(), Stream()
         outbox.broadcast(update)
         update.add(part("a1"))
@@ -175,11 +160,9 @@ def test_an_update_is_the_same_for_whoever_joins_while_it_grows() -> None:
         late.end(WHY, final=False)
         await writer
 
-    pumped(test)
 
-
-def test_short_messages_go_out_together_with_the_first_long_one_that_follows() -> None:
-    async def test(outbox: Outbox, stream: Stream) -> None:
+async def test_short_messages_go_out_together_with_the_first_long_one_that_follows() -> None:
+    async with pumped() as (outbox, stream):
         update = Broadcast(1)
         outbox.broadcast(update)
         update.add(part("a1", "a2", short=True))
@@ -187,5 +170,3 @@ def test_short_messages_go_out_together_with_the_first_long_one_that_follows() -
         outbox.send(m.InitializeRequest())
         assert await stream.take() == "InitializeRequest+a1+a2+b1 b2"
         assert stream.counted == [16]
-
-    pumped(test)

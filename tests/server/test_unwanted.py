@@ -21,8 +21,8 @@ def late(job: Wired) -> tuple[list[Message], int]:
     return push, 3
 
 
-def test_a_push_is_unwanted_as_soon_as_its_round_has_closed() -> None:
-    async def test(job: Wired) -> None:
+async def test_a_push_is_unwanted_as_soon_as_its_round_has_closed() -> None:
+    async with wired("sync:backup=1", "abc") as job:
         push, come = late(job)
         assert hints(job, "c") == [1], "at once, not with its next part"
         assert await job.reach(1) == [-1, -1, -1]
@@ -34,14 +34,11 @@ def test_a_push_is_unwanted_as_soon_as_its_round_has_closed() -> None:
         assert len(job.conductor.ledger.held) == 0
         assert reasons(job.arrive("c", push[-1:])) == [(1, None, Reason.STALE)]
 
-    wired("sync:backup=1", "abc", test)
-
 
 @pytest.mark.parametrize("rest", [0, 1])
-def test_an_unwanted_push_is_decided_on_without_its_parts(rest: int) -> None:
+async def test_an_unwanted_push_is_decided_on_without_its_parts(rest: int) -> None:
     """Its worker skips them; or gives it up."""
-
-    async def test(job: Wired) -> None:
+    async with wired("sync:backup=1", "abc") as job:
         push, _ = late(job)
         if rest:
             assert job.arrive("c", [m.Abandon(seq=1)]) == []
@@ -52,11 +49,9 @@ def test_an_unwanted_push_is_decided_on_without_its_parts(rest: int) -> None:
             assert reasons(job.arrive("c", push[-1:])) == [(1, None, Reason.STALE)], "told again"
         assert job.conductor.ledger.stored(("c", 1)) == ()
 
-    wired("sync:backup=1", "abc", test)
 
-
-def test_a_part_that_is_being_scanned_when_its_push_is_unwanted_is_not_stored() -> None:
-    async def test(job: Wired) -> None:
+async def test_a_part_that_is_being_scanned_when_its_push_is_unwanted_is_not_stored() -> None:
+    async with wired("sync:backup=1", "abc") as job:
         header, chunk, *_ = job.push("c")
         assert isinstance(header, m.PartHeader)
         assert isinstance(chunk, m.Chunk)
@@ -71,13 +66,10 @@ def test_a_part_that_is_being_scanned_when_its_push_is_unwanted_is_not_stored() 
         await pushes._scan(*complete)  # pyright: ignore[reportPrivateUsage]
         assert await job.reach(1) == [-1, -1, -1]
 
-    wired("sync:backup=1", "abc", test)
 
-
-def test_what_was_unwanted_is_asked_for_again_where_it_would_be_accepted() -> None:
+async def test_what_was_unwanted_is_asked_for_again_where_it_would_be_accepted() -> None:
     """A member was lost, and what it was given was taken from it; then it had that back."""
-
-    async def test(job: Wired) -> None:
+    async with wired("sync", "a") as job:
         push = job.push("a")
         job.arrive("a", push[:2])
         member = job.core.roster.members["a"]
@@ -91,5 +83,3 @@ def test_what_was_unwanted_is_asked_for_again_where_it_would_be_accepted() -> No
         assert reasons(job.arrive("a", push[-1:])) == [(1, None, Reason.CHUNK)]
         assert accepted(job.arrive("a", push)) == [1]
         assert await job.reach(1) == [-1, -1, -1]
-
-    wired("sync", "a", test)

@@ -4,7 +4,8 @@ answered is kept."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -130,24 +131,19 @@ class Wired:
         return [float(each) for each in chunk.data.view(np.float32)]
 
 
-def wired(
-    mode: str, workers: Sequence[str], test: Callable[[Wired], Coroutine[Any, Any, None]], **rules: Any
-) -> None:
-    """Run a test of an open job; nothing may be left in the shard in the end."""
-
-    async def run() -> None:
-        job = Wired(mode, workers, **rules)
-        await job.open()
-        await test(job)
-        assert not job.conductor.failed.is_set(), job.conductor.failure
-        assert len(job.conductor.ledger.held) == 0
-        job.shard.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def wired(mode: str, workers: Sequence[str], **rules: Any) -> AsyncGenerator[Wired]:
+    """An open job; nothing may be left in the shard in the end."""
+    job = Wired(mode, workers, **rules)
+    await job.open()
+    yield job
+    assert not job.conductor.failed.is_set(), job.conductor.failure
+    assert len(job.conductor.ledger.held) == 0
+    job.shard.close()
 
 
-def both(workers: str, test: Callable[[Wired], Coroutine[Any, Any, None]]) -> None:
-    wired("sync", workers, test, overlap="both")
+def both(workers: str) -> AbstractAsyncContextManager[Wired]:
+    return wired("sync", workers, overlap="both")
 
 
 def up(job: Wired, worker: str, *parts: int, seq: int = 1, value: float = 1.0) -> None:

@@ -206,7 +206,7 @@ def unscaled(job: Any) -> Trained:
     model = network()
     model, optimizer = job.attach(model, sgd(model))
     scaler: Any = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    # Alone, the loop runs in the process of the tests: a fork of its threads can hang on a lock.
+    # Alone, the loop runs in the tests' process: a fork of it could inherit a lock that its threads hold.
     loader = DataLoader(Stream(), BATCH, num_workers=0 if isinstance(job, Plain) else 1)
     losses: list[float] = []
     for _ in job.epochs():

@@ -14,7 +14,7 @@ from gradwire.server.durable.folder import StateFolder
 from gradwire.server.durable.recorder import Recorder
 
 
-def test_a_place_that_hangs_is_told_of_and_nothing_waits_for_it(
+async def test_a_place_that_hangs_is_told_of_and_nothing_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.1)
@@ -26,32 +26,29 @@ def test_a_place_that_hangs_is_told_of_and_nothing_waits_for_it(
         hanging.wait(60)
         return write(*arguments)  # type: ignore[arg-type]
 
-    async def run() -> None:
-        recorder = Recorder(folder, parse_length("1steps"), job="job", recorded=False)
-        hanging.set()
-        await recorder.first({}, 0.0)
-        hanging.clear()
-        monkeypatch.setattr(folder, "write", writes)
-        writing = recorder.checkpoint(1, {}, (), 1.0, 0.0)
-        await asyncio.sleep(0.4)
-        assert recorder.failures == 1
-        assert "the checkpoint of version 1 is not written after 0 s" in recorder.failing
-        assert not recorder.due(9, 9.0, 0.0)  # no second one hangs beside it
-        hanging.set()
-        await writing
-        assert (recorder.failing, recorder.version) == ("", 1)
-        assert recorder.due(9, 9.0, 0.0)
+    recorder = Recorder(folder, parse_length("1steps"), job="job", recorded=False)
+    hanging.set()
+    await recorder.first({}, 0.0)
+    hanging.clear()
+    monkeypatch.setattr(folder, "write", writes)
+    writing = recorder.checkpoint(1, {}, (), 1.0, 0.0)
+    await asyncio.sleep(0.4)
+    assert recorder.failures == 1
+    assert "the checkpoint of version 1 is not written after 0 s" in recorder.failing
+    assert not recorder.due(9, 9.0, 0.0)  # no second one hangs beside it
+    hanging.set()
+    await writing
+    assert (recorder.failing, recorder.version) == ("", 1)
+    assert recorder.due(9, 9.0, 0.0)
 
-        hanging.clear()
-        recorder.checkpoint(9, {}, (), 9.0, 0.0)
-        await asyncio.sleep(0.1)
-        await asyncio.wait_for(recorder.close(), 10)
-        hanging.set()
-
-    asyncio.run(run())
+    hanging.clear()
+    recorder.checkpoint(9, {}, (), 9.0, 0.0)
+    await asyncio.sleep(0.1)
+    await asyncio.wait_for(recorder.close(), 10)
+    hanging.set()
 
 
-def test_a_place_that_hangs_as_a_job_begins_is_an_error(
+async def test_a_place_that_hangs_as_a_job_begins_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.1)
@@ -63,16 +60,13 @@ def test_a_place_that_hangs_as_a_job_begins_is_an_error(
 
     monkeypatch.setattr(folder, "write", writes)
 
-    async def run() -> None:
-        recorder = Recorder(folder, parse_length("1steps"), job="job", recorded=False)
-        with pytest.raises(OSError, match="no answer within 0 s"):
-            await recorder.first({}, 0.0)
-        hanging.set()
-
-    asyncio.run(run())
+    recorder = Recorder(folder, parse_length("1steps"), job="job", recorded=False)
+    with pytest.raises(OSError, match="no answer within 0 s"):
+        await recorder.first({}, 0.0)
+    hanging.set()
 
 
-def test_without_a_journal_a_checkpoint_that_is_there_stays_as_it_is(
+async def test_without_a_journal_a_checkpoint_that_is_there_stays_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that stops at its last checkpoint's version, perhaps without the time to write another one."""
@@ -85,15 +79,12 @@ def test_without_a_journal_a_checkpoint_that_is_there_stays_as_it_is(
 
     monkeypatch.setattr(folder, "write", writes)
 
-    async def run() -> None:
-        recorder = Recorder(folder, parse_length("1steps"), job="job", recorded=False)
-        await recorder.first({}, 0.0)
-        for version in (1, 1, 2):
-            await recorder.checkpoint(version, {}, (), 1.0, 0.0)
-        again = Recorder(folder, parse_length("1steps"), job="job", recorded=False)
-        again.go_on(2, 2.0, 0.0)
-        await again.checkpoint(2, {}, (), 3.0, 0.0)
-        await recorder.close()
-
-    asyncio.run(run())
+    recorder = Recorder(folder, parse_length("1steps"), job="job", recorded=False)
+    await recorder.first({}, 0.0)
+    for version in (1, 1, 2):
+        await recorder.checkpoint(version, {}, (), 1.0, 0.0)
+    again = Recorder(folder, parse_length("1steps"), job="job", recorded=False)
+    again.go_on(2, 2.0, 0.0)
+    await again.checkpoint(2, {}, (), 3.0, 0.0)
+    await recorder.close()
     assert written == [0, 1, 2]

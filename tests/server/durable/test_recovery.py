@@ -46,6 +46,11 @@ MODES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def parts_of_one_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "ALIGNMENT", 1)
+
+
 def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
     """With something to remember: moments, and a replica that is apart from the parameters."""
     options = parse_optimizer("adam")
@@ -245,27 +250,22 @@ class Story:
 @pytest.mark.parametrize(("mode", "rules"), MODES, ids=lambda each: str(each))
 @pytest.mark.parametrize("every", ["100000steps", "3steps"])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_server_that_is_killed_goes_on_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, rules: dict[str, Any], every: str, seed: int
+async def test_a_server_that_is_killed_goes_on_as_it_was(
+    tmp_path: Path, mode: str, rules: dict[str, Any], every: str, seed: int
 ) -> None:
-    monkeypatch.setattr(plans, "ALIGNMENT", 1)  # parts of one element
-
-    async def run() -> None:
-        job = Kept(tmp_path / "0", mode, "abcd" if "redundancy" in mode else "abc", every, **rules)
-        await job.open()
-        story, kills = Story(job, seed), 0
-        for step in range(100):
-            await story.act()
-            assert not job.conductor.failed.is_set(), job.conductor.failure
-            if step % 20 == 19:
-                expected = restarted(job, await job.state())
-                kills += 1
-                await job.killed(tmp_path / str(kills))
-                assert differences(await job.state(), expected) == []
-        assert job.core.version > 1
-        job.shard.close()
-
-    asyncio.run(run())
+    job = Kept(tmp_path / "0", mode, "abcd" if "redundancy" in mode else "abc", every, **rules)
+    await job.open()
+    story, kills = Story(job, seed), 0
+    for step in range(100):
+        await story.act()
+        assert not job.conductor.failed.is_set(), job.conductor.failure
+        if step % 20 == 19:
+            expected = restarted(job, await job.state())
+            kills += 1
+            await job.killed(tmp_path / str(kills))
+            assert differences(await job.state(), expected) == []
+    assert job.core.version > 1
+    job.shard.close()
 
 
 async def one_version(job: Kept) -> None:
@@ -277,92 +277,77 @@ async def one_version(job: Kept) -> None:
     await job.recorder.idle()
 
 
-def test_a_checkpoint_that_is_there_already_stays_and_its_segment_goes_on(
+async def test_a_checkpoint_that_is_there_already_stays_and_its_segment_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server is told to stop at the version of its last checkpoint, and killed while it stops: what has
     happened since then is in the segment alone."""
-    monkeypatch.setattr(plans, "ALIGNMENT", 1)
 
     def killed_meanwhile(*_: Any) -> int:
         raise OSError("no room")
 
-    async def run() -> None:
-        job = Kept(tmp_path / "0", "sync", "abc", "1steps")
-        await job.open()
-        for kill in (1, 2, 3):
-            if kill != 2:  # that time it is the checkpoint with which the server has begun
-                await one_version(job)
-            job.conductor.happen(e.Joined(f"late{kill}", 1, compressor="none"))
-            with monkeypatch.context() as patch:
-                patch.setattr(StateFolder, "write", killed_meanwhile)
-                await (await checkpoint(job.conductor, announced=True))
-            await job.killed(tmp_path / str(kill))
-            assert f"late{kill}" in job.core.roster.members
-            for worker in "abc":
-                Story(job, 0).back(worker)
-        job.shard.close()
-
-    asyncio.run(run())
+    job = Kept(tmp_path / "0", "sync", "abc", "1steps")
+    await job.open()
+    for kill in (1, 2, 3):
+        if kill != 2:  # that time it is the checkpoint with which the server has begun
+            await one_version(job)
+        job.conductor.happen(e.Joined(f"late{kill}", 1, compressor="none"))
+        with monkeypatch.context() as patch:
+            patch.setattr(StateFolder, "write", killed_meanwhile)
+            await (await checkpoint(job.conductor, announced=True))
+        await job.killed(tmp_path / str(kill))
+        assert f"late{kill}" in job.core.roster.members
+        for worker in "abc":
+            Story(job, 0).back(worker)
+    job.shard.close()
 
 
-def test_a_checkpoint_that_is_begun_twice_costs_nothing_that_was_promised_in_between(
+async def test_a_checkpoint_that_is_begun_twice_costs_nothing_that_was_promised_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server is killed while it writes the checkpoint of a version that nobody was told of. The next one
     goes on at that version, where a checkpoint is due, accepts pushes, and is killed before that is whole."""
-    monkeypatch.setattr(plans, "ALIGNMENT", 1)
 
     def killed_meanwhile(*_: Any) -> int:
         raise OSError("no room")
 
-    async def run() -> None:
-        job = Kept(tmp_path / "0", "sync", "abc", "1steps")
-        await job.open()
-        monkeypatch.setattr(StateFolder, "write", killed_meanwhile)
-        failpoints.arm("version.announced=eio")
-        try:
-            await one_version(job)
-        finally:
-            failpoints.arm("")
-        assert job.conductor.failed.is_set()
-        assert job.core.version == 0
-        await job.killed(tmp_path / "1")
-        await job.settle()
-        for worker in "abc":
-            Story(job, 0).back(worker)
+    job = Kept(tmp_path / "0", "sync", "abc", "1steps")
+    await job.open()
+    monkeypatch.setattr(StateFolder, "write", killed_meanwhile)
+    failpoints.arm("version.announced=eio")
+    try:
         await one_version(job)
-        expected = restarted(job, await job.state())
-        assert job.core.version == 2
-        await job.killed(tmp_path / "2")
-        assert differences(await job.state(), expected) == []
-        job.shard.close()
+    finally:
+        failpoints.arm("")
+    assert job.conductor.failed.is_set()
+    assert job.core.version == 0
+    await job.killed(tmp_path / "1")
+    await job.settle()
+    for worker in "abc":
+        Story(job, 0).back(worker)
+    await one_version(job)
+    expected = restarted(job, await job.state())
+    assert job.core.version == 2
+    await job.killed(tmp_path / "2")
+    assert differences(await job.state(), expected) == []
+    job.shard.close()
 
-    asyncio.run(run())
 
-
-def test_a_server_gets_a_journal_that_the_one_before_did_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_gets_a_journal_that_the_one_before_did_without(tmp_path: Path) -> None:
     """--durability may change."""
-    monkeypatch.setattr(plans, "ALIGNMENT", 1)
-
-    async def run() -> None:
-        job = Kept(tmp_path / "0", "sync", "abc", "2steps", recorded=False)
-        await job.open()
-        for _ in range(3):
-            await one_version(job)
-        job.recorded = True
-        await job.killed(tmp_path / "1")
-        assert job.core.version == 2
-        for worker in "abc":
-            Story(job, 0).back(worker)
+    job = Kept(tmp_path / "0", "sync", "abc", "2steps", recorded=False)
+    await job.open()
+    for _ in range(3):
         await one_version(job)
-        await job.killed(tmp_path / "2")
-        assert job.core.version == 3
-        job.shard.close()
-
-    asyncio.run(run())
+    job.recorded = True
+    await job.killed(tmp_path / "1")
+    assert job.core.version == 2
+    for worker in "abc":
+        Story(job, 0).back(worker)
+    await one_version(job)
+    await job.killed(tmp_path / "2")
+    assert job.core.version == 3
+    job.shard.close()
 
 
 def bytes_of(folder: Path, prefix: str) -> list[int]:
@@ -373,219 +358,176 @@ def bytes_of(folder: Path, prefix: str) -> list[int]:
     return [sum(file.stat().st_size for file in files) for files in found]
 
 
-def test_the_folder_stays_within_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_folder_stays_within_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long until a checkpoint is due by time: two checkpoints and one that is being written, two
     segments as large as their limit, and what comes until the next version."""
-    monkeypatch.setattr(plans, "ALIGNMENT", 1)
     monkeypatch.setattr(folder, "LEAST_SEGMENT_BYTES", 20_000)
 
-    async def run() -> None:
-        job = Kept(tmp_path, "sync", "abc", "100000steps")
-        await job.open()
-        most_segments = 0
-        for version in range(1, 61):
-            await one_version(job)
-            assert job.core.version == version
-            checkpoints, segments = bytes_of(tmp_path, folder.CHECKPOINT), bytes_of(tmp_path, folder.SEGMENT)
-            most_segments = max(most_segments, len(segments))
-            each = sum(segments) / version  # a segment may be more than its limit by what a version takes
-            assert len(checkpoints) <= 2
-            assert max(segments) <= folder.segment_limit(max(checkpoints)) + max(8_000.0, 2 * each)
-            assert len(segments) <= 2
-        assert most_segments == 2
-        job.shard.close()
-
-    asyncio.run(run())
+    job = Kept(tmp_path, "sync", "abc", "100000steps")
+    await job.open()
+    most_segments = 0
+    for version in range(1, 61):
+        await one_version(job)
+        assert job.core.version == version
+        checkpoints, segments = bytes_of(tmp_path, folder.CHECKPOINT), bytes_of(tmp_path, folder.SEGMENT)
+        most_segments = max(most_segments, len(segments))
+        each = sum(segments) / version  # a segment may be more than its limit by what a version takes
+        assert len(checkpoints) <= 2
+        assert max(segments) <= folder.segment_limit(max(checkpoints)) + max(8_000.0, 2 * each)
+        assert len(segments) <= 2
+    assert most_segments == 2
+    job.shard.close()
 
 
-def test_a_server_whose_checkpoints_fail_ends_when_the_journal_is_at_its_limit(
+async def test_a_server_whose_checkpoints_fail_ends_when_the_journal_is_at_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is lost: the next one reads all of it, and goes on."""
-    monkeypatch.setattr(plans, "ALIGNMENT", 1)
     monkeypatch.setattr(folder, "LEAST_SEGMENT_BYTES", 20_000)
 
     def full(*_: Any) -> int:
         raise OSError("no room")
 
-    async def run() -> None:
-        job = Kept(tmp_path / "0", "sync", "abc", "100000steps")
-        await job.open()
-        limit, version = folder.journal_limit(job.recorder.bytes), 0
-        write, each = StateFolder.write, 0
-        monkeypatch.setattr(StateFolder, "write", full)
-        while not job.conductor.failed.is_set():
-            before = job.recorder.journal_bytes
-            await one_version(job)
-            version, each = version + 1, max(each, job.recorder.journal_bytes - before)
-            assert version < 1000
-        assert sum(bytes_of(tmp_path / "0", folder.SEGMENT)) == job.recorder.journal_bytes
-        assert limit < job.recorder.journal_bytes <= limit + each
-        assert job.conductor.unwritten
-        assert "no room, and the journal since the last one has" in job.conductor.failure
-        for restart, works in enumerate((False, True), 1):
-            if works:
-                monkeypatch.setattr(StateFolder, "write", write)
-            bytes_then = job.recorder.journal_bytes
-            await job.killed(tmp_path / str(restart))
-            assert job.recorder.journal_bytes >= bytes_then
-            assert job.core.version >= version - 1
-            for worker in "abc":
-                Story(job, 0).back(worker)
-            for _ in range(100):
-                if not job.conductor.failed.is_set() and job.recorder.version is None:
-                    await one_version(job)
-            assert job.conductor.failed.is_set() != works
-        assert job.recorder.journal_bytes < limit
-        job.shard.close()
-
-    asyncio.run(run())
+    job = Kept(tmp_path / "0", "sync", "abc", "100000steps")
+    await job.open()
+    limit, version = folder.journal_limit(job.recorder.bytes), 0
+    write, each = StateFolder.write, 0
+    monkeypatch.setattr(StateFolder, "write", full)
+    while not job.conductor.failed.is_set():
+        before = job.recorder.journal_bytes
+        await one_version(job)
+        version, each = version + 1, max(each, job.recorder.journal_bytes - before)
+        assert version < 1000
+    assert sum(bytes_of(tmp_path / "0", folder.SEGMENT)) == job.recorder.journal_bytes
+    assert limit < job.recorder.journal_bytes <= limit + each
+    assert job.conductor.unwritten
+    assert "no room, and the journal since the last one has" in job.conductor.failure
+    for restart, works in enumerate((False, True), 1):
+        if works:
+            monkeypatch.setattr(StateFolder, "write", write)
+        bytes_then = job.recorder.journal_bytes
+        await job.killed(tmp_path / str(restart))
+        assert job.recorder.journal_bytes >= bytes_then
+        assert job.core.version >= version - 1
+        for worker in "abc":
+            Story(job, 0).back(worker)
+        for _ in range(100):
+            if not job.conductor.failed.is_set() and job.recorder.version is None:
+                await one_version(job)
+        assert job.conductor.failed.is_set() != works
+    assert job.recorder.journal_bytes < limit
+    job.shard.close()
 
 
 @pytest.mark.parametrize("every", ["1steps", "100000steps"])
-def test_a_plan_that_waits_for_its_round_outlives_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str
-) -> None:
+async def test_a_plan_that_waits_for_its_round_outlives_the_server(tmp_path: Path, every: str) -> None:
     """A checkpoint may come between the plan and the round whose end it waits for."""
-    monkeypatch.setattr(plans, "ALIGNMENT", 1)
-
-    async def run() -> None:
-        job = Kept(tmp_path / "0", "sync", "ab", every)
-        await job.open()
-        job.arrive("a", job.push("a", seq=1))
-        job.conductor.replan(cut_plan((1, 2)))
-        job.arrive("b", job.push("b", seq=1))
-        await job.reach(1)
-        await job.settle()
-        await job.recorder.idle()
-        assert job.shard.reported.plan.number == 2
-        divided = job.shard.reported.plan
-        await job.killed(tmp_path / "1")
-        assert job.shard.reported.plan == divided
-        assert job.core.version == 1
-        job.shard.close()
-
-    asyncio.run(run())
+    job = Kept(tmp_path / "0", "sync", "ab", every)
+    await job.open()
+    job.arrive("a", job.push("a", seq=1))
+    job.conductor.replan(cut_plan((1, 2)))
+    job.arrive("b", job.push("b", seq=1))
+    await job.reach(1)
+    await job.settle()
+    await job.recorder.idle()
+    assert job.shard.reported.plan.number == 2
+    divided = job.shard.reported.plan
+    await job.killed(tmp_path / "1")
+    assert job.shard.reported.plan == divided
+    assert job.core.version == 1
+    job.shard.close()
 
 
-def test_a_server_that_stops_takes_nothing_in_that_the_next_would_not_know(tmp_path: Path) -> None:
+async def test_a_server_that_stops_takes_nothing_in_that_the_next_would_not_know(tmp_path: Path) -> None:
     """A round did not end in time; workers come back while the parameters are still being written."""
-
-    async def run() -> None:
-        job = Kept(tmp_path / "0", "sync", "ab", "100000steps")
-        await job.open()
-        await pause(job.conductor, 0.05)
-        await job.conductor.stop("it was told to", comes_back=True)
-        with pytest.raises(JournalError, match="try again"):
-            job.conductor.happen(e.Attached("a", 1))
-        with pytest.raises(JournalError):
-            job.conductor.happen(e.Joined("c", 1, compressor="none"))
-        key = e.PushKey("a", 1, 1)
-        with pytest.raises(JournalError):
-            job.conductor.put_buffers(key, Deposit(collection=1, values={}))
-        assert not job.conductor.failed.is_set()
-
-    asyncio.run(run())
+    job = Kept(tmp_path / "0", "sync", "ab", "100000steps")
+    await job.open()
+    await pause(job.conductor, 0.05)
+    await job.conductor.stop("it was told to", comes_back=True)
+    with pytest.raises(JournalError, match="try again"):
+        job.conductor.happen(e.Attached("a", 1))
+    with pytest.raises(JournalError):
+        job.conductor.happen(e.Joined("c", 1, compressor="none"))
+    key = e.PushKey("a", 1, 1)
+    with pytest.raises(JournalError):
+        job.conductor.put_buffers(key, Deposit(collection=1, values={}))
+    assert not job.conductor.failed.is_set()
 
 
-def test_a_server_that_stops_does_not_wait_for_who_is_gone_meanwhile(
+async def test_a_server_that_stops_does_not_wait_for_who_is_gone_meanwhile(tmp_path: Path) -> None:
+    job = Kept(tmp_path / "0", "sync", "ab", "100000steps")
+    await job.open()
+    pausing = asyncio.create_task(pause(job.conductor, 60.0))
+    await asyncio.sleep(0)
+    await one_version(job)
+    while job.recorder.version != 1:
+        await asyncio.sleep(0.01)
+    job.conductor.streams["a"].saved = 1
+    await asyncio.sleep(0.1)
+    assert not pausing.done()
+    Story(job, 0).cut("b")
+    await asyncio.wait_for(pausing, 5)
+    await job.conductor.stop("it was told to", comes_back=True)
+
+
+async def test_a_checkpoint_that_cannot_be_begun_is_not_tried_at_every_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plans, "ALIGNMENT", 1)
-
-    async def run() -> None:
-        job = Kept(tmp_path / "0", "sync", "ab", "100000steps")
-        await job.open()
-        pausing = asyncio.create_task(pause(job.conductor, 60.0))
-        await asyncio.sleep(0)
-        await one_version(job)
-        while job.recorder.version != 1:
-            await asyncio.sleep(0.01)
-        job.conductor.streams["a"].saved = 1
-        await asyncio.sleep(0.1)
-        assert not pausing.done()
-        Story(job, 0).cut("b")
-        await asyncio.wait_for(pausing, 5)
-        await job.conductor.stop("it was told to", comes_back=True)
-
-    asyncio.run(run())
-
-
-def test_a_checkpoint_that_cannot_be_begun_is_not_tried_at_every_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plans, "ALIGNMENT", 1)
-
     def full(*_: Any) -> Any:
         raise OSError("no room")
 
-    async def run() -> None:
-        job = Kept(tmp_path / "0", "sync", "abc", "1steps")
-        await job.open()
-        monkeypatch.setattr(StateFolder, "segment", full)
-        for _ in range(3):
-            await one_version(job)
-        assert job.core.version == 3
-        assert job.recorder.failures == 1
-        assert "no room" in job.recorder.failing
-        await job.killed(tmp_path / "1")
-        assert job.core.version == 3, "the segment before has gone on"
-        job.shard.close()
-
-    asyncio.run(run())
+    job = Kept(tmp_path / "0", "sync", "abc", "1steps")
+    await job.open()
+    monkeypatch.setattr(StateFolder, "segment", full)
+    for _ in range(3):
+        await one_version(job)
+    assert job.core.version == 3
+    assert job.recorder.failures == 1
+    assert "no room" in job.recorder.failing
+    await job.killed(tmp_path / "1")
+    assert job.core.version == 3, "the segment before has gone on"
+    job.shard.close()
 
 
-def test_checkpoints_of_which_none_is_whole_stay_where_they_are_and_are_refused_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_checkpoints_of_which_none_is_whole_stay_where_they_are_and_are_refused_each_time(
+    tmp_path: Path,
 ) -> None:
     """A second start, as by a supervisor, must not begin the job anew."""
-    monkeypatch.setattr(plans, "ALIGNMENT", 1)
-
-    async def run() -> None:
-        job = Kept(tmp_path / "0", "sync", "abc", "2steps")
-        await job.open()
-        for _ in range(5):
-            await one_version(job)
-        job.shard.close()
-        folder = tmp_path / "1"
-        shutil.copytree(tmp_path / "0", folder, ignore=shutil.ignore_patterns("lock"))
-        manifests = sorted(folder.glob("checkpoint-*/manifest.json"))
-        assert len(manifests) == 2
-        kept = [each.read_text() for each in manifests]
-        for damage, why in (
-            ("", "none of its 2 checkpoints is whole"),
-            ('"format": 99', "format 99, and this release reads 2"),
-        ):
-            for manifest, text in zip(manifests, kept, strict=True):
-                manifest.write_text(text.replace('"format": 2', damage))
-            for _ in range(2):
-                found = StateFolder(folder, syncs=False)
-                with pytest.raises(StateError, match=why):
-                    found.newest()
-                found.close()
-            assert sorted(folder.glob("checkpoint-*/manifest.json")) == manifests
-        for manifest in manifests:
-            shutil.rmtree(manifest.parent)
-        with pytest.raises(StateError, match="none of its 0 checkpoints"):
-            StateFolder(folder, syncs=False).newest()
-
-    asyncio.run(run())
+    job = Kept(tmp_path / "0", "sync", "abc", "2steps")
+    await job.open()
+    for _ in range(5):
+        await one_version(job)
+    job.shard.close()
+    folder = tmp_path / "1"
+    shutil.copytree(tmp_path / "0", folder, ignore=shutil.ignore_patterns("lock"))
+    manifests = sorted(folder.glob("checkpoint-*/manifest.json"))
+    assert len(manifests) == 2
+    kept = [each.read_text() for each in manifests]
+    for damage, why in (
+        ("", "none of its 2 checkpoints is whole"),
+        ('"format": 99', "format 99, and this release reads 2"),
+    ):
+        for manifest, text in zip(manifests, kept, strict=True):
+            manifest.write_text(text.replace('"format": 2', damage))
+        for _ in range(2):
+            found = StateFolder(folder, syncs=False)
+            with pytest.raises(StateError, match=why):
+                found.newest()
+            found.close()
+        assert sorted(folder.glob("checkpoint-*/manifest.json")) == manifests
+    for manifest in manifests:
+        shutil.rmtree(manifest.parent)
+    with pytest.raises(StateError, match="none of its 0 checkpoints"):
+        StateFolder(folder, syncs=False).newest()
 
 
-def test_a_segment_without_the_one_before_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plans, "ALIGNMENT", 1)
-
-    async def run() -> None:
-        job = Kept(tmp_path / "0", "sync", "abc", "2steps")
-        await job.open()
-        for _ in range(5):
-            await one_version(job)
-        shutil.rmtree(tmp_path / "0" / "checkpoint-0000000004")
-        (tmp_path / "0" / "journal-0000000002.log").unlink()
-        with pytest.raises(StateError, match=r"journal-0000000002.log is gone.*journal-0000000004.log leads"):
-            await job.killed(tmp_path / "1")
-        job.shard.close()
-
-    asyncio.run(run())
+async def test_a_segment_without_the_one_before_is_refused_by_name(tmp_path: Path) -> None:
+    job = Kept(tmp_path / "0", "sync", "abc", "2steps")
+    await job.open()
+    for _ in range(5):
+        await one_version(job)
+    shutil.rmtree(tmp_path / "0" / "checkpoint-0000000004")
+    (tmp_path / "0" / "journal-0000000002.log").unlink()
+    with pytest.raises(StateError, match=r"journal-0000000002.log is gone.*journal-0000000004.log leads"):
+        await job.killed(tmp_path / "1")
+    job.shard.close()

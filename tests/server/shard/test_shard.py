@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -59,23 +60,19 @@ class Storing(Shard):
         return self.apply(order, pushes, send, rates)
 
 
-def opened(test: Callable[[Storing], Coroutine[Any, Any, None]], plan: Plan | None = None) -> Shard:
-    """Run a test on a shard whose parameters are zeros; every stored push has to be gone in the end."""
+@asynccontextmanager
+async def opened(plan: Plan | None = None) -> AsyncGenerator[Storing]:
+    """A shard whose parameters are zeros; every stored push has to be gone in the end."""
     local = Storing()
-
-    async def run() -> None:
+    try:
         assert local.reported.manifest is None
         assert await local.open(MANIFEST, assembly(0, 0, 0), plan or MANIFEST.plan(), lambda: True)
         assert local.reported.manifest is MANIFEST
         assert local.reported.version == 0
-        await test(local)
-
-    try:
-        asyncio.run(run())
+        yield local
     finally:
         local.close()
     assert local.held == {}
-    return local
 
 
 def version_of(part: Encoded) -> int:
@@ -90,8 +87,8 @@ async def parameters(shard: Shard) -> list[float]:
     return [float(each) for each in np.frombuffer(bytes(message.data), np.float32)]
 
 
-def test_what_control_names_is_applied_and_what_it_drops_is_forgotten() -> None:
-    async def test(shard: Storing) -> None:
+async def test_what_control_names_is_applied_and_what_it_drops_is_forgotten() -> None:
+    async with opened() as shard:
         first, second, other = PushKey("a", 1, 1), PushKey("b", 1, 1), PushKey("b", 2, 1)
         shard.put(first, 0, [dense(1, 2, 3)])
         shard.put(second, 0, [dense(3, 2, 1)])
@@ -106,11 +103,9 @@ def test_what_control_names_is_applied_and_what_it_drops_is_forgotten() -> None:
         assert ([part.whole for part in parts], shard.reported.version) == ([True], 1)
         assert await parameters(shard) == [-2, -2, -2]
 
-    opened(test)
 
-
-def test_what_is_asked_between_two_applications_is_of_the_version_between() -> None:
-    async def test(shard: Storing) -> None:
+async def test_what_is_asked_between_two_applications_is_of_the_version_between() -> None:
+    async with opened() as shard:
         keys = [PushKey("a", 1, seq) for seq in range(1, 4)]
         for key in keys:
             shard.put(key, 0, [dense(1, 1, 1)])
@@ -127,11 +122,9 @@ def test_what_is_asked_between_two_applications_is_of_the_version_between() -> N
         assert [version_of(part) for (part,) in await asyncio.gather(*snapshots)] == [1, 2, 3]
         assert [each.version for each in await asyncio.gather(*values)] == [1, 2, 3]
 
-    opened(test)
 
-
-def test_a_failed_application_leaves_the_version_before_it() -> None:
-    async def test(shard: Storing) -> None:
+async def test_a_failed_application_leaves_the_version_before_it() -> None:
+    async with opened() as shard:
         keys = [PushKey("a", 1, seq) for seq in (1, 2)]
         shard.put(keys[0], 0, [dense(1, 1, 1)])
         shard.put(keys[1], 0, [dense(1, 3e38, 1)])
@@ -141,19 +134,15 @@ def test_a_failed_application_leaves_the_version_before_it() -> None:
         assert shard.reported.version == 1
         assert await parameters(shard) == [-1, -1, -1]
 
-    opened(test)
 
-
-def test_a_snapshot_of_a_worker_replaces_the_parameters_unless_it_is_not_finite() -> None:
-    async def test(shard: Storing) -> None:
+async def test_a_snapshot_of_a_worker_replaces_the_parameters_unless_it_is_not_finite() -> None:
+    async with opened() as shard:
         await shard.replace(5, assembly(1, 2, 3))
         with pytest.raises(DivergedError):
             await shard.replace(6, assembly(1, float("nan"), 3))
         assert (shard.reported.version, await parameters(shard)) == (5, [1, 2, 3])
         await shard.replace(7)
         assert (shard.reported.version, await parameters(shard)) == (7, [1, 2, 3])
-
-    opened(test)
 
 
 # ---- parts that are stepped one by one
@@ -225,11 +214,10 @@ ALL = (1 * 1 + 2 * 2 + 3 * 5) / 8
 WITHOUT_B = (1 * 1 + 3 * 5) / 6
 
 
-def in_parts(test: Callable[[Steps], Coroutine[Any, Any, None]]) -> Shard:
-    async def run(shard: Storing) -> None:
-        await test(Steps(shard))
-
-    return opened(run, plan=BOTH)
+@asynccontextmanager
+async def in_parts() -> AsyncGenerator[Steps]:
+    async with opened(plan=BOTH) as shard:
+        yield Steps(shard)
 
 
 def near(*expected: float) -> Any:
@@ -237,8 +225,10 @@ def near(*expected: float) -> Any:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_a_part_is_stepped_and_sent_as_soon_as_the_last_member_has_stored_it(order: tuple[int, ...]) -> None:
-    async def test(steps: Steps) -> None:
+async def test_a_part_is_stepped_and_sent_as_soon_as_the_last_member_has_stored_it(
+    order: tuple[int, ...],
+) -> None:
+    async with in_parts() as steps:
         for done, part in enumerate(order):
             steps.put(part, 3, 1)
             assert await steps.settled() == list(order[:done])
@@ -250,11 +240,9 @@ def test_a_part_is_stepped_and_sent_as_soon_as_the_last_member_has_stored_it(ord
         assert steps.shard.reported.version == 0
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
 
-    in_parts(test)
 
-
-def test_what_is_stored_twice_is_stepped_once() -> None:
-    async def test(steps: Steps) -> None:
+async def test_what_is_stored_twice_is_stepped_once() -> None:
+    async with in_parts() as steps:
         for _ in range(2):
             steps.put(1, 1, 2, 3)
         assert await steps.settled() == [1]
@@ -262,12 +250,12 @@ def test_what_is_stored_twice_is_stepped_once() -> None:
         steps.put(2, 1, 2, 3)
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
 
-    in_parts(test)
-
 
 @pytest.mark.parametrize("before", range(4))
-def test_a_member_that_is_given_up_counts_in_the_parts_that_were_final_and_in_no_other(before: int) -> None:
-    async def test(steps: Steps) -> None:
+async def test_a_member_that_is_given_up_counts_in_the_parts_that_were_final_and_in_no_other(
+    before: int,
+) -> None:
+    async with in_parts() as steps:
         for part in range(3):
             steps.put(part, 2)  # all of its push is here
         for part in range(before):
@@ -282,11 +270,9 @@ def test_a_member_that_is_given_up_counts_in_the_parts_that_were_final_and_in_no
         expected = [ALL] * before + [WITHOUT_B] * (3 - before)
         assert await steps.close(1, 3) == near(*expected)
 
-    in_parts(test)
 
-
-def test_parts_that_waited_for_nobody_else_are_final_when_that_member_is_given_up() -> None:
-    async def test(steps: Steps) -> None:
+async def test_parts_that_waited_for_nobody_else_are_final_when_that_member_is_given_up() -> None:
+    async with in_parts() as steps:
         steps.put(0, 1, 3)
         steps.put(2, 1, 3)
         steps.put(1, 1)
@@ -295,13 +281,10 @@ def test_parts_that_waited_for_nobody_else_are_final_when_that_member_is_given_u
         steps.put(1, 3)
         assert await steps.close(1, 3) == near(WITHOUT_B, WITHOUT_B, WITHOUT_B)
 
-    in_parts(test)
 
-
-def test_of_members_who_are_given_up_at_once_nothing_is_stepped() -> None:
+async def test_of_members_who_are_given_up_at_once_nothing_is_stepped() -> None:
     """The round may be given up with them, and their samples go out again."""
-
-    async def test(steps: Steps) -> None:
+    async with in_parts() as steps:
         steps.put(0, 1, 2)
         steps.put(1, 2, 3)
         steps.shard.change_round(
@@ -326,13 +309,10 @@ def test_of_members_who_are_given_up_at_once_nothing_is_stepped() -> None:
         assert again.begun == 1
         assert await again.close(1, 2, 3) == near(ALL, ALL, ALL)
 
-    in_parts(test)
 
-
-def test_nothing_is_stepped_while_a_place_is_vacant() -> None:
+async def test_nothing_is_stepped_while_a_place_is_vacant() -> None:
     """Its member is lost, and had stored everything; then it is back."""
-
-    async def test(steps: Steps) -> None:
+    async with in_parts() as steps:
         for part in range(3):
             steps.put(part, 2)
         steps.put(0, 1, 3)
@@ -344,12 +324,10 @@ def test_nothing_is_stepped_while_a_place_is_vacant() -> None:
         steps.put(2, 1, 3)
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
 
-    in_parts(test)
-
 
 @pytest.mark.parametrize("before", range(3))
-def test_who_takes_a_lost_members_place_pushes_what_is_not_final_in_its_rank(before: int) -> None:
-    async def test(steps: Steps) -> None:
+async def test_who_takes_a_lost_members_place_pushes_what_is_not_final_in_its_rank(before: int) -> None:
+    async with in_parts() as steps:
         other = PushKey("c", 1, 2)
         for part in range(3):
             steps.put(part, 2, 3)
@@ -375,11 +353,9 @@ def test_who_takes_a_lost_members_place_pushes_what_is_not_final_in_its_rank(bef
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
         assert steps.counted(B) == set(range(before)), "it will ask when it is back"
 
-    in_parts(test)
 
-
-def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
-    async def test(steps: Steps) -> None:
+async def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
+    async with in_parts() as steps:
         one, other = PushKey("a", 1, 2), PushKey("c", 1, 2)
         for part in range(3):
             steps.put(part, 1, 3)
@@ -396,11 +372,9 @@ def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
         steps.keys[2] = other
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
 
-    in_parts(test)
 
-
-def test_a_place_that_nobody_takes_is_given_up() -> None:
-    async def test(steps: Steps) -> None:
+async def test_a_place_that_nobody_takes_is_given_up() -> None:
+    async with in_parts() as steps:
         steps.put(0, 1, 2, 3)
         steps.shard.change_round(MemberLost(assignments=(2,)))
         for part in (1, 2):
@@ -412,11 +386,9 @@ def test_a_place_that_nobody_takes_is_given_up() -> None:
         steps.shard.drop(B)
         assert await steps.close(1, 3) == near(ALL, WITHOUT_B, WITHOUT_B)
 
-    in_parts(test)
 
-
-def test_an_empty_part_contributes_nothing_and_its_weight_goes_to_the_others() -> None:
-    async def test(steps: Steps) -> None:
+async def test_an_empty_part_contributes_nothing_and_its_weight_goes_to_the_others() -> None:
+    async with in_parts() as steps:
         for part in range(3):
             steps.put(part, 1, 3)
         steps.put(0, 2)
@@ -425,24 +397,19 @@ def test_an_empty_part_contributes_nothing_and_its_weight_goes_to_the_others() -
         assert await steps.settled() == [0, 1, 2]
         assert await steps.close(1, 2, 3) == near(ALL, WITHOUT_B, WITHOUT_B)
 
-    in_parts(test)
 
-
-def test_a_part_of_which_everybody_sends_nothing_stays_as_it_is() -> None:
-    async def test(steps: Steps) -> None:
+async def test_a_part_of_which_everybody_sends_nothing_stays_as_it_is() -> None:
+    async with in_parts() as steps:
         for key, assignment in ((A, 1), (B, 2), (C, 3)):
             steps.shard.put(key, 1, [], assignment)
         for part in (0, 2):
             steps.put(part, 1, 2, 3)
         assert await steps.close(1, 2, 3) == near(ALL, 0, ALL)
 
-    in_parts(test)
 
-
-def test_a_push_that_is_dropped_counts_in_the_parts_that_were_final_alone() -> None:
+async def test_a_push_that_is_dropped_counts_in_the_parts_that_were_final_alone() -> None:
     """Dropping what is stored, and not final, has the part wait for what comes in its place."""
-
-    async def test(steps: Steps) -> None:
+    async with in_parts() as steps:
         steps.put(0, 1, 2, 3)
         steps.put(1, 2)
         steps.shard.drop(B)
@@ -459,13 +426,10 @@ def test_a_push_that_is_dropped_counts_in_the_parts_that_were_final_alone() -> N
         other = (1 * 1 + 20 * 2 + 3 * 5) / 8
         assert await steps.close(1, 2, 3) == near(ALL, other, other)
 
-    in_parts(test)
 
-
-def test_what_is_not_final_when_the_round_closes_is_stepped_then() -> None:
+async def test_what_is_not_final_when_the_round_closes_is_stepped_then() -> None:
     """Of a member that was given up, and had pushed everything before."""
-
-    async def test(steps: Steps) -> None:
+    async with in_parts() as steps:
         steps.put(1, 1, 2, 3)
         steps.put(0, 1, 3)
         steps.put(2, 1, 3)
@@ -473,11 +437,9 @@ def test_what_is_not_final_when_the_round_closes_is_stepped_then() -> None:
         assert await steps.close(1, 3) == near(WITHOUT_B, ALL, WITHOUT_B)
         steps.shard.drop(B)
 
-    in_parts(test)
 
-
-def test_a_round_that_nobody_is_left_in_leaves_the_other_parts_alone() -> None:
-    async def test(steps: Steps) -> None:
+async def test_a_round_that_nobody_is_left_in_leaves_the_other_parts_alone() -> None:
+    async with in_parts() as steps:
         steps.put(1, 1, 2, 3)
         steps.shard.change_round(
             Exclude(
@@ -493,11 +455,9 @@ def test_a_round_that_nobody_is_left_in_leaves_the_other_parts_alone() -> None:
         assert await steps.close() == near(0, ALL, 0)
         assert steps.shard.reported.version == 1
 
-    in_parts(test)
 
-
-def test_who_asks_for_the_parameters_gets_none_of_a_version_that_is_half_made() -> None:
-    async def test(steps: Steps) -> None:
+async def test_who_asks_for_the_parameters_gets_none_of_a_version_that_is_half_made() -> None:
+    async with in_parts() as steps:
         assert (await steps.shard.values()).version == 0
         steps.put(0, 1, 2, 3)
         asked = asyncio.ensure_future(parameters(steps.shard))
@@ -510,11 +470,9 @@ def test_who_asks_for_the_parameters_gets_none_of_a_version_that_is_half_made() 
         await steps.close(1, 2, 3)
         assert [-each for each in await asked] == near(ALL, ALL, ALL)
 
-    in_parts(test)
 
-
-def test_a_part_that_diverges_fails_the_version_when_the_round_closes() -> None:
-    async def test(shard: Storing) -> None:
+async def test_a_part_that_diverges_fails_the_version_when_the_round_closes() -> None:
+    async with opened(plan=BOTH) as shard:
         members = {1: ("a", 1, 1)}
         sent: list[Encoded] = []
         shard.open_round(Open(version=1, members=members, rate_factor=10.0), sent.append, lambda final: None)
@@ -526,11 +484,9 @@ def test_a_part_that_diverges_fails_the_version_when_the_round_closes() -> None:
             await shard.apply_held(order(1, A, rate_factor=10.0), sent.append)
         assert (shard.reported.version, await parameters(shard)) == (0, [0, 0, 0])
 
-    opened(test, plan=BOTH)
 
-
-def test_going_back_takes_out_the_parts_of_a_version_that_is_not_whole() -> None:
-    async def test(steps: Steps) -> None:
+async def test_going_back_takes_out_the_parts_of_a_version_that_is_not_whole() -> None:
+    async with in_parts() as steps:
         for part in range(3):
             steps.put(part, 1, 2, 3)
         whole = await steps.close(1, 2, 3)
@@ -548,8 +504,6 @@ def test_going_back_takes_out_the_parts_of_a_version_that_is_not_whole() -> None
         )
         assert [-each for each in values] == whole
 
-    in_parts(test)
-
 
 def test_plans_say_the_norms_of_the_first_parameters() -> None:
     async def test() -> None:
@@ -566,8 +520,8 @@ def test_plans_say_the_norms_of_the_first_parameters() -> None:
 # ---- learning rates that come with pushes
 
 
-def test_a_version_is_stepped_at_the_rates_of_its_pushes() -> None:
-    async def test(shard: Storing) -> None:
+async def test_a_version_is_stepped_at_the_rates_of_its_pushes() -> None:
+    async with opened() as shard:
         for version, rates in enumerate([(0.5,), (), (0.25,)], start=1):
             key = PushKey("w", 1, version)
             shard.put(key, 0, [dense(4, 4, 4)], 0, rates)
@@ -581,18 +535,14 @@ def test_a_version_is_stepped_at_the_rates_of_its_pushes() -> None:
         await shard.apply_held(order(4, dropped, other), lambda part: None)
         assert await parameters(shard) == [-4 * (0.5 + 2.0 + 0.25 + 1.0)] * 3
 
-    opened(test)
 
-
-def test_parts_are_stepped_at_the_rates_of_their_pushes() -> None:
-    async def test(steps: Steps) -> None:
+async def test_parts_are_stepped_at_the_rates_of_their_pushes() -> None:
+    async with in_parts() as steps:
         for part in (2, 0, 1):
             for assignment, key in steps.keys.items():
                 steps.shard.put(key, part, [dense(8)], assignment, (0.5,))
         assert await steps.settled() == [2, 0, 1]
         assert await steps.close(1, 2, 3) == [4, 4, 4]
-
-    in_parts(test)
 
 
 def test_a_shard_says_that_it_compiles_and_leaves_the_rest_when_it_closes(

@@ -422,6 +422,24 @@ def apply_in_parts(ours: Store, version: int, given: Sequence[Share], order: Seq
     return update
 
 
+def follower(ours: Store, plan: Plan) -> Replica:
+    """A worker's copy of the parameters."""
+    model = torch.nn.Module()
+    for tensor in LARGE.tensors:
+        model.register_parameter(tensor.name, torch.nn.Parameter(torch.zeros(tensor.shape)))
+    worker = Replica(model, 100)
+    worker.adopt(plan)
+    take(worker, snapshot(ours))
+    return worker
+
+
+def large_compressors(kinds: Sequence[str], plan: Plan) -> list[ModelCompressor]:
+    return [
+        ModelCompressor(LARGE.specs, kinds[rank % len(kinds)], LayerRule(), 1, rank, plan=plan)
+        for rank in range(max(5, len(kinds)))
+    ]
+
+
 def trained(
     part_bytes: int,
     kinds: Sequence[str],
@@ -434,16 +452,8 @@ def trained(
     """The parameters, the replica, and what a worker makes of the updates, after a few versions. early:
     chooses the parts that are stepped before the others."""
     plan = divided(part_bytes)
-    ours, model = large_store(downlink, plan, aggregation, optimizer), torch.nn.Module()
-    for tensor in LARGE.tensors:
-        model.register_parameter(tensor.name, torch.nn.Parameter(torch.zeros(tensor.shape)))
-    worker = Replica(model, 100)
-    worker.adopt(plan)
-    take(worker, snapshot(ours))
-    compressors = [
-        ModelCompressor(LARGE.specs, kinds[rank % len(kinds)], LayerRule(), 1, rank, plan=plan)
-        for rank in range(max(5, len(kinds)))
-    ]
+    ours = large_store(downlink, plan, aggregation, optimizer)
+    worker, compressors = follower(ours, plan), large_compressors(kinds, plan)
     for step in range(3):
         given, numbers = large_shares(compressors, step), range(len(plan.parts))
         if early is None:
@@ -537,16 +547,8 @@ def test_nor_has_that_order_with_what_an_optimizer_remembers(optimizer: str) -> 
 def test_replicas_stay_alike_where_parts_of_some_are_empty(kind: str, missing: Sequence[int]) -> None:
     """As of workers who are lost, or whose gradients are not finite, in the middle of their pushes."""
     plan, chance = divided(PART_BYTES[0]), random.Random(1)
-    ours, model = large_store("auto", plan), torch.nn.Module()
-    for tensor in LARGE.tensors:
-        model.register_parameter(tensor.name, torch.nn.Parameter(torch.zeros(tensor.shape)))
-    worker = Replica(model, 100)
-    worker.adopt(plan)
-    take(worker, snapshot(ours))
-    compressors = [
-        ModelCompressor(LARGE.specs, KINDS[kind][rank % len(KINDS[kind])], LayerRule(), 1, rank, plan=plan)
-        for rank in range(5)
-    ]
+    ours = large_store("auto", plan)
+    worker, compressors = follower(ours, plan), large_compressors(KINDS[kind], plan)
     for step in range(4):
         given = large_shares(compressors, step)
         for rank in missing:

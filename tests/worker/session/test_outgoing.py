@@ -180,20 +180,17 @@ def test_a_damaged_part_is_sent_again_by_itself_and_a_damaged_push_whole(said: S
     assert said(outgoing) == []
 
 
-def test_it_is_the_same_bytes_that_go_out_again() -> None:
-    async def run() -> None:
-        outgoing, sent = Outgoing(), list[list[bytes]]()
-        data = np.arange(3000, dtype=np.uint16).view(np.uint8)
-        header = m.PartHeader(seq=1, assignment=1, part=0, plan=1, payloads=())
-        outgoing.part(1, 0, Transfer(header, part_transfer(1, 0), [data], 1024))
-        for _ in range(2):
-            outgoing.begin(HELLO)
-            outgoing.welcome(welcome())
-            sent.append([await outgoing.next() for _ in range(8)])
-            outgoing.end()
-        assert sent[0] == sent[1]
-
-    asyncio.run(run())
+async def test_it_is_the_same_bytes_that_go_out_again() -> None:
+    outgoing, sent = Outgoing(), list[list[bytes]]()
+    data = np.arange(3000, dtype=np.uint16).view(np.uint8)
+    header = m.PartHeader(seq=1, assignment=1, part=0, plan=1, payloads=())
+    outgoing.part(1, 0, Transfer(header, part_transfer(1, 0), [data], 1024))
+    for _ in range(2):
+        outgoing.begin(HELLO)
+        outgoing.welcome(welcome())
+        sent.append([await outgoing.next() for _ in range(8)])
+        outgoing.end()
+    assert sent[0] == sent[1]
 
 
 def test_what_is_short_overtakes_the_chunks_of_a_transfer(kinds: Kinds) -> None:
@@ -230,18 +227,15 @@ def test_a_commit_does_not_wait_for_the_pace(kinds: Kinds) -> None:
     assert kinds(outgoing) == ["Hello", "Part 1.0", "Chunk", "Commit 1"]
 
 
-def test_another_pace_wakes_who_waits_for_an_older_one() -> None:
-    async def test() -> None:
-        outgoing = streaming()
-        outgoing.pace(10_000)
-        outgoing.part(1, 0, part(1, 0, 2048))
-        assert len(await drained(outgoing)) == 3
-        waiting = asyncio.ensure_future(outgoing.next())
-        await asyncio.sleep(0)
-        outgoing.pace(0)
-        assert isinstance(decode_envelope(await asyncio.wait_for(waiting, 0.05), "WorkerMessage"), m.Chunk)
-
-    asyncio.run(test())
+async def test_another_pace_wakes_who_waits_for_an_older_one() -> None:
+    outgoing = streaming()
+    outgoing.pace(10_000)
+    outgoing.part(1, 0, part(1, 0, 2048))
+    assert len(await drained(outgoing)) == 3
+    waiting = asyncio.ensure_future(outgoing.next())
+    await asyncio.sleep(0)
+    outgoing.pace(0)
+    assert isinstance(decode_envelope(await asyncio.wait_for(waiting, 0.05), "WorkerMessage"), m.Chunk)
 
 
 def test_chunks_go_at_the_pace_also_if_one_is_late() -> None:
@@ -310,20 +304,17 @@ def test_a_heartbeat_goes_out_where_there_is_a_stream(said: Said) -> None:
     assert said(outgoing) == ["Heartbeat"]
 
 
-def test_it_is_idle_when_everything_has_been_written() -> None:
-    async def run() -> None:
-        outgoing = Outgoing()
-        assert outgoing.idle
-        outgoing.begin(HELLO)
-        assert not outgoing.idle
-        await outgoing.next()
-        assert not outgoing.idle  # that message is being written
-        waiting = asyncio.create_task(outgoing.next())
-        await asyncio.sleep(0)
-        assert outgoing.idle
-        waiting.cancel()
-
-    asyncio.run(run())
+async def test_it_is_idle_when_everything_has_been_written() -> None:
+    outgoing = Outgoing()
+    assert outgoing.idle
+    outgoing.begin(HELLO)
+    assert not outgoing.idle
+    await outgoing.next()
+    assert not outgoing.idle  # that message is being written
+    waiting = asyncio.create_task(outgoing.next())
+    await asyncio.sleep(0)
+    assert outgoing.idle
+    waiting.cancel()
 
 
 def test_of_a_push_under_another_plan_than_the_servers_only_the_commit_is_sent_again(said: Said) -> None:
@@ -517,36 +508,28 @@ def test_a_credit_comes_back_whatever_becomes_of_a_part(said: Said, event: str) 
     assert said(outgoing) == expected
 
 
-def test_who_waits_for_a_credit_wakes_when_it_comes() -> None:
-    async def run() -> None:
-        outgoing = by_turns(0, 1, credit=1)
-        push(outgoing, 1, parts=2)
-        await drained(outgoing)
-        waiting = asyncio.ensure_future(outgoing.next())
-        await asyncio.sleep(0.01)
-        assert not waiting.done()
-        outgoing.stored(1, (0,))
-        assert isinstance(
-            decode_envelope(await asyncio.wait_for(waiting, 0.05), "WorkerMessage"), m.PartHeader
-        )
-
-    asyncio.run(run())
+async def test_who_waits_for_a_credit_wakes_when_it_comes() -> None:
+    outgoing = by_turns(0, 1, credit=1)
+    push(outgoing, 1, parts=2)
+    await drained(outgoing)
+    waiting = asyncio.ensure_future(outgoing.next())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    outgoing.stored(1, (0,))
+    assert isinstance(decode_envelope(await asyncio.wait_for(waiting, 0.05), "WorkerMessage"), m.PartHeader)
 
 
-def test_a_worker_whose_thread_hangs_is_ready_once_that_goes_on_and_before_it_pushes() -> None:
-    async def story() -> None:
-        outgoing = Outgoing()
-        outgoing.ready(MANIFEST)
-        outgoing.begin(HELLO, ready=False)
-        outgoing.welcome(welcome())
-        outgoing.beat("computing", 700.0)
-        assert await drained(outgoing) == [HELLO, m.Heartbeat(activity="computing", still_seconds=700.0)]
-        push(outgoing, 1)
-        first, *others = await drained(outgoing)
-        assert isinstance(first, m.Ready)
-        assert not any(isinstance(other, m.Ready) for other in others)
-        assert commit(1) in others
-        outgoing.wake()
-        assert not await drained(outgoing)
-
-    asyncio.run(story())
+async def test_a_worker_whose_thread_hangs_is_ready_once_that_goes_on_and_before_it_pushes() -> None:
+    outgoing = Outgoing()
+    outgoing.ready(MANIFEST)
+    outgoing.begin(HELLO, ready=False)
+    outgoing.welcome(welcome())
+    outgoing.beat("computing", 700.0)
+    assert await drained(outgoing) == [HELLO, m.Heartbeat(activity="computing", still_seconds=700.0)]
+    push(outgoing, 1)
+    first, *others = await drained(outgoing)
+    assert isinstance(first, m.Ready)
+    assert not any(isinstance(other, m.Ready) for other in others)
+    assert commit(1) in others
+    outgoing.wake()
+    assert not await drained(outgoing)
