@@ -1,4 +1,4 @@
-"""Which evaluated version is the best so far: `--keep best:METRIC[:min|max]`."""
+"""The rule by which the best evaluated version is kept: `--keep best:METRIC[:min|max]`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from .limits import SMALLER_IS_BETTER
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """metric: name of it. smallest: whether the smallest is the best."""
-
     metric: str
-    smallest: bool
+    smallest: bool  # is the best
 
     def better(self, value: float, best: float | None) -> bool:
-        """Whether a version with this value takes the place of the best one. Of equals the first stays."""
+        """Return whether a value beats the best one so far. Of equal ones the first stays."""
         if not math.isfinite(value):
             return False
         return best is None or (value < best if self.smallest else value > best)
