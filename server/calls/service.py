@@ -250,7 +250,7 @@ class Service:
         return m.InitializeResponse(version=0, replaced=replaced)
 
     async def _next_in_time(self, requests: AsyncIterator[Any], worker: str) -> m.Chunk:
-        """Return the next chunk of an upload. Raises Refused if it is late, so that the memory is released."""
+        """Return the next chunk of an upload. Raises Refused if it is late, which releases the memory."""
         lease_s = self._options.lease_seconds
         try:
             return await asyncio.wait_for(expect(requests, m.Chunk), lease_s)
@@ -356,7 +356,7 @@ class Service:
         await WorkerCall(self._conductor).run(hello, messages, context)
 
     def _check_token(self, context: Context, worker: str) -> None:
-        """Raise Refused if the call's token is not valid for the worker. worker: empty if the call names none."""
+        """Raise Refused if the call's token is not valid for the worker: empty for a call without one."""
         if worker:
             _check_name(worker)
         metadata: Any = context.invocation_metadata() or ()

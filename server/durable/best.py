@@ -1,8 +1,8 @@
 """The best version. Each version is copied when its evaluation begins; the copy is kept if control reports it
 as the best so far.
 
-`BestFile` keeps a model beside --output. `BestCheckpoint` keeps parameters, optimizer state and buffers in the
-folder of --state, with which a new job can begin. It is no checkpoint of the job.
+`BestFile` keeps a model beside --output. `BestCheckpoint` keeps parameters, optimizer state and buffers, with
+which a new job can begin, in the folder of --state. It is no checkpoint of the job.
 """
 
 from __future__ import annotations

@@ -96,8 +96,7 @@ class Journal:
             self._evict_page_cache()
 
     def _evict_page_cache(self) -> None:
-        """Have the system start to write the last bytes, and free the pages of those that it has written since
-        the last call."""
+        """Have the system write the last bytes, and free the pages of those that it has written."""
         if hasattr(os, "posix_fadvise"):
             before = max(0, self._cached - 2 * CACHED_BYTES)
             with suppress(OSError):  # advice, which some file systems do not take

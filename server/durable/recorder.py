@@ -269,9 +269,8 @@ class Recorder:
     def checkpoint(
         self, version: int, tree: Any, stored: Iterable[Stored], now: float, progress: float
     ) -> asyncio.Task[None]:
-        """Begin a new segment with the stored parts of open pushes, and start to write the tree. Do neither if
-        the segment begins at this version, because it and the ones before it lead here. Raises
-        JournalError."""
+        """Begin a new segment with the stored parts of open pushes, and start to write the tree. Only sync if
+        the segment begins at this version: it and those before it lead here. Raises JournalError."""
         if self._begins_at(version):
             self.sync()
             return asyncio.create_task(self.idle())
@@ -316,8 +315,7 @@ class Recorder:
         await apart(self._folder.write_best, version, tree, about)
 
     async def _write(self, version: int, tree: Any, segment: OSError | None = None) -> None:
-        """Write a checkpoint and report how that went. segment: why its segment could not begin, without which
-        there is no checkpoint."""
+        """Write a checkpoint and log how that went. segment: why its segment could not begin, if so."""
         try:
             if segment is not None:
                 raise segment

@@ -10,7 +10,7 @@ A job (`Phase`):
 
     EMPTY       no parameters yet; one member is asked to upload them  -> GATHERING (`Initialized`)
     GATHERING   waits for enough ready members                         -> RUNNING
-    RUNNING     the mode assigns samples and makes versions            -> GATHERING (no member left), FINISHING
+    RUNNING     the mode assigns samples and makes versions            -> GATHERING (members gone), FINISHING
     FINISHING   a member evaluates the last version                    -> FINISHED
     FINISHED    members are told to leave
     STOPPING    the server shuts down; any phase but FINISHED leads here (`Stopping`)
@@ -38,7 +38,7 @@ from .best_policy import parse_keep
 from .modes import registry
 from .modes.mode import Mode
 from .modes.options import ModeOptions
-from .roster import BROKEN, OPENED, Life, Member, Roster, WorkLife
+from .roster import BROKEN, OPENED, AssignedWork, Life, Member, Roster, WorkLife
 from .samples import Samples
 from .schedule import parse_schedule
 from .state import LOST_REMEMBERED, JobState
@@ -583,7 +583,7 @@ class Core(JobState):
         return [cut, *self._remove(member, progress.describe(member), expected=False, away=True)]
 
     def _dismiss_hanging(self) -> list[e.Action]:
-        """Remove hanging members from a finished job: the server does not wait until they have heard of it."""
+        """Remove hanging members from a finished job, so that the server does not wait for them."""
         actions: list[e.Action] = []
         for member in list(self.roster.by_rank()):
             if progress.hangs(self, member):

@@ -1,4 +1,4 @@
-"""Limits that end a job before its last epoch: parsed from options, and pure functions of the job's progress."""
+"""Limits that end a job before its last epoch, as options and as pure functions of the job's progress."""
 
 from __future__ import annotations
 

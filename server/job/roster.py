@@ -183,7 +183,7 @@ class Member:
         return self.life in _ATTACHED
 
     def still_computes(self, work: AssignedWork, assigned: int) -> bool:
-        """Return whether a member on a new stream still computes this work: it has received it and its version.
+        """Return whether a member on a new stream still computes this work: it has it and its version.
 
         Args:
             assigned: id of the last assignment that it received.

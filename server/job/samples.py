@@ -1,12 +1,13 @@
 """Which samples of which epoch are still to be trained on.
 
-Each epoch is a permutation of the training samples, which every worker can compute; samples here are positions
-in it. They are drawn in order. A sample is
+Each epoch is a permutation of the training samples, which every worker can compute; samples here are
+positions in it. They are drawn in order. A sample is
 
-    fresh      not drawn yet                                        -> unsettled (`draw`)
-    unsettled  assigned to a member                                 -> settled (`settle`), returned (`give_back`)
-    returned   its member is lost; drawn again before fresh ones    -> unsettled (`draw`), settled (`take_back`)
-    settled    trained on, or in a worker's residual                -> returned (`give_back`, settled too early)
+    fresh      not drawn yet                         -> unsettled (`draw`)
+    unsettled  assigned to a member                  -> settled (`settle`), returned (`give_back`)
+    returned   its member is lost; drawn again       -> unsettled (`draw`, or `take_back` by its member),
+               before fresh ones                        settled (`take_back`)
+    settled    trained on, or in a worker's residual -> returned (`give_back` if settled too early)
 
 An epoch is complete once all of its samples are settled. What may not happen: a sample in two of these
 states; a sample drawn of an epoch while an earlier one has samples left to draw.

@@ -18,7 +18,7 @@ NOTHING, EPOCH, TEN_EPOCHS = (Length(number, "epochs") for number in (0, 1, 10))
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Progress of a job in the middle of a step. of_job: fraction of the whole job, 0 if its end is unknown."""
+    """Progress of a job in the middle of a step. of_job: fraction of the job, 0 if its end is unknown."""
 
     epochs: float
     steps: float = 0.0

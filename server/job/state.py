@@ -1,4 +1,4 @@
-"""The state of a job that all modes share. Plain data: `core` and the modes change it, others only read it."""
+"""The state of a job that all modes share. Plain data: `core` and the modes change it, others read it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class JobState:
 
     @property
     def evaluation_due(self) -> int:
-        """Number of the last evaluation that is due, 0 for none: that of the last version is not among them."""
+        """Number of the last evaluation that is due, 0 for none; that of the last version does not count."""
         return 0 if self.stopped or self.epoch >= limits.epochs(self.rules) else self.evaluations_passed
 
     @property

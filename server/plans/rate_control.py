@@ -9,9 +9,9 @@ before it to its own. A part before it that did not wait is assumed to have had 
 workers send, the fair share of each is an n-th of all bytes. A worker that never has two parts waiting gets
 no rate.
 
-A rate is no measure of the link. A worker that used all of its rate, and had no less than its fair share, gets
-a higher one. A far lower measurement counts only if the next round confirms it. With other workers in the
-round all rates are measured anew.
+A rate is no measure of the link. A worker that used all of its rate, and had no less than its fair share,
+gets a higher one. A far lower measurement counts only if the next round confirms it. With other workers in
+the round all rates are measured anew.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def seconds_per_byte(sent: Sequence[Sent]) -> float:
 
 
 class Rates(NamedTuple):
-    """Bytes per second. own: of the worker. fair: its share if all that sent at the same time shared evenly."""
+    """Bytes per second. own: of the worker. fair: its even share among all that sent at the same time."""
 
     own: float
     fair: float

@@ -128,7 +128,7 @@ class StragglerCoded(Division):
         return not open_ and not self.vacant(answered, lost, open_)
 
     def weights(self, answered: Mapping[int, int]) -> Mapping[int, float]:
-        """Like `Division.weights`; empty if too many members have skipped the step: the round is skipped too."""
+        """Like `Division.weights`; empty if too many skipped the step: then the round is skipped too."""
         usable = self._usable(answered)
         if len(usable) < self.needed:
             return {}

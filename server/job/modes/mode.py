@@ -107,7 +107,7 @@ class Mode(ABC):
         raise Refused(refusals.not_coded(member.worker))
 
     def packet_elements(self, exchange: int, elements: int) -> int | None:
-        """Elements in each packet of this exchange, for gradients of `elements`; None if it is not running."""
+        """Elements of a packet of this exchange, for gradients of `elements`; None if it is not running."""
         return None
 
     def wants_copy(self, worker: str, version: int, *, leaving: bool = False) -> bool:

@@ -118,8 +118,8 @@ class Coded(Mode):
         return actions
 
     def _waits_for_departed(self, now: float) -> bool:
-        """Return whether training waits for departed members that have the only current version: until another
-        member is ready to train, and for `HOPE_LEASES` from then on."""
+        """Return whether training waits for departed members that have the only current version: until
+        another member is ready to train, and for `HOPE_LEASES` from then on."""
         if not self._away():
             return False
         if not self._state.roster.ready_members:
