@@ -13,13 +13,11 @@ from itertools import accumulate
 from ..compressors import LEAST_BYTES, Plan, TensorSpec, divide
 from ..optim.optimizer import Group, check_learning_rate, parse_optimizer
 from . import messages as m
-from .entries import check_entries, check_label
+from .entries import SHAPE_LIMIT, check_entries, check_label, is_shape
 from .messages import Entry, EntryKind, Tensor
 from .refusal import Reason, Refused, refused
 
 DTYPE = "float32"
-MAX_ELEMENTS = 1 << 40  # far above any model; keeps products of hostile shapes out of the arithmetic
-MAX_DIMENSIONS = 16
 MAX_GROUPS = 1024
 MAX_SPEC_CHARACTERS = 256
 
@@ -156,9 +154,8 @@ class Manifest:
                 limit = f"a parameter group below {groups}, the number of groups"
                 raise refuse(Reason.GROUP, where, limit, str(tensor.group))
             # An empty dimension is fine; a hostile product is stopped before it is formed in full.
-            if len(tensor.shape) > MAX_DIMENSIONS or any(size > MAX_ELEMENTS for size in tensor.shape):
-                limit = f"up to {MAX_DIMENSIONS} dimensions of up to {MAX_ELEMENTS}"
-                raise refuse(Reason.SHAPE, where, limit, str(tensor.shape))
+            if not is_shape(tensor.shape):
+                raise refuse(Reason.SHAPE, where, SHAPE_LIMIT, str(tensor.shape))
             total += math.prod(tensor.shape) * 4
             if total > max_bytes:
                 remedy = "start the server with a larger --max-model-bytes"
