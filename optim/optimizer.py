@@ -193,7 +193,7 @@ class Optimizer:
     def __init__(
         self, options: OptimizerOptions, parameters: Sequence[torch.Tensor], learning_rate: float
     ) -> None:
-        """Of parameters that are all in one group."""
+        """Put all parameters in one group."""
         self._group([Group(options=options, learning_rate=learning_rate)], parameters, [0] * len(parameters))
 
     @classmethod
@@ -369,14 +369,14 @@ class Optimizer:
         return found
 
     def image(self) -> dict[str, Any]:
-        """All that it remembers, as plain values and copies of its tensors."""
+        """Return its state, as plain values and copies of its tensors."""
         runs = [[(run.start, run.end, _copied(run.memory)) for run in runs] for runs in self._runs]
         groups = [optimizer_spec(group.options) for group in self._groups]
         return {"groups": groups, "rates": list(self.learning_rates), "runs": runs}
 
     @property
     def groups(self) -> Sequence[Group]:
-        """How each group is stepped."""
+        """The optimizer and learning rate of each group."""
         return self._groups
 
     def restore(self, image: Mapping[str, Any]) -> None:
@@ -386,7 +386,7 @@ class Optimizer:
         self._runs = [[Remembered(*run) for run in runs] for runs in image["runs"]]
 
     def state(self) -> list[tuple[str, int, torch.Tensor]]:
-        """What it remembers of parameters that were always stepped whole.
+        """Return the state of parameters that were always stepped whole.
 
         Returns (what, number of the parameter, tensor). The optimizer keeps it in these tensors from now on,
         so that it can be copied and replaced.

@@ -41,17 +41,17 @@ class Manifest:
         return sum(spec.elements for spec in self.specs)
 
     def plan(self, part_bytes: int = 0, slices: int = 1, least_bytes: int = LEAST_BYTES) -> Plan:
-        """How the model is divided at first: see `compressors.divide`."""
+        """Return the first plan of the model: see `compressors.divide`."""
         sizes = [spec.elements for spec in self.specs]
         return divide(sizes, part_bytes, slices, self.group_of, least_bytes)
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:
-        """By tensor, the number of its parameter group."""
+        """The number of the parameter group of each tensor."""
         return tuple(tensor.group for tensor in self.tensors)
 
     def stepped_by(self, job: Group) -> tuple[Group, ...]:
-        """By number, how each parameter group is stepped. job: the optimizer and learning rate of the job."""
+        """Return optimizer and learning rate of each parameter group. job: those of the job."""
         groups = [
             Group(
                 options=parse_optimizer(each.optimizer),
@@ -62,33 +62,33 @@ class Manifest:
         return tuple(groups) or (job,)
 
     def groups_of_parts(self, plan: Plan) -> list[int]:
-        """By part of a plan, the number of its parameter group."""
+        """Return the number of the parameter group of each part of a plan."""
         return [self.group_of[unit.first] for unit in plan.units for _ in unit.parts]
 
     @cached_property
     def parameters(self) -> int:
-        """How many of the tensors are parameters."""
+        """Number of tensors that are parameters."""
         return sum(not tensor.state for tensor in self.tensors)
 
     @cached_property
     def gradient_elements(self) -> int:
-        """Of the parameters alone, which come first."""
+        """Elements of the parameters, which come first."""
         pairs = zip(self.tensors, self.specs, strict=True)
         return sum(spec.elements for tensor, spec in pairs if not tensor.state)
 
     def tensor_at(self, element: int) -> str:
-        """Which tensor an element of the flat order lies in, for people."""
+        """Return the tensor that has an element of the flat order, for people."""
         place = bisect_right(self.ends, element)
         return f"tensor {self.specs[min(place, len(self.specs) - 1)].name!r}"
 
     def between_tensors(self, element: int) -> bool:
-        """Whether one tensor ends and another begins before an element of the flat order."""
+        """Return whether a tensor ends before an element of the flat order."""
         place = bisect_left(self.ends, element)
         return place < len(self.ends) and self.ends[place] == element
 
     @cached_property
     def ends(self) -> list[int]:
-        """Where each tensor ends in flat order."""
+        """The end of each tensor in the flat order."""
         return list(accumulate(spec.elements for spec in self.specs))
 
     @property

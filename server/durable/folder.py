@@ -247,7 +247,6 @@ class StateFolder:
         )
 
     def segment_path(self, version: int) -> Path:
-        """Of the segment that begins at a version."""
         return self.path / _name(SEGMENT, version, ".log")
 
     def journal(self) -> Journal:

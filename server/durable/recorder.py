@@ -110,7 +110,7 @@ class Recorder:
         self._journal = segment
         self._heard = {}
 
-    def go_on(self, version: int, now: float, progress: float) -> None:
+    def resume(self, version: int, now: float, progress: float) -> None:
         """Continue the journal after a recovery."""
         assert self._folder is not None
         self._journal = self._folder.journal() if self._recorded else None

@@ -21,7 +21,7 @@ class Keep:
 
 
 def parse_keep(text: str) -> Keep | None:
-    """None for "", which keeps nothing. Raises ValueError."""
+    """Parse the option; None for an empty one, which keeps nothing. Raises ValueError."""
     if not text:
         return None
     kind, _, rest = text.partition(":")

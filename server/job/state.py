@@ -74,7 +74,7 @@ class JobState:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next step; 0 where scripts choose it."""
+        """The rate of the next step; 0 where scripts choose it."""
         if self.rules.script:
             return 0.0
         return self.rules.learning_rate * self.rate_factor(self.samples.progress)

@@ -87,7 +87,6 @@ class Rates(NamedTuple):
 
 
 def rates(sent: Sequence[Sent]) -> dict[str, Rates]:
-    """By worker."""
     number: dict[str, int] = {}
     who = np.array([number.setdefault(each.worker, len(number)) for each in sent], int)
     if not number:

@@ -117,7 +117,7 @@ class StragglerCoded(Division):
         return [slot for slot, samples in sorted(answered.items()) if samples]
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
-        """As many slots as the code lacks, even if every open slot is answered."""
+        """Return the slots that the code lacks even if every open slot is answered."""
         expected = len(self._usable(answered)) + open_
         absent = [slot for slot in sorted(lost) if slot not in answered]
         return absent[: max(0, self.needed - expected)]
