@@ -77,7 +77,7 @@ class Option:
 
     @property
     def bounds(self) -> str:
-        """What numbers are accepted, in words; empty if all are."""
+        """The range of accepted numbers, in words; empty if all are."""
         if self.least is None:
             return ""
         return f"at least {self.least}" if self.most is None else f"{self.least} to {self.most}"
@@ -142,7 +142,7 @@ def options_of(cls: type[Any]) -> dict[str, Option]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effective(Generic[T]):
-    """What a command was told.
+    """The options of a command.
 
     Attributes:
         settings: the options' values.
@@ -258,7 +258,7 @@ def from_text(cls: type[T], texts: Mapping[str, str], **more: Any) -> T:
 
 
 def parse_named(kind: str, text: str, classes: Mapping[str, type[T]]) -> T:
-    """As `parse_one_of`, where each class declares its keys with `option`."""
+    """Like `parse_one_of`, for classes that declare their keys with `option`."""
 
     def converters(cls: type[T]) -> dict[str, Parse]:
         return {name: each.convert for name, each in options_of(cls).items()}
@@ -273,7 +273,7 @@ def _parse_flags(
     argv: Sequence[str],
     epilog: str,
 ) -> dict[str, Any]:
-    """What was given on the command line, by name, `config` and `print_config` among them."""
+    """Return the options of the command line by name, with `config` and `print_config`."""
     command = commands[cls]
     parser = _Parser(
         prog=command,

@@ -1,4 +1,4 @@
-"""How long a training thread may go without progress before its worker is taken to hang.
+"""The time without progress after which a training thread counts as hung.
 
 A worker says with its heartbeats, which come from another thread, how long its training thread has been at
 what it does. Waiting for the server is not counted: there the server is to blame. The server decides by this

@@ -1,4 +1,4 @@
-"""Which machine this is: processes that are on the same one share its cores."""
+"""The identity of this machine, whose processes share its cores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def name() -> str:
-    """The same for all processes of a machine, in containers and namespaces of it too, and no other's."""
+    """Return a name that all processes of this machine have, also in its containers, and no others."""
     try:
         return _BOOT.read_text().strip()
     except OSError:  # not Linux
@@ -18,5 +18,5 @@ def name() -> str:
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -43,7 +43,7 @@ class Declared(Generic[M]):
         return metric
 
     def row(self, prefix: str) -> str:
-        """Of the table in docs/metrics.md."""
+        """Return its row of the table in docs/metrics.md."""
         total = "_total" if self._kind is Counter else ""
         kind, labels = self._kind.__name__.lower(), ", ".join(f"`{label}`" for label in self.labels)
         return f"| `{prefix}_{self.name}{total}` | {kind} |{labels and ' '}{labels} | {self.text} |"

@@ -1,4 +1,4 @@
-"""How often something may happen, by a clock that is given."""
+"""A rate limit, by a clock that the caller reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 class Rate:
-    """So many a second, and `burst` of them at once."""
+    """At most `per_second` events a second, and `burst` of them at once."""
 
     def __init__(self, per_second: float, burst: int) -> None:
         self._per_second, self._burst = per_second, float(burst)
@@ -14,7 +14,7 @@ class Rate:
         self._put_off = 0
 
     def take(self, now: float) -> bool:
-        """Whether there may be one now. now: seconds of a monotonic clock."""
+        """Count an event, and return whether the limit allows it. now: seconds of a monotonic clock."""
         self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
         self._at = now
         if self._left < 1:
@@ -24,6 +24,6 @@ class Rate:
         return True
 
     def put_off(self) -> int:
-        """How many there were too many of since this was asked last."""
+        """Return the number of events over the limit since the last call."""
         found, self._put_off = self._put_off, 0
         return found

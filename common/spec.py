@@ -73,7 +73,7 @@ def known(names: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: str, names: Iterable[str]) -> str:
-    """The message for a name that is none of those."""
+    """Return the message for a name that is not among the known ones."""
     names = list(names)
     return f"unknown {kind} {name!r}{did_you_mean(name, names)}; known {kind}s: {known(names)}"
 
@@ -86,7 +86,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Of a stretch of training. unit: epochs, steps or seconds."""
+    """A length of training. unit: epochs, steps or seconds."""
 
     number: float
     unit: str
@@ -106,7 +106,7 @@ _UNITS = {
 
 
 def parse_length(text: str, units: Sequence[str] = ("epochs", "steps", "seconds")) -> Length:
-    """Such as 200steps, 1.5epochs, 30s, 5min or 2h; a number alone is of epochs.
+    """Parse a length such as 200steps, 1.5epochs, 30s, 5min or 2h; a number alone is in epochs.
 
     Raises:
         ValueError: says what is accepted.
@@ -172,7 +172,7 @@ def parse_one_of(
     types: Mapping[str, type[OptionsT]],
     converters: Callable[[type[OptionsT]], Converters | None] = lambda _: None,
 ) -> OptionsT:
-    """Make the options of whichever is named; raise `SpecError`, which lists what is known."""
+    """Make the options of the named type; raise `SpecError`, which lists the known names."""
     spec = parse_spec(kind, text)
     if spec.name not in types:
         raise SpecError(unknown(kind, spec.name, types))

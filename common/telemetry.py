@@ -1,4 +1,4 @@
-"""What every daemon shows of itself: logs on stderr, and /metrics, /livez, /readyz over HTTP."""
+"""Telemetry of every daemon: logs on stderr, and /metrics, /livez, /readyz over HTTP."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def set_up_logging(log_format: str, level: str = "INFO") -> None:
 
 
 def add_log_fields(fields: LogFields) -> None:
-    """Have every JSON line from now on carry these fields, of `LOG_FIELDS`; asked for at each line."""
+    """Add fields of `LOG_FIELDS` to every JSON line from now on. fields: called for each line."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, _JsonLines):
             handler.formatter.fields = fields

@@ -33,7 +33,7 @@ def parse_optimizer(text: str) -> OptimizerOptions:
 
 
 def optimizer_spec(options: OptimizerOptions) -> str:
-    """The text that `parse_optimizer` makes the same options of, with all of them."""
+    """Return the text from which `parse_optimizer` makes the same options."""
     (name,) = (name for name, kind in OPTIMIZERS.items() if kind is type(options))
     texts: list[str] = []
     for field in fields(options):
@@ -88,9 +88,10 @@ class OptimizerGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Remembered:
-    """What an optimizer remembers of a stretch of elements that have taken all of their steps together.
+    """A run of elements that have taken all of their steps together, so that torch can step them as one.
 
-    start, end: elements. memory: of these elements, by torch's names.
+    start, end: elements, of a parameter or of the buffer that parameters are ranges of. memory: the
+    optimizer's state of these elements, by torch's names.
     """
 
     start: int
@@ -98,31 +99,18 @@ class Remembered:
     memory: Memory
 
     def within(self, start: int, end: int, to: int) -> Remembered | None:
-        """Its piece between two elements, with the first of these at `to`; None if it has none there."""
+        """Return its piece between two elements, moved so that the first of these is `to`; None if empty."""
         first, last = max(start, self.start), min(end, self.end)
         if first >= last:
             return None
-        memory = _Run(self.start, self.end, self.memory).piece(first, last).memory
-        return Remembered(first - start + to, last - start + to, memory)
-
-
-@dataclass(slots=True, eq=False)
-class _Run:
-    """Elements of a parameter that have taken all of their steps together: torch sees them as one.
-
-    start, end: in the parameter. memory: of these elements.
-    """
-
-    start: int
-    end: int
-    memory: Memory
+        return Remembered(first - start + to, last - start + to, self.piece(first, last).memory)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """These elements of a tensor like the parameter; the tensor itself where they are all of it."""
+        """Return these elements of a tensor like the parameter; the tensor itself if they are all of it."""
         return tensor if self.end - self.start == tensor.numel() else tensor[self.start : self.end]
 
-    def alike(self, other: _Run) -> bool:
-        """Whether another one of the same parameters has taken as many steps."""
+    def alike(self, other: Remembered) -> bool:
+        """Return whether another run of the same parameter has taken as many steps."""
         import torch
 
         for what, tensor in self.memory.items():
@@ -133,26 +121,23 @@ class _Run:
                 return False
         return True
 
-    def cut(self, borders: Sequence[int]) -> list[_Run]:
-        """Its pieces between ascending borders, which go on over the same memory."""
+    def cut(self, borders: Sequence[int]) -> list[Remembered]:
+        """Return its pieces between ascending borders, which share its memory."""
         inside = borders[bisect_right(borders, self.start) : bisect_left(borders, self.end)]
         if not inside:
             return [self]
         return [self.piece(*pair) for pair in pairwise((self.start, *inside, self.end))]
 
-    def within(self, start: int, end: int) -> bool:
-        return start <= self.start and self.end <= end
-
-    def alone(self) -> _Run:
-        """With memory that is no piece of larger memory: such a view would keep all of it."""
+    def alone(self) -> Remembered:
+        """Return the run without views of larger tensors, which would keep all of their memory."""
         memory: Memory = dict(self.memory)
         for what, tensor in memory.items():
             if tensor is not None and tensor.nbytes < tensor.untyped_storage().nbytes():
                 memory[what] = tensor.clone()
-        return _Run(self.start, self.end, memory)
+        return Remembered(self.start, self.end, memory)
 
-    def piece(self, start: int, end: int) -> _Run:
-        """Over the same memory, with a count of its own."""
+    def piece(self, start: int, end: int) -> Remembered:
+        """Return a piece that shares its memory, but for a count of its own."""
         memory: Memory = {}
         for what, tensor in self.memory.items():
             if tensor is None:
@@ -161,26 +146,26 @@ class _Run:
                 memory[what] = tensor.clone()
             else:
                 memory[what] = tensor[start - self.start : end - self.start]
-        return _Run(start, end, memory)
+        return Remembered(start, end, memory)
 
 
-def _joined(runs: Sequence[_Run]) -> list[_Run]:
-    """Neighbours that have taken the same steps as one, with memory of its own."""
+def _joined(runs: Sequence[Remembered]) -> list[Remembered]:
+    """Join adjacent runs that have taken the same steps, with memory of their own."""
     import torch
 
-    groups: list[list[_Run]] = []
+    groups: list[list[Remembered]] = []
     for run in runs:
         if groups and groups[-1][0].alike(run):
             groups[-1].append(run)
         else:
             groups.append([run])
-    joined: list[_Run] = []
+    joined: list[Remembered] = []
     for group in groups:
         memory: Memory = dict(group[0].memory)
         for what, tensor in memory.items() if len(group) > 1 else ():
             if tensor is not None and what != COUNT:
                 memory[what] = torch.cat([_present(run.memory[what]) for run in group])
-        joined.append(_Run(group[0].start, group[-1].end, memory))
+        joined.append(Remembered(group[0].start, group[-1].end, memory))
     return joined
 
 
@@ -208,9 +193,10 @@ class Optimizer:
     def __init__(
         self, options: OptimizerOptions, parameters: Sequence[torch.Tensor], learning_rate: float
     ) -> None:
-        """Of parameters that are all in one group."""
-        group = OptimizerGroup(options=options, learning_rate=learning_rate)
-        self._group([group], parameters, [0] * len(parameters))
+        """Put all parameters in one group."""
+        self._group(
+            [OptimizerGroup(options=options, learning_rate=learning_rate)], parameters, [0] * len(parameters)
+        )
 
     @classmethod
     def of_groups(
@@ -230,7 +216,7 @@ class Optimizer:
         self.leaves_zeros = all(group.options.leaves_zeros for group in groups)
         self._parameters = list(parameters)
         self._runs = [
-            [_Run(0, each.numel(), self._options(place).memory(each))]
+            [Remembered(0, each.numel(), self._options(place).memory(each))]
             for place, each in enumerate(self._parameters)
         ]
 
@@ -238,21 +224,20 @@ class Optimizer:
         return self._groups[self._group_of[place]].options
 
     def follow(self, factor: float) -> None:
-        """Have the next step of each group at its own learning rate times this."""
+        """Set the learning rate of each group's next step to its own times this factor."""
         self.learning_rates = [group.learning_rate * factor for group in self._groups]
 
     def copy(self) -> Optimizer:
-        """Another one of the same parameters, that goes on from what this one remembers."""
+        """Return another optimizer of the same parameters, with a copy of this one's state."""
         other = Optimizer.of_groups(self._groups, (), self._group_of)
         other.learning_rates = list(self.learning_rates)
         other._parameters = self._parameters
         for runs in self._runs:
-            other._runs.append([_Run(run.start, run.end, _copied(run.memory)) for run in runs])
+            other._runs.append([Remembered(run.start, run.end, _copied(run.memory)) for run in runs])
         return other
 
     def step(self, only: int | None = None, ranges: Sequence[tuple[int, int]] | None = None) -> None:
-        """Change the parameters in place. One without a gradient stays as it is, and so does what is
-        remembered of it.
+        """Change the parameters in place. One without a gradient, and its state, stay as they are.
 
         Args:
             only: number of one parameter.
@@ -273,7 +258,7 @@ class Optimizer:
 
         parameters: Tensors = []
         gradients: Tensors = []
-        runs: list[_Run] = []
+        runs: list[Remembered] = []
         for place in places:
             parameter = self._parameters[place]
             if parameter.grad is None:
@@ -293,16 +278,19 @@ class Optimizer:
                 run.memory[what] = tensor
 
     def divide(self, parameters: Sequence[torch.Tensor], group_of: Sequence[int] = ()) -> None:
-        """Go on with the same elements in other parameters. All of both are of one dimension, and ranges of
-        one buffer. No element comes into another group; group_of: as before, all in the first if empty."""
-        known = [_Run(each.start, each.end, each.memory) for each in self.remembered()]
+        """Continue with the same elements in other parameters. Old and new ones have one dimension and are
+        ranges of one buffer. No element changes its group.
+
+        group_of: by parameter, the number of its group; all in the first if empty.
+        """
+        known = self.remembered()
         self._parameters = list(parameters)
         self._group_of = list(group_of) or [0] * len(self._parameters)
-        self._go_on_from(known)
+        self._assign_runs(known)
 
     def remembered(self) -> list[Remembered]:
-        """All that it remembers, over its own memory, in elements of the buffer that the
-        parameters are ranges of; ascending."""
+        """Return its state in elements of the buffer that the parameters are ranges of, ascending; it shares
+        memory with the optimizer."""
         found: list[Remembered] = []
         for each, runs in zip(self._parameters, self._runs, strict=True):
             at = int(each.storage_offset())
@@ -312,25 +300,26 @@ class Optimizer:
         return sorted(found, key=lambda each: each.start)
 
     def recall(self, remembered: Sequence[Remembered]) -> None:
-        """Go on from what another optimizer of the same kind remembered of these elements.
+        """Continue from the state of another optimizer of the same kind.
 
-        remembered: stretches of the buffer that the parameters are ranges of, which cover all of them.
+        remembered: runs of the buffer that the parameters are ranges of, which cover all of them.
         """
-        self._go_on_from([_Run(each.start, each.end, dict(each.memory)) for each in remembered])
+        known = [Remembered(each.start, each.end, dict(each.memory)) for each in remembered]
+        self._assign_runs(sorted(known, key=lambda run: run.start))
 
-    def _go_on_from(self, known: list[_Run]) -> None:
-        """known: in elements of the buffer."""
-        known.sort(key=lambda run: run.start)
+    def _assign_runs(self, known: Sequence[Remembered]) -> None:
+        """Take over the state of each parameter. known: in elements of the buffer, ascending."""
         ends = [run.end for run in known]
         self._runs = []
         for place, each in enumerate(self._parameters):
             start = int(each.storage_offset())
-            borders = (start, start + each.numel())
-            among = known[bisect_right(ends, borders[0]) : bisect_left(ends, borders[1]) + 1]
-            pieces = [piece for run in among for piece in run.cut(borders) if piece.within(*borders)]
-            joined = [run.alone() for run in _joined(pieces)]
-            moved = [_Run(run.start - start, run.end - start, run.memory) for run in joined]
-            self._runs.append(moved or [_Run(0, 0, self._options(place).memory(each))])
+            end = start + each.numel()
+            among = known[bisect_right(ends, start) : bisect_left(ends, end) + 1]
+            pieces = [piece for run in among for piece in run.cut((start, end))]
+            inside = [run for run in pieces if start <= run.start and run.end <= end]
+            joined = [run.alone() for run in _joined(inside)]
+            moved = [Remembered(run.start - start, run.end - start, run.memory) for run in joined]
+            self._runs.append(moved or [Remembered(0, 0, self._options(place).memory(each))])
 
     def step_apart(
         self,
@@ -366,15 +355,15 @@ class Optimizer:
                     if what != COUNT:
                         _present(run.memory[what])[here] = tensor
 
-    def _within(self, place: int, ranges: Sequence[tuple[int, int]]) -> list[_Run]:
+    def _within(self, place: int, ranges: Sequence[tuple[int, int]]) -> list[Remembered]:
         """The runs of a parameter that are within the ranges; at their borders runs are cut."""
         if not self._runs[place][0].memory:
-            return [_Run(start, end, {}) for start, end in ranges]
+            return [Remembered(start, end, {}) for start, end in ranges]
         borders = sorted({border for pair in ranges for border in pair})
         runs = [piece for run in self._runs[place] for piece in run.cut(borders)]
         self._runs[place] = runs
         starts = [start for start, _ in ranges]
-        found: list[_Run] = []
+        found: list[Remembered] = []
         for run in runs:
             number = bisect_right(starts, run.start) - 1
             if number >= 0 and run.end <= ranges[number][1]:
@@ -382,24 +371,24 @@ class Optimizer:
         return found
 
     def image(self) -> dict[str, Any]:
-        """All that it remembers, as plain values and copies of its tensors."""
+        """Return its state, as plain values and copies of its tensors."""
         runs = [[(run.start, run.end, _copied(run.memory)) for run in runs] for runs in self._runs]
         groups = [optimizer_spec(group.options) for group in self._groups]
         return {"groups": groups, "rates": list(self.learning_rates), "runs": runs}
 
     @property
     def groups(self) -> Sequence[OptimizerGroup]:
-        """How each group is stepped."""
+        """The optimizer and learning rate of each group."""
         return self._groups
 
     def restore(self, image: Mapping[str, Any]) -> None:
         """Go on from an `image` of one like it, of parameters that are divided alike; takes over its
         tensors."""
         self.learning_rates = list(image["rates"])
-        self._runs = [[_Run(*run) for run in runs] for runs in image["runs"]]
+        self._runs = [[Remembered(*run) for run in runs] for runs in image["runs"]]
 
     def state(self) -> list[tuple[str, int, torch.Tensor]]:
-        """What it remembers of parameters that were always stepped whole.
+        """Return the state of parameters that were always stepped whole.
 
         Returns (what, number of the parameter, tensor). The optimizer keeps it in these tensors from now on,
         so that it can be copied and replaced.

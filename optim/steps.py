@@ -142,8 +142,8 @@ class AdamW(Adam):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adagrad:
-    """Its rates fall with all squared gradients so far. Of those with a rate for each element it alone leaves
-    elements alone that have no gradient, so that updates are as sparse as the pushes that they are made of.
+    """Adaptive rates that fall with the sum of all squared gradients. Unlike Adam, it leaves elements
+    without a gradient alone, so updates are as sparse as the pushes that they are made of.
     """
 
     undoes_weights: ClassVar[bool] = True  # but for what the sum begins with

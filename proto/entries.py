@@ -1,5 +1,5 @@
-"""Entries: what a model's state_dict has besides the trainable parameters. A tied one has no value: it is
-another name."""
+"""Entries of a model's state_dict besides the trainable parameters: buffers, frozen parameters, and tied
+ones, which are other names without values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .messages import Entry, EntryKind, Tensor
 from .refusal import Reason, Refused, refused
 
 MAX_DIMENSIONS = 16
-MAX_ELEMENTS = 1 << 40
+MAX_ELEMENTS = 1 << 40  # far above any model; keeps products of hostile shapes out of the arithmetic
+SHAPE_LIMIT = f"up to {MAX_DIMENSIONS} dimensions of up to {MAX_ELEMENTS}"
 MAX_NAME_CHARACTERS = 1024
 NOT_A_NAME = "__metadata__"
 ITEM_BYTES = {
@@ -20,6 +21,10 @@ ITEM_BYTES = {
     **dict.fromkeys(("int32", "float32"), 4),
     **dict.fromkeys(("int64", "float64", "complex64"), 8),
 }
+
+
+def is_shape(shape: Sequence[int]) -> bool:
+    return len(shape) <= MAX_DIMENSIONS and all(size <= MAX_ELEMENTS for size in shape)
 
 
 def check_label(name: str, kind: str, worker: str) -> None:
@@ -37,12 +42,12 @@ def check_label(name: str, kind: str, worker: str) -> None:
 
 
 def entry_bytes(entry: Entry) -> int:
-    """What its value takes."""
+    """Return the bytes of an entry's value."""
     return 0 if entry.kind is EntryKind.TIED else math.prod(entry.shape) * ITEM_BYTES[entry.dtype]
 
 
 def of_kind(entries: Sequence[Entry], *, frozen: bool) -> list[Entry]:
-    """The buffers, behind the frozen parameters if these are asked for, too."""
+    """Return the buffers, after the frozen parameters if `frozen`."""
     buffers = [entry for entry in entries if entry.kind is EntryKind.BUFFER]
     return [entry for entry in entries if frozen and entry.kind is EntryKind.FROZEN] + buffers
 
@@ -73,9 +78,8 @@ def check_entries(
                 raise refuse(Reason.TENSOR, entry, limit, repr(entry.tied_to))
         elif entry.dtype not in ITEM_BYTES:
             raise refuse(Reason.DTYPE, entry, f"one of {', '.join(ITEM_BYTES)}", entry.dtype or "no dtype")
-        elif len(entry.shape) > MAX_DIMENSIONS or any(size > MAX_ELEMENTS for size in entry.shape):
-            limit = f"up to {MAX_DIMENSIONS} dimensions of up to {MAX_ELEMENTS}"
-            raise refuse(Reason.SHAPE, entry, limit, str(entry.shape))
+        elif not is_shape(entry.shape):
+            raise refuse(Reason.SHAPE, entry, SHAPE_LIMIT, str(entry.shape))
         else:
             total += entry_bytes(entry)
             if total > max_bytes:

@@ -1,4 +1,4 @@
-"""A server as a client comes to it, and what there is to find on the way."""
+"""The address of a server, and findings about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A server, and the files with which a client comes to it; empty for none.
+    """A server, and the files that a client uses with it; empty for none.
 
     Attributes:
         host: a name or an address, without brackets.
@@ -37,13 +37,13 @@ class Target:
 
     @property
     def address(self) -> str:
-        """As gRPC has it."""
+        """host:port, with brackets around IPv6 addresses."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What came of one check.
+    """The result of one check.
 
     Attributes:
         state: a warning keeps no worker from its work.

@@ -14,7 +14,7 @@ def job_message(terms: JobTerms) -> JobDescription:
 
 
 def job_terms(message: JobDescription) -> JobTerms:
-    """What the message says.
+    """Return the terms in a message.
 
     Raises:
         Refused: it does not name the work, or a value is none of its option.

@@ -13,13 +13,11 @@ from itertools import accumulate
 from ..compressors import LEAST_BYTES, Plan, TensorSpec, divide
 from ..optim.optimizer import OptimizerGroup, check_learning_rate, parse_optimizer
 from . import messages as m
-from .entries import check_entries, check_label
+from .entries import SHAPE_LIMIT, check_entries, check_label, is_shape
 from .messages import Entry, EntryKind, Tensor
 from .refusal import Reason, Refused, refused
 
 DTYPE = "float32"
-MAX_ELEMENTS = 1 << 40  # far above any model; keeps products of hostile shapes out of the arithmetic
-MAX_DIMENSIONS = 16
 MAX_GROUPS = 1024
 MAX_SPEC_CHARACTERS = 256
 
@@ -43,17 +41,17 @@ class Manifest:
         return sum(spec.elements for spec in self.specs)
 
     def plan(self, part_bytes: int = 0, slices: int = 1, least_bytes: int = LEAST_BYTES) -> Plan:
-        """How the model is divided at first: see `compressors.divide`."""
+        """Return the first plan of the model: see `compressors.divide`."""
         sizes = [spec.elements for spec in self.specs]
         return divide(sizes, part_bytes, slices, self.group_of, least_bytes)
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:
-        """By tensor, the number of its parameter group."""
+        """The number of the parameter group of each tensor."""
         return tuple(tensor.group for tensor in self.tensors)
 
     def stepped_by(self, job: OptimizerGroup) -> tuple[OptimizerGroup, ...]:
-        """By number, how each parameter group is stepped. job: the optimizer and learning rate of the job."""
+        """Return optimizer and learning rate of each parameter group. job: those of the job."""
         groups = [
             OptimizerGroup(
                 options=parse_optimizer(each.optimizer),
@@ -64,33 +62,33 @@ class Manifest:
         return tuple(groups) or (job,)
 
     def groups_of_parts(self, plan: Plan) -> list[int]:
-        """By part of a plan, the number of its parameter group."""
+        """Return the number of the parameter group of each part of a plan."""
         return [self.group_of[unit.first] for unit in plan.units for _ in unit.parts]
 
     @cached_property
     def parameters(self) -> int:
-        """How many of the tensors are parameters."""
+        """Number of tensors that are parameters."""
         return sum(not tensor.state for tensor in self.tensors)
 
     @cached_property
     def gradient_elements(self) -> int:
-        """Of the parameters alone, which come first."""
+        """Elements of the parameters, which come first."""
         pairs = zip(self.tensors, self.specs, strict=True)
         return sum(spec.elements for tensor, spec in pairs if not tensor.state)
 
     def tensor_at(self, element: int) -> str:
-        """Which tensor an element of the flat order lies in, for people."""
+        """Return the tensor that has an element of the flat order, for people."""
         place = bisect_right(self.ends, element)
         return f"tensor {self.specs[min(place, len(self.specs) - 1)].name!r}"
 
     def between_tensors(self, element: int) -> bool:
-        """Whether one tensor ends and another begins before an element of the flat order."""
+        """Return whether a tensor ends before an element of the flat order."""
         place = bisect_left(self.ends, element)
         return place < len(self.ends) and self.ends[place] == element
 
     @cached_property
     def ends(self) -> list[int]:
-        """Where each tensor ends in flat order."""
+        """The end of each tensor in the flat order."""
         return list(accumulate(spec.elements for spec in self.specs))
 
     @property
@@ -156,9 +154,8 @@ class Manifest:
                 limit = f"a parameter group below {groups}, the number of groups"
                 raise refuse(Reason.GROUP, where, limit, str(tensor.group))
             # An empty dimension is fine; a hostile product is stopped before it is formed in full.
-            if len(tensor.shape) > MAX_DIMENSIONS or any(size > MAX_ELEMENTS for size in tensor.shape):
-                limit = f"up to {MAX_DIMENSIONS} dimensions of up to {MAX_ELEMENTS}"
-                raise refuse(Reason.SHAPE, where, limit, str(tensor.shape))
+            if not is_shape(tensor.shape):
+                raise refuse(Reason.SHAPE, where, SHAPE_LIMIT, str(tensor.shape))
             total += math.prod(tensor.shape) * 4
             if total > max_bytes:
                 remedy = "start the server with a larger --max-model-bytes"

@@ -15,7 +15,6 @@ from .transfer import MAX_PARTS
 
 
 def plan_message(plan: Plan) -> m.PlanAnnouncement:
-    """Of a few bytes for each unit and each cut."""
     tensors = tuple(unit.last - unit.first for unit in plan.units)
     cuts = sorted(plan.parts[part].start for unit in plan.units for part in unit.parts[1:])
     return m.PlanAnnouncement(
@@ -30,10 +29,9 @@ def plan_message(plan: Plan) -> m.PlanAnnouncement:
 
 
 def plan_of(message: m.PlanAnnouncement, manifest: Manifest, *, worker: str = "") -> Plan:
-    """What the message says, if the model can be divided so.
+    """Return the plan, if the model can be divided so. worker: the id that a refusal names.
 
-    worker: whom to name in a refusal. Raises Refused: PLAN, naming the field, before anything of the size of
-    the plan is made.
+    Raises Refused: PLAN, naming the field, before anything of the size of the plan is allocated.
     """
 
     def check(right: bool, field: str, limit: str, value: object) -> None:

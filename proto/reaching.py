@@ -20,17 +20,12 @@ TLS_RECORDS = (b"\x15\x03", b"\x16\x03")  # an alert, or a handshake
 
 
 def reach(target: Target) -> Generator[Finding]:
-    """The checks up to the first byte of gRPC; the last one is wrong if there is no use in going on."""
+    """Yield the checks up to the first byte of gRPC, none after one that is wrong."""
     try:
         found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        yield Finding(
-            check="name",
-            state="wrong",
-            text=f"{target.host!r} is not found: {error.strerror or error}",
-            remedy="check its spelling, and the DNS of this machine; an IP address needs neither",
-            unreachable=True,
-        )
+        remedy = "check its spelling, and the DNS of this machine; an IP address needs neither"
+        yield _wrong("name", f"{target.host!r} is not found: {error.strerror or error}", remedy, True)
         return
     addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
     yield Finding(check="name", state="ok", text=f"{target.host} is {', '.join(addresses)}")
@@ -39,6 +34,10 @@ def reach(target: Target) -> Generator[Finding]:
     if reached.state == "wrong":
         return
     yield _tls(target) if target.tls else _plain(target)
+
+
+def _wrong(check: str, text: str, remedy: str, unreachable: bool = False) -> Finding:
+    return Finding(check=check, state="wrong", text=text, remedy=remedy, unreachable=unreachable)
 
 
 def _connected(target: Target) -> socket.socket:
@@ -65,15 +64,11 @@ def _port(target: Target) -> Finding:
         }.get(error.errno or 0, "is gc-server running there, and its port open to this machine?")
     else:
         return Finding(check="port", state="ok", text=f"{target.port} is open; connected in {took_ms:.1f} ms")
-    return Finding(check="port", state="wrong", text=text, remedy=remedy, unreachable=True)
+    return _wrong("port", text, remedy, True)
 
 
 def _plain(target: Target) -> Finding:
-    """Without TLS: whether there is a server of HTTP/2 without it."""
-
-    def wrong(text: str, remedy: str) -> Finding:
-        return Finding(check="tls", state="wrong", text=text, remedy=remedy, unreachable=True)
-
+    """Check that a server speaks HTTP/2 without TLS."""
     other = "another program has that port; is it the server's gRPC port, and not its --http-port?"
     try:
         with _connected(target) as connected:
@@ -82,19 +77,16 @@ def _plain(target: Target) -> Finding:
             while said and len(said) < 9 and (more := connected.recv(9 - len(said))):
                 said += more
     except TimeoutError:
-        return wrong(f"the server says nothing for {TIMEOUT_S:g} s", other)
+        return _wrong("tls", f"the server says nothing for {TIMEOUT_S:g} s", other, True)
     except OSError:
         said = b""
     if len(said) == 9 and said[3] == SETTINGS:
         return Finding(check="tls", state="ok", text="none: the connection is not encrypted")
     if said[:2] in TLS_RECORDS or _speaks_tls(target):
         remedy = "add --tls-ca FILE, the certificate of the authority that issued the server's"
-        return Finding(
-            check="tls", state="wrong", text="the server speaks TLS, and no file was given", remedy=remedy
-        )
-    return wrong(
-        f"what answers is no gRPC server: it says {said!r}" if said else "the connection is closed", other
-    )
+        return _wrong("tls", "the server speaks TLS, and no file was given", remedy)
+    text = f"what answers is no gRPC server: it says {said!r}" if said else "the connection is closed"
+    return _wrong("tls", text, other, True)
 
 
 def _speaks_tls(target: Target) -> bool:
@@ -110,19 +102,14 @@ def _speaks_tls(target: Target) -> bool:
 
 
 def _tls(target: Target) -> Finding:
-    def wrong(text: str, remedy: str) -> Finding:
-        return Finding(check="tls", state="wrong", text=text, remedy=remedy)
-
     try:
         context = ssl.create_default_context(cafile=target.tls_ca or None)
         context.set_alpn_protocols(["h2"])
         if target.tls_cert:
             context.load_cert_chain(target.tls_cert, target.tls_key)
     except (OSError, ssl.SSLError) as error:
-        return wrong(
-            f"the files cannot be used: {_words(error)}",
-            "--tls-ca, --tls-cert and --tls-key are PEM files, and the key that of the certificate",
-        )
+        remedy = "--tls-ca, --tls-cert and --tls-key are PEM files, and the key that of the certificate"
+        return _wrong("tls", f"the files cannot be used: {_words(error)}", remedy)
     try:
         with (
             _connected(target) as connected,
@@ -132,24 +119,20 @@ def _tls(target: Target) -> Finding:
             version = secured.version() or "TLS"
             secured.sendall(PREFACE)
             if not secured.recv(9):  # with TLS 1.3 a server refuses a certificate only now
-                return wrong(*_hung_up(target))
+                return _wrong("tls", *_hung_up(target))
     except ssl.SSLCertVerificationError as error:
-        return wrong(f"the server's certificate is not accepted: {error.verify_message}", _remedy(error))
+        text = f"the server's certificate is not accepted: {error.verify_message}"
+        return _wrong("tls", text, _remedy(error))
     except ssl.SSLError as error:
-        return wrong(*_refused(target, error))
+        return _wrong("tls", *_refused(target, error))
     except OSError as error:
-        return wrong(
-            f"the TLS handshake ends early: {error.strerror or error}",
-            "is it the server's gRPC port, and was the server started with --tls-cert and --tls-key?",
-        )
-    ends = ssl.cert_time_to_seconds(str(certificate["notAfter"])) if "notAfter" in certificate else None
-    left_s = None if ends is None else ends - time.time()
-    text = (
-        version
-        if left_s is None
-        else f"{version}; the server's certificate is valid for {left_s / 86400:.0f} days"
-    )
-    if left_s is not None and left_s < EXPIRES_SOON_S:
+        remedy = "is it the server's gRPC port, and was the server started with --tls-cert and --tls-key?"
+        return _wrong("tls", f"the TLS handshake ends early: {error.strerror or error}", remedy)
+    if "notAfter" not in certificate:
+        return Finding(check="tls", state="ok", text=version)
+    left_s = ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()
+    text = f"{version}; the server's certificate is valid for {left_s / 86400:.0f} days"
+    if left_s < EXPIRES_SOON_S:
         return Finding(check="tls", state="warning", text=text, remedy="renew it: gc-certs")
     return Finding(check="tls", state="ok", text=text)
 

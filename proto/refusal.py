@@ -11,14 +11,14 @@ from .messages import Refusal as Refusal
 
 
 def sentence(refusal: Refusal) -> str:
-    """All of a refusal that a person needs."""
+    """Return a refusal with its reason and remedy, for people."""
     return f"{refusal.message} ({refusal.reason.label})" + (f"; {refusal.remedy}" if refusal.remedy else "")
 
 
 def refusal(
     reason: Reason, *, worker: str = "", field: str = "", limit: str = "", value: str = "", remedy: str = ""
 ) -> Refusal:
-    """A refusal whose sentence is made of its pieces."""
+    """Return a refusal whose message is made of its fields."""
     subject = ", ".join(part for part in (f"worker {worker!r}" if worker else "", field) if part)
     message = f"{subject or reason.label}: expected {limit}, got {value}" if limit else f"{subject}: {value}"
     return Refusal(
@@ -35,5 +35,5 @@ class Refused(Exception):
 
 
 def refused(reason: Reason, **pieces: str) -> Refused:
-    """To be raised: a refusal that is made of its pieces, as by `refusal`."""
+    """Return the exception of a refusal; arguments are those of `refusal`."""
     return Refused(refusal(reason, **pieces))

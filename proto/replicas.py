@@ -1,4 +1,4 @@
-"""Whether a worker's replica is still what the server takes it for."""
+"""Checksums by which a server notices that a worker's replica has drifted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHECK_EVERY = 64  # versions: a checksum reads the whole model
 
 
 def is_checked(version: int) -> bool:
-    """Whether server and workers take the checksum of what they have at a version."""
+    """Return whether server and workers take checksums of their parameters at a version."""
     return version % CHECK_EVERY == 0
 
 

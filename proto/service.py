@@ -139,7 +139,7 @@ def _path(method: Any) -> str:
 
 
 def _shape(method: Any) -> str:
-    """What gRPC calls a method with these directions: unary_stream and so on."""
+    """Return gRPC's name for the directions of a method, such as unary_stream."""
     sides = (method.client_streaming, method.server_streaming)
     return "_".join("stream" if streaming else "unary" for streaming in sides)
 

@@ -1,4 +1,4 @@
-"""How a round's samples are divided: the worker takes its part by it, and the server checks pushes by it."""
+"""The division of a round's samples, by which workers take their share and the server checks pushes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def share(samples: int, position: int, world: int, least: int = 1) -> tuple[int,
 
 
 def assigned_samples(assignment: Assignment) -> int:
-    """How many samples there are in all ranges of an assignment."""
+    """Return the number of samples in all ranges of an assignment."""
     return sum(each.count for each in assignment.ranges)
 
 

@@ -26,6 +26,6 @@ class Health:
 
 
 def reflect(server: grpc.aio.Server) -> None:
-    """Tell who asks which services there are, and what their messages look like."""
+    """Enable gRPC reflection, by which tools list services and messages."""
     names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)

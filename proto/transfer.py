@@ -87,12 +87,12 @@ def _value_header(payload: ValuePayload) -> DenseHeader | QuantizedHeader | Line
 
 
 def packet_transfer(packet: m.Packet) -> int:
-    """The number that a packet's chunks are marked with."""
+    """Return the transfer number of a packet."""
     return PACKETS + (packet.exchange << 32) + packet.index
 
 
 def part_transfer(number: int, part: int) -> int:
-    """The number that a part's chunks are marked with. number: seq of its push, or version of its update."""
+    """Return the transfer number of a part. number: seq of its push, or version of its update."""
     return (number << 16) + part
 
 
@@ -121,7 +121,7 @@ def part_header(
 
 
 def digest(checksums: Mapping[int, int]) -> int:
-    """Of a push, from the crc32c of the bytes of its parts."""
+    """Return the checksum of a push, from those of its parts."""
     in_order = np.array([checksums[part] for part in sorted(checksums)], "<u4")
     return crc32c((in_order.view(np.uint8),))
 
@@ -262,7 +262,7 @@ def announced_payloads(
 def part_assembly(
     transfer: int, headers: Sequence[PayloadHeader], part: Part, manifest: Manifest, *, worker: str
 ) -> Assembly:
-    """For the bytes of a part. Raises Refused, before anything is allocated."""
+    """Return an assembly for the bytes of a part. Raises Refused before anything is allocated."""
     payloads = announced_payloads(headers, part, manifest, worker=worker)
     names = _names(payloads, part, manifest)
     return Assembly(transfer, payloads, chunk_bytes=CHUNK_BYTES, worker=worker, names=names)
@@ -286,7 +286,7 @@ def received_payloads(
 
 
 def _names(payloads: Sequence[Payload], part: Part, manifest: Manifest) -> list[str]:
-    """Of the tensor that each begins in."""
+    """Return the name of the tensor in which each payload begins."""
     starts = accumulate((payload.elements for payload in payloads), initial=part.start)
     return [manifest.tensor_at(at) for at, _ in zip(starts, payloads, strict=False)]
 
@@ -308,7 +308,7 @@ def _checked(announced: Sequence[Payload], data: Bytes, names: Sequence[str], wo
 
 
 def values_assembly(transfer: int, manifest: Manifest, *, worker: str) -> Assembly:
-    """For the values of all tensors of a manifest, as float32."""
+    """Return an assembly for the values of all tensors of a manifest, as float32."""
     payloads: list[Payload] = [
         DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=_NO_BYTES)
         for spec in manifest.specs

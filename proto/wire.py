@@ -128,7 +128,7 @@ def _fast_chunk(data: bytes) -> m.Chunk | None:
 
 
 def batch(messages: Sequence[bytes]) -> bytes:
-    """One message for several of a stream, as `Batch` says; a single one as it is."""
+    """Return one message for several of a stream (`Batch`); a single one unchanged."""
     if len(messages) == 1:
         return messages[0]
     pieces: list[bytes] = []
@@ -201,7 +201,7 @@ def decode_envelope(data: bytes, envelope: str) -> Any:
 
 
 def without_trailer(data: bytes, name: str) -> bytes:
-    """What stands before the checksum of a message. Raises DamagedError if that is not its own."""
+    """Return a message without its checksum. Raises DamagedMessageError if that does not match."""
     if data[-TRAILER_BYTES:] != trailer(data[:-TRAILER_BYTES]):
         raise DamagedMessageError(f"a {name} whose checksum is not that of its bytes")
     return data[:-TRAILER_BYTES]

@@ -1,4 +1,4 @@
-"""What gc-server refuses before it starts, beside what an option's declaration says of itself."""
+"""Checks of gc-server's options before the start, besides those in the options' declarations."""
 
 from __future__ import annotations
 

@@ -92,8 +92,6 @@ def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder) -
     metrics = ServerMetrics(options.downlink)
     if mode.staleness_bound is not None:
         metrics.staleness_bound.set(mode.staleness_bound)
-
-    output = Path(options.output) if options.output else None
     planner = Planner(
         parse_fusion(options.fusion),
         parse_order(options.order),
@@ -103,21 +101,19 @@ def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder) -
         machine=machine.name(),
         cores=machine.cores(),
     )
-    shard = _shard(options, mode)
-    core = Core(options, mode)
     return Conductor(
-        core,
+        Core(options, mode),
         metrics,
-        shard=shard,
+        shard=_shard(options, mode),
         planner=planner,
-        output=output,
+        output=Path(options.output) if options.output else None,
         keep_best=bool(options.keep),
         recorder=recorder,
         checkpoint=checkpoint,
     )
 
 
-# What a server that goes on may be told otherwise: where it is, what it says and writes, how long it waits.
+# Options that may change when a server continues a job: addresses, logs, files, timeouts.
 _MAY_CHANGE = frozenset(
     {
         *("host", "port", "http_host", "http_port", "insecure", "reflection"),
@@ -130,7 +126,7 @@ _MAY_CHANGE = frozenset(
 
 
 class _Kept:
-    """The folder of --state, which this process has from now on, and the job in it.
+    """The folder of --state, which this process holds from now on, and the job in it.
 
     Attributes:
         job: id of the job.
@@ -175,7 +171,7 @@ def _new_id() -> str:
 
 
 def _same_job(before: Mapping[str, Any], given: Mapping[str, Any], state: str) -> None:
-    """Raises UsageError for options with which the job cannot go on."""
+    """Raises UsageError for options with which the job cannot continue."""
     for name in given:
         if before.get(name, given[name]) != given[name]:
             flag = f"--{name.replace('_', '-')}"
@@ -250,9 +246,8 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
             "of clients lifts it, and so does --insecure"
         )
     elif not options.tls_cert:
-        log.warning(
-            "nothing is encrypted: whoever can read the traffic reads the parameters%s", _seen(options)
-        )
+        seen = ", and the tokens" if options.token_file else ""
+        log.warning("nothing is encrypted: whoever can read the traffic reads the parameters%s", seen)
 
     conductor.start()
     await _until_stopped(conductor, stopping, stay=options.stay)
@@ -276,10 +271,6 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     )
 
 
-def _seen(options: ServerSettings) -> str:
-    return ", and the tokens" if options.token_file else ""
-
-
 def _listen(server: grpc.aio.Server, options: ServerSettings) -> int:
     host = f"[{options.host}]" if ":" in options.host else options.host
     if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_ca and not options.tls_cert):
@@ -300,8 +291,8 @@ def _listen(server: grpc.aio.Server, options: ServerSettings) -> int:
 
 
 def _heed_signals(stopping: asyncio.Event) -> list[signal.Signals]:
-    """Have a signal set the event, and be in the list that is returned. A second one ends the process at
-    once."""
+    """Set the event at the first signal, and return a list that receives it. A second signal ends the process
+    at once."""
     loop = asyncio.get_running_loop()
     received: list[signal.Signals] = []
 
@@ -332,7 +323,7 @@ async def _until_stopped(conductor: Conductor, stopping: asyncio.Event, *, stay:
 
 
 async def _over(conductor: Conductor) -> Literal[True]:
-    """Return when the job is done, everybody has heard, and there was time to ask for what it came to."""
+    """Return once the job is done, all members have heard of it, and clients had `LINGER_S` to fetch it."""
     await conductor.dispersed()
     log.info("the job is done and the server ends in %g s; --stay keeps it", LINGER_S)
     await asyncio.sleep(LINGER_S)

@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus and for the Status call. docs/metrics.md lists it for operators.
+"""Metrics of the server, for Prometheus and for the Status call. docs/metrics.md lists them for operators.
 
 Labels are bounded: directions, refusal reasons, and the names of built-in compressors ("other" for the rest).
 """
@@ -25,7 +25,7 @@ from .job.loss_history import LossHistory
 from .plans.planner import Measurements
 from .shard.store import compressed_bytes
 
-# Whose messages the current task is reading: the name of the worker's compressor.
+# Compressor of the worker whose messages the current task reads.
 SENDER: ContextVar[str] = ContextVar("SENDER", default="unattributed")
 
 NAMES = 32  # of metrics that tasks report
@@ -191,7 +191,7 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         self._raw_bytes.labels("up", SENDER.get()).inc(raw_bytes)
 
     def image(self) -> dict[str, Any]:
-        """What the job's status and report say, as opposed to this process's counters."""
+        """Return the figures that belong to the job, as opposed to this process."""
         return {
             "accepted": self.accepted,
             "refused": self.refused,
@@ -199,11 +199,8 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         }
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        self.accepted, self.refused, self.loss_history = (
-            image["accepted"],
-            image["refused"],
-            image["loss_history"],
-        )
+        self.accepted, self.refused = image["accepted"], image["refused"]
+        self.loss_history = image["loss_history"]
 
     def push_accepted(self, payloads: Sequence[Payload], versions_stale: int) -> None:
         self.accepted += 1
@@ -231,7 +228,7 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         self._refusals.labels(reason.label).inc()
 
     def clocks_stale(self, clocks: int) -> None:
-        """Of a push that was applied."""
+        """Record the staleness of an applied push."""
         self.staleness_clocks.observe(clocks)
         self._most_clocks = max(self._most_clocks, clocks)
         self.staleness_largest_clocks.set(self._most_clocks)
@@ -251,7 +248,7 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
 
     @property
     def step_seconds(self) -> float:
-        """From one round to the next, median of the last ones; 0 before there are any."""
+        """Median time between the last rounds; 0 before there are any."""
         return statistics.median(self._apart) if self._apart else 0.0
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
@@ -276,7 +273,7 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
             self.loss_history.add(version, samples, loss)
 
     def measured(self, measured: Measurements) -> None:
-        """What steps are made of, and what the link takes."""
+        """Record the times of steps and of the link."""
         self.forward_seconds.set(sum(layer.forward_s for layer in measured.layers))
         self.backward_seconds.set(sum(layer.backward_s for layer in measured.layers))
         self.compressing_share.set(measured.compressing_share)

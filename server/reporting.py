@@ -1,4 +1,4 @@
-"""What operators see of a job while it runs: gauges, once a tick, and rounds that wait longer than usual."""
+"""Gauges of a running job, updated once a tick, and the time in which rounds wait longer than usual."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MORE = " and others"
 
 
 def shortened(text: str) -> str:
-    """At most `LINE_CHARACTERS` of it: without what is known of each member, then without the last ones."""
+    """Shorten a text to `LINE_CHARACTERS`: first without the state of each member, then without members."""
     if len(text) > LINE_CHARACTERS:
         text = re.sub(r"\(([^(),]+), [^()]*\)", r"(\1)", text)
     if len(text) > LINE_CHARACTERS:
@@ -25,7 +25,7 @@ def shortened(text: str) -> str:
 
 
 def update_gauges(metrics: ServerMetrics, core: Core, parts: int, now: float) -> None:
-    """Once a tick: what they show takes as long to find as there are members, or packets.
+    """Update gauges once a tick, because their values take time in proportion to members or packets.
 
     Args:
         parts: that the model is divided in; 0 as long as there is none.
@@ -47,7 +47,7 @@ def update_gauges(metrics: ServerMetrics, core: Core, parts: int, now: float) ->
 
 
 def update_durability(metrics: ServerMetrics, recorder: Recorder) -> None:
-    """What of the job outlives the server."""
+    """Update the metrics of checkpoints and journal."""
     metrics.checkpoint_version.set(math.nan if recorder.version is None else recorder.version)
     metrics.checkpoint_bytes.set(recorder.bytes)
     metrics.journal_bytes.set(recorder.journal_bytes)

@@ -18,7 +18,7 @@ import tempfile
 import uuid
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..common import failpoints
 from ..common.naming import printable
@@ -57,65 +57,17 @@ def shown(where: str | Path) -> str:
     return re.sub(r"\?.*", "?…", text, flags=re.DOTALL)
 
 
-class Backend(Protocol):
-    """Methods raise OSError if the backend cannot be used.
-
-    Attributes:
-        name: for people.
-    """
-
-    name: str
-
-    def hold(self) -> None:
-        """Lock it. Raises BlockingIOError if another process has locked it. At a URL nobody can tell, and
-        this does nothing."""
-        ...
-
-    def claim(self) -> None:
-        """At a URL, have the process that claimed it before write no more. Called before the first `write`;
-        what is held needs no claim."""
-        ...
-
-    def release(self) -> None: ...
-
-    def folders(self, prefix: str) -> list[str]:
-        """Return the names of whole folders that begin with `prefix`, ascending."""
-        ...
-
-    def write(self, folder: str, tree: Any, about: Mapping[str, Any]) -> int:
-        """Write a folder in place of a previous one of that name, like `checkpoint.write_folder`. Return its
-        bytes."""
-        ...
-
-    def read(self, folder: str) -> tuple[Any, dict[str, Any]]:
-        """Return tree and manifest of a folder, like `checkpoint.read_folder`. Raises DamagedError, also if
-        there is none."""
-        ...
-
-    def set_aside(self, folder: str) -> None:
-        """Take a damaged folder out of what `folders` returns."""
-        ...
-
-    def left(self, prefix: str) -> list[str]:
-        """Like `folders`, but with those that were never whole or have been set aside in part."""
-        ...
-
-    def remove(self, folder: str) -> None: ...
-
-    def text(self, name: str) -> str:
-        """Raises FileNotFoundError."""
-        ...
-
-    def put_text(self, name: str, text: str) -> None: ...
-
-
 def backend_at(where: str | Path) -> Backend:
     """Return the backend at a path or URL. Raises BackendError for a URL that cannot be reached here."""
     return Remote(str(where)) if is_url(where) else Disk(Path(where))
 
 
 class Disk:
-    """A folder of this machine."""
+    """A folder of this machine. Its methods are those of all backends; they raise OSError if it is unusable.
+
+    Attributes:
+        name: for people.
+    """
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
@@ -123,6 +75,7 @@ class Disk:
         self._lock: int | None = None
 
     def hold(self) -> None:
+        """Lock it. Raises BlockingIOError if another process has locked it."""
         self.path.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -141,22 +94,27 @@ class Disk:
             self._lock = None
 
     def claim(self) -> None:
-        """The lock is enough."""
+        """Called before the first `write`. Does nothing, because the lock suffices."""
 
     def folders(self, prefix: str) -> list[str]:
+        """Return the names of whole folders that begin with `prefix`, ascending."""
         return sorted(each.name for each in self.path.glob(f"{prefix}*") if each.is_dir())
 
     def left(self, prefix: str) -> list[str]:
+        """Like `folders`, but with those that were never whole or have been set aside in part."""
         hidden = [checkpoint.folder_of(each) for each in self.path.glob(f".{prefix}*") if each.is_dir()]
         return sorted({*self.folders(prefix), *hidden})
 
     def write(self, folder: str, tree: Any, about: Mapping[str, Any]) -> int:
+        """Write a folder in place of a previous one of that name. Return its bytes."""
         return checkpoint.write_folder(self.path / folder, tree, about)
 
     def read(self, folder: str) -> tuple[Any, dict[str, Any]]:
+        """Return tree and manifest of a folder. Raises DamagedError, also if there is none."""
         return checkpoint.read_folder(self.path / folder)
 
     def set_aside(self, folder: str) -> None:
+        """Remove a damaged folder from what `folders` returns."""
         aside = self.path / f"damaged-{folder}"
         shutil.rmtree(aside, ignore_errors=True)
         (self.path / folder).rename(aside)
@@ -165,6 +123,7 @@ class Disk:
         checkpoint.remove_folder(self.path / folder)
 
     def text(self, name: str) -> str:
+        """Raises FileNotFoundError."""
         return (self.path / name).read_text(encoding="utf-8")
 
     def put_text(self, name: str, text: str) -> None:
@@ -186,14 +145,15 @@ class Remote:
         self._owner = ""
 
     def hold(self) -> None:
-        """Nothing keeps others out."""
+        """Do nothing: an object store has no locks."""
 
     def claim(self) -> None:
+        """Have the process that claimed it before write no more."""
         self._owner = uuid.uuid4().hex
         self.put_text(OWNER, self._owner)
 
     def release(self) -> None:
-        """Its name stays: what is still being written looks for it."""
+        """Keep the owner's name, which a checkpoint that is still being written compares."""
 
     def folders(self, prefix: str) -> list[str]:
         return [folder for folder in self.left(prefix) if self._exists(f"{folder}/{checkpoint.MANIFEST}")]
@@ -236,7 +196,7 @@ class Remote:
             return checkpoint.read_folder(local)
 
     def _get(self, name: str, to: Path) -> None:
-        """Nothing for a file that is not there: whoever reads it says so."""
+        """Fetch a file, if it exists; its reader reports a missing one."""
         with self._reaching(), contextlib.suppress(FileNotFoundError):
             self._files.get_file(self._at(name), str(to))
 
@@ -270,13 +230,16 @@ class Remote:
 
     @contextlib.contextmanager
     def _reaching(self) -> Generator[None]:
-        """Whatever a library of a store raises, as an OSError that names the place."""
+        """Turn exceptions of a store's library into OSError that names the backend."""
         try:
             yield
         except FileNotFoundError:
             raise
         except Exception as error:
             raise OSError(f"{self.name}: {str(error) or repr(error)}") from error
+
+
+Backend = Disk | Remote
 
 
 def _check(url: str) -> None:

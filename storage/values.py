@@ -39,7 +39,7 @@ _NAME = "$"
 
 
 class DamagedError(Exception):
-    """What was read is not what was written; the message says what is wrong with which file or value."""
+    """The data differ from what was written; the message names the file or value, and the damage."""
 
 
 # ---- writing

@@ -1,4 +1,4 @@
-"""Who may talk to this server: tokens, and which peers are answered."""
+"""Access to this server: tokens, and the peers that it answers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Tokens:
 
 
 class Access:
-    """What a call has to show before anything of it is read."""
+    """The checks of a call before its messages are read."""
 
     def __init__(self, options: ServerSettings) -> None:
         """Raises TokenFileError."""

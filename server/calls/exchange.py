@@ -1,7 +1,7 @@
-"""One worker's Exchange stream: what it sends becomes events, what is decided goes back.
+"""One worker's Exchange stream: its messages become events, and outcomes go back.
 
-`pushes` takes in parts and commits, `relay` packets and snapshots. What makes no sense on the stream itself
-ends it.
+`pushes` handles parts and commits, `relay` packets and snapshots. A message that makes no sense ends the
+stream.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ T = TypeVar("T")
 Requests = AsyncIterator[m.WorkerMessage | Malformed]
 
 MAX_EVALUATION_METRICS = 32
-FAREWELL_S = 2.0  # for a worker to take what is still queued for it before its stream is ended
-MAX_TEXT_CHARACTERS = 128  # of what a worker does
+FAREWELL_S = 2.0  # for a worker to read the queued messages before its stream is ended
+MAX_TEXT_CHARACTERS = 128  # of a worker's activity
 
 
 class WorkerCall:
@@ -47,7 +47,7 @@ class WorkerCall:
         self._metrics = conductor.metrics
 
     async def run(self, hello: m.Hello, requests: Requests, context: Context) -> None:
-        """Raises Refused where the stream cannot go on."""
+        """Raises Refused where the stream cannot continue."""
         stream = WorkerStream(hello.worker, hello.incarnation, Outbox(), ArrivingParts(hello.worker))
         attached = self._conductor.decide(e.Attached(*stream.id))
         previous = self._conductor.streams.get(hello.worker)
@@ -72,7 +72,7 @@ class WorkerCall:
             if self._conductor.streams.get(stream.worker) is stream:
                 del self._conductor.streams[stream.worker]
                 self._conductor.happen(e.Detached(*stream.id))
-        # Why the stream was ended explains whatever else went wrong on it.
+        # The reason for which the stream was ended explains all later errors on it.
         why = stream.outbox.ended_with
         if why is not None and stream.outbox.final:
             raise Refused(why)
@@ -81,7 +81,7 @@ class WorkerCall:
             lapsed = isinstance(failures[0], Refused) and failures[0].refusal.reason is Reason.NOT_A_MEMBER
             if not lapsed:
                 raise failures[0]
-            text = str(failures[0])  # its lease is over; it was a member and may be one again
+            text = str(failures[0])  # the worker's lease is over, and it may become a member again
         elif why is not None:
             text = sentence(why)
         else:
@@ -89,8 +89,8 @@ class WorkerCall:
         await context.abort(grpc.StatusCode.UNAVAILABLE, text)
 
     def _prepare(self, event: e.Prepared) -> None:
-        """Raises Refused. A worker that has another model is lost at once, so that the others, which wait for
-        enough workers, are told why."""
+        """Raises Refused. A worker with another model is lost at once, so that the others hear the reason
+        while they wait for enough workers."""
         try:
             self._conductor.happen(event)
         except Refused as refused:
@@ -100,7 +100,7 @@ class WorkerCall:
             raise
 
     async def _read(self, stream: WorkerStream, requests: Requests) -> None:
-        """Take in messages until the worker is done. Raises Refused where the stream cannot go on."""
+        """Handle messages until the worker is done. Raises Refused where the stream cannot continue."""
         conductor = self._conductor
         pushes, uploads = Pushes(conductor, stream), Uploads(conductor, stream)
         async for message in requests:
@@ -245,6 +245,6 @@ async def expect(requests: AsyncIterator[Any], expected: type[T]) -> T:
 
 
 def unreadable(message: Malformed, worker: str = "") -> Refusal:
-    """The refusal of bytes that are no message, or no longer one."""
+    """Return the refusal of bytes that are no message, or were damaged."""
     reason = Reason.CHECKSUM if message.damaged else Reason.MALFORMED
     return Refusal(reason=reason, worker=worker, message=message.text)

@@ -1,8 +1,8 @@
-"""Fetch: the parameters for anyone who asks.
+"""Fetch: sends the parameters to any client that may read them.
 
-The shard encodes them once per version, however many ask for it, and they are sent to a few at a time. A
-client that takes nothing for `STALLED_S` is cut off: none can keep the others waiting, or a copy of the
-model, for ever.
+The shard encodes them once per version for all clients, and a few clients are served at a time. A client that
+reads nothing for `STALLED_S` is disconnected, so none can hold up the others or keep a copy of the model in
+memory.
 """
 
 from __future__ import annotations
@@ -28,17 +28,8 @@ class Fetches:
         self._job = job
         self._free = asyncio.Semaphore(AT_ONCE)
 
-    async def send(
-        self,
-        shard: Shard,
-        manifest: Manifest,
-        write: Callable[[Any], Awaitable[None]],
-    ) -> None:
-        """Write the header and all chunks.
-
-        Raises:
-            Refused: the client has taken nothing for `STALLED_S`.
-        """
+    async def send(self, shard: Shard, manifest: Manifest, write: Callable[[Any], Awaitable[None]]) -> None:
+        """Write the header and all chunks. Raises Refused if the client reads nothing for `STALLED_S`."""
         async with self._free:
             values = await shard.values()
             header = FetchHeader(
@@ -50,8 +41,8 @@ class Fetches:
             await self._write((header, *values.chunks), write)
 
     async def send_moments(self, shard: Shard, write: Callable[[Any], Awaitable[None]]) -> int:
-        """Write what the optimizer remembers: the header and all chunks. Returns their bytes. Raises Refused,
-        like `send`."""
+        """Write the optimizer state: the header and all chunks. Return their bytes. Raises Refused, like
+        `send`."""
         async with self._free:
             found = await shard.moments()
             header = OptimizerHeader(version=found.version, moments=tuple(found.listed))
@@ -59,7 +50,7 @@ class Fetches:
             return sum(map(len, found.chunks))
 
     async def write(self, messages: Iterable[Any], write: Callable[[Any], Awaitable[None]]) -> None:
-        """Write messages that are here. Raises Refused, as `send`."""
+        """Write messages. Raises Refused, like `send`."""
         async with self._free:
             await self._write(messages, write)
 
@@ -69,6 +60,5 @@ class Fetches:
             try:
                 await asyncio.wait_for(write(message), STALLED_S)
             except TimeoutError:
-                limit, got = f"a chunk read every {STALLED_S:g} s", "none"
-                field = "fetch of the parameters"
-                raise refused(Reason.CHUNK, field=field, limit=limit, value=got) from None
+                field, limit = "fetch of the parameters", f"a chunk read every {STALLED_S:g} s"
+                raise refused(Reason.CHUNK, field=field, limit=limit, value="none") from None

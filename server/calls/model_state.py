@@ -1,6 +1,5 @@
-"""PutState, GetState and GetOptimizer: buffers come up before the commit of their push, what a model has
-besides its parameters goes down to workers that join or evaluate, and what the optimizer remembers to scripts
-that save it."""
+"""PutState, GetState and GetOptimizer. Workers upload buffers before the commit of their push; those that
+join or evaluate download buffers and frozen parameters; scripts download optimizer state to save it."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ NextChunk = Callable[[AsyncIterator[Any], str], Awaitable[m.Chunk]]
 
 class StateCalls:
     def __init__(self, conductor: Conductor, fetches: Fetches, next_chunk: NextChunk) -> None:
-        """next_chunk: of an upload by this worker, in time. Raises Refused."""
+        """next_chunk: returns the next chunk of a worker's upload. Raises Refused if it is late."""
         self._conductor = conductor
         self._fetches = fetches
         self._next_chunk = next_chunk
@@ -38,12 +37,12 @@ class StateCalls:
     async def receive(
         self, requests: AsyncIterator[Any], entries: Sequence[m.Entry], member: tuple[str, int]
     ) -> dict[str, Bytes]:
-        """The values of entries, of which chunks follow. Raises Refused."""
+        """Return the values of entries, from the chunks that follow. Raises Refused."""
         values = EntryValues(entries, worker=member[0])
-        await self._pass_by(values, requests, member)
+        await self._read(values, requests, member)
         return values.finish()
 
-    async def _pass_by(self, passage: Passage, requests: AsyncIterator[Any], member: tuple[str, int]) -> None:
+    async def _read(self, passage: Passage, requests: AsyncIterator[Any], member: tuple[str, int]) -> None:
         while not passage.complete:
             passage.add(await self._next_chunk(requests, member[0]))
             # Heartbeats on another stream of the connection wait behind the upload.
@@ -60,9 +59,9 @@ class StateCalls:
             got = "frozen parameters" if header.frozen else "those of a model that has none"
             raise refused(Reason.TENSOR, worker=header.worker, field="state", limit=limit, value=got)
         why = self._why_not(header)
-        if why is not None:  # whoever still writes to a call that is over would not hear why
+        if why is not None:  # read to the end: a worker that still writes would not see why the call ended
             size = sum(map(entry_bytes, entries))
-            await self._pass_by(Passage(TRANSFER, size, worker=header.worker), requests, member)
+            await self._read(Passage(TRANSFER, size, worker=header.worker), requests, member)
             raise why
         values = await self.receive(requests, entries, member)
         why = self._why_not(header)
@@ -76,7 +75,7 @@ class StateCalls:
         return m.PutStateResponse()
 
     def _why_not(self, header: m.StateHeader) -> Refused | None:
-        """Of buffers that nobody has asked for, or not any more."""
+        """Return the refusal of buffers that the server has not asked for, or no longer needs."""
         core, member = self._conductor.core, (header.worker, header.incarnation)
         if header.seq:
             right = core.collects(*member, header.collection)
@@ -107,7 +106,7 @@ class StateCalls:
     ) -> Moments:
         """Return the optimizer's state that a script uploads, from its header and chunks. Raises Refused."""
         values = MomentValues(header.moments, manifest, worker=header.worker)
-        await self._pass_by(values, requests, (header.worker, header.incarnation))
+        await self._read(values, requests, (header.worker, header.incarnation))
         return values.finish()
 
     async def get_optimizer(self, request: m.GetOptimizerRequest, context: Context) -> None:

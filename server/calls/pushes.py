@@ -24,12 +24,10 @@ from ..streams.outbox import WorkerStream
 
 log = logging.getLogger("gradwire.server")
 
-SMALL_PART_BYTES = 1 << 17  # below this a thread costs more than the scan that it takes off the loop
+SMALL_PART_BYTES = 1 << 17  # up to which a thread costs more than the scan
 SCANS_AT_ONCE = 4  # of one worker
-# Bytes that were changed on their way: the worker sends them again.
-DAMAGED = (Reason.CHECKSUM, Reason.CHUNK)
-# Why a push of a worker is not decided on.
-NO_MEMBER = (Reason.FENCED, Reason.NOT_A_MEMBER)
+DAMAGED = (Reason.CHECKSUM, Reason.CHUNK)  # bytes changed on their way, which the worker sends again
+NO_MEMBER = (Reason.FENCED, Reason.NOT_A_MEMBER)  # whose pushes are not decided
 
 
 class Pushes:
@@ -94,18 +92,28 @@ class Pushes:
         if wanted or unwanted:  # on a new stream again: the hint may have been lost with the old one
             self._ledger.give_up(self._stream, part.seq)
         self._say_stored(part)
-        self._deliver()  # it may be here from the stream before, which delivers nothing any more
+        self._deliver()  # the push may be complete since the previous stream, which delivers no more
 
     async def _scan(self, part: m.PartHeader, assembly: Assembly) -> None:
-        checked = await asyncio.to_thread(_outcome_of, assembly.finish)
+        (found,) = await asyncio.gather(asyncio.to_thread(assembly.finish), return_exceptions=True)
+
+        def finish() -> list[Payload]:
+            if isinstance(found, BaseException):
+                raise found
+            return found
+
         try:
-            self._store(part, assembly.checksum, checked)
-        except Refused as error:  # nobody waits for a scan
+            self._store(part, assembly.checksum, finish)
+        except Refused as error:  # end the stream here, because no caller awaits a scan
             self._stream.outbox.end(error.refusal, final=error.refusal.reason is Reason.FENCED)
 
     def _store(self, part: m.PartHeader, checksum: int, finish: Callable[[], list[Payload]]) -> None:
-        """A part is here whole. finish: returns its payloads, or raises Refused where they are not valid."""
-        if part.plan != self._reported.plan.number:  # there is a new one since it began to come
+        """Store a part that has arrived whole.
+
+        Args:
+            finish: returns its payloads, or raises Refused if they are not valid.
+        """
+        if part.plan != self._reported.plan.number:  # a new plan came into force meanwhile
             self._deliver()
             return
         try:
@@ -119,27 +127,28 @@ class Pushes:
         self._say_stored(part)
 
     def _rate(self, part: m.PartHeader) -> None:
-        """Have control look at the learning rates that come with a push. Raises Refused."""
+        """Check the learning rates of a push, in control too where scripts choose them. Raises Refused."""
         manifest, rates = self._reported.manifest, part.learning_rates
         assert manifest is not None
         self._ledger.check_rates(self._stream.id, part, max(1, len(manifest.groups)))
-        if not rates and not self._conductor.core.rules.script:
-            return  # nobody's push has any
-        rated = e.RatesReceived(
-            *self._stream.id, seq=part.seq, assignment=part.assignment, learning_rates=rates
-        )
-        self._conductor.happen(rated)
+        if rates or self._conductor.core.rules.script:
+            self._conductor.happen(
+                e.RatesReceived(
+                    *self._stream.id, seq=part.seq, assignment=part.assignment, learning_rates=rates
+                )
+            )
 
     def _say_stored(self, part: m.PartHeader) -> None:
-        """To a worker that waits for that before it sends another part."""
+        """Tell a worker whose number of unstored parts is limited."""
         if self._reported.plan.credit:
             self._stream.outbox.send(m.Stored(seq=part.seq, parts=(part.part,)))
 
     def committed(self, commit: m.Commit) -> None:
-        """Have a push decided on, once all of it is here. Raises Refused where the stream cannot go on."""
+        """Take a commit; the push is decided once it is complete. Raises Refused where the stream cannot
+        continue."""
         pushes_parts = self._core.mode.pushes_parts
         try:
-            if self._ledger.over(self._key(commit.seq)):  # told again: nothing in it is checked anew
+            if self._ledger.over(self._key(commit.seq)):  # repeated: nothing in it is checked again
                 self._repeat(commit)
                 return
             if (commit.exchanged is None) != pushes_parts:
@@ -160,13 +169,13 @@ class Pushes:
         self._deliver()
 
     def _repeat(self, commit: m.Commit) -> None:
-        """Answer for a push that is over as it was answered for. Raises Refused."""
+        """Repeat the outcome of a push that is over. Raises Refused."""
         refusal, member = self._ledger.refusal(self._key(commit.seq)), self._core.roster.get(self._stream.id)
         if refusal is not None:
             decision = m.Decision.REFUSED
             self._stream.outbox.send(m.Outcome(seq=commit.seq, decision=decision, refusal=refusal))
             return
-        if member is not None and commit.seq > member.last_seq:  # control has never heard of it: abandoned
+        if member is not None and commit.seq > member.last_seq:  # abandoned, so control does not know it
             expected = self._ledger.through(self._stream.id) + 1
             raise Refused(refusals.sequence(self._stream.worker, commit.seq, expected))
         self._decide(commit)
@@ -176,18 +185,18 @@ class Pushes:
         return refused(reason, worker=self._stream.worker, field=where, limit=limit, value=str(value))
 
     def abandoned(self, abandon: m.Abandon) -> None:
-        """Keep nothing of a push. Raises Refused where the stream cannot go on."""
+        """Drop an abandoned push. Raises Refused where the stream cannot continue."""
         self._stream.arriving.drop_push(abandon.seq)
         if not self._ledger.over(self._key(abandon.seq)):
             self._ledger.abandon(self._key(abandon.seq))
             self._deliver()
 
     def _deliver(self) -> None:
-        """Have every push decided on that is complete, in order."""
+        """Have control decide on complete pushes, in order."""
         while self._stream.outbox.ended_with is None:
             try:
                 complete = self._ledger.next(self._stream.id, self._core.plan)
-            except Refused as error:  # what is stored is not what was sent
+            except Refused as error:  # the stored parts are not those that were sent
                 seq = min(self._ledger.open(self._stream.id))
                 self._ledger.start_over(self._key(seq))
                 self._refuse(seq, error, again=True)
@@ -207,7 +216,7 @@ class Pushes:
                     continue
                 self._decide(commit)
             except Refused as error:
-                if error.refusal.reason in NO_MEMBER:  # it may come back, and then be one
+                if error.refusal.reason in NO_MEMBER:  # the worker may return, and be a member again
                     raise
                 self._refuse(commit.seq, error)
 
@@ -224,11 +233,12 @@ class Pushes:
             raise Refused(refusals.parts(self._stream.worker, commit.seq, len(parts), len(expected), asked))
 
     def _refuse(self, seq: int, error: Refused, part: int | None = None, *, again: bool = False) -> None:
-        """Answer for a push, or a part that is to be sent again. Any other push is forgotten."""
+        """Refuse a push, or a damaged part of it, which the worker sends again. again: the worker sends the
+        whole push again; otherwise the ledger refuses it for good."""
         damaged = error.refusal.reason in DAMAGED
         if not again and not (part is not None and damaged):
             part = None
-            if not self._ledger.over(self._key(seq)):  # what is over may still have to be applied
+            if not self._ledger.over(self._key(seq)):  # an accepted push may still have to be applied
                 self._ledger.refuse(self._key(seq), error.refusal)
         self._metrics.push_refused(error.refusal.reason)
         log.warning("refused push %d: %s", seq, error)
@@ -256,17 +266,3 @@ class Pushes:
             outcome = replace(outcome, counted=tuple(sorted(counted)))
         self._stream.outbox.send(outcome)
         self._conductor.perform(result.actions)
-
-
-def _outcome_of(finish: Callable[[], list[Payload]]) -> Callable[[], list[Payload]]:
-    """Run it here; what is returned gives its result, or raises Refused, elsewhere."""
-    try:
-        payloads = finish()
-    except Refused as error:
-        failure = error
-
-        def fail() -> list[Payload]:
-            raise failure
-
-        return fail
-    return lambda: payloads

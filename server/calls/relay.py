@@ -1,4 +1,4 @@
-"""What a worker sends in coded mode besides pushes: packets, which are handed on, and snapshots."""
+"""Packets and snapshots, which workers send in coded mode: the server relays packets and keeps snapshots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ log = logging.getLogger("gradwire.server")
 
 
 class Relay:
-    """A packet on its way: each chunk is checked and goes on at once, so that up and down overlap."""
+    """A packet while it is relayed: each chunk is checked and forwarded at once, so upload and download
+    overlap."""
 
     def __init__(self, packet: Packet, targets: Sequence[Outbox], worker: str) -> None:
         self.packet = packet
@@ -34,7 +35,7 @@ class Relay:
         return self._passage.complete
 
     def add(self, chunk: Chunk) -> None:
-        """Raises Refused: CHUNK or CHECKSUM. What has been handed on of the packet is then worth nothing."""
+        """Raises Refused: CHUNK or CHECKSUM. The chunks forwarded before are useless then."""
         self._passage.add(chunk)
         message = encode_chunk(chunk.transfer, chunk.offset, (chunk.data,), chunk.crc32c)
         for target in self.targets:
@@ -48,10 +49,10 @@ class Uploads:
         self._conductor = conductor
         self._stream = stream
         self._arriving: Relay | tuple[Snapshot, Assembly] | None = None
-        self._dropping: int | None = None  # transfer that is of no use
+        self._dropping: int | None = None  # transfer whose chunks are ignored
 
     def end(self) -> None:
-        """Something else begins. Raises Refused where the stream cannot go on."""
+        """Called when another message begins. Raises Refused where the stream cannot continue."""
         unfinished, self._arriving, self._dropping = self._arriving, None, None
         why = refusals.packet(self._stream.worker, "all of it before something else", "a part")
         if isinstance(unfinished, Relay):
@@ -83,12 +84,12 @@ class Uploads:
             *self._stream.id, exchange=packet.exchange, index=packet.index, checksums=packet.checksums
         )
         wanted = self._conductor.happen(begun)
-        if wanted is None:  # it comes too late
+        if wanted is None:  # too late
             return
         streams = self._conductor.streams
         targets = [streams[worker].outbox for worker in wanted if worker in streams]
         self._dropping = None
-        self._go_on(Relay(packet, targets, self._stream.worker))
+        self._continue(Relay(packet, targets, self._stream.worker))
 
     def _begin_snapshot(self, snapshot: Snapshot, mode: Mode, manifest: Manifest) -> None:
         worker = self._stream.worker
@@ -101,7 +102,8 @@ class Uploads:
         self._arriving = snapshot, values_assembly(snapshot.version, manifest, worker=worker)
 
     def add(self, chunk: Chunk) -> bool:
-        """Take a chunk; False if it is of something else. Raises Refused where the stream cannot go on."""
+        """Take a chunk; return False if it belongs to no packet or snapshot. Raises Refused where the stream
+        cannot continue."""
         if self._arriving is None:
             return self._dropping == chunk.transfer
         if isinstance(self._arriving, Relay):
@@ -121,15 +123,15 @@ class Uploads:
             self._arriving, self._dropping = None, packet_transfer(relay.packet)
             self._damaged(relay, refused.refusal)
             return
-        self._go_on(relay)
+        self._continue(relay)
 
     def _damaged(self, relay: Relay, why: Refusal) -> None:
         log.warning("refused packet %d: %s", relay.packet.index, sentence(why))
         self._conductor.metrics.refusal(why.reason)
         self._conductor.happen(e.PacketDamaged(*self._stream.id, exchange=relay.packet.exchange, refusal=why))
 
-    def _go_on(self, relay: Relay) -> None:
-        """With the next chunk, unless there is none: a packet of an empty slice has no bytes."""
+    def _continue(self, relay: Relay) -> None:
+        """Expect the next chunk, if there is one: a packet of an empty slice has no bytes."""
         if not relay.complete:
             self._arriving = relay
             return

@@ -1,6 +1,6 @@
-"""The calls of gradwire.v4.ParameterServer: what arrives becomes an event, or is refused.
+"""The calls of gradwire.v4.ParameterServer: a message becomes an event, or is refused.
 
-Everything that comes over the wire is checked here, before the state machine hears of it.
+Everything that arrives over the wire is checked in this room, before it reaches the state machine.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Service:
         self._states = StateCalls(conductor, self._fetches, self._next_in_time)
 
     def handlers(self) -> dict[str, Handler]:
-        """For `proto.service.generic_handler`."""
+        """Return the handlers by method, for `proto.service.generic_handler`."""
         by_name: dict[str, Handler] = {
             "Join": self._join,
             "Initialize": self._initialize,
@@ -105,7 +105,7 @@ class Service:
         return {name: self._guarded(handler) for name, handler in by_name.items()}
 
     def _guarded(self, handler: Handler) -> Handler:
-        """Protected mode, and refusals as statuses."""
+        """Refuse peers in protected mode, and end calls that are refused with a typed status."""
 
         @functools.wraps(handler)
         async def guarded(request: Any, context: Context) -> Any:
@@ -250,14 +250,13 @@ class Service:
         return m.InitializeResponse(version=0, replaced=replaced)
 
     async def _next_in_time(self, requests: AsyncIterator[Any], worker: str) -> m.Chunk:
-        """The next chunk of an upload; whoever stops sending does not keep the memory."""
+        """Return the next chunk of an upload. Raises Refused if it is late, which releases the memory."""
         lease_s = self._options.lease_seconds
         try:
             return await asyncio.wait_for(expect(requests, m.Chunk), lease_s)
         except TimeoutError:
-            limit, got = f"a chunk every {lease_s:g} s", "none"
-            field = "initial parameters"
-            raise refused(Reason.CHUNK, worker=worker, field=field, limit=limit, value=got) from None
+            field, limit = "initial parameters", f"a chunk every {lease_s:g} s"
+            raise refused(Reason.CHUNK, worker=worker, field=field, limit=limit, value="none") from None
 
     async def _fetch(self, request: m.FetchRequest, context: Context) -> None:
         self._check_job(request.job, "", context)
@@ -357,8 +356,7 @@ class Service:
         await WorkerCall(self._conductor).run(hello, messages, context)
 
     def _check_token(self, context: Context, worker: str) -> None:
-        """Raise Refused for a worker that the call's token is not good for. worker: "" for a call that names
-        none."""
+        """Raise Refused if the call's token is not valid for the worker: empty for a call without one."""
         if worker:
             _check_name(worker)
         metadata: Any = context.invocation_metadata() or ()
@@ -378,7 +376,6 @@ class Service:
 
 
 def _check_name(worker: str) -> None:
-    """Raise Refused for a worker id that is no name."""
     if why_no_name(worker):
         raise refused(
             Reason.NAME,
@@ -390,7 +387,7 @@ def _check_name(worker: str) -> None:
 
 
 async def _first(requests: AsyncIterator[Any], expected: type[T]) -> T:
-    """The first message of a stream, in time: who says nothing does not keep it. Raises Refused."""
+    """Return the first message of a stream. Raises Refused if it is late or of another kind."""
     try:
         return await asyncio.wait_for(expect(requests, expected), FIRST_MESSAGE_S)
     except TimeoutError:
@@ -399,7 +396,7 @@ async def _first(requests: AsyncIterator[Any], expected: type[T]) -> T:
 
 
 def _known_lossless(compressor: str) -> bool:
-    """Whether a worker's compressor loses nothing. One that the server does not have may lose anything."""
+    """Return whether a worker's compressor is lossless; False for one that the server does not know."""
     try:
         return parse_compressor(compressor).lossless
     except SpecError:

@@ -1,8 +1,8 @@
-"""The best version, kept while the job continues: each version that is evaluated is copied as its evaluation
-begins, and kept if control says that it is the best so far.
+"""The best version. Each version is copied when its evaluation begins; the copy is kept if control reports it
+as the best so far.
 
-`BestFile` keeps a model beside --output. `BestCheckpoint` keeps what a new job can begin with in the folder
-of --state: parameters, the optimizer's state and buffers. It is no checkpoint of the job.
+`BestFile` keeps a model beside --output. `BestCheckpoint` keeps parameters, optimizer state and buffers, with
+which a new job can begin, in the folder of --state. It is no checkpoint of the job.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Tree = dict[str, Any]
 
 
 class BestFile:
-    """Belongs to one event loop. Each thing that it does waits for the one before.
+    """Belongs to one event loop. Its tasks run one after the other.
 
     Attributes:
         path: of the best version. A candidate lies beside it.
@@ -38,14 +38,14 @@ class BestFile:
         self._candidate = path.with_name(path.name + ".candidate")
         self._shard, self._state = shard, state
         self._of: tuple[int, int] | None = None  # epoch and version of the candidate
-        self._doing: asyncio.Task[bool] | None = None  # the last thing; whether it went well
+        self._doing: asyncio.Task[bool] | None = None  # the last task; returns whether it succeeded
 
     def evaluated(self, epoch: int, version: int) -> None:
-        """Somebody is about to evaluate a version, which the shard has at this moment. Take it down."""
-        if self._of == (epoch, version):  # told again
+        """Write the shard's present version, which a member is about to evaluate, as the candidate."""
+        if self._of == (epoch, version):  # asked again after a reconnect
             return
         self._of = epoch, version
-        # The shard keeps the order of what it is asked: before the next apply, so it is of this version.
+        # The shard takes orders in turn, so the copy is made before the next version.
         copying, buffers = self._shard.copy(), self._state.of(epoch)
         self._doing = asyncio.ensure_future(self._write(copying, buffers, version, self._doing))
 
@@ -73,12 +73,12 @@ class BestFile:
         return True
 
     def best(self, epoch: int, version: int) -> None:
-        """What was evaluated is better than all before."""
+        """Keep the candidate, which is the best so far."""
         if self._of == (epoch, version) and self._doing is not None:
             self._doing = asyncio.ensure_future(self._take(version, self._doing))
 
     def judged(self) -> None:
-        """The candidate stays on the disk until the next."""
+        """Keep the candidate on the disk until the next one."""
 
     async def _take(self, version: int, written: Awaitable[bool]) -> bool:
         if not await written:
@@ -92,7 +92,7 @@ class BestFile:
         return True
 
     async def close(self) -> None:
-        """Finish, and leave nothing else behind."""
+        """Wait for the last task, and remove the candidate."""
         if self._doing is not None:
             await self._doing
         self._candidate.unlink(missing_ok=True)
@@ -108,12 +108,12 @@ class BestCheckpoint:
         self._doing: asyncio.Task[None] | None = None
 
     def evaluated(self, epoch: int, version: int) -> None:
-        """Somebody is about to evaluate a version, which the shard has at this moment. Copy it."""
-        if self._of == (epoch, version):  # told again
+        """Copy the shard's present version, which a member is about to evaluate, as the candidate."""
+        if self._of == (epoch, version):  # asked again after a reconnect
             return
         assert self._shard.reported.manifest is not None
         self._of = epoch, version
-        # The shard keeps the order of what it is asked: before the next apply, so it is of this version.
+        # The shard takes orders in turn, so the copy is made before the next version.
         copying, buffers = self._shard.image(), self._state.of(epoch)
         self._candidate = asyncio.ensure_future(
             self._tree(copying, buffers, self._shard.reported.manifest, self._shard.reported.plan)
@@ -132,7 +132,7 @@ class BestCheckpoint:
         }
 
     def best(self, epoch: int, version: int) -> None:
-        """What was evaluated is better than all before."""
+        """Keep the candidate, which is the best so far."""
         if self._of != (epoch, version) or self._candidate is None:
             text = "version %d, the best so far, was evaluated before a restart and is not kept in --state"
             log.warning(text, version)
@@ -140,7 +140,7 @@ class BestCheckpoint:
         self._doing = asyncio.ensure_future(self._write(version, self._candidate, self._doing))
 
     def judged(self) -> None:
-        """The candidate is written down already, or never will be."""
+        """Forget the candidate, which is being written or was not the best."""
         self._candidate = None
 
     async def _write(self, version: int, candidate: Awaitable[Tree], before: Awaitable[None] | None) -> None:
@@ -158,6 +158,6 @@ class BestCheckpoint:
             log.info("version %d, the best so far, written to --state", version)
 
     async def close(self) -> None:
-        """Finish, unless the place hangs."""
+        """Wait for the last task, unless the backend hangs."""
         if self._doing is not None:
             await asyncio.wait({self._doing}, timeout=self._recorder.patience_s)

@@ -1,17 +1,16 @@
-"""The folder of --state: checkpoints, journal, and which job they are of.
+"""The folder of --state: checkpoints, journal, and the id and options of their job.
 
     job.json                  id and options of the job
     checkpoint-0000000042/    all of it at a version (`storage.checkpoint`)
-    journal-0000000042.log    what has happened since (`journal`)
+    journal-0000000042.log    the inputs since then (`journal`)
     lock                      held by the server that uses the folder
     best-0000000030/          the best version that was evaluated: model and optimizer, to begin a job with
 
 At a URL (`storage.backends`) there is no lock but `owner`, the server that came last, and no journal.
 
 The last `KEPT` checkpoints stay, with all segments since the first of them: if the newest one is damaged,
-the one before and its journal lead to the same state. So the folder holds no more than `KEPT` + 1
-checkpoints and as many segments, each as large as `segment_limit` says, and what comes until the next
-version.
+the one before it and its journal lead to the same state. So the folder holds at most `KEPT` + 1 checkpoints
+and as many segments, each of the size that `segment_limit` allows and what arrives until the next version.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Found:
 
 
 def segment_limit(checkpoint_bytes: int) -> int:
-    """Bytes of a segment after which a checkpoint is due, whatever the time."""
+    """Return the bytes of a segment after which a checkpoint is due at any time."""
     return max(LEAST_SEGMENT_BYTES, 8 * checkpoint_bytes)
 
 
@@ -84,15 +83,21 @@ def job_at(where: Path | str) -> Mapping[str, Any] | None:
 
 
 def journal_limit(checkpoint_bytes: int) -> int:
-    """Bytes of all segments since the last whole checkpoint at which a server ends whose checkpoints fail."""
+    """Return the bytes of all segments since the last whole checkpoint at which a server ends whose
+    checkpoints fail."""
     return 4 * segment_limit(checkpoint_bytes)
 
 
 class StateFolder:
-    """Belongs to one process. Raises StateError where another one has it, or it cannot be written to."""
+    """The folder, held by one process."""
 
     def __init__(self, where: Path | str, *, syncs: bool) -> None:
-        """where: path or URL. With a URL nothing may be asked for that has to do with a journal."""
+        """Raises StateError if another process holds the folder, or it cannot be written to.
+
+        Args:
+            where: path or URL. A URL has no journal, so methods about segments may not be called.
+            syncs: whether journals wait for the disk.
+        """
         self.path = Path(where)
         self._syncs = syncs
         self._last = self.segment_path(0), 0  # the last segment that was read, and where it ends
@@ -142,7 +147,7 @@ class StateFolder:
             )
 
     def put_job(self, job: Mapping[str, Any]) -> None:
-        """Write down which job this folder is of. Raises StateError."""
+        """Write the id and options of the job. Raises StateError."""
         try:
             self._backend.put_text(JOB, json.dumps(job, indent=1))
         except OSError as error:
@@ -171,7 +176,7 @@ class StateFolder:
                 self._backend.set_aside(each)
             self._recovered = version
             return Found(version, tree, sum(each["bytes"] for each in about["files"].values()))
-        # A first one that was never whole is nothing to go on from, and nothing lost.
+        # If not even the first checkpoint was ever whole, the job has not begun, and nothing is lost.
         if versions or any(self._segments()):
             raise StateError(
                 f"--state {self.name}: none of its {len(versions)} checkpoints is whole; begin the job anew "
@@ -180,10 +185,10 @@ class StateFolder:
         return None
 
     def records(self, version: int) -> Iterator[Placed]:
-        """Yield what has happened since the checkpoint of a version. Afterwards `journal` continues the last
+        """Yield the records since the checkpoint of a version. Afterwards `journal` continues the last
         segment.
 
-        Only half a record at the end of the last segment is cut off, which nobody had been told of.
+        Only half a record at the end of the last segment is cut off, from which nothing can have followed.
 
         Raises:
             StateError: something is missing, was damaged later, or cannot be decoded; nothing was changed.
@@ -219,7 +224,7 @@ class StateFolder:
                 path.unlink()
 
     def _check_after(self, record: Record, path: Path, *, own: bool) -> None:
-        """Raises StateError for a segment that does not begin where the one that was read last has ended."""
+        """Raises StateError for a segment that does not begin where the previous one has ended."""
         before, end = self._last
         if not own and record.fields["after"] != [before.name, end]:
             name, size = record.fields["after"] or ("a checkpoint", 0)
@@ -230,7 +235,7 @@ class StateFolder:
             )
 
     def _check_torn(self, path: Path, end: int, *, last: bool) -> None:
-        """Raises StateError if what lies behind a byte is more than half a record of a process that ended."""
+        """Raises StateError if more follows after a byte than half a record of a killed process."""
         after = record_after(path, end)
         if after is None and last:
             return
@@ -242,18 +247,17 @@ class StateFolder:
         )
 
     def segment_path(self, version: int) -> Path:
-        """Of the segment that begins at a version."""
         return self.path / _name(SEGMENT, version, ".log")
 
     def journal(self) -> Journal:
-        """The segment that `records` has read last, to be continued. Raises OSError."""
+        """Continue the segment that `records` has read last. Raises OSError."""
         path, end = self._last
         if not end:
             return self._begun(path, None)
         return Journal(path, syncs=self._syncs, at=end)
 
     def segment(self, version: int, after: Journal | None = None) -> Journal:
-        """A new segment. after: the one that it continues. Raises OSError, and there is none."""
+        """Begin a new segment. after: the one that it continues. Raises OSError, and there is none."""
         return self._begun(self.segment_path(version), after)
 
     def _begun(self, path: Path, after: Journal | None) -> Journal:
@@ -269,7 +273,8 @@ class StateFolder:
         return journal
 
     def write(self, version: int, tree: Any, about: Mapping[str, Any]) -> int:
-        """Write a checkpoint, and forget what it makes superfluous. Returns its bytes. Raises OSError."""
+        """Write a checkpoint, and remove those and the segments that it makes superfluous. Return its bytes.
+        Raises OSError."""
         written = self._backend.write(_name(CHECKPOINT, version), tree, about)
         kept = self._checkpoints()[-KEPT:]
         for old in _versions(CHECKPOINT, self._backend.left(CHECKPOINT)):
@@ -281,7 +286,7 @@ class StateFolder:
         return written
 
     def write_best(self, version: int, tree: Any, about: Mapping[str, Any]) -> None:
-        """Write the best version, instead of the one before. Raises OSError."""
+        """Write the best version in place of the previous one. Raises OSError."""
         name = _name(BEST, version)
         if name not in self._backend.folders(BEST):
             self._backend.write(name, tree, about)
@@ -290,7 +295,7 @@ class StateFolder:
                 self._backend.remove(_name(BEST, old))
 
     def _checkpoints(self) -> list[int]:
-        """Their versions, ascending."""
+        """Return the versions of whole checkpoints, ascending."""
         return _versions(CHECKPOINT, self._backend.folders(CHECKPOINT))
 
     def _segments(self) -> list[int]:

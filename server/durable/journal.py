@@ -1,9 +1,9 @@
-"""The journal: what has happened since a checkpoint, in order, so that it can happen again.
+"""The journal: the inputs of control and shard since a checkpoint, in order, so that they can be replayed.
 
-A segment is a file of records. It begins with the state that a checkpoint holds, and has its version in its
-name. A record is in the file, and on the disk if that is asked for, before anything that follows from it
-leaves the server. A process that is killed leaves at most one record half written, at the end: reading stops
-there, and the next process writes in its place. Nothing else is ever cut off (`record_after`).
+A segment is a file of records. It continues the state of a checkpoint, whose version is in its name. A record
+is in the file, and on the disk if the options ask for it, before anything that follows from it leaves the
+server. A process that is killed leaves at most one record half written, at the end: reading stops there, and
+the next process writes in its place. Nothing else is ever cut off (`record_after`).
 
 A record is a head of 32 bytes, little-endian (magic, bytes of the text and of the data, crc32c of each and of
 these fields), the text, which is JSON (`storage.values`), and the data.
@@ -28,8 +28,8 @@ from ...proto.wire import crc32c
 from ...storage.values import DamagedError, pack, unpack
 
 MAGIC = b"GWJ3"  # the last character is the format; 2 had names of Python classes
-# Nobody reads a journal while its server lives: after so many bytes the system is told to write them, and to
-# use their memory for the next ones. Otherwise it fills all that is free, one fresh page after the other.
+# A journal is not read while its server lives: after so many bytes the system is told to write them and to
+# free their pages. Otherwise they would fill all free memory.
 CACHED_BYTES = 16 << 20
 _FIELDS = struct.Struct("<4sQQII")
 _HEAD_BYTES = _FIELDS.size + 4
@@ -46,7 +46,7 @@ class Record:
 
 
 class JournalError(Exception):
-    """Nothing can be written down any more, so nothing more can be promised."""
+    """The journal cannot be written any more, so the server may decide nothing more."""
 
 
 class UnreadableError(Exception):
@@ -73,21 +73,18 @@ class Journal:
         os.lseek(self._file, at, os.SEEK_SET)
 
     def append(self, what: str, fields: Mapping[str, Any], data: Sequence[Bytes] = ()) -> None:
-        """Raises JournalError, which says what to do; again for all that comes after it."""
+        """Write a record. Raises JournalError, which says what to do, from the first failure on."""
         self._check()
         text = _encode([what, pack(fields)]).encode()
         size = sum(each.size for each in data)
         sums = crc32c((np.frombuffer(text, np.uint8),)), crc32c(data)
-        buffers = [
-            _head(len(text), size, *sums) + text,
-            *(each.data for each in data if each.size),
-        ]
+        buffers = [_head(len(text), size, *sums) + text, *(each.data for each in data if each.size)]
         try:
             self._write(buffers)
             failpoints.reached("journal.appended")
         except OSError as error:
             with suppress(OSError):
-                os.ftruncate(self._file, self.bytes)  # nobody has been told of half a record
+                os.ftruncate(self._file, self.bytes)  # nothing follows from half a record
             self._failure = JournalError(
                 f"the journal {self.path} cannot be written: {error.strerror or error}; what it has is "
                 "whole. Make room, or have its folder writable, and start gc-server with the same --state"
@@ -96,11 +93,10 @@ class Journal:
         self.bytes += _HEAD_BYTES + len(text) + size
         self._dirty = True
         if self.bytes - self._cached >= CACHED_BYTES:
-            self._pass_on()
+            self._evict_page_cache()
 
-    def _pass_on(self) -> None:
-        """What is not on the disk yet is begun to be written, and what is there leaves the memory: of the
-        bytes before these, too, which were begun last time."""
+    def _evict_page_cache(self) -> None:
+        """Have the system write the last bytes, and free the pages of those that it has written."""
         if hasattr(os, "posix_fadvise"):
             before = max(0, self._cached - 2 * CACHED_BYTES)
             with suppress(OSError):  # advice, which some file systems do not take
@@ -120,14 +116,14 @@ class Journal:
                 buffers[0] = memoryview(buffers[0])[written:]
 
     def sync(self) -> None:
-        """Have all of it on the disk, if that is asked for. Raises JournalError."""
+        """Wait until all records are on the disk, if the options ask for it. Raises JournalError."""
         self._check()
         if not self._syncs or not self._dirty:
             return
         try:
             os.fdatasync(self._file)
             failpoints.reached("journal.synced")
-        except OSError as error:  # what the disk has is not known, and another try would not tell
+        except OSError as error:  # the content of the disk is unknown, and a second try would not reveal it
             self._failure = JournalError(f"the journal {self.path} did not reach the disk: {error.strerror}")
             raise self._failure from None
         self._dirty = False

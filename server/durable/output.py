@@ -19,7 +19,7 @@ class Output:
     """Belongs to one event loop.
 
     Attributes:
-        unsaved: the last parameters are not where they were to be written.
+        unsaved: the last parameters could not be written to their path.
     """
 
     def __init__(
@@ -27,11 +27,9 @@ class Output:
     ) -> None:
         """
         Args:
-            path: of the final parameters; None where nobody wants them. Those of a job that ends before it is
-                finished go to a file beside it, so that no finished model is lost to them, or mistaken for
-                them.
-            keep_best: keep the best version that is evaluated in a file beside that, and where the
-                recorder writes.
+            path: of the final parameters; None without --output. An unfinished job writes to a file beside
+                it, which neither overwrites a finished model nor looks like one.
+            keep_best: keep the best evaluated version in a file beside that, and in the recorder's folder.
         """
         self._path, self._shard, self._state = path, shard, state
         self._bests: list[BestFile | BestCheckpoint] = []
@@ -42,22 +40,22 @@ class Output:
         self.unsaved = False
 
     def evaluated(self, epoch: int, version: int) -> None:
-        """Somebody is about to evaluate a version, which the shard has at this moment."""
+        """Called before a member evaluates a version, which is the shard's present one."""
         for each in self._bests:
             each.evaluated(epoch, version)
 
     def best(self, epoch: int, version: int) -> None:
-        """What was evaluated is better than all before."""
+        """Called when an evaluated version is the best so far."""
         for each in self._bests:
             each.best(epoch, version)
 
     def judged(self) -> None:
-        """After an evaluation, and after `best` if it was."""
+        """Called after an evaluation, and after `best`."""
         for each in self._bests:
             each.judged()
 
     async def write(self, buffers: Callable[[], Awaitable[Values]], *, finished: bool) -> str:
-        """Write the parameters with these buffers, if somebody wants them. Returns their SHA-256."""
+        """Write the parameters with these buffers, if there is a path for them. Return their SHA-256."""
         shard, path = self._shard, self._path
         for each in self._bests:
             await each.close()
@@ -88,8 +86,8 @@ class Output:
 
 
 async def written(path: Path, version: int, save: Callable[[Path], Awaitable[None]]) -> bool:
-    """Save the parameters in a file, or, where that fails, in the folder for temporary files, so that they
-    are not lost to a disk that is full. Returns whether they are where they belong."""
+    """Save the parameters in a file, or, if that fails, in the folder for temporary files, so that a full
+    disk does not lose them. Return whether they are in the file."""
     elsewhere = Path(tempfile.gettempdir()) / path.name
     for file in (path, elsewhere):
         try:

@@ -1,11 +1,11 @@
-"""What a running server writes down: events that control has taken in, parts that are stored, and from time
-to time a checkpoint, after which the journal begins anew.
+"""The recorder writes the journal and the checkpoints of a running server: events that control has taken in,
+stored parts, and from time to time a checkpoint, after which the journal begins a new segment.
 
-`recovery` reads it again. An event is recorded after control has decided and before any action of it is
-performed, a part before the shard has it. What follows from these is not recorded: parts that are stepped,
-what is in a version, what goes out. Nor are signs of life that say nothing; but a tick, by which leases end,
-has when each member was heard of. Times are those of the job's own clock, which stands still while no server
-runs.
+`recovery` reads them. An event is recorded after control has decided and before any of its actions is
+performed; a part is recorded before the shard has it. What follows from these is not recorded: stepped parts,
+the content of versions, updates. Nor are keep-alives without an activity; instead a tick, which ends leases,
+has the time at which each member was last heard. Times are those of the job's own clock, which stands still
+while no server runs.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ Stored = tuple[Member, m.PartHeader, int, Sequence[Payload]]  # a part, the crc3
 
 EVENT, PART, CLOSED, UNWANTED, PLAN = "event", "part", "closed", "unwanted", "plan"
 BUFFERS, EVALUATED = "buffers", "evaluated"
-# What follows from other records, or changes nothing that lasts.
+# Events that follow from other records, or change nothing that is saved.
 _NOT_RECORDED = (e.ApplyStarted, e.PauseRequested, e.Stopping)
-# How long a place may take to write a checkpoint before it counts as one that hangs.
+# Seconds after which a backend that writes a checkpoint counts as hanging, and bytes that add to them.
 PATIENCE_S, SLOWEST_BYTES_PER_S = 60.0, 1e6
 
 
 class Recorder:
-    """Belongs to the conductor's event loop. It writes nothing down without a folder (the job ends with its
+    """Belongs to the conductor's event loop. It writes nothing without a folder (the job ends with its
     server), before `first`, and during a recovery.
 
     Attributes:
-        broken: is told why nothing can be written down any more: the server has to end, and workers wait for
-            the next, which goes on.
+        broken: called with the reason when the journal cannot be written any more: the server has to end, and
+            workers wait for the next one, which continues the job.
         failing: why the last checkpoint could not be written; empty if it could.
-        failures: how many could not be.
+        failures: number of checkpoints that could not be written.
         bytes, version: of the last checkpoint; 0 and None before the first. After a recovery `version` is
             None until this process has written one.
-        patience_s: how long a place may take for a checkpoint before it counts as one that hangs.
+        patience_s: seconds after which a backend that writes a checkpoint counts as hanging.
     """
 
     def __init__(
@@ -95,8 +95,12 @@ class Recorder:
         return self._folder is not None
 
     def begin(self, version: int) -> None:
-        """What happens from here on is not in the checkpoint of this version, which is to be written. Raises
-        OSError, and the segment before goes on; JournalError."""
+        """Begin the segment that follows the checkpoint of this version, which has yet to be written.
+
+        Raises:
+            OSError: the previous segment continues.
+            JournalError: the previous segment cannot be synced.
+        """
         assert self._folder is not None
         self.sync()  # the new segment says where this one ends
         segment = self._folder.segment(version, self._journal) if self._recorded else None
@@ -106,8 +110,8 @@ class Recorder:
         self._journal = segment
         self._heard = {}
 
-    def go_on(self, version: int, now: float, progress: float) -> None:
-        """After a recovery."""
+    def resume(self, version: int, now: float, progress: float) -> None:
+        """Continue the journal after a recovery."""
         assert self._folder is not None
         self._journal = self._folder.journal() if self._recorded else None
         self._bytes_before = self._folder.bytes_before
@@ -117,7 +121,7 @@ class Recorder:
 
     @property
     def journal_bytes(self) -> int:
-        """Bytes that a server would have to read that comes now: since the last checkpoint that is whole."""
+        """Bytes of the journal since the last whole checkpoint, which the next server has to read."""
         return self._bytes_before + self._segment_bytes
 
     @property
@@ -127,7 +131,7 @@ class Recorder:
     # ---- records
 
     def stop(self) -> None:
-        """Nothing that comes from now on is taken in: the next server goes on from what is written."""
+        """Accept no records from now on: the next server continues from what is written."""
         self._stopped = True
 
     def _check(self) -> None:
@@ -142,7 +146,7 @@ class Recorder:
                 self._journal.append(what, fields, data)
 
     def sync(self) -> None:
-        """Before anything leaves that follows from the last records. Raises JournalError."""
+        """Sync the last records, before anything leaves that follows from them. Raises JournalError."""
         if self._journal is not None:
             with self._promising():
                 self._journal.sync()
@@ -156,7 +160,7 @@ class Recorder:
             raise
 
     def leases(self, core: Core, event: e.Event[Any]) -> dict[str, float]:
-        """Before a tick, when members were heard, of which that is not recorded."""
+        """Return, for a tick, when members were last heard, as far as that is not recorded."""
         if self._journal is None or not isinstance(event, e.Tick):
             return {}
         heard = {worker: member.heard_at for worker, member in core.roster.members.items()}
@@ -165,7 +169,7 @@ class Recorder:
     def event(
         self, event: e.Event[Any], now: float, result: e.Result[Any], leases: Mapping[str, float]
     ) -> None:
-        """leases: before a tick. Raises JournalError."""
+        """Record an event. leases: as `leases` returned before the event. Raises JournalError."""
         alive = isinstance(event, e.KeepAlive) and event.activity is None
         if alive or isinstance(event, _NOT_RECORDED):
             return
@@ -193,39 +197,39 @@ class Recorder:
         *,
         carried: bool = False,
     ) -> None:
-        """A part is about to be stored. carried: from the segment before. Raises JournalError."""
+        """Record a part before it is stored. carried: from the previous segment. Raises JournalError."""
         header = encode_worker(part)
         fields = {"member": member, "header": header, "checksum": checksum, "carried": carried}
         self._append(PART, fields, [payload.data for payload in payloads])
 
     def closed(self, member: Member, seq: int, refusal: Refusal | None, *, again: bool) -> None:
-        """A push is over without control, or all of its parts are to come again."""
+        """Record that a push is over without control. again: the worker sends all of its parts again."""
         self._append(CLOSED, {"member": member, "seq": seq, "refusal": refusal, "again": again})
 
     def unwanted(self, member: Member, seq: int, assignment: int) -> None:
-        """The server does without the parts of a push, which answers an assignment."""
+        """Record that the server does not need the parts of a push, which answers an assignment."""
         self._append(UNWANTED, {"member": member, "seq": seq, "assignment": assignment})
 
     def plan(self, plan: bytes) -> None:
-        """The shard has this plan ready."""
+        """Record that the shard has prepared a plan."""
         self._append(PLAN, {"plan": plan})
 
     def buffers(self, member: Member, seq: int, collection: int, values: Mapping[str, Bytes]) -> None:
-        """Buffers have come that belong to a push."""
+        """Record the buffers that belong to a push."""
         sizes = {name: int(each.size) for name, each in values.items()}
         fields = {"member": member, "seq": seq, "collection": collection, "sizes": sizes}
         self._append(BUFFERS, fields, list(values.values()))
 
     def evaluated(self, epoch: int, values: Mapping[str, Bytes]) -> None:
-        """Buffers have come with which an epoch is evaluated."""
+        """Record the buffers with which an epoch is evaluated."""
         sizes = {name: int(each.size) for name, each in values.items()}
         self._append(EVALUATED, {"epoch": epoch, "sizes": sizes}, list(values.values()))
 
     # ---- checkpoints
 
     def due(self, version: int, now: float, progress: float) -> bool:
-        """Return whether a checkpoint is to be taken at a version. progress: epochs so far. Raises
-        JournalError if they fail and the journal has reached its limit."""
+        """Return whether a checkpoint is due at a version. progress: epochs so far. Raises JournalError if
+        checkpoints fail and the journal has reached its limit."""
         self._check_limit()
         if self._every is None or self._writing is not None or now < self._retry_at:
             return False
@@ -248,8 +252,8 @@ class Recorder:
         raise JournalError(why)
 
     def _begins_at(self, version: int) -> bool:
-        """Whether the segment begins at a version already. Another one would take its place, with what it has
-        promised, before the checkpoint of the version is whole. So would another checkpoint, without a
+        """Return whether the segment begins at a version already. A second one would replace it, and lose its
+        records, before the checkpoint of the version is whole. So would a second checkpoint without a
         journal."""
         if self._folder is None:
             return False
@@ -265,9 +269,8 @@ class Recorder:
     def checkpoint(
         self, version: int, tree: Any, stored: Iterable[Stored], now: float, progress: float
     ) -> asyncio.Task[None]:
-        """Begin a new segment with what is stored of open pushes, and write the tree down meanwhile. If the
-        segment begins at this version, it leads here with what is before it: then it stays, and that is all.
-        Raises JournalError."""
+        """Begin a new segment with the stored parts of open pushes, and start to write the tree. Only sync if
+        the segment begins at this version: it and those before it lead here. Raises JournalError."""
         if self._begins_at(version):
             self.sync()
             return asyncio.create_task(self.idle())
@@ -294,7 +297,7 @@ class Recorder:
             raise OSError(f"no answer within {self.patience_s:.0f} s") from None
 
     async def _be_patient(self, tree: Any) -> None:
-        """As much as writing this may take."""
+        """Set `patience_s` by the size of a tree."""
         self.patience_s = PATIENCE_S + await asyncio.to_thread(checkpoint.size, tree) / SLOWEST_BYTES_PER_S
 
     async def write(self, version: int, tree: Any) -> None:
@@ -305,14 +308,14 @@ class Recorder:
         self.version, self._bytes_before = version, 0
 
     async def write_best(self, version: int, tree: Any) -> None:
-        """Write what is needed to begin a job with the best version, instead of the one before. Raises
+        """Write what a job needs to begin with the best version, in place of the previous one. Raises
         OSError."""
         assert self._folder is not None
         about = {"job": self._job, "version": version}
         await apart(self._folder.write_best, version, tree, about)
 
     async def _write(self, version: int, tree: Any, segment: OSError | None = None) -> None:
-        """segment: why that of this version cannot be begun, without which there is no checkpoint."""
+        """Write a checkpoint and log how that went. segment: why its segment could not begin, if so."""
         try:
             if segment is not None:
                 raise segment
@@ -339,7 +342,7 @@ class Recorder:
         log.error("%s; %s", self.failing, then)
 
     async def close(self) -> None:
-        """Finish what is being written, unless that hangs."""
+        """Wait for a checkpoint that is being written, unless that hangs, and close all files."""
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=self.patience_s)
         if self._journal is not None:
@@ -350,7 +353,7 @@ class Recorder:
 
 
 def apart(function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-    """Do something on a thread of its own, for which the end of the process does not wait."""
+    """Call a function on a thread of its own, for which the end of the process does not wait."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -364,7 +367,7 @@ def apart(function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
             outcome = future.set_result, function(*arguments)
         except BaseException as error:
             outcome = future.set_exception, error
-        with contextlib.suppress(RuntimeError):  # nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(tell, *outcome)
 
     threading.Thread(target=run, name="checkpoint", daemon=True).start()

@@ -40,7 +40,7 @@ ANEW = "versions, epochs and residuals begin anew"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """What an optimizer remembered of a tensor. spec: the optimizer. stretches: in elements of the tensor."""
+    """Optimizer state of a tensor. spec: the optimizer. stretches: in elements of the tensor."""
 
     spec: str
     stretches: Sequence[Remembered]
@@ -48,7 +48,7 @@ class Moments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resumed:
-    """What a job begins with.
+    """The model that a job begins with.
 
     name: for people. tensors: by name. version, moments: of a checkpoint; a state_dict has none.
     """
@@ -59,8 +59,9 @@ class Resumed:
     moments: Mapping[str, Moments] | None = None
 
     def recall(self, manifest: Manifest, groups: Sequence[OptimizerGroup]) -> Sequence[Remembered] | None:
-        """What an optimizer is to go on from, in elements of the manifest's flat order; None for nothing: as
-        `shard.store.Recall`. Of one that steps any tensor otherwise nothing is taken. The log says which."""
+        """Return the optimizer state to continue from, in elements of the manifest's flat order, like
+        `shard.store.Recall`; None without state, or if its optimizer stepped a tensor differently. The log
+        says which."""
         begins = f"beginning with the parameters of {self.name}"
         if self.moments is None:
             log.info("%s, which has no state of an optimizer; %s", begins, ANEW)
@@ -80,7 +81,7 @@ class Resumed:
         return found
 
     def _misfit(self, manifest: Manifest, groups: Sequence[OptimizerGroup]) -> str:
-        """Why the moments are not those of an optimizer; empty if they are."""
+        """Return why the moments do not fit an optimizer; empty if they do."""
         assert self.moments is not None
         if any(tensor.state for tensor in manifest.tensors):
             return "the workers of this mode have their own"
@@ -103,12 +104,12 @@ def _name(spec: str) -> str:
 
 
 class ResumeError(ValueError):
-    """The file cannot be begun with; the message says why."""
+    """A job cannot begin with the file; the message says why."""
 
 
 def read_model(where: Path | str) -> Resumed:
-    """All that a file has: a state_dict as safetensors, such as --output is, or a checkpoint, or a folder of
-    --state, whose newest it is. where: path or URL. Raises ResumeError."""
+    """Read a model from a path or URL: a state_dict as safetensors, such as --output, a checkpoint, or the
+    newest checkpoint of a folder of --state. Raises ResumeError."""
     try:
         with local_copy(where) as file:
             if file is not None:
@@ -182,16 +183,15 @@ def put_in(tensors: Tensors, manifest: Manifest, flat: Bytes, state: dict[str, B
 def _of_name(tensors: Tensors, name: str, shape: tuple[int, ...], worker: str) -> torch.Tensor:
     found = tensors.get(name)
     if found is None or tuple(found.shape) != shape:
-        value = "none of that name" if found is None else f"one of shape {tuple(found.shape)}"
-        raise _other(worker, name, f"a tensor of shape {shape} in the file of --resume", value)
+        raise refused(
+            Reason.TENSOR,
+            worker=worker,
+            field=f"tensor {name!r}",
+            limit=f"a tensor of shape {shape} in the file of --resume",
+            value="none of that name" if found is None else f"one of shape {tuple(found.shape)}",
+            remedy="start the server with a file of this model, or the worker with the model of the file",
+        )
     return found
-
-
-def _other(worker: str, name: str, limit: str, value: str) -> Refused:
-    remedy = "start the server with a file of this model, or the worker with the model of the file"
-    return refused(
-        Reason.TENSOR, worker=worker, field=f"tensor {name!r}", limit=limit, value=value, remedy=remedy
-    )
 
 
 def _bytes(tensor: torch.Tensor, entry: Entry) -> Bytes:

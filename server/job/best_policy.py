@@ -1,4 +1,4 @@
-"""Which evaluated version is the best so far: `--keep best:METRIC[:min|max]`."""
+"""The rule by which the best evaluated version is kept: `--keep best:METRIC[:min|max]`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from .limits import SMALLER_IS_BETTER
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """metric: name of it. smallest: whether the smallest is the best."""
-
     metric: str
-    smallest: bool
+    smallest: bool  # is the best
 
     def better(self, value: float, best: float | None) -> bool:
-        """Whether a version with this value takes the place of the best one. Of equals the first stays."""
+        """Return whether a value beats the best one so far. Of equal ones the first stays."""
         if not math.isfinite(value):
             return False
         return best is None or (value < best if self.smallest else value > best)
 
 
 def parse_keep(text: str) -> Keep | None:
-    """None for "", which keeps nothing. Raises ValueError."""
+    """Parse the option; None for an empty one, which keeps nothing. Raises ValueError."""
     if not text:
         return None
     kind, _, rest = text.partition(":")

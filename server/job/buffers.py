@@ -1,11 +1,16 @@
-"""Which pushes bring their workers' buffers along, such as BatchNorm's statistics: a *collection*.
+"""Which pushes carry their worker's buffers, such as BatchNorm's statistics. Those asked for together are a
+*collection*.
 
-The buffers of a version are wanted when it is evaluated or saved, and when somebody joins. Control knows that
-some steps before, and asks for them with assignments, so that they come with pushes, and count if these do:
-with all that are among the last of an epoch or before an evaluation, and with one of each member when another
-one has joined, or again and again where time decides. The
-newcomer's own are not those of a model that was trained for long: it is asked for none until it has taken
-over the others', with its second assignment.
+The buffers of a version are needed when it is evaluated or saved, and when a worker joins. Control knows that
+some steps earlier and asks for them with assignments, so that they arrive with pushes and count if these do.
+A new collection begins
+
+    with the last assignments of an epoch, or before an evaluation     every push carries buffers
+    when a member has joined, or at growing intervals of time where    one push of each member does
+    time decides about evaluations or the end
+
+The buffers of a newcomer are those of an untrained model: it is asked for none until it has taken over the
+job's, with its second assignment.
 """
 
 from __future__ import annotations
@@ -24,25 +29,21 @@ NEWCOMER = 2  # assignments until it takes over the job's buffers
 @stored("buffers")
 @dataclass(kw_only=True, slots=True)
 class Buffers:
-    """wanted: whether the model has any and they are collected. first_alone: whether those of the member of
-    lowest rank will do. number: of the last collection. epoch: the first whose end has had none. evaluation:
-    number of the last one for which there was any. next_s: when time is over until the next."""
-
-    wanted: bool = False
-    first_alone: bool = False
-    number: int = 0
-    epoch: int = 0
-    evaluation: int = 0
-    next_s: float = EVERY_S
+    wanted: bool = False  # the model has buffers, and they are collected
+    first_alone: bool = False  # only from the member of lowest rank
+    number: int = 0  # of the last collection
+    epoch: int = 0  # the first epoch without a collection at its end
+    evaluation: int = 0  # the last evaluation with a collection
+    next_s: float = EVERY_S  # when the next collection by time is due
 
     def joined(self, member: Member) -> None:
-        """A member has come to a job that has begun."""
+        """Called when a member joins a job that has begun."""
         if self.wanted:
             member.newcomer = NEWCOMER
             self.number += 1
 
     def passed(self, elapsed_s: float) -> None:
-        """So much time has passed, in a job in which that decides about evaluations or the end."""
+        """Called as time passes, in a job in which time decides about evaluations or the end."""
         if self.wanted and elapsed_s >= self.next_s:
             self.number += 1
             self.next_s = max(elapsed_s + EVERY_S, elapsed_s * GROWTH)
@@ -50,11 +51,15 @@ class Buffers:
     def ask(
         self, member: Member, drawn: Drawn, left: int, roster: Roster, evaluation: int = 0
     ) -> tuple[int, bool]:
-        """With an assignment for samples of which there are `left` others in the epoch. evaluation: number of
-        the one that is due after this push or few others; 0 if none is.
+        """Decide about buffers for an assignment.
 
-        Returns the collection that it is to be a part of, 0 for none, and whether the member takes over the
-        job's buffers first.
+        Args:
+            left: samples of the same epoch that are left to draw.
+            evaluation: number of the evaluation that is due after this push or few others; 0 if none is.
+
+        Returns:
+            The collection that the push belongs to, 0 for none, and whether the member takes over the job's
+            buffers first.
         """
         if not self.wanted:
             return 0, False

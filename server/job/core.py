@@ -1,16 +1,26 @@
 """The server's decisions: a state machine without I/O.
 
 Everything that changes the course of a job passes through `Core.step(event, now)`, which refuses the event,
-or changes the state and returns a reply and the actions that follow. The shell performs them and reports back
-with further events. The same events give the same actions, so that every promise below can be tested by a
-script and any run replayed. `save` writes the whole state down as plain values; a core that has taken them
-over with `load` goes on in the same way.
+or changes the state and returns a reply and actions. The shell performs the actions and reports back with
+further events. The same events give the same actions, so a script can test every promise below, and any run
+can be replayed. `save` returns the whole state as plain values; a core that has loaded them continues
+identically.
 
-    EMPTY ─Initialized─> GATHERING ─enough members─> RUNNING ─last epoch─> FINISHING ─evaluated─> FINISHED
-                             ^────no members left───────┘                      any ─Stopping─> STOPPING
+A job (`Phase`):
 
-Here is what all modes have in common: membership, exactly one outcome for each push, evaluations, the end.
-Who gets which samples, and when pushes become a version, is the mode's (`modes.mode`).
+    EMPTY       no parameters yet; one member is asked to upload them  -> GATHERING (`Initialized`)
+    GATHERING   waits for enough ready members                         -> RUNNING
+    RUNNING     the mode assigns samples and makes versions            -> GATHERING (members gone), FINISHING
+    FINISHING   a member evaluates the last version                    -> FINISHED
+    FINISHED    members are told to leave
+    STOPPING    the server shuts down; any phase but FINISHED leads here (`Stopping`)
+
+This file has what all modes share: membership, outcomes of pushes, evaluations, the end. The mode decides who
+gets which samples and when pushes become a version (`modes.mode`).
+
+What may not happen: two outcomes for one push; a push accepted that its assignment does not allow (version,
+samples, plan); a new plan in force while an accepted push of the old one is still to be applied; members that
+leave before the last version is evaluated.
 """
 
 from __future__ import annotations
@@ -28,7 +38,7 @@ from .best_policy import parse_keep
 from .modes import registry
 from .modes.mode import Mode
 from .modes.options import ModeOptions
-from .roster import BROKEN, OPENED, Life, Member, Roster, WorkLife
+from .roster import BROKEN, OPENED, AssignedWork, Life, Member, Roster, WorkLife
 from .samples import Samples
 from .schedule import parse_schedule
 from .state import LOST_REMEMBERED, JobState
@@ -37,46 +47,44 @@ from .waiting import Awaited, describe_reunion, describe_waiting
 R = TypeVar("R")
 
 ASSIGNMENTS_SKIPPED = 1 << 32
-RETURN_S = 60.0  # for members to come back to a server that was away, besides their leases
-REPORT_AFTER_S = 1.0  # a round that waits longer names whom it waits for
-REPORT_EVERY_S = 10.0  # and says so again
+RETURN_S = 60.0  # for members to return to a restarted server, besides their leases
+REPORT_AFTER_S = 1.0  # a round that waits longer is reported, with the members it waits for
+REPORT_EVERY_S = 10.0  # until the same report is repeated
 
 
 class Core(JobState):
     """The state of one job and the one function that changes it."""
 
     def __init__(self, rules: ServerSettings, options: ModeOptions) -> None:
-        """options: of the job's mode."""
-        roster = Roster(lease_s=rules.lease_seconds)
         super().__init__(
             rules=rules,
             schedule=parse_schedule(rules.schedule),
             evaluate_every=parse_evaluate_every(rules.evaluate_every),
-            roster=roster,
+            roster=Roster(lease_s=rules.lease_seconds),
         )
         self.mode: Mode = registry.create(options, self)
         self._handlers: dict[type[Any], Callable[[Any, float], e.Result[Any] | list[e.Action]]] = {
             e.Joined: self._joined,
             e.Attached: self._attached,
-            e.RatesReceived: self._rated,
+            e.RatesReceived: self._rates_received,
             e.Pushed: self._pushed,
-            e.PacketStarted: self._packet_begun,
+            e.PacketStarted: self._packet_started,
             e.Initialized: self._initialized,
             e.Prepared: self._prepared,
             e.Detached: self._detached,
-            e.KeepAlive: self._heard,
-            e.PacketRelayed: self._of_mode,
-            e.PacketDamaged: self._of_mode,
-            e.SnapshotReceived: self._of_mode,
-            e.SnapshotInstalled: self._done_for_mode,
-            e.Published: self._done_for_mode,
-            e.ApplyStarted: self._begun,
-            e.PlanPrepared: self._planned,
-            e.EvaluationReported: self._evaluated,
+            e.KeepAlive: self._keep_alive,
+            e.PacketRelayed: self._exchange_event,
+            e.PacketDamaged: self._exchange_event,
+            e.SnapshotReceived: self._exchange_event,
+            e.SnapshotInstalled: self._order_done,
+            e.Published: self._order_done,
+            e.ApplyStarted: self._apply_started,
+            e.PlanPrepared: self._plan_prepared,
+            e.EvaluationReported: self._evaluation_reported,
             e.Left: self._left,
             e.Tick: self._tick,
             e.Restarted: self._restarted,
-            e.PauseRequested: self._closing,
+            e.PauseRequested: self._pause_requested,
             e.Stopping: self._stopping,
         }
 
@@ -84,25 +92,25 @@ class Core(JobState):
         """Take in one event.
 
         Raises:
-            Refused: nothing has changed but the lease of the member that the event came from.
+            Refused: only the lease of the member that sent the event has changed.
         """
         done = self._handlers[type(event)](event, now)
         nothing: Any = None
         return done if isinstance(done, e.Result) else e.Result(reply=nothing, actions=done)
 
     def save(self) -> values.Plain:
-        """Return the whole state, as plain data that shares nothing with it."""
+        """Return the whole state as plain data, which shares nothing with it."""
         return {"job": values.pack_fields(self), "mode": values.pack_fields(self.mode)}
 
     def load(self, plain: values.Plain) -> None:
-        """Take over the state of a core with the same rules."""
+        """Replace the state by that of a core with the same rules."""
         values.restore(self, plain["job"])
         values.restore(self.mode, plain["mode"])
         self.mode.restored()
 
     @property
     def newest(self) -> int:
-        """The latest version that any worker can have: of one that is being made all may be there already."""
+        """The latest version that a worker can have: it may have all parts of the one being made."""
         return self.version if self.mode.quiet else self.version + 1
 
     # ---- membership
@@ -116,14 +124,13 @@ class Core(JobState):
         if replaced is not None:
             why = refusals.fenced(event.worker, replaced.incarnation, event.incarnation)
             gone = e.Disconnect(*replaced.id, refusal=why, final=True)
-            actions += [gone, *self._give_up(replaced, "replaced by a new incarnation", now)]
+            actions += [gone, *self._lose(replaced, "replaced by a new incarnation", now)]
         if self.phase is Phase.EMPTY and self.initializer is None:
             self.initializer = member.id
-        asked = self.phase is Phase.EMPTY and self.initializer == member.id
         admission = e.Admission(
             rank=member.rank,
             version=self.version,
-            initialize=asked,
+            initialize=self.phase is Phase.EMPTY and self.initializer == member.id,
             epoch=self.epoch,
             workers=max(self.rules.min_workers if self.started_at is None else 1, len(self.roster.members)),
         )
@@ -149,8 +156,8 @@ class Core(JobState):
         self.roster.become(member, Life.LISTENING)
         member.fingerprint, member.data = event.fingerprint, event.data
         member.train_samples = event.train_samples
-        ahead = event.version is not None and event.version > self.newest
-        member.version = None if ahead else event.version  # of a version that was lost with the server
+        lost = event.version is not None and event.version > self.newest  # with an earlier server
+        member.version = None if lost else event.version
         self.evaluations.forget(member.id, event.assigned)
         notes: list[e.Action] = []
         if member.suspended:
@@ -176,25 +183,28 @@ class Core(JobState):
             self.roster.become(member, BROKEN[member.life])
         return []
 
-    def _heard(self, event: e.KeepAlive, now: float) -> list[e.Action]:
+    def _keep_alive(self, event: e.KeepAlive, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
         if event.activity is None:
             return []
-        return progress.heard(self, member, event.activity, event.stalled_s)
+        return progress.note_activity(self, member, event.activity, event.stalled_s)
 
     def _left(self, event: e.Left, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
-        actions = self._give_up(member, event.reason, now, expected=not event.failed)
+        actions = self._lose(member, event.reason, now, expected=not event.failed)
         return actions if event.failed else [e.Note(text=f"{member.name} left: {event.reason}"), *actions]
 
-    def _give_up(
-        self, member: Member, reason: str, now: float, *, expected: bool = False, away: bool = False
-    ) -> list[e.Action]:
-        """Take a member out of everything that waits for it, and go on."""
-        return [*self._take_out(member, reason, expected=expected, away=away), *self._advance(now)]
+    def _lose(self, member: Member, reason: str, now: float, *, expected: bool = False) -> list[e.Action]:
+        """Remove one member for good, and continue without it."""
+        return [*self._remove(member, reason, expected=expected, away=False), *self._advance(now)]
 
-    def _take_out(self, member: Member, reason: str, *, expected: bool, away: bool) -> list[e.Action]:
-        """As `_give_up`, with others who are lost at once. away: it may come back as the same one."""
+    def _remove(self, member: Member, reason: str, *, expected: bool, away: bool) -> list[e.Action]:
+        """Take a member out of everything that waits for it. Call `_advance` once all lost ones are removed.
+
+        Args:
+            expected: the member is not reported as lost.
+            away: the same incarnation may return.
+        """
         actions: list[e.Action] = []
         if self.roster.members.get(member.worker) is member:
             self.roster.remove(member)
@@ -206,7 +216,7 @@ class Core(JobState):
             )
         if self.phase is Phase.EMPTY and self.initializer == member.id:
             self.initializer = None
-            for candidate in self.roster.listening()[:1]:  # otherwise the next one to get ready
+            for candidate in self.roster.listening()[:1]:  # if there is none, the next member to get ready
                 actions += self._request_initialize(candidate)
         self.evaluations.forget(member.id)
         self.mode.lost(member, away=away)
@@ -236,7 +246,7 @@ class Core(JobState):
                 self._check_model(member.worker, member.fingerprint, member.data, member.train_samples)
             except Refused as refused:
                 actions.append(e.Disconnect(*member.id, refusal=refused.refusal, final=True))
-                actions += self._give_up(member, refusals.brief(refused.refusal), now)
+                actions += self._lose(member, refusals.brief(refused.refusal), now)
         return actions + self._advance(now)
 
     def _request_initialize(self, member: Member) -> list[e.Action]:
@@ -244,7 +254,7 @@ class Core(JobState):
         return [e.RequestInitialize(worker=member.worker)]
 
     def check_initialize(self, worker: str, incarnation: int) -> Refusal | None:
-        """Whether this worker may upload the initial parameters now."""
+        """Return why this worker may not upload the initial parameters now; None if it may."""
         if self.phase is not Phase.EMPTY:
             return refusals.already_initialized(worker)
         if self.initializer != (worker, incarnation):
@@ -260,14 +270,14 @@ class Core(JobState):
         if data and self.data and data != self.data:
             raise Refused(refusals.wrong_data(worker, data, self.data))
 
-    def _planned(self, event: e.PlanPrepared, now: float) -> list[e.Action]:
+    def _plan_prepared(self, event: e.PlanPrepared, now: float) -> list[e.Action]:
         if not self.mode.pushes_parts:
             return [e.Note(text="a new plan is of no use where workers do not push parts", warning=True)]
         self.planned = True
         return self._advance(now)
 
-    def _adopt(self) -> list[e.Action]:
-        """Put the plan that waits in force, if nothing that is accepted is of the old one."""
+    def _adopt_plan(self) -> list[e.Action]:
+        """Put the waiting plan in force, unless accepted pushes of the old plan are still to be applied."""
         if not self.plan_due or not self.mode.quiet:
             return []
         self.plan, self.planned = self.plan + 1, False
@@ -284,14 +294,14 @@ class Core(JobState):
     # ---- training
 
     def _advance(self, now: float) -> list[e.Action]:
-        """Whatever can happen now: give out work, apply what is complete, begin to wait, or to finish."""
-        return [*self._go_on(now), *self._paused()]
+        """Do all that is possible now: assign work, apply what is complete, start to wait, or finish."""
+        return [*self._train(now), *self._paused()]
 
-    def _go_on(self, now: float) -> list[e.Action]:
+    def _train(self, now: float) -> list[e.Action]:
         if self.phase not in (Phase.GATHERING, Phase.RUNNING):
             return self._finish(now) if self.phase is Phase.FINISHING else []
         started = self.started_at is not None
-        self.look_at_limits(now)
+        self.check_limits(now)
         if started and self.mode.quiet and self.done:
             self.phase = Phase.FINISHING
             self.last_evaluation = max(self.evaluations_passed, self.evaluations.latest + 1)
@@ -310,7 +320,7 @@ class Core(JobState):
         if self.started_at is None:
             self.started_at = now
         self.reunion = self.apart
-        actions = [*self._adopt(), *self.mode.advance(now)]
+        actions = [*self._adopt_plan(), *self.mode.advance(now)]
         if self.mode.quiet and not self.roster.ready_members:
             self.phase = Phase.GATHERING
             self.wait_from(now)
@@ -325,12 +335,12 @@ class Core(JobState):
             waits = known.decision is Decision.ACCEPTED and self.mode.holds(event.key)
             drop: list[e.Action] = [] if waits else [e.Drop(key=event.key)]
             return e.Result(reply=e.Decided(outcome=known, repeated=True), actions=drop)
-        if event.seq <= member.last_seq:  # those between were abandoned: the shell keeps account of gaps
+        if event.seq <= member.last_seq:  # larger gaps are abandoned pushes, which the shell knows
             raise Refused(refusals.sequence(member.worker, event.seq, member.last_seq + 1))
         version, redundant = None, False
         work = member.work
         if work is None or work.assignment.id != event.assignment:
-            # Work that others do too is taken from a member only to have somebody else do it.
+            # Shared work is taken from a member only when another member does it.
             elsewhere = self.mode.shares_samples or event.assignment in member.succeeded
             redundant = not self._reclaim(member, event) and elsewhere
         else:
@@ -342,7 +352,7 @@ class Core(JobState):
             if event.plan != self.plan and event.samples and not work.late and self.mode.pushes_parts:
                 raise Refused(refusals.plan(member.worker, event.seq, event.plan, self.plan))
             if event.samples and not work.late:
-                self.mode.rate(member, work, event)
+                self.mode.check_rates(event)
             self.roster.relieve(member)
             version = self.mode.take(member, work, event, now)
             redundant = version is None and work.assignment.stragglers > 0
@@ -360,35 +370,32 @@ class Core(JobState):
         member.remember(outcome)
         return e.Result(reply=e.Decided(outcome=outcome), actions=actions + self._advance(now))
 
-    def _rated(self, event: e.RatesReceived, now: float) -> list[e.Action]:
-        member = self.roster.present((event.worker, event.incarnation))
-        work = member.work if member is not None else None
-        if (
-            member is not None
-            and work is not None
-            and work.assignment.id == event.assignment
-            and not work.late
-        ):
-            self.mode.rate(member, work, event)
+    def _rates_received(self, event: e.RatesReceived, now: float) -> list[e.Action]:
+        work = self._work_of(event.worker, event.incarnation)
+        if work is not None and work.id == event.assignment and not work.late:
+            self.mode.check_rates(event)
         return []
 
-    def collects(self, worker: str, incarnation: int, collection: int) -> bool:
-        """Whether this member was asked for buffers with the work that it has."""
+    def _work_of(self, worker: str, incarnation: int) -> AssignedWork | None:
         member = self.roster.present((worker, incarnation))
-        work = member.work if member is not None else None
+        return None if member is None else member.work
+
+    def collects(self, worker: str, incarnation: int, collection: int) -> bool:
+        """Return whether this member was asked for buffers with its assignment."""
+        work = self._work_of(worker, incarnation)
         return work is not None and work.assignment.collection == collection > 0
 
     def evaluates(self, worker: str, incarnation: int, epoch: int) -> bool:
-        """Whether this member evaluates that epoch."""
+        """Return whether this member evaluates that epoch."""
         asked = self.evaluations.asked
         return asked is not None and (asked.by, asked.epoch) == ((worker, incarnation), epoch)
 
     def unwanted(self, worker: str, incarnation: int, assignment: int) -> bool:
-        """Whether a push for this assignment would be too late, or not needed, if it were committed now."""
-        member = self.roster.present((worker, incarnation))
-        if member is None:
+        """Return whether a push for this assignment would be too late, or redundant, if committed now."""
+        if self.roster.present((worker, incarnation)) is None:
             return False
-        return member.work is None or member.work.id != assignment or member.work.late
+        work = self._work_of(worker, incarnation)
+        return work is None or work.id != assignment or work.late
 
     def _reinstate(self, member: Member, assigned: int) -> None:
         """Give a returning member its revoked work back, unless another member has drawn its samples."""
@@ -398,7 +405,7 @@ class Core(JobState):
         late = self.mode.too_late(revoked)
         if not self.samples.take_back(revoked.drawn, settled=late):
             return
-        if self.done:  # its gradient would wait in its residual for a push that never comes
+        if self.done:  # its gradient would wait in its residual for a push that it never makes
             self.samples.give_back(revoked.drawn, settled=True)
             return
         revoked.become(WorkLife.LATE if late else WorkLife.ASSIGNED)
@@ -417,22 +424,22 @@ class Core(JobState):
                 self.repeated_samples += event.samples
         return True
 
-    def _packet_begun(self, event: e.PacketStarted, now: float) -> e.Result[e.Targets]:
+    def _packet_started(self, event: e.PacketStarted, now: float) -> e.Result[e.Targets]:
         member = self.roster.find(event.worker, event.incarnation, now)
         return e.Result(reply=self.mode.targets(member, event), actions=[])
 
-    def _of_mode(self, event: e.OfExchange, now: float) -> list[e.Action]:
+    def _exchange_event(self, event: e.OfExchange, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
         actions = self.mode.happened(member, event)
         if any(isinstance(action, e.Disconnect) and action.final for action in actions):
-            return [*actions, *self._give_up(member, "its packets keep arriving damaged", now)]
+            return [*actions, *self._lose(member, "its packets keep arriving damaged", now)]
         return [*actions, *self._advance(now)]
 
-    def _begun(self, event: e.ApplyStarted, now: float) -> list[e.Action]:
+    def _apply_started(self, event: e.ApplyStarted, now: float) -> list[e.Action]:
         self.mode.begun(event.version, whole=event.whole)
         return []
 
-    def _done_for_mode(self, event: e.Published | e.SnapshotInstalled, now: float) -> list[e.Action]:
+    def _order_done(self, event: e.Published | e.SnapshotInstalled, now: float) -> list[e.Action]:
         """Tell the mode that the shard has carried out its order, and continue."""
         self.mode.done(event)
         return self.mode.drain(now) if self.phase is Phase.STOPPING else self._advance(now)
@@ -440,10 +447,10 @@ class Core(JobState):
     # ---- evaluations and the end
 
     def _finish(self, now: float) -> list[e.Action]:
-        """Have the last version evaluated, then send everybody home.
+        """Have the last version evaluated, then tell all members to leave.
 
-        Called again whenever a member comes back or is lost; telling one twice does no harm. Nobody leaves
-        before the evaluation is in, so that another can do it if the evaluator is lost.
+        Called again whenever a member returns or is lost; telling a member twice is harmless. Members stay
+        until the evaluation has arrived, so that another one can evaluate if the first is lost.
         """
         if self.phase is Phase.FINISHED:
             return [self._last_assignment(member, finished=True) for member in self.roster.listening()]
@@ -452,7 +459,7 @@ class Core(JobState):
         if all(member.suspended for member in self.roster.members.values()):
             self.phase = Phase.FINISHED
             return [e.Note(text="no member is left to evaluate the last version", warning=True), e.Finish()]
-        # Whoever is still busy with what comes too late would keep everybody waiting.
+        # A member that still computes a late push would keep all others waiting.
         idle_first = sorted(self.roster.listening(), key=lambda member: member.work is not None)
         return [
             self._last_assignment(member, finished=False)
@@ -472,10 +479,10 @@ class Core(JobState):
         )
         return self.assign(member, assignment)
 
-    def _evaluated(self, event: e.EvaluationReported, now: float) -> list[e.Action]:
+    def _evaluation_reported(self, event: e.EvaluationReported, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
         if self.evaluations.has(event.epoch):
-            return []  # told again after a reconnect
+            return []  # repeated after a reconnect
         started_at = self.started_at or 0.0
         if not self.evaluations.report(member.id, event.epoch, event.version, event.metrics, started_at):
             text = f"evaluation {event.epoch} by {member.name} was not asked for and is ignored"
@@ -518,9 +525,9 @@ class Core(JobState):
         if self.phase is Phase.STOPPING:
             raise Refused(refusals.stopping(worker, "no new members"))
         if self.phase is Phase.FINISHED or (self.phase is Phase.FINISHING and not self.roster.knows(worker)):
-            raise Refused(self._over(worker))
+            raise Refused(self._finished(worker))
 
-    def _over(self, worker: str) -> Refusal:
+    def _finished(self, worker: str) -> Refusal:
         return refusals.finished(worker, self.stopped or f"its {self.rules.epochs} epochs are done")
 
     # ---- time
@@ -535,10 +542,10 @@ class Core(JobState):
             if member.attached:
                 actions.append(e.Disconnect(*member.id, refusal=why, final=False))
             finished = self.phase is Phase.FINISHED
-            actions += self._take_out(member, reason, expected=finished, away=True)
+            actions += self._remove(member, reason, expected=finished, away=True)
         hanging: list[Member] = []
         if self.phase is Phase.FINISHED:
-            actions += self._send_home()
+            actions += self._dismiss_hanging()
         elif self.phase is not Phase.STOPPING:
             hanging = progress.to_suspend(self)
             for member in hanging:
@@ -554,41 +561,38 @@ class Core(JobState):
             self.roster.become(member, BROKEN[member.life])
             member.heard_at = now + RETURN_S
         self.closing, self.reunion = False, True
-        # Some may have been given out of which nothing is known any more, on a machine that lost its power.
+        # A machine that lost its power may have forgotten the last assignments that it sent.
         self.assignments += ASSIGNMENTS_SKIPPED
         return []
 
-    def _closing(self, event: e.PauseRequested, now: float) -> list[e.Action]:
+    def _pause_requested(self, event: e.PauseRequested, now: float) -> list[e.Action]:
         self.closing = True
         return self._paused()
 
     def _paused(self) -> list[e.Action]:
-        """Once nothing is under way any more, where no more work is given out."""
+        """Report a requested pause once no accepted push is left to apply and no round is open."""
         return [e.Paused()] if self.closing and (self.phase is not Phase.RUNNING or self.mode.quiet) else []
 
     def _suspend(self, member: Member) -> list[e.Action]:
-        """Wait no longer for a member whose training thread hangs; it comes back when that goes on."""
+        """Stop waiting for a member whose training thread hangs; its worker reconnects once that recovers."""
         self.suspensions += 1
         limit_s = progress.limit_of(self, member)
         why = refusals.no_progress(member.worker, member.activity, member.stalled_s, limit_s)
         member.suspended = True
         cut = e.Disconnect(*member.id, refusal=why, final=False)
-        return [cut, *self._take_out(member, progress.describe(member), expected=False, away=True)]
+        return [cut, *self._remove(member, progress.describe(member), expected=False, away=True)]
 
-    def _send_home(self) -> list[e.Action]:
-        """The job is over: nobody waits until a member that hangs has heard of it."""
+    def _dismiss_hanging(self) -> list[e.Action]:
+        """Remove hanging members from a finished job, so that the server does not wait for them."""
         actions: list[e.Action] = []
         for member in list(self.roster.by_rank()):
             if progress.hangs(self, member):
-                over = e.Disconnect(*member.id, refusal=self._over(member.worker), final=True)
-                actions += [
-                    over,
-                    *self._take_out(member, progress.describe(member), expected=True, away=False),
-                ]
+                actions.append(e.Disconnect(*member.id, refusal=self._finished(member.worker), final=True))
+                actions += self._remove(member, progress.describe(member), expected=True, away=False)
         return actions
 
     def waiting(self, now: float) -> Awaited:
-        """Whom or what everything waits for."""
+        """Return the members that the job waits for, and why, in words."""
         if self.phase is Phase.RUNNING and self.apart and self.mode.quiet:
             return describe_reunion(self, now)
         return self.mode.waiting(now) if self.phase is Phase.RUNNING else describe_waiting(self, now)

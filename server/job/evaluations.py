@@ -1,6 +1,14 @@
-"""Who makes which evaluation: each once, one at a time, and by another member if the first one is lost.
+"""Evaluations: which member makes which. Each is made once, one at a time.
 
-They are known by number, which is that of the epoch where every epoch is evaluated.
+An evaluation has a number, which is that of the epoch where every epoch is evaluated:
+
+    due    `JobState.evaluation_due` has reached its number   -> asked
+    asked  one member has it as a part of its assignment      -> done, or due again if the member is lost or
+                                                                 never received the assignment
+    done   reported
+
+What may not happen: an evaluation done twice; two asked at a time; a report counted of a member that was not
+asked, or of a later version than it was asked for.
 """
 
 from __future__ import annotations
@@ -17,34 +25,31 @@ from .roster import Name
 @stored("asked-evaluation")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """A member that was asked to evaluate, as part of an assignment."""
+    """An evaluation that a member was asked for."""
 
     by: Name
     epoch: int
     version: int
     asked_at: float
-    assignment: int  # its id
-    progress: float = 0.0  # epochs that had been trained on
+    assignment: int  # id of the assignment that asks for it
+    progress: float = 0.0  # epochs trained on by then
 
 
 @stored("evaluations")
 @dataclass(kw_only=True, slots=True)
 class Evaluations:
-    """asked: not yet reported. done: the last `EVALUATIONS_REMEMBERED`, in the order of epochs. begun: the
-    largest number that nobody is asked for, because the job began after it."""
-
-    begun: int = 0
+    begun: int = 0  # number of the last evaluation before the job began
     asked: Asked | None = None
-    done: list[EpochStatus] = field(default_factory=list[EpochStatus])
+    done: list[EpochStatus] = field(default_factory=list[EpochStatus])  # the last ones, by number
 
     def has(self, epoch: int) -> bool:
-        """Return whether this epoch was evaluated, or is older than all that are remembered."""
+        """Return whether this evaluation is done, or older than all that are remembered."""
         if len(self.done) == EVALUATIONS_REMEMBERED and epoch < self.done[0].epoch:
             return True
         return any(done.epoch == epoch for done in reversed(self.done))  # mostly the last
 
     def wants(self, epoch: int) -> bool:
-        """Whether a member is to be asked for this epoch. One is at a time: a slow one delays the next."""
+        """Return whether a member is to be asked for this evaluation. A slow one delays the next."""
         return epoch > self.begun and self.asked is None and not self.has(epoch)
 
     @property
@@ -54,19 +59,19 @@ class Evaluations:
         return max(asked, self.done[-1].epoch if self.done else self.begun)
 
     def is_by(self, member: Name) -> bool:
-        """Whether this member was asked, and has not reported."""
+        """Return whether this member was asked and has not reported."""
         return self.asked is not None and self.asked.by == member
 
     def forget(self, member: Name, assigned: int = -1) -> None:
-        """Another one may be asked: this member is lost, or `assigned` is the last assignment it has heard of
-        and is not the one to evaluate."""
+        """Let another member be asked: this one is lost, or has received assignments up to `assigned` only,
+        and not the one that asks for the evaluation."""
         if self.asked is not None and self.asked.by == member and self.asked.assignment > assigned:
             self.asked = None
 
     def report(
         self, member: Name, epoch: int, version: int, metrics: Mapping[str, float], started_at: float
     ) -> bool:
-        """Take in what a member reports. Returns whether it was asked for."""
+        """Take a member's report. Return whether the member was asked for it."""
         asked = self.asked
         if asked is None or (asked.by, asked.epoch) != (member, epoch) or version > asked.version:
             return False

@@ -1,11 +1,10 @@
-"""Events, the answers to them, and actions: what passes between the state machine and the shell.
+"""Events, replies and actions: the interface between the state machine and the shell.
 
-An event goes in. It is refused, or answered with a reply (`Event[R]` says of which type) and followed by
-actions, which the shell carries out. `now` is seconds on any clock that only goes forward; it comes with each
-event and is never read here.
+`Core.step` refuses an event, or returns a reply (of the type R of `Event[R]`) and actions, which the shell
+carries out in order. `now` is passed with each event, in seconds of any clock that never goes back.
 
-No event or action holds tensors: the shell hands payloads to the shard under the key of their push, and
-snapshots under the key of theirs, before it raises the event that names them.
+No event or action holds tensors: the shell gives the shard payloads under the key of their push, and
+snapshots under their own key, before it raises the event that names them.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ class Admission:
 
     Attributes:
         initialize: whether the worker has to upload the initial parameters.
-        epoch: that samples are given out of, from 0.
-        workers: members that steps are divided among: those now, and at least as many as the job begins with.
+        epoch: the present one, from 0.
+        workers: members that share a step: the present ones, or as many as the job needs to begin.
     """
 
     rank: int
@@ -61,7 +60,7 @@ class Admission:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decided:
-    """Answers `Pushed`. repeated: whether the same push had been decided before."""
+    """Answers `Pushed`. repeated: the push was decided before."""
 
     outcome: Outcome
     repeated: bool = False
@@ -99,9 +98,9 @@ class Initialized(FromWorker[None]):
 
     Attributes:
         buffers: whether the model has any.
-        least: samples that a batch of it must have.
-        epoch: number of the first epoch to train on, from 0; the worker's script has trained on those before.
-        steps: that the script took in those epochs.
+        least: smallest batch that it can train on, in samples.
+        epoch: the first epoch to train on, from 0; the worker's script has trained on the earlier ones.
+        steps: number of steps that the script took in those.
     """
 
     fingerprint: bytes
@@ -128,7 +127,7 @@ class Prepared(FromWorker[None]):
         assigned: id of the last assignment that it received.
         data: checksum of some of its training samples; 0 if they cannot be compared.
         train_samples: number of samples in its epoch; 0 not to compare it.
-        drifted: version at which its replica was not the server's, so that it has none now; 0 if never.
+        drifted: version at which its replica differed from the server's, so it has none now; 0 if none.
         restored: whether it resumes from its own saved state at the server's version.
     """
 
@@ -150,9 +149,10 @@ class Detached(FromWorker[None]):
 @stored("heard")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeepAlive(FromWorker[None]):
-    """A sign of life, which renews the lease. That of a heartbeat says what the training thread is doing.
+    """The worker is alive, which renews its lease.
 
     Attributes:
+        activity: of the training thread, in a heartbeat.
         stalled_s: seconds for which that thread has made no progress.
     """
 
@@ -186,7 +186,7 @@ class Pushed(FromWorker[Decided]):
     Attributes:
         exchanged: the worker's report of an exchange of packets, in place of payloads.
         plan: number of the plan that its parts belong to.
-        computing_s: seconds that the worker says its local steps took; 0 if it does not say.
+        computing_s: seconds that its local steps took; 0 if unknown.
         learning_rates: by parameter group; empty for those of the job.
     """
 
@@ -215,7 +215,7 @@ class Published(Event[None]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApplyStarted(Event[None]):
-    """The shard has started to apply the open round, which produces `version`; no way back.
+    """The shard has started to apply the open round, which produces `version` and can no longer be undone.
 
     Attributes:
         whole: whether every part of the round has been stepped.
@@ -234,7 +234,7 @@ class PlanPrepared(Event[None]):
 @stored("packet-begun")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PacketStarted(FromWorker[Targets]):
-    """The header of a coded packet has arrived. checksums: one for each block that the packet combines."""
+    """The header of a coded packet has arrived. checksums: one for each block that it combines, if any."""
 
     exchange: int
     index: int
@@ -307,19 +307,18 @@ class Tick(Event[None]):
 @stored("restarted")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restarted(Event[None]):
-    """The server has restarted from its state folder: no stream is open, and the silence of members is the
-    server's own doing, so each gets time to return."""
+    """The server has restarted from its state folder. No stream is open, and members get time to return."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PauseRequested(Event[None]):
-    """The server is about to stop and to resume later: finish what is under way and start nothing new. The
-    action `Paused` follows once that is done."""
+    """The server will stop, and resume later: assign nothing more. The action `Paused` follows once accepted
+    pushes are applied and no round is open."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stopping(Event[None]):
-    """The server shuts down. failed: because nothing can be applied any more."""
+    """The server shuts down. failed: because the shard can apply nothing more."""
 
     reason: str
     failed: bool = False
@@ -343,10 +342,10 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assign:
-    """Tell a member what to do at a version, after it has got the version.
+    """Send a member an assignment, after its version.
 
-    has: version of the member's replica. One less than the assignment's: the update will do; None or
-        anything else but the assignment's own: it needs a snapshot.
+    has: version of the member's replica. If it is one less than the assignment's, the update suffices; None
+        and other versions but the assignment's own need a snapshot.
     """
 
     worker: str
@@ -521,7 +520,7 @@ class Disconnect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """Tell operators and members whom the job waits for. usual: whether that happens in healthy jobs too."""
+    """Tell operators and members whom the job waits for. usual: healthy jobs wait like this too."""
 
     ranks: tuple[int, ...]
     seconds: float
@@ -549,7 +548,7 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Paused:
-    """Nothing is under way any more, and nothing will start: the server may stop."""
+    """The pause that was requested is complete: the server may stop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

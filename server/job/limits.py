@@ -1,5 +1,4 @@
-"""What ends a job before its last epoch, and when it is evaluated: from what an operator types, and as pure
-functions of how far the job is."""
+"""Limits that end a job before its last epoch, as options and as pure functions of the job's progress."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from ...proto.messages import EpochStatus
 from ...settings import JobSettings
 from .schedule import Cosine, parse_schedule
 
-# Of names of metrics: those of which less is better.
+# Words in the names of metrics of which less is better.
 SMALLER_IS_BETTER = ("loss", "error", "perplexity", "nll", "mse", "mae", "rmse")
 NO_EPOCHS = 2**32 - 1
 EVALUATIONS_REMEMBERED = 1024  # the last ones: a job that never ends must not grow with them
@@ -64,19 +63,19 @@ def check(rules: JobSettings) -> None:
 
 
 def epochs(rules: JobSettings) -> int:
-    """At most so many."""
+    """Return the number of epochs, a very large one where other limits end the job."""
     return rules.epochs or NO_EPOCHS
 
 
 def of_job(rules: JobSettings, epochs_passed: float, steps: float) -> float:
-    """Which part of a job is done, 0 to 1, by the limit that comes first; 0 if only time ends it."""
+    """Return the fraction of a job that is done, by its nearest limit; 0 if only time ends it."""
     by_epochs = epochs_passed / rules.epochs if rules.epochs else 0.0
     by_steps = steps / rules.max_steps if rules.max_steps else 0.0
     return min(1.0, max(by_epochs, by_steps))
 
 
 def why_over(rules: JobSettings, version: int, elapsed_s: float, evaluations: Sequence[EpochStatus]) -> str:
-    """Return why a job ends now; nothing if it goes on, or ends with its last epoch.
+    """Return why a job ends now; empty if it continues, or ends with its last epoch.
 
     evaluations: the last ones, at most `EVALUATIONS_REMEMBERED`, in the order of epochs.
     """

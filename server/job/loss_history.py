@@ -1,4 +1,4 @@
-"""How the training loss went, in a bounded number of points however long the job is."""
+"""The training loss over the whole job, in a bounded number of points."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ POINTS = 512
 @stored("loss-history")
 @dataclass(slots=True)
 class LossHistory:
-    """Means over as many steps as it takes for all points to be no more than `POINTS`.
+    """Means over so many steps each that there are fewer than `POINTS`.
 
-    each: samples that a whole point is of, in steps. steps, samples, total: of the one that is not whole.
+    points: version, samples and sum of losses. each: steps of a point. steps, samples, total: of the last
+    point, which is not complete.
     """
 
     points: list[tuple[int, int, float]] = field(default_factory=list[tuple[int, int, float]])
@@ -26,7 +27,7 @@ class LossHistory:
     total: float = 0.0
 
     def add(self, version: int, samples: int, loss: float) -> None:
-        """A step has led to a version; its mean loss was over so many samples."""
+        """Add the mean loss over the samples of the step that made a version."""
         if not samples or not math.isfinite(loss):
             return
         self.steps += 1

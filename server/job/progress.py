@@ -1,9 +1,9 @@
-"""Members whose training threads make no progress: when they are named, and when they are suspended.
+"""Members whose training threads make no progress: when the log names them, and when they are suspended.
 
-Heartbeats come from another thread than the one that trains, so a lease says nothing of that. A member that
-hangs loses its work like one whose lease is over, and its stream is cut off. Its worker reconnects, and says
-that it is ready when its thread goes on; until then nobody waits for it. What it pushes then is stale, so
-that its ledger puts it back, and how long it took is the measure for others.
+Heartbeats come from another thread than the one that trains, so a lease does not reveal a hang. A hanging
+member loses its work like one whose lease is over, and its stream is closed. Its worker reconnects and is
+ready again once its thread makes progress; until then no round waits for it. Its push is then stale, so its
+ledger puts the gradient back, and the time that it took counts for the limit of the others.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .state import JobState
 NAMED_AFTER = 0.5  # of the limit
 
 
-def heard(state: JobState, member: Member, activity: str, stalled_s: float) -> list[e.Action]:
-    """Take in a heartbeat: what a member is doing, and for how long it has made no progress."""
+def note_activity(state: JobState, member: Member, activity: str, stalled_s: float) -> list[e.Action]:
+    """Record a heartbeat: a member's activity, and its time without progress."""
     actions: list[e.Action] = []
     if stalled_s < member.stalled_s:
-        state.went_on(member)
+        state.note_stall(member)
     if stalled_s < member.named_s and not member.suspended:
         member.named_s = 0.0
         actions.append(e.Note(text=f"{member.name} makes progress again"))
@@ -35,12 +35,11 @@ def limit_of(state: JobState, member: Member) -> float:
 
 
 def hangs(state: JobState, member: Member) -> bool:
-    """Whether waiting for it is pointless."""
     return member.suspended or member.stalled_s > limit_of(state, member)
 
 
 def name_slow(state: JobState) -> list[e.Action]:
-    """Return log lines about members that may soon be suspended."""
+    """Return log lines that name members which may soon be suspended."""
     actions: list[e.Action] = []
     for member in state.roster.by_rank():
         limit = limit_of(state, member)
@@ -62,7 +61,7 @@ def to_suspend(state: JobState) -> list[Member]:
 
 
 def _replaceable(state: JobState, member: Member) -> bool:
-    """Whether it was asked for the initial parameters, and another one can bring them."""
+    """Return whether another member can upload the initial parameters that this one was asked for."""
     return state.initializer == member.id and state.version == 0 and bool(state.roster.listening())
 
 
@@ -72,6 +71,6 @@ def describe(member: Member) -> str:
 
 
 def name_suspended(state: JobState) -> str:
-    """Names of the members that are suspended, for what is waited for; empty if there are none."""
+    """Return a clause that names the suspended members; empty if there are none."""
     names = ", ".join(member.name for member in state.roster.by_rank() if member.suspended)
     return f"; suspended, because their training threads hang: {names}" if names else ""

@@ -1,4 +1,4 @@
-"""What the state machine says when it does not accept something: worker, field, limit, value and remedy."""
+"""Refusals of the state machine: worker, field, limit, value and remedy of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...proto.refusal import Reason, Refusal, refusal
 
 
 def brief(why: Refusal) -> str:
-    """Say why a worker is refused, in the few words that the log and the waiting workers are told."""
+    """Return a refusal in few words, for the log and for waiting workers."""
     return f"refused: {why.field}: {why.value}, expected {why.limit}"
 
 
@@ -221,7 +221,7 @@ def redundant(worker: str, seq: int, assignment: int, version: int) -> Refusal:
 
 
 def given_up(worker: str, seq: int) -> Refusal:
-    """Its parts were dropped, because it would have been refused, and now it would not."""
+    """For a push whose parts were dropped because it would have been refused, and now it would not."""
     return refusal(
         Reason.CHUNK,
         worker=worker,

@@ -1,13 +1,14 @@
 """Members: ranks, leases, incarnations, work, and the outcomes of their pushes.
 
-One live member per worker id. A new incarnation fences one that has disconnected or says nothing, and is
-refused while that one is alive. A member that reconnects within its lease is still counted on: its round
-waits. One whose lease has expired is kept among the departed with its outcomes, so that the same incarnation
-may return and learn the outcome of its last push. Outcomes and departed members are bounded.
+Each worker id has one live member. A new incarnation fences one that is disconnected or silent, and is
+refused while that one is alive. A member that reconnects within its lease keeps its place in the round, which
+waits for it. A member whose lease has expired is kept among the departed with its outcomes, so that the same
+incarnation may return and learn the outcome of its last push. Outcomes and departed members are bounded.
 
-On a new stream a worker says which assignment it received last: a later one is sent again, or its samples go
-to somebody else. If all members are lost before any has pushed, the samples go out under new assignment ids,
-so that a late push is recognised. The last push of a worker that leaves is dense and empties its residual.
+On a new stream a worker names the last assignment that it received: a later one is sent again, or its samples
+go to another member. If all members are lost before any has pushed, the samples go out under new assignment
+ids, so that a late push is recognised. The last push of a worker that leaves is dense and empties its
+residual.
 
 A member (`Life`; `Roster.become` is the only way from one state to another):
 
@@ -68,7 +69,7 @@ class Life(Enum):
     GONE = "gone"
 
 
-_LIVES = {
+_TRANSITIONS = {
     Life.JOINED: frozenset({Life.JOINED, Life.LOADING, Life.LISTENING, Life.GONE}),
     Life.LOADING: frozenset({Life.LOADING, Life.LISTENING, Life.JOINED, Life.GONE}),
     Life.LISTENING: frozenset({Life.LISTENING, Life.RETURNING, Life.AWAY, Life.GONE}),
@@ -89,7 +90,7 @@ class WorkLife(Enum):
     REVOKED = "revoked"
 
 
-_WORK_LIVES = {
+_WORK_TRANSITIONS = {
     WorkLife.ASSIGNED: frozenset({WorkLife.LATE, WorkLife.REVOKED}),
     WorkLife.LATE: frozenset({WorkLife.REVOKED}),
     WorkLife.REVOKED: frozenset({WorkLife.ASSIGNED, WorkLife.LATE}),
@@ -102,9 +103,9 @@ class AssignedWork:
     """An assignment that a member has not answered yet.
 
     Attributes:
-        share: samples that the member was due; the end of an epoch may have left fewer.
+        share: samples that the member was due; at the end of an epoch it may have got fewer.
         counted: samples that its push stands for; None for all that were drawn.
-        interrupted: whether the member's stream broke meanwhile.
+        interrupted: the member's stream broke meanwhile.
     """
 
     assignment: Assignment
@@ -134,7 +135,7 @@ class AssignedWork:
         return self.assignment.slices > 1 or self.assignment.stragglers > 0
 
     def become(self, life: WorkLife) -> None:
-        self.life = move(self.life, life, _WORK_LIVES)
+        self.life = move(self.life, life, _WORK_TRANSITIONS)
 
 
 @stored("member")
@@ -146,25 +147,25 @@ class Member:
     heard_at: float
     compressor: str = ""
     activity: str = ""
-    stalled_s: float = 0.0  # for which its training thread had made no progress, as it last said
-    first: bool = True  # it had yet to finish a step then, which takes longer
-    named_s: float = 0.0  # when the log last said so; 0 if it has not, or the thread has got on
-    suspended: bool = False  # because of that; until it says that it is ready
+    stalled_s: float = 0.0  # time without progress of its training thread, by its last heartbeat
+    first: bool = True  # had yet to finish its first step then, which takes longer
+    named_s: float = 0.0  # `stalled_s` when the log last named it; 0 if not, or it has made progress since
+    suspended: bool = False  # because of that; until it is ready again
     life: Life = Life.JOINED
     fingerprint: bytes = b""
     data: int = 0  # checksum of some training samples
     train_samples: int = 0  # in its epoch; 0: not known
-    version: int | None = None  # of its replica, once everything sent so far has arrived
+    version: int | None = None  # of its replica, once all that was sent so far has arrived
     pushes: int = 0
     work: AssignedWork | None = None  # changed by `Roster.give` and `Roster.relieve` alone
-    revoked: AssignedWork | None = None  # the last that was taken from it, because it was lost
-    succeeded: list[int] = field(default_factory=list[int])  # the last assignments that others took over
-    collection: int = 0  # of buffers: the last that it was asked to be a part of
+    revoked: AssignedWork | None = None  # the last work taken from it, because it was lost
+    succeeded: list[int] = field(default_factory=list[int])  # its last assignments that others took over
+    collection: int = 0  # of buffers: the last that it was asked to contribute to
     newcomer: int = 0  # assignments until it takes over the job's buffers; 0: it has
     after: int = 0  # the version that its last push became: it gets work once that is published
-    clock: int | None = None  # pushes completed, counted from where the others stood when it came
+    clock: int | None = None  # pushes completed, counted from the others' clock when it joined
     pace: ShareFit | None = None
-    last_seq: int = 0  # of the pushes that were decided on
+    last_seq: int = 0  # of the pushes that were decided
     outcomes: OrderedDict[int, Outcome] = field(default_factory=OrderedDict[int, Outcome])  # by seq
 
     @property
@@ -181,30 +182,30 @@ class Member:
         """Whether its stream is open."""
         return self.life in _ATTACHED
 
-    def goes_on(self, work: AssignedWork, assigned: int) -> bool:
-        """Whether it still computes this work, now that it has a new stream.
+    def still_computes(self, work: AssignedWork, assigned: int) -> bool:
+        """Return whether a member on a new stream still computes this work: it has it and its version.
 
         Args:
-            assigned: id of the last assignment that it received. The version may have been lost on the way.
+            assigned: id of the last assignment that it received.
         """
         return work.id == assigned and self.version is not None and self.version >= work.assignment.version
 
     @property
     def listening(self) -> bool:
-        """Whether it can be told what to do now."""
+        """Whether it can be sent an assignment now."""
         return self.life is Life.LISTENING
 
     @property
     def ready(self) -> bool:
-        """Whether rounds count on it: it has its model, and keeps its lease."""
+        """Whether rounds count on it: it has its model and a lease."""
         return self.life in _READY
 
     def succeed(self, assignment: int) -> None:
-        """Remember that another member was given the slot of this assignment."""
+        """Remember that another member has taken over this assignment."""
         self.succeeded = [*self.succeeded, assignment][-OUTCOMES_PER_MEMBER:]
 
     def remember(self, outcome: Outcome) -> None:
-        """Store the outcome of a push, to answer duplicates with."""
+        """Keep the outcome of a push, to answer duplicates with."""
         self.last_seq = outcome.seq
         self.outcomes[outcome.seq] = outcome
         while len(self.outcomes) > OUTCOMES_PER_MEMBER:
@@ -219,9 +220,7 @@ class Roster:
     departed: OrderedDict[str, Member] = field(default_factory=OrderedDict[str, Member])
     ready_members: int = 0
     computing: Counter[int] = field(default_factory=Counter[int])  # members at work, by version
-    _in_order: list[Member] = field(
-        default_factory=list[Member], metadata=DERIVED
-    )  # by rank; empty when it has to be sorted anew
+    _in_order: list[Member] = field(default_factory=list[Member], metadata=DERIVED)  # empty: to be sorted
 
     def join(
         self, worker: str, incarnation: int, compressor: str, now: float
@@ -229,8 +228,8 @@ class Roster:
         """Admit a worker; the second member is the incarnation that it replaces, if any.
 
         Raises:
-            Refused: FENCED for an older incarnation, DUPLICATE_WORKER while another one is alive, SIZE where
-                there are too many.
+            Refused: FENCED for an older incarnation, DUPLICATE_WORKER while another one is alive, SIZE for a
+                member too many.
         """
         known = self.members.get(worker) or self.departed.get(worker)
         if known is not None and incarnation < known.incarnation:
@@ -270,19 +269,19 @@ class Roster:
         return member if member is not None and member.incarnation == name[1] else None
 
     def become(self, member: Member, life: Life) -> None:
-        """Change the state of a member. It must be one that `_LIVES` allows."""
+        """Change the state of a member, as `_TRANSITIONS` allows."""
         self.ready_members -= member.ready
-        member.life = move(member.life, life, _LIVES)
+        member.life = move(member.life, life, _TRANSITIONS)
         self.ready_members += member.ready
 
     def give(self, member: Member, work: AssignedWork) -> None:
-        """Give a member this work, in place of any that it had."""
+        """Assign this work to a member, in place of any that it had."""
         self.relieve(member)
         member.work = work
         self.computing[work.assignment.version] += 1
 
     def relieve(self, member: Member) -> AssignedWork | None:
-        """Take its work from a member and return it; None if it has none."""
+        """Take a member's work from it and return the work; None if it has none."""
         work, member.work = member.work, None
         if work is not None:
             self.computing[work.assignment.version] -= 1
@@ -295,10 +294,10 @@ class Roster:
         return worker in self.members or worker in self.departed
 
     def find(self, worker: str, incarnation: int, now: float, *, revive: bool = False) -> Member:
-        """The live member, its lease renewed.
+        """Return the live member and renew its lease.
 
         Args:
-            revive: also bring back the same incarnation after its lease has expired.
+            revive: also readmit the same incarnation after its lease has expired.
 
         Raises:
             Refused: FENCED or NOT_A_MEMBER.
@@ -346,11 +345,11 @@ class Roster:
         return [member for member in self.by_rank() if member.attached]
 
     def ready(self) -> list[Member]:
-        """Members that rounds count on, in rank order, also those that are reconnecting."""
+        """Members that rounds count on, in rank order; some may be reconnecting."""
         return [member for member in self.by_rank() if member.ready]
 
     def listening(self) -> list[Member]:
-        """Members that can be told what to do now, in rank order."""
+        """Members that can be sent an assignment now, in rank order."""
         return [member for member in self.by_rank() if member.listening]
 
     def _revive(self, member: Member, now: float) -> Member:
@@ -364,9 +363,8 @@ class Roster:
 
     def _rank_of(self, known: Member | None) -> int:
         """Return the rank that a worker had, unless another has it now; otherwise the lowest free rank."""
-        taken = {
-            member.rank for member in self.members.values() if member.worker != getattr(known, "worker", "")
-        }
+        others = [each for each in self.members.values() if known is None or each.worker != known.worker]
+        taken = {each.rank for each in others}
         if known is not None and known.rank not in taken:
             return known.rank
         return next(rank for rank in range(len(taken) + 1) if rank not in taken)

@@ -1,8 +1,16 @@
-"""Which samples of which epoch are still to be trained on: drawn, given back, settled.
+"""Which samples of which epoch are still to be trained on.
 
-Each epoch is a permutation of the training samples that everybody can draw; here it is only positions in it.
-Samples go out in order. What a lost worker did not answer for comes back and goes out again, first, so that
-an epoch is complete when each of its samples has been answered for once.
+Each epoch is a permutation of the training samples, which every worker can compute; samples here are
+positions in it. They are drawn in order. A sample is
+
+    fresh      not drawn yet                         -> unsettled (`draw`)
+    unsettled  assigned to a member                  -> settled (`settle`), returned (`give_back`)
+    returned   its member is lost; drawn again       -> unsettled (`draw`, or `take_back` by its member),
+               before fresh ones                        settled (`take_back`)
+    settled    trained on, or in a worker's residual -> returned (`give_back` if settled too early)
+
+An epoch is complete once all of its samples are settled. What may not happen: a sample in two of these
+states; a sample drawn of an epoch while an earlier one has samples left to draw.
 """
 
 from __future__ import annotations
@@ -19,7 +27,7 @@ from ...proto.shares import draws, share
 @stored("drawn-samples")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
-    """Samples of one epoch that were given to somebody."""
+    """Samples of one epoch that were assigned."""
 
     epoch: int
     ranges: tuple[Range, ...]
@@ -29,18 +37,18 @@ class Drawn:
         return sum(each.count for each in self.ranges)
 
     def divided(self, world: int, least: int = 1) -> list[Drawn]:
-        """Among `world` workers, as evenly as whole samples allow. No part has fewer than `least` samples, if
-        there are as many: there may be fewer parts."""
+        """Divide them among `world` workers, as evenly as whole samples allow. Return fewer parts if they
+        would have fewer than `least` samples."""
         world = max(1, min(world, self.count // least))
         shares = [share(self.count, position, world) for position in range(world)]
         return [Drawn(epoch=self.epoch, ranges=self._between(*each)) for each in shares]
 
     def part(self, position: int, parts: int, least: int = 1) -> Drawn:
-        """One of as many equal parts, which may be empty, but has no fewer than `least` samples otherwise."""
+        """Return one of `parts` equal parts, which is empty or has at least `least` samples."""
         return Drawn(epoch=self.epoch, ranges=self._between(*share(self.count, position, parts, least)))
 
     def _between(self, start: int, end: int) -> tuple[Range, ...]:
-        """Of the samples numbered as they stand in the ranges."""
+        """Return the samples from one position within the ranges to another."""
         found: list[Range] = []
         passed = 0
         for each in self.ranges:
@@ -54,27 +62,26 @@ class Drawn:
 @stored("samples")
 @dataclass
 class Samples:
-    """The samples of all epochs of a job. Every sample is in one of three places: not yet drawn, which
-    includes those given back, drawn and unsettled, or settled."""
+    """The samples of all epochs of a job."""
 
     per_epoch: int
     epochs: int
-    least: int = 1  # that are drawn at once, and that are left in an epoch unless none are
-    _epoch: int = 0  # that fresh samples come from
-    _next: int = 0  # first one of it that has not been drawn
+    least: int = 1  # samples that are drawn at once, or left in an epoch
+    _epoch: int = 0  # of the fresh samples
+    _next: int = 0  # the first fresh sample in it
     _returned: dict[int, list[Range]] = field(default_factory=dict[int, list[Range]])  # by epoch
     _unsettled: Counter[int] = field(default_factory=Counter[int])  # by epoch
     completed: int = 0  # epochs of which all samples have been settled; never falls
 
     @classmethod
     def beginning(cls, per_epoch: int, epochs: int, least: int, epoch: int) -> Samples:
-        """Those of the epochs from this one on, as if all before had been trained on."""
+        """Start with this epoch, as if all earlier ones were complete."""
         epoch = min(epoch, epochs)
         return cls(per_epoch, epochs, least, _epoch=epoch, completed=epoch)
 
     def draw(self, most: int) -> Drawn | None:
-        """Up to `most` samples, at least 1, of the oldest epoch that has any; None where none are left. Fewer
-        than `least` would be of no use by themselves: so many more are drawn, and none of them are left."""
+        """Draw up to `most` samples of the oldest epoch that has any; None if none are left. `_at_once` says
+        how many, so that neither they nor the rest of the epoch are fewer than `least`."""
         epoch = min(self._returned, default=self._epoch)
         most = self._at_once(most, self.left_of(epoch))
         ranges: list[Range] = []
@@ -101,32 +108,35 @@ class Samples:
         return drawn
 
     def peek(self, most: int) -> Drawn | None:
-        """What `draw` would give next if all of it is fresh; None where some were given back, or none are
-        left."""
+        """Return what `draw` would return; None if no samples are left or some were given back."""
         count = self._at_once(most, self.per_epoch - self._next)
         if self._returned or not count or self._epoch == self.epochs:
             return None
         return Drawn(epoch=self._epoch, ranges=(Range(start=self._next, count=count),))
 
     def settle(self, drawn: Drawn) -> None:
-        """Nothing more has to happen about these: they are trained on, or in somebody's residual."""
+        """Settle samples that are trained on, or in a worker's residual."""
         self._unsettled[drawn.epoch] -= drawn.count
         self._count_completed()
 
     def give_back(self, drawn: Drawn, *, settled: bool = False) -> None:
-        """They have to go out again. settled: they had been settled too early."""
+        """Have samples drawn again. settled: they were settled too early."""
         if not settled:
             self._unsettled[drawn.epoch] -= drawn.count
         self._returned[drawn.epoch] = _merged([*self._returned.get(drawn.epoch, ()), *drawn.ranges])
 
     def take_back(self, drawn: Drawn, *, settled: bool = True) -> bool:
-        """Settle what was given back, if all of it is still here. settled: or have it drawn again."""
+        """Undo `give_back`, if none of these samples were drawn again. Return whether that was so.
+
+        Args:
+            settled: settle the samples; otherwise they are unsettled again.
+        """
         returned = self._returned.get(drawn.epoch, [])
         left = [piece for each in returned for piece in _without(each, drawn.ranges)]
         rest = sum(each.count for each in left)
         if sum(each.count for each in returned) - rest < drawn.count:
             return False
-        if 0 < rest < self.least and drawn.epoch < self._epoch:  # nobody could train on those alone
+        if 0 < rest < self.least and drawn.epoch < self._epoch:  # too few to train on
             return False
         self._returned[drawn.epoch] = left
         if not left:
@@ -138,31 +148,29 @@ class Samples:
 
     @property
     def left_of_epoch(self) -> int:
-        """How many there are to draw of the oldest epoch that has any."""
-        epoch = min(self._returned, default=self._epoch)
-        fresh = self.per_epoch - self._next if epoch == self._epoch < self.epochs else 0
-        return fresh + sum(each.count for each in self._returned.get(epoch, ()))
+        """Samples left to draw in the oldest epoch that has any."""
+        return self.left_of(min(self._returned, default=self._epoch))
 
     @property
     def left(self) -> int:
-        """How many there are to draw."""
+        """Samples left to draw."""
         return self._given_back + (self.epochs - self._epoch) * self.per_epoch - self._next
 
     def _at_once(self, most: int, left: int) -> int:
-        """How many of those that are left in an epoch are drawn where up to `most` are asked for."""
+        """Return how many samples to draw of those left in an epoch, if up to `most` are wanted."""
         count = min(max(most, self.least), left)
         return left if left - count < self.least else count
 
     def draws(self, most: int) -> int:
-        """How many times `draw` gives some before none are left."""
+        """Return how often `draw` returns samples until none are left."""
         present = {*self._returned, self._epoch} if self._epoch < self.epochs else self._returned
         whole = max(0, self.epochs - self._epoch - 1)
         of_present = sum(draws(self.left_of(epoch), most, self.least) for epoch in present)
         return of_present + whole * draws(self.per_epoch, most, self.least)
 
     def left_of(self, epoch: int) -> int:
-        """How many there are to draw of an epoch, from the present one back."""
-        fresh = self.per_epoch - self._next if epoch == self._epoch else 0
+        """Return how many samples are left to draw in an epoch that is not later than the present one."""
+        fresh = self.per_epoch - self._next if epoch == self._epoch < self.epochs else 0
         return fresh + sum(each.count for each in self._returned.get(epoch, ()))
 
     @property
@@ -176,12 +184,12 @@ class Samples:
 
     @property
     def settled(self) -> bool:
-        """Whether nobody has any that are not settled."""
+        """Whether no sample is unsettled."""
         return not any(self._unsettled.values())
 
     @property
     def progress(self) -> float:
-        """Epochs whose worth of samples is settled, with a fraction."""
+        """Settled samples in epochs, with a fraction."""
         open_ = self._given_back + sum(self._unsettled.values())
         return max(0.0, self._epoch + (self._next - open_) / self.per_epoch) if self.per_epoch else 0.0
 
@@ -196,7 +204,7 @@ class Samples:
 
 
 def _merged(ranges: Sequence[Range]) -> list[Range]:
-    """In order, and neighbours as one."""
+    """Return the ranges in order, with adjacent ones joined."""
     merged: list[Range] = []
     for each in sorted(ranges, key=lambda each: each.start):
         last = merged[-1] if merged else None
@@ -208,7 +216,7 @@ def _merged(ranges: Sequence[Range]) -> list[Range]:
 
 
 def _without(whole: Range, parts: Sequence[Range]) -> list[Range]:
-    """What is left of a range without those parts of it."""
+    """Return what is left of a range without some parts of it."""
     pieces: list[Range] = []
     start, end = whole.start, whole.start + whole.count
     for part in sorted(parts, key=lambda part: part.start):

@@ -1,8 +1,8 @@
-"""Learning-rate schedules: pure functions of how far the job is, so they have no state to save.
+"""Learning-rate schedules: pure functions of the job's progress, without state.
 
-Given as `name[:key=value,...]`. Every schedule takes `warmup`, over which the rate grows linearly from
-nothing to the base rate, and `minimum`, the part of the base rate below which it does not decay. Lengths are
-of epochs, or of steps, which are versions: `warmup=2`, `warmup=200steps`.
+A schedule is given as `name[:key=value,...]`. Every one takes `warmup`, over which the rate grows linearly
+from 0 to the base rate, and `minimum`, a fraction of the base rate below which it does not decay. Lengths are
+in epochs or in steps, which are versions: `warmup=2`, `warmup=200steps`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ NOTHING, EPOCH, TEN_EPOCHS = (Length(number, "epochs") for number in (0, 1, 10))
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """How far a job is, in the middle of a step.
-
-    epochs, steps: that have passed. of_job: which part of all of it, 0 to 1; 0 if nobody knows its end.
-    """
+    """Progress of a job in the middle of a step. of_job: fraction of the job, 0 if its end is unknown."""
 
     epochs: float
     steps: float = 0.0
     of_job: float = 0.0
 
     def lengths(self, length: Length) -> float:
-        """How many times so much has passed."""
+        """Return the progress as a multiple of a length."""
         return (self.epochs if length.unit == "epochs" else self.steps) / length.number
 
 
@@ -44,7 +41,7 @@ class Constant:
             raise ValueError(f"minimum: expected 0 to 1, a part of the base rate, got {self.minimum:g}")
 
     def factor(self, passed: Passed) -> float:
-        """What the base rate is multiplied with."""
+        """Return the factor of the base rate."""
         ramp = min(1.0, passed.lengths(self.warmup)) if self.warmup.number else 1.0
         return ramp * max(self.minimum, self.decay(passed))
 
@@ -57,7 +54,7 @@ class Cosine(Constant):
     """Half a cosine from the base rate, where the warm-up ends, to the minimum, where the job does."""
 
     def decay(self, passed: Passed) -> float:
-        # How far warm-up and job are says what part of the job the warm-up is, whatever they are counted in.
+        # The progress of warm-up and job gives the warm-up as a fraction of the job, whatever their units.
         warmed = passed.lengths(self.warmup) if self.warmup.number else math.inf
         begin = passed.of_job / warmed if warmed else 1.0
         if passed.of_job <= begin:
@@ -68,7 +65,7 @@ class Cosine(Constant):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepDecay(Constant):
-    """Multiplied with gamma after every so many epochs or steps."""
+    """Multiplied with gamma after each interval `every`."""
 
     every: Length = TEN_EPOCHS
     gamma: float = 0.1

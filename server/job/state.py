@@ -1,5 +1,4 @@
-"""What the state machine remembers of a job, whatever its mode. Plain data: `core` and the modes change it,
-others may look."""
+"""The state of a job that all modes share. Plain data: `core` and the modes change it, others read it."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from .samples import Drawn, Samples
 from .schedule import Constant, Passed
 
 LOST_REMEMBERED = 256
-ACTIVITIES = 16  # of which it is remembered how long they took: workers name them
-PUSHES_AFTER_PLAN = 3  # of each member, or a new plan does not come into force
+ACTIVITIES = 16  # whose longest times are remembered; workers name them
+PUSHES_AFTER_PLAN = 3  # that each member has left, or a new plan does not come into force
 
 
 @dataclass(kw_only=True)
 class JobState:
-    """One job. All of it but the rules, and what is made of them, is saved."""
+    """One job. All fields are saved but the rules and what is parsed from them."""
 
     rules: ServerSettings = field(metadata=DERIVED)
     schedule: Constant = field(metadata=DERIVED)
@@ -35,52 +34,50 @@ class JobState:
     initializer: tuple[str, int] | None = None  # (worker, incarnation) that was asked for the parameters
     fingerprint: bytes = b""
     data: int = 0  # checksum of some training samples
-    samples: Samples = field(default_factory=lambda: Samples(0, 0))  # none before they are known
+    samples: Samples = field(default_factory=lambda: Samples(0, 0))  # none before `Initialized`
     version: int = 0
     earlier_steps: int = 0  # taken by the scripts before version 0, in a job that ended
-    plan: int = 1  # number of the one in force
-    planned: bool = False  # whether the next one waits
-    started_at: float | None = None  # when work was first given out; then any number of members will do
-    assignments: int = 0  # given out so far; the id of the last one
+    plan: int = 1  # number of the plan in force
+    planned: bool = False  # whether the next plan waits
+    started_at: float | None = None  # when work was first assigned; from then on one member is enough
+    assignments: int = 0  # so far; the id of the last one
     evaluations: Evaluations = field(default_factory=Evaluations)
     buffers: Buffers = field(default_factory=Buffers)
     best: float | None = None  # value of the metric by which the best version is kept
     lost: list[LostStatus] = field(default_factory=list[LostStatus])  # the last ones
     accepted_pushes: int = 0
     stale_pushes: int = 0
-    repeated_samples: int = 0  # trained on by who had lost them as well as by who got them then
+    repeated_samples: int = 0  # trained on by a lost member and again by another one
     local_steps: int = 1  # of the last round
-    all_local_steps: int = 0  # of all rounds that were applied
-    applied: int = 0  # number of the exchange that led to the version, in coded mode
-    uncoded_exchanges: int = 0  # that replaced one which could not end
+    all_local_steps: int = 0  # of all applied rounds
+    applied: int = 0  # coded mode: number of the exchange that made the version
+    uncoded_exchanges: int = 0  # that replaced a broken one
     last_redundancy: int = 0  # of the last round of coded mode
-    longest_stalled_s: dict[str, float] = field(
-        default_factory=dict[str, float]
-    )  # without progress, by activity
-    suspensions: int = 0  # times that a member was suspended, because it made no progress
+    longest_stalled_s: dict[str, float] = field(default_factory=dict[str, float])  # by activity
+    suspensions: int = 0  # of members without progress
     clipped: int = 0  # elements of gradients in coded mode, by all workers
     drifting: int = 0  # members whose replicas differ from the first one's
     largest_staleness: int = 0  # of accepted pushes: in clocks in stale mode, else in versions
-    elapsed_s: float = 0.0  # from then on
-    closing: bool = field(default=False, metadata=DERIVED)  # no more work is given out: the server will stop
-    reunion: bool = False  # the server was away, and not all members have come back since
-    stopped: str = ""  # why it ends before its last epoch; empty while it does not
-    last_evaluation: int = 0  # number of the one of the last version
-    waiting_since: float | None = None  # when whatever is waited for began
-    reported: tuple[str, float] | None = None  # what was last told of it, and when
+    elapsed_s: float = 0.0  # since `started_at`
+    closing: bool = field(default=False, metadata=DERIVED)  # assign nothing more: the server will stop
+    reunion: bool = False  # the server has restarted, and not all members have returned since
+    stopped: str = ""  # why the job ends before its last epoch; empty while it does not
+    last_evaluation: int = 0  # number of the evaluation of the last version
+    waiting_since: float | None = None
+    reported: tuple[str, float] | None = None  # subject of the last report about waiting, and its time
 
     def rate_factor(self, progress: float) -> float:
-        """What the base learning rate is multiplied with after so many epochs, in the next step."""
+        """Return the factor of the base learning rate in the next step. progress: epochs so far."""
         steps = self.version + 0.5
         of_job = limits.of_job(self.rules, progress, steps)
         return self.schedule.factor(Passed(epochs=progress, steps=steps, of_job=of_job))
 
     @property
     def learning_rate(self) -> float:
-        """Of the next step; 0 where scripts say it."""
-        return (
-            0.0 if self.rules.script else self.rules.learning_rate * self.rate_factor(self.samples.progress)
-        )
+        """The rate of the next step; 0 where scripts choose it."""
+        if self.rules.script:
+            return 0.0
+        return self.rules.learning_rate * self.rate_factor(self.samples.progress)
 
     @property
     def epoch(self) -> int:
@@ -89,23 +86,23 @@ class JobState:
 
     @property
     def done(self) -> bool:
-        """Whether nothing more is to be trained on, and nobody has anything to answer for."""
+        """Whether all samples are settled that the job will train on."""
         return self.samples.done or (bool(self.stopped) and self.samples.settled)
 
     def may_step(self, ahead: int = 0) -> bool:
-        """Whether one more step may be begun, with so many under way."""
+        """Return whether one more step may begin, while `ahead` others are being computed or applied."""
         most = self.rules.max_steps
         held = self.stopped or self.closing or self.apart
         return not held and (not most or self.version + ahead < most)
 
     @property
     def apart(self) -> bool:
-        """Whether members are still to come back, or to be lost, after the server was away: without them the
-        steps would be others than if it had not been."""
+        """Whether members have yet to return, or be lost, after a restart of the server. No work is assigned
+        until then, so that steps are the same as without the restart."""
         return self.reunion and not all(member.listening for member in self.roster.members.values())
 
-    def look_at_limits(self, now: float) -> None:
-        """Whether the job ends before its last epoch."""
+    def check_limits(self, now: float) -> None:
+        """Set `stopped` if the job ends before its last epoch."""
         if self.started_at is None or self.stopped:
             return
         self.elapsed_s = now - self.started_at
@@ -113,12 +110,12 @@ class JobState:
 
     @property
     def evaluation_due(self) -> int:
-        """Number of the last one that is due, 0 for none: the last of all waits for the last version."""
+        """Number of the last evaluation that is due, 0 for none; that of the last version does not count."""
         return 0 if self.stopped or self.epoch >= limits.epochs(self.rules) else self.evaluations_passed
 
     @property
     def evaluations_passed(self) -> int:
-        """Number of the last one that became due; by epochs, of the last epoch that was completed."""
+        """Number of the last evaluation that became due; by epochs, that of the last complete epoch."""
         every = self.evaluate_every
         whole = every.number.is_integer()
         passed = {
@@ -130,19 +127,19 @@ class JobState:
 
     @property
     def epoch_progress(self) -> float:
-        """Part of the running epoch that is done, 0 to 1."""
+        """Fraction of the running epoch that is done."""
         return min(1.0, max(0.0, self.samples.progress - self.epoch))
 
     @property
     def plan_due(self) -> bool:
-        """Whether a new plan waits that is of use. What is being pushed when it comes into force waits in
-        residuals, so everybody has to have work after that."""
+        """Whether a new plan waits, and all members will have work after it. Otherwise their residuals, which
+        keep the pushes that the plan makes late, would not be sent."""
         needed = PUSHES_AFTER_PLAN * self.rules.batch_size * len(self.roster.members)
         most, steps = self.rules.max_steps, self.version + PUSHES_AFTER_PLAN
         return self.planned and self.samples.left >= needed and (not most or steps <= most)
 
     def assign(self, member: Member, assignment: Assignment) -> Assign:
-        """Number the assignment and have it sent. Afterwards the member's replica is at its version."""
+        """Give the assignment the next id, and send it."""
         self.assignments += 1
         return self.send(member, replace(assignment, id=self.assignments, plan=self.plan))
 
@@ -156,7 +153,7 @@ class JobState:
         share: int = 0,
         **terms: Any,
     ) -> list[Action]:
-        """Give a member work at the current version. One that is reconnecting hears of it when it is back.
+        """Give a member work at the current version. One that is reconnecting is sent it when it is back.
 
         counted, share: as in `AssignedWork`. terms: the other fields of the assignment.
         """
@@ -179,19 +176,19 @@ class JobState:
         )
         work = AssignedWork(assignment=assignment, drawn=drawn, given_at=now, counted=counted, share=share)
         self.roster.give(member, work)
-        self.went_on(member)
-        member.activity, member.stalled_s = "", 0.0  # what it last said was before that
+        self.note_stall(member)
+        member.activity, member.stalled_s = "", 0.0
         return [self.send(member, assignment)] if member.listening else []
 
-    def went_on(self, member: Member) -> None:
-        """Remember how long a member has been without progress, as the measure for others."""
+    def note_stall(self, member: Member) -> None:
+        """Remember the time that a member's last activity took, for the limit of the others."""
         longest = self.longest_stalled_s
         if not member.first and (member.activity in longest or len(longest) < ACTIVITIES):
             longest[member.activity] = max(longest.get(member.activity, 0.0), member.stalled_s)
 
     def _evaluation_after(self, samples: int) -> int:
-        """Number of the evaluation that is due once every member has pushed for so many samples; 0 if none
-        is, or where whole epochs end."""
+        """Return the evaluation that becomes due once every member has pushed for so many samples; 0 if none
+        does, or if it becomes due with the end of an epoch."""
         members = self.roster.ready_members
         steps, every = self.version + members, self.evaluate_every
         if every.unit == "seconds" or self.rules.max_seconds:
@@ -203,17 +200,17 @@ class JobState:
         return before + 1 if int(passed) > before or (most and steps >= most) else 0
 
     def send(self, member: Member, assignment: Assignment) -> Assign:
-        """Have an assignment sent that has its number."""
+        """Send an assignment that has its id. When it arrives, the member's replica is at its version."""
         has, member.version = member.version, assignment.version
         return Assign(worker=member.worker, assignment=assignment, has=has)
 
     def total_steps(self, taken: int, at_once: int, *, of_version: int = 1) -> int:
-        """Return how many steps the job will have taken at its end; 0 if only time ends it.
+        """Return the number of steps at the job's end; 0 if only time ends it.
 
         Args:
-            taken: steps up to and with those that are given out now.
-            at_once: samples of each step to come, of all members together.
-            of_version: steps that lead to one version.
+            taken: steps so far, including those that are assigned now.
+            at_once: samples of each later step, of all members together.
+            of_version: steps that make one version.
         """
         most = self.rules.max_steps and taken + (self.rules.max_steps - self.version - 1) * of_version
         if not self.rules.epochs:
@@ -222,8 +219,8 @@ class JobState:
         return min(total, most) if most else total
 
     def ask_for_evaluation(self, member: Member, epoch: int, assignment: int, now: float) -> bool:
-        """Whether this member shall make the evaluation of this number, as part of this assignment: once,
-        unless the one that was asked before is lost or never heard of it."""
+        """Ask a member for an evaluation with this assignment, unless it is done or asked for. Return whether
+        the member was asked."""
         if not self.evaluations.wants(epoch):
             return False
         self.evaluations.asked = Asked(
@@ -237,7 +234,7 @@ class JobState:
         return True
 
     def waited(self, now: float) -> str:
-        """Return how long the job has been waiting, in words."""
+        """Return the time that the job has been waiting, in words."""
         return f"since {0.0 if self.waiting_since is None else now - self.waiting_since:.1f} s"
 
     def wait_from(self, now: float) -> None:

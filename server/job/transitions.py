@@ -1,6 +1,5 @@
-"""Lives: what can become of a thing, as an enum and a table at the head of the file that implements it.
-
-A table says for each state which ones may follow. `move` is the only way from one to another.
+"""State transitions. A file that implements states opens with them as a table; its enum names them, and a
+mapping lists the states that may follow each one.
 """
 
 from __future__ import annotations
@@ -13,6 +12,6 @@ S = TypeVar("S", bound=Enum)
 
 
 def move(current: S, following: S, table: Mapping[S, frozenset[S]]) -> S:
-    """The state that follows."""
+    """Return the following state, which must be one that the table allows."""
     assert following in table[current], f"{current.name} is never followed by {following.name}"
     return following

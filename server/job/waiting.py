@@ -1,4 +1,4 @@
-"""Whom or what the job waits for, in words. Nothing waits without saying on whom."""
+"""What the job waits for, in words: the log and the status name the members that hold it up."""
 
 from __future__ import annotations
 
@@ -16,24 +16,16 @@ STALLED_SHOWN_S = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Awaited:
-    """ranks: who is missing. subject: what it is about, without times, to tell news from repetition.
-
-    text: the whole story; empty while nothing is outstanding.
-    usual: whether a healthy job has it as well, because members start or end: no reason for a warning.
-    for_others: whether it is for somebody else than this server. seconds: how long already, if not since
-    whatever is waited for began.
-    """
-
-    ranks: tuple[int, ...] = ()
-    subject: str = ""
-    text: str = ""
-    usual: bool = False
-    for_others: bool = True
-    seconds: float | None = None
+    ranks: tuple[int, ...] = ()  # of the missing members
+    subject: str = ""  # the same for repeated reports: without times
+    text: str = ""  # for people; empty while nothing is awaited
+    usual: bool = False  # healthy jobs wait for it too, while members start or end: no warning
+    for_others: bool = True  # for members, and not for this server
+    seconds: float | None = None  # None: since `JobState.waiting_since`
 
 
 def describe_waiting(state: JobState, now: float) -> Awaited:
-    """What is waited for before and after the training; while it runs, its mode knows."""
+    """Return what the job waits for before and after the training; in between its mode knows."""
     since = state.waited(now)
     members = state.roster.members
     match state.phase:
@@ -73,28 +65,28 @@ def describe_waiting(state: JobState, now: float) -> Awaited:
 
 
 def waiting_for(state: JobState, members: Sequence[tuple[int, Name]], now: float) -> Awaited:
-    """The next version waits for these members, given by rank and name."""
+    """Return that the next version waits for these members, given by rank and name."""
     ranks = tuple(rank for rank, _ in members)
     names = ", ".join(describe(state, name, rank, now) for rank, name in members)
     found = [state.roster.present(name) for _, name in members]
-    # Connected, and at their first steps, which take longer.
+    # First steps take longer.
     usual = all(each is not None and each.attached and not each.pushes for each in found)
     doing = Counter(each.activity for each in found if each is not None and each.activity)
-    if usual and len(members) > 1 and doing:  # in front: of many members a log line has only the names
+    if usual and len(members) > 1 and doing:  # in front, because a log line is cut to the members' names
         names = f"members that are {doing.most_common(1)[0][0]}: {names}"
     text = f"version {state.version + 1} waits {state.waited(now)} for {names}"
     return Awaited(ranks=ranks, subject=f"{ranks}", text=text, usual=usual)
 
 
 def describe_reunion(state: JobState, now: float) -> Awaited:
-    """After the server was away."""
+    """Return that the job waits for members to return to a restarted server."""
     away = [member for member in state.roster.by_rank() if not member.listening]
     names = ", ".join(member.name for member in away)
     return _of(f"{names} to come back", state.waited(now), tuple(member.rank for member in away))
 
 
 def describe(state: JobState, name: Name, rank: int, now: float) -> str:
-    """A member that is waited for, and what is known of it. rank: in its round."""
+    """Describe an awaited member and its connection. rank: in its round."""
     member = state.roster.present(name)
     if member is None:
         return f"rank {rank} ({name[0]}, gone)"
@@ -106,7 +98,6 @@ def describe(state: JobState, name: Name, rank: int, now: float) -> str:
 
 
 def _named(member: Member) -> str:
-    """A member that has yet to begin, and what it does."""
     return f"rank {member.rank} ({', '.join(filter(None, (member.worker, member.activity)))})"
 
 

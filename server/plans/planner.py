@@ -1,10 +1,10 @@
-"""Which plan the job should have, from what its workers and its link have shown.
+"""The planner: chooses the job's plan by measurements of its workers and its link.
 
-What is measured: each worker says what its steps are made of (`Profile`); how long parts take that came
-behind another one gives the link, of which all workers together had as much as there was; the norms of the
-mean gradient come from the shard, which measures them in the one version before a plan is made. However fast
-the link is, a part takes at least what the server's processor does for one from each worker. A plan is made
-as soon as the first worker has said something, again after its first `FULL` steps, and then as --replan says.
+The measurements: each worker reports the times of its steps (`Profile`); the times of parts that arrived
+behind another part give the speed of the link, which all workers share; the shard measures the norms of the
+mean gradient in the one version before a plan is made. However fast the link is, a part takes at least the
+time in which the server's processor handles one from each worker. The first plan by measurements is made with
+the first profile, another one after `FULL` steps, and then as --replan says.
 """
 
 from __future__ import annotations
@@ -30,10 +30,16 @@ LEAST_PARTS = 8  # to know the link by
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """layers: in forward order. square_norms: of the mean gradient of each tensor, also of those that are not
-    sparse; empty if not known. steps: that they were measured over. compressing_share: of the time from
-    step to step. processor_share: of the computation, that took a processor. cores: of the one machine that
-    all are on; None for a machine for each."""
+    """Measurements of the workers, as means or medians.
+
+    Attributes:
+        layers: in forward order.
+        square_norms: of the mean gradient of each tensor; empty if unknown.
+        steps: number of steps that were measured.
+        compressing_share: fraction of the time from step to step.
+        processor_share: fraction of the computation that took a processor.
+        cores: of the machine, if server and workers are on one; None if not.
+    """
 
     layers: tuple[Layer, ...]
     square_norms: tuple[float, ...]
@@ -44,7 +50,7 @@ class Measurements:
     cores: int | None = None
 
     def totals(self) -> tuple[float, ...]:
-        """What a drift is seen by."""
+        """Return the times by which a drift is detected: computing, sending, starting parts."""
         sent = sum(layer.sent_bytes for layer in self.layers)
         computing = sum(layer.forward_s + layer.backward_s for layer in self.layers)
         return computing, self.link.seconds(sent), self.link.start_s * len(self.layers)
@@ -97,19 +103,19 @@ class Planner:
         return self._fusion.measured or self._order.measured
 
     def first(self, manifest: Manifest, slices: int = 1, least_bytes: int = LEAST_BYTES) -> Plan:
-        """Before anything is known. The rest is as in `compressors.divide`."""
+        """Return the plan before anything is measured. Arguments are those of `compressors.divide`."""
         self._slices, self._least_bytes = slices, least_bytes
         return self._plan(manifest, None)
 
     def arrived(self, came: Came) -> None:
-        """A part is there."""
+        """Record the arrival of a part."""
         self._came.append(came)
 
     def profiled(self, worker: str, incarnation: int, profile: m.Profile) -> None:
         self._profiles[worker, incarnation] = profile
 
     def keep(self, members: Collection[tuple[str, int]]) -> None:
-        """All others are gone, or not here."""
+        """Forget the measurements of workers that are not among these members."""
         for name in self._profiles.keys() - set(members):
             del self._profiles[name]
         here = {worker for worker, _ in members}
@@ -117,7 +123,7 @@ class Planner:
             self._came = deque((each for each in self._came if each.worker in here), PARTS_REMEMBERED)
 
     def due(self, version: int) -> bool:
-        """Whether a plan is to be made at a version, if enough is known."""
+        """Return whether a plan is due at a version."""
         if not self._measures or not self._profiles:
             return False
         if self._planned is None:
@@ -131,15 +137,15 @@ class Planner:
         return bool(self._replanning.every) and version - at >= self._replanning.every
 
     def measured(self, manifest: Manifest, norms: Sequence[float] = ()) -> Measurements | None:
-        """What is known by now; None before the first worker has said something. norms: of the mean gradient
-        of each tensor, squared."""
+        """Return the measurements so far; None before the first profile. norms: squared ones, of the mean
+        gradient of each tensor."""
         profiles = list(self._profiles.values())
         if not profiles:
             return None
         link = self._link()
-        if link is None:  # where parts do not wait for one another, the link takes no time that counts
+        if link is None:  # parts do not wait for one another, so the link's time is negligible
             link = Link(start_s=0.0, byte_s=0.0)
-        # However fast the link is, the server takes a part in from each worker, one after the other.
+        # However fast the link is, the server handles the parts of all workers one after the other.
         senders = max(len(profiles), len({each.worker for each in self._came}))
         link = replace(link, start_s=max(link.start_s, senders * Costs().part_s))
         elements = [spec.elements for spec in manifest.specs]
@@ -167,7 +173,7 @@ class Planner:
         )
 
     def _link(self) -> Link | None:
-        """While all workers send; None if too little has come."""
+        """Return the link while all workers send; None if too few parts have arrived."""
         last: dict[str, Came] = {}
         pairs: list[tuple[int, float]] = []
         for each in self._came:
@@ -177,15 +183,15 @@ class Planner:
         link = fit(*zip(*pairs, strict=True)) if len(pairs) >= LEAST_PARTS else None
         if link is None:
             return None
-        # Workers do not share a link evenly, and the median is of those that had more of it: how much there
-        # is shows in what came from all of them.
+        # Workers share a link unevenly, and the fit is dominated by the fast ones. The bytes of all workers
+        # give the capacity.
         sizes = sum(size for size, _ in pairs)
         taken = len(last) * seconds_per_byte(sendings(self._came, -math.inf)) * sizes
         scale = taken / (sum(link.seconds(size) for size, _ in pairs) or 1.0)
         return Link(start_s=scale * link.start_s, byte_s=scale * link.byte_s)
 
     def plan(self, version: int, manifest: Manifest, measured: Measurements) -> Plan | None:
-        """At a version at which one is due. None if that before may stay."""
+        """Return the plan that is due at a version; None to keep the present one."""
         if self._replanning.drift and self._planned is not None:
             _, before = self._planned
             full = before.steps < FULL <= measured.steps
@@ -195,12 +201,14 @@ class Planner:
         return self._plan(manifest, measured)
 
     def _plan(self, manifest: Manifest, measured: Measurements | None) -> Plan:
-        """measured: None if nothing is."""
+        layers = () if measured is None else measured.layers
+        if self._at_once:
+            layers = tuple(replace(layer, backward_s=0.0) for layer in layers)
         return make_plan(
             [spec.elements for spec in manifest.specs],
             self._fusion,
             self._order,
-            layers=() if measured is None else self._as_sent(measured.layers),
+            layers=layers,
             link=None if measured is None else measured.link,
             part_bytes=self._part_bytes,
             slices=self._slices,
@@ -208,12 +216,9 @@ class Planner:
             least_bytes=self._least_bytes,
         )
 
-    def _as_sent(self, layers: Sequence[Layer]) -> Sequence[Layer]:
-        return [replace(layer, backward_s=0.0) for layer in layers] if self._at_once else layers
-
 
 def alike(plan: Plan, other: Plan) -> bool:
-    """Whether two plans divide the model alike, in the same order. Norms are the job's, not the planner's."""
+    """Return whether two plans divide the model alike, in the same order."""
     return replace(plan, number=0, norms=()) == replace(other, number=0, norms=())
 
 

@@ -1,17 +1,17 @@
-"""How fast each worker may send, so that the parts of a round come from all workers together.
+"""Rate control: how fast each worker may send, so that the parts of a round arrive from all workers together.
 
-Connections that share a link do not share it evenly: one has sent everything when another has hardly begun.
-With `--overlap both` that costs time, because a part goes back once it is there from everybody. So the server
-tells each worker its share.
+Connections share a link unevenly: one worker may have sent everything while another has hardly begun. With
+`--overlap both` that costs time, because a part is sent back once all workers have sent it. So the server
+assigns each worker a rate.
 
-A part that had to wait behind another one shows what a worker got of the link while it had something to send:
-from the end of the part before to its own end. The part before it, if that had not waited, is taken to have
-come as fast. While n workers send, an n-th of all that comes is what each of them would get if they shared
-evenly. A worker that never has two parts waiting is told nothing.
+A part that waited behind another one shows the speed of its worker on the link, from the arrival of the part
+before it to its own. A part before it that did not wait is assumed to have had the same speed. While n
+workers send, the fair share of each is an n-th of all bytes. A worker that never has two parts waiting gets
+no rate.
 
-A share is not a limit of the link. A worker that got all that it was told to take, and had the link for
-itself or no less than anybody else, is told more; what is measured in one round at far less is not believed
-before the next one confirms it; and with other workers in the round everything is found anew.
+A rate is no measure of the link. A worker that used all of its rate, and had no less than its fair share,
+gets a higher one. A far lower measurement counts only if the next round confirms it. With other workers in
+the round all rates are measured anew.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import numpy.typing as npt
 
 Float64 = npt.NDArray[np.float64]
 
-GAIN = 1.03  # of the share. More, and the link is uneven again
+GAIN = 1.03  # rate by fair share; with a larger one the link is shared unevenly again
 FASTER = 1.1  # the same, where the link has room
-ALL = 0.99  # of a rate, is taken for all of it
+ALL = 0.99  # fraction of a rate that counts as all of it
 FAR_LESS = 0.5
-MOST_PARTS = 1 << 14  # that are looked at in a round: it takes some milliseconds
+MOST_PARTS = 1 << 14  # evaluated in a round, within some milliseconds
 LEAST_PARTS = 2  # that waited, of a worker in a round
 
 
 class Came(NamedTuple):
-    """A part. size: bytes. at: seconds, when it was there. waited: behind the part before it."""
+    """An arrived part. size: bytes. at: seconds, of its arrival. waited: behind the part before it."""
 
     worker: str
     size: int
@@ -44,7 +44,7 @@ class Came(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """size: bytes, that came from `since` to `at`."""
+    """size: bytes that arrived from `since` to `at`."""
 
     worker: str
     size: int
@@ -53,7 +53,7 @@ class Sent(NamedTuple):
 
 
 def sendings(came: Iterable[Came], opened_at: float) -> list[Sent]:
-    """What is known of when workers were sending. came: in the order in which it came."""
+    """Return the intervals in which workers are known to have sent. came: in the order of arrival."""
     before: dict[str, Came] = {}
     found: list[Sent] = []
     for each in came:
@@ -71,7 +71,7 @@ def sendings(came: Iterable[Came], opened_at: float) -> list[Sent]:
 
 
 def seconds_per_byte(sent: Sequence[Sent]) -> float:
-    """Of the link that all share, while anybody sent."""
+    """Return the seconds per byte of the shared link while any worker sent."""
     busy, until = 0.0, -math.inf
     for each in sorted(sent, key=lambda each: each.since):
         busy += max(0.0, each.at - max(each.since, until))
@@ -80,15 +80,13 @@ def seconds_per_byte(sent: Sequence[Sent]) -> float:
 
 
 class Rates(NamedTuple):
-    """Bytes per second. own: that a worker got. fair: that it would have got, had all that sent at the same
-    time shared evenly."""
+    """Bytes per second. own: of the worker. fair: its even share among all that sent at the same time."""
 
     own: float
     fair: float
 
 
 def rates(sent: Sequence[Sent]) -> dict[str, Rates]:
-    """By worker."""
     number: dict[str, int] = {}
     who = np.array([number.setdefault(each.worker, len(number)) for each in sent], int)
     if not number:
@@ -112,7 +110,7 @@ def rates(sent: Sequence[Sent]) -> dict[str, Rates]:
 
 
 def following(told: int, found: Rates) -> int:
-    """What a worker is to be told, that was told a rate (0: none) and got these."""
+    """Return the next rate of a worker. told: its present rate, 0 for none. found: its measured rates."""
     room = told and found.own >= ALL * told and found.fair >= ALL * found.own
     return math.ceil((FASTER if room else GAIN) * found.fair)
 
@@ -125,10 +123,10 @@ class Pacing:
         self._opened_at = 0.0
         self._workers: frozenset[str] = frozenset()
         self._told: dict[str, int] = {}
-        self._doubted: set[str] = set()  # who got far less in the last round
+        self._doubted: set[str] = set()  # workers that were far slower in the last round
 
     def open(self, workers: Iterable[str], now: float) -> None:
-        """A round of these has opened whose parts go back one by one."""
+        """Called when a round of these workers opens whose parts are stepped one by one."""
         members = frozenset(workers)
         if members != self._workers:
             self._workers = members
@@ -137,12 +135,12 @@ class Pacing:
         self._came, self._opened_at = [], now
 
     def arrived(self, came: Came) -> None:
-        """A part is there."""
+        """Record the arrival of a part."""
         if self._came is not None and len(self._came) < MOST_PARTS:
             self._came.append(came)
 
     def close(self) -> None:
-        """The round is over."""
+        """Called when the round is over: compute the rates for the next one."""
         if self._came is None:
             return
         waited = Counter(each.worker for each in self._came if each.waited)
@@ -158,5 +156,5 @@ class Pacing:
             (self._doubted.add if doubtful else self._doubted.discard)(worker)
 
     def rate(self, worker: str) -> int:
-        """Bytes per second; 0: as fast as it goes."""
+        """Return bytes per second; 0 for no limit."""
         return self._told.get(worker, 0)

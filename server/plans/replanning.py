@@ -37,7 +37,7 @@ log = logging.getLogger("gradwire.server")
 
 
 def fixed() -> Planner:
-    """Makes the first plan, and no other."""
+    """Return a planner that makes the first plan only."""
     return Planner(parse_fusion("bytes"), parse_order("fifo"), parse_replan("never"))
 
 
@@ -69,24 +69,24 @@ class Replanning:
         self._predicted_for = 0, 0  # plan and version
 
     def arrived(self, came: Came) -> None:
-        """A part of a push is there."""
+        """Record the arrival of a part."""
         self.planner.arrived(came)
 
     def profiled(self, worker: str, incarnation: int, profile: m.Profile) -> None:
-        """A worker has said what its steps are made of."""
+        """Record a worker's profile, and predict the time of a step by it."""
         self.planner.profiled(worker, incarnation, profile)
         measured = self.measured()
         if measured is None:
             return
         self._metrics.measured(measured)
-        # It takes tenths of a second, and workers all speak at about the same time.
+        # A prediction takes tenths of a second, and workers send profiles at about the same time.
         plan, version = self._reported.plan.number, self._reported.version
         if plan != self._predicted_for[0] or version >= self._predicted_for[1] + FULL:
             self._predicted_for = plan, version
             self._work(self._predict(measured))
 
     async def _predict(self, measured: Measurements) -> None:
-        """What a step should take."""
+        """Predict the time of a step."""
         chosen, manifest = self._chosen(), self._reported.manifest
         if chosen is None or manifest is None or self._predicting:
             return
@@ -107,7 +107,7 @@ class Replanning:
             )
             predicted = await asyncio.to_thread(predict, profile, choice)
             self.predicted_s = predicted.step_s
-        except ValueError:  # of this mode or compressor nothing is known
+        except ValueError:  # there is no prediction for this mode or compressor
             pass
         except Exception:  # a figure for people is no reason to end a job
             log.exception("a step could not be predicted; please report this")
@@ -116,12 +116,12 @@ class Replanning:
         self._metrics.predicted_step_seconds.set(self.predicted_s)
 
     def measured(self) -> Measurements | None:
-        """What is known by now; None if that is too little to plan by."""
+        """Return the measurements so far; None before the first profile."""
         manifest = self._reported.manifest
         return None if manifest is None else self.planner.measured(manifest, self._reported.square_norms)
 
     def published(self, version: int) -> None:
-        """A version is there: plan, if one is due and all is known that it takes."""
+        """Called when a version is published: start to plan, if a plan is due and its inputs are known."""
         planner, shard = self.planner, self._shard
         if (
             self._planning

@@ -111,7 +111,7 @@ class _Replay:
         began = time.monotonic()
         conductor.clock = lambda: self._now + time.monotonic() - began
         conductor.applied, conductor.tell = self._live
-        conductor.recorder.go_on(conductor.core.version, self._now, conductor.core.samples.progress)
+        conductor.recorder.resume(conductor.core.version, self._now, conductor.core.samples.progress)
         conductor.happen(e.Restarted())
         for version in self.applied:
             await conductor.applied(version)

@@ -1,19 +1,26 @@
-"""Arrivals: the modes `stale` and `async`. Each push is applied by itself, when it comes, as a version.
+"""Arrivals: the modes `stale` and `async`. Each accepted push is applied by itself and makes a version.
 
-A member that has pushed is given its next samples once its push is published, at whatever version that is by
-then. Pushes are applied one at a time in the order in which they came.
+Accepted pushes are applied one at a time, in the order of arrival. A member:
+
+    idle       gets samples at the current version          -> computing; held back (stale); evaluating
+    computing  its push is accepted, or refused as late     -> queued; idle
+    queued     its push waits for the shard, or is applied  -> idle, once its version is published
+    held back  is too far ahead of the slowest member       -> idle, once the slowest has caught up
 
 `stale` bounds how far members may drift apart (stale synchronous parallel, Ho et al., NIPS 2013). A member's
-clock is the number of its pushes that are applied. It is given work only while its clock is at most
-`staleness` ahead of the slowest ready member's, so that at clock c it computes with all that anyone has
-contributed up to clock c - staleness - 1; with a bound of 0 all finish a clock before anyone begins the next.
-The staleness of a push is how many clocks it is behind the newest push that has been accepted, which by that
-rule is never more than the bound; a push that were older would be refused. Who joins starts at the clock of
-the slowest.
+clock is the number of its accepted pushes; the last one shows to others once it is published. A member gets
+work only while its clock is at most `bound` ahead of the slowest ready member's, so at clock c it computes
+with all contributions up to clock c - bound - 1; with a bound of 0 all finish a clock before any begins the
+next. The staleness of a push is the number of clocks that it is behind the newest accepted push. A member
+that joins starts at the clock of the slowest.
 
-A member that takes more than twice as long as the others is given fewer samples at a time (`pace`), until it
-answers as often as they do, and its pushes weigh less accordingly: otherwise the bound would make everybody
+A member that takes more than twice as long as the others gets fewer samples at a time (`share_fit`) until it
+answers as often as they do, and its pushes weigh less accordingly: otherwise the bound would make all members
 as slow as it is.
+
+What may not happen: two pushes applied at once; a push staler than the bound accepted; work assigned while a
+push is being applied, because a snapshot would be of the next version; a push accepted that computed with a
+version that the shard no longer keeps, or while a new plan waits.
 """
 
 from __future__ import annotations
@@ -34,87 +41,83 @@ from .share_fit import ShareFit
 
 @dataclass
 class Arrivals(Mode):
-    """Nothing that happens with every push looks at all members: the fields marked DERIVED, which are by
-    worker, are kept up to date instead.
+    """A push must not take time in proportion to the number of members, so indices of them, by worker, are
+    kept up to date instead: the fields marked DERIVED.
 
-    bound: in clocks, None for no bound. inverse: whether a gradient is divided by its staleness. compensated:
-    whether the shard keeps the versions at which gradients are being computed. _idle: may be given work.
-    _held_back: were too far ahead of the slowest when it was at the clock _held_at. _reached: the clock that
-    others can see, and _clocks: how many have reached which. _timed: seconds for a whole share, and _usual:
-    the same in order.
+    bound: in clocks, None for no bound. inverse: whether to divide a gradient by its staleness. compensated:
+    whether the shard keeps the versions at which gradients are being computed.
     """
 
     _state: JobState = field(metadata=DERIVED)
     bound: int | None = field(metadata=DERIVED)
     inverse: bool = field(metadata=DERIVED)
     compensated: bool = field(metadata=DERIVED)
-    _promised: int = 0  # the last version that a push was told it will be
-    _newest: int = -1  # clock of the newest push accepted
+    _promised: int = 0  # version of the newest accepted push
+    _newest: int = -1  # its clock
     _queue: deque[e.Apply] = field(default_factory=deque[e.Apply])
     _applying: Name | None = None  # the member whose push is being applied
-    _stuck_since: float = 0.0  # when somebody began to wait for the slowest
+    _stuck_since: float = 0.0  # when members began to wait for the slowest
     _epoch_version: int = 0  # the version with which the last epoch was complete
-    _idle: set[str] = field(default_factory=set[str], metadata=DERIVED)
+    _idle: set[str] = field(default_factory=set[str], metadata=DERIVED)  # workers that may get work
     _held_back: set[str] = field(default_factory=set[str], metadata=DERIVED)
-    _held_at: int = field(default=0, metadata=DERIVED)
-    _clocks: Counter[int] = field(default_factory=Counter[int], metadata=DERIVED)
-    _reached: dict[str, int] = field(default_factory=dict[str, int], metadata=DERIVED)
-    _usual: list[float] = field(default_factory=list[float], metadata=DERIVED)
-    _timed: dict[str, float] = field(default_factory=dict[str, float], metadata=DERIVED)
+    _held_at: int = field(default=0, metadata=DERIVED)  # clock of the slowest when they were held back
+    _visible: dict[str, int] = field(default_factory=dict[str, int], metadata=DERIVED)  # clocks, by worker
+    _clocks: Counter[int] = field(default_factory=Counter[int], metadata=DERIVED)  # workers, by visible clock
+    _times: dict[str, float] = field(default_factory=dict[str, float], metadata=DERIVED)  # s for whole shares
+    _sorted_times: list[float] = field(default_factory=list[float], metadata=DERIVED)
 
     @property
     def quiet(self) -> bool:
         return self._promised == self._state.version
 
     def restored(self) -> None:
-        self._held_back, self._clocks, self._reached = set(), Counter(), {}
-        self._usual, self._timed = [], {}
+        self._held_back, self._clocks, self._visible = set(), Counter(), {}
+        self._sorted_times, self._times = [], {}
         for member in self._state.roster.members.values():
-            self._count(member)
-            self._time(member)
+            self._index_clock(member)
+            self._index_time(member)
         self._idle = {each.worker for each in self._state.roster.listening() if each.work is None}
 
     def advance(self, now: float) -> list[e.Action]:
-        return [*self._offer(now), *self._apply()]
+        return [*self._assign_work(now), *self._apply_next()]
 
-    # ---- what is kept up to date
+    # ---- indices
 
-    def _count(self, member: Member) -> None:
-        """The member's clock, as others can see it, has changed perhaps."""
-        before = self._reached.pop(member.worker, None)
+    def _index_clock(self, member: Member) -> None:
+        """Index the clock that other members can see: without a push that is not published yet."""
+        before = self._visible.pop(member.worker, None)
         if before is not None:
             self._clocks[before] -= 1
             if not self._clocks[before]:
                 del self._clocks[before]
         if member.clock is not None:
-            unseen = member.after > self._state.version
-            self._reached[member.worker] = member.clock - unseen
-            self._clocks[member.clock - unseen] += 1
+            unpublished = member.after > self._state.version
+            self._visible[member.worker] = member.clock - unpublished
+            self._clocks[member.clock - unpublished] += 1
 
-    def _time(self, member: Member) -> None:
-        """Its pace has changed perhaps."""
-        self._untime(member.worker)
+    def _index_time(self, member: Member) -> None:
+        self._unindex_time(member.worker)
         pace = member.pace
         if pace is not None and pace.tells(self._state.rules.batch_size):
-            self._timed[member.worker] = pace.seconds
-            insort(self._usual, pace.seconds)
+            self._times[member.worker] = pace.seconds
+            insort(self._sorted_times, pace.seconds)
 
-    def _untime(self, worker: str) -> None:
-        seconds = self._timed.pop(worker, None)
+    def _unindex_time(self, worker: str) -> None:
+        seconds = self._times.pop(worker, None)
         if seconds is not None:
-            del self._usual[bisect_left(self._usual, seconds)]
+            del self._sorted_times[bisect_left(self._sorted_times, seconds)]
 
     def _slowest(self) -> int:
-        """Clock of the member that is furthest behind. There are few different ones where it matters."""
+        """Return the smallest visible clock. There are few different clocks where there is a bound."""
         return min(self._clocks, default=0)
 
-    # ---- giving out work
+    # ---- assigning work
 
-    def _offer(self, now: float) -> list[e.Action]:
+    def _assign_work(self, now: float) -> list[e.Action]:
         state = self._state
-        if self._applying is not None:  # a snapshot would be of the version after this one
-            return []
-        if state.plan_due:  # what were pushed for it would come too late
+        # While a push is being applied, a snapshot would be of the next version. While a plan waits, the
+        # pushes for new assignments would be late.
+        if self._applying is not None or state.plan_due:
             return []
         idle = self._idle
         if self._held_back and (self._slowest() != self._held_at or self._evaluation_due()):
@@ -134,20 +137,20 @@ class Arrivals(Mode):
                 continue
             due = self._evaluation_due()
             if state.ask_for_evaluation(member, due, state.assignments + 1, now):
-                # It takes time, so nothing else is to be done at that version.
+                # An evaluation takes time, so the member does nothing else at that version.
                 assignment = Assignment(
                     id=0, version=state.version, progress=state.samples.progress, evaluate_epoch=due
                 )
                 actions.append(state.assign(member, assignment))
                 continue
-            if self._held(self._clock(member)):
+            if self._too_far_ahead(self._clock(member)):
                 self._held_back.add(member.worker)
                 self._held_at = self._slowest()
                 idle.discard(member.worker)
                 continue
             member.pace = member.pace or ShareFit(share=state.rules.batch_size)
             drawn = state.samples.draw(member.pace.share) if state.may_step(ahead) else None
-            if drawn is None:  # so nobody waits for the slowest
+            if drawn is None:  # so no member waits for the slowest
                 idle |= self._held_back
                 self._held_back = set()
                 break
@@ -167,7 +170,7 @@ class Arrivals(Mode):
         return actions
 
     def _evaluation_due(self) -> int:
-        """The epoch that can be evaluated at this version, 0 for none."""
+        """Return the evaluation that can be made at this version, 0 for none."""
         state = self._state
         due = state.evaluation_due if state.version >= self._epoch_version else 0
         return due if state.evaluations.wants(due) else 0
@@ -176,16 +179,16 @@ class Arrivals(Mode):
         if member.clock is None:
             clocks = [each.clock for each in self._state.roster.ready() if each.clock is not None]
             member.clock = min(clocks, default=self._newest + 1)
-            self._count(member)
+            self._index_clock(member)
         return member.clock
 
-    def _held(self, clock: int) -> bool:
+    def _too_far_ahead(self, clock: int) -> bool:
         return self.bound is not None and clock - self._slowest() > self.bound
 
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
         work = member.work
-        if work is not None and not member.goes_on(work, assigned):
-            # It never heard of it, and is given work anew, at the version that there is then.
+        if work is not None and not member.still_computes(work, assigned):
+            # The assignment never arrived; the member gets another one, at the version of that time.
             self._state.samples.give_back(work.drawn, settled=work.late)
             self._state.roster.relieve(member)
         elif work is not None:
@@ -197,7 +200,7 @@ class Arrivals(Mode):
 
     def take(self, member: Member, work: AssignedWork, event: e.Pushed, now: float) -> int | None:
         state = self._state
-        if work.late:  # the version that it began with is kept no longer, or its plan
+        if work.late:  # its version is no longer kept, or its plan no longer in force
             self._idle.add(member.worker)
             return None
         clock = self._clock(member)
@@ -207,9 +210,9 @@ class Arrivals(Mode):
         clocks = max(0, self._newest - clock)
         if self.bound is not None and clocks > self.bound:
             member.clock = None  # it starts again beside the slowest
-            self._count(member)
+            self._index_clock(member)
             return None
-        if state.plan_due:  # it comes into force when what was accepted before is applied
+        if state.plan_due:  # the new plan comes into force once the pushes accepted so far are applied
             return None
         base_version = work.assignment.version
         versions = self._promised - base_version
@@ -218,10 +221,10 @@ class Arrivals(Mode):
         member.clock = clock + 1
         self._promised += 1
         member.after = self._promised
-        self._count(member)
+        self._index_clock(member)
         if state.epoch > epoch:
             self._epoch_version = self._promised
-        self._judge(member, work, now)
+        self._fit_share(member, work, now)
         middle = state.samples.progress - work.drawn.count / 2 / state.samples.per_epoch
         weight = work.share / state.rules.batch_size
         contribution = e.Contribution(key=event.key, rank=member.rank, samples=event.samples, loss=event.loss)
@@ -239,15 +242,15 @@ class Arrivals(Mode):
         state.wait_from(now)
         return self._promised
 
-    def _judge(self, member: Member, work: AssignedWork, now: float) -> None:
-        """Fit the member's share to how long it took, if the others depend on that."""
+    def _fit_share(self, member: Member, work: AssignedWork, now: float) -> None:
+        """Fit the member's share to the time that it took, where others would wait for it."""
         pace = member.pace
         if self.bound is None or pace is None or work.interrupted or work.drawn.count < pace.share:
-            return  # its time says nothing: it was away, or an epoch that ended left it less than its share
+            return  # the time is no measure: the member was away, or got less than its share
         pace.note(now - work.given_at)
-        self._untime(member.worker)
-        pace.adapt(self._usual, self._state.rules.batch_size)
-        self._time(member)
+        self._unindex_time(member.worker)
+        pace.adapt(self._sorted_times, self._state.rules.batch_size)
+        self._index_time(member)
 
     def holds(self, key: e.PushKey) -> bool:
         return any(each.contributions[0].key == key for each in self._queue)
@@ -267,8 +270,8 @@ class Arrivals(Mode):
         member.pace = None
         self._idle.discard(member.worker)
         self._held_back.discard(member.worker)
-        self._count(member)
-        self._untime(member.worker)
+        self._index_clock(member)
+        self._unindex_time(member.worker)
         work = self._state.roster.relieve(member)
         if work is not None:
             self._state.samples.give_back(work.drawn, settled=work.late)
@@ -278,9 +281,9 @@ class Arrivals(Mode):
     # ---- applying
 
     def drain(self, now: float) -> list[e.Action]:
-        return self._apply()
+        return self._apply_next()
 
-    def _apply(self) -> list[e.Action]:
+    def _apply_next(self) -> list[e.Action]:
         if self._applying is not None or not self._queue:
             return []
         following = self._queue.popleft()
@@ -298,44 +301,21 @@ class Arrivals(Mode):
         member = self._state.roster.present(self._applying)
         self._applying = None
         if member is not None:
-            self._count(member)
-
-    # ---- what is waited for
-
-    def _seen(self, member: Member) -> int | None:
-        """The member's clock, without a push that others cannot see yet."""
-        return self._reached.get(member.worker)
-
-    def _stuck(self) -> list[Member]:
-        """Members that could compute if others were not so far behind."""
-        return [
-            each
-            for each in self._state.roster.listening()
-            if each.work is None and each.after <= self._state.version and self._held(each.clock or 0)
-        ]
-
-    def _awaited(self) -> list[Member]:
-        """Whom others wait for: the slowest where some are stuck; everybody who has something to do where
-        others have nothing, because all samples are out."""
-        state = self._state
-        ready = state.roster.ready()
-        if self._stuck():
-            return [each for each in ready if self._seen(each) == self._slowest()]
-        busy = self._busy()
-        names = {each.worker for each in busy}
-        listening = state.roster.listening()
-        idle = any(each.worker not in names and each.after <= state.version for each in listening)
-        return busy if idle else []
-
-    def _busy(self) -> list[Member]:
-        ready, evaluations = self._state.roster.ready(), self._state.evaluations
-        return [each for each in ready if each.work is not None or evaluations.is_by(each.id)]
+            self._index_clock(member)
 
     def waiting(self, now: float) -> Awaited:
-        state, stuck = self._state, self._stuck()
-        awaited = self._awaited()
-        names = ", ".join(describe(state, each.id, each.rank, now) for each in awaited or self._busy())
-        if not awaited:  # nobody waits, and still it is good to know who has not been heard of
+        state, slowest = self._state, self._slowest()
+        ready, evaluations = state.roster.ready(), state.evaluations
+        busy = [each for each in ready if each.work is not None or evaluations.is_by(each.id)]
+        published = [each for each in state.roster.listening() if each.after <= state.version]
+        stuck = [each for each in published if each.work is None and self._too_far_ahead(each.clock or 0)]
+        if stuck:
+            awaited = [each for each in ready if self._visible.get(each.worker) == slowest]
+        else:  # members without work wait for the others, because all samples are assigned
+            names_of_busy = {each.worker for each in busy}
+            awaited = busy if any(each.worker not in names_of_busy for each in published) else []
+        names = ", ".join(describe(state, each.id, each.rank, now) for each in awaited or busy)
+        if not awaited:  # name the members that compute all the same, with when each was last heard
             who = names or "the server"
             text = f"version {state.version + 1} is being computed {state.waited(now)} by {who}"
             return Awaited(subject="computed", text=text, for_others=False)
@@ -346,6 +326,6 @@ class Arrivals(Mode):
         ahead = ", ".join(f"{each.name} at clock {each.clock}" for each in stuck)
         text = (
             f"{ahead}: a step begins at most {self.bound} ahead of the slowest, which is at clock "
-            f"{self._slowest()}; waits since {seconds:.1f} s for {names}"
+            f"{slowest}; waits since {seconds:.1f} s for {names}"
         )
         return replace(found, text=text, seconds=seconds)

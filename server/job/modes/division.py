@@ -1,18 +1,18 @@
-"""How a round is divided among its members, and when what has come of it is enough.
+"""How a round is divided among its members, and when enough pushes have arrived.
 
     Division        each member computes samples of its own, and pushes the whole gradient
     Sliced          members form groups; those of a group compute the same samples, and each pushes its slice
                     of every tensor (`sync:redundancy=R`)
     StragglerCoded  each member computes several parts of the samples, and pushes one combination of them, so
-                    that the sum over all parts comes out of any few pushes less than all
-                    (`sync:stragglers=S`)
+                    that all pushes but any S suffice for the sum over all parts (`sync:stragglers=S`)
 
-    InParts         as Division; parts are stepped as soon as every member has pushed them (`--overlap both`)
+    InParts         like Division, but the shard steps a part once every member has pushed it
+                    (`--overlap both`)
 
-A round has as many slots as there are parts. What becomes of a lost member's differs. A plain round closes
-without it, and its samples are given out again. Where others compute the same samples that would count them
-twice, and what has been accepted of them stays accepted; and what is stepped of a lost member's push cannot
-be taken out. So there the slot is given to somebody else, unless the round can do without it.
+A round has one slot for each share. A plain round closes without the slot of a lost member, and its samples
+are drawn again. The others cannot: samples that other members compute too would count twice, and a stepped
+part of a lost member's push cannot be taken out. There another member takes over the slot, unless the round
+can do without it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .sync import SyncOptions
 @stored("round-part")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleShare:
-    """What a member is given. drawn: the samples of its assignment; of a coded round these are all of the
-    round's. samples: that its push speaks for. The others are as in `Assignment`."""
+    """The share of a slot. drawn: the samples of its assignment; in a straggler code all of the round.
+    samples: number of samples that its push stands for. The others are fields of `Assignment`."""
 
     drawn: Drawn
     samples: int
@@ -45,11 +45,11 @@ class SampleShare:
 @stored("division")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Division:
-    """parts: one for each slot, in rank order. needed: pushes that are enough. note: why it is not divided
-    as was asked for, "" if it is.
+    """parts: one share for each slot, in rank order. needed: pushes that suffice. note: how the division
+    differs from the options, for the log; empty if it does not.
 
-    `answered` is by slot, with the samples that the push speaks for: 0 if nothing came of the step. `open_`:
-    how many slots have neither answered nor been lost.
+    Arguments of the methods are answered: by slot, the number of samples behind its push, 0 for a skipped
+    step; lost: slots of lost members; open_: how many slots have neither answered nor been lost.
     """
 
     parts: tuple[SampleShare, ...]
@@ -57,19 +57,19 @@ class Division:
     note: str = ""
 
     def portions(self) -> list[tuple[Drawn, list[int]]]:
-        """Samples that are settled or given back together, and the slots that compute them."""
+        """Return samples that are settled or given back together, with the slots that compute them."""
         return [(part.drawn, [slot]) for slot, part in enumerate(self.parts)]
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
-        """Slots of lost members that have to be given to somebody else."""
+        """Return the slots of lost members that other members have to take over."""
         return []
 
     def complete(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> bool:
-        """Whether nobody is waited for."""
+        """Return whether enough pushes have arrived."""
         return not open_ or len(answered) >= self.needed
 
     def weights(self, answered: Mapping[int, int]) -> Mapping[int, float] | None:
-        """Of the pushes, by slot: those without one are left out. None for their parts of the samples."""
+        """Return the weights of pushes by slot, 0 for a missing one; None to weight them by samples."""
         return None
 
 
@@ -94,7 +94,7 @@ class Sliced(Division):
         return [(self.parts[slots[0]].drawn, slots) for slots in groups]
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
-        """A slice is missing wherever somebody of its group has pushed, or still may."""
+        """A lost slice is needed if another member of its group has pushed, or still may."""
         missing: list[int] = []
         for _, slots in self.portions():
             absent = [slot for slot in slots if slot in lost and slot not in answered]
@@ -117,7 +117,7 @@ class StragglerCoded(Division):
         return [slot for slot, samples in sorted(answered.items()) if samples]
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
-        """As many as are missing if every open slot is answered."""
+        """Return the slots that the code lacks even if every open slot is answered."""
         expected = len(self._usable(answered)) + open_
         absent = [slot for slot in sorted(lost) if slot not in answered]
         return absent[: max(0, self.needed - expected)]
@@ -128,7 +128,7 @@ class StragglerCoded(Division):
         return not open_ and not self.vacant(answered, lost, open_)
 
     def weights(self, answered: Mapping[int, int]) -> Mapping[int, float]:
-        """None at all where too many have pushed nothing: the round is then skipped, as their steps were."""
+        """Like `Division.weights`; empty if too many skipped the step: then the round is skipped too."""
         usable = self._usable(answered)
         if len(usable) < self.needed:
             return {}
@@ -150,10 +150,16 @@ def divide(
 ) -> Division | None:
     """Draw a round's samples and divide them.
 
-    each: samples for a member. idle: members that can take part. late: others, that are still busy with
-    work whose round has closed without it. in_parts: whether a plain round is stepped part by part.
-    everybody: where too few samples for all would be left of an epoch, this round and the next share them.
-    Returns None where no samples are left. An epoch that ends may have too few for everybody.
+    Args:
+        each: samples for a member.
+        idle: number of members that can take part.
+        late: number of other members, which still compute for a round that has closed.
+        in_parts: step a plain round part by part.
+        everybody: where an epoch would leave too few samples for all members, share the rest among this
+            round and the next.
+
+    Returns:
+        None if no samples are left. At the end of an epoch there may be fewer shares than members.
     """
     most, left = each * idle, samples.left_of_epoch
     if everybody and most < left < most + idle and left // 2 >= idle:

@@ -1,9 +1,9 @@
-"""What a mode decides: who is given which samples, and when pushes become a version.
+"""The contract of a mode, which decides who gets which samples, and when pushes become a version.
 
-`core` and the shell ask these and never which mode it is. What one mode alone can do, `Mode` refuses. Workers
-do not know the mode either: the job message names a kind of work (`worker/training/work`).
+`core` and the shell call these methods and never ask which mode it is. `Mode` refuses what only one mode can
+do. Workers do not know the mode either: the job message names a kind of work (`worker/training/work`).
 
-Within one event a mode takes in what happened, then gives out work, then says what can be applied. So
+Within one event a mode first records the event, then assigns work, then orders what can be applied. So
 assignments leave at their version before the shard makes the next one.
 """
 
@@ -19,45 +19,45 @@ from ..waiting import Awaited
 
 
 class Mode(ABC):
-    """A dataclass: its fields are what it remembers (`storage.values`)."""
+    """A dataclass whose fields are its saved state (`storage.values`)."""
 
     @property
     @abstractmethod
     def quiet(self) -> bool:
-        """Whether nothing that was accepted is still to be applied and no round is open."""
+        """Whether no accepted push is left to apply and no round is open."""
 
     @abstractmethod
     def take(self, member: Member, work: AssignedWork, event: e.Pushed, now: float) -> int | None:
-        """A push that answers `work`, which the member has no longer.
+        """Take a push that answers `work`, which `core` has just removed from the member.
 
         Returns:
-            The version that it will be part of, None if it comes too late.
+            The version that the push becomes part of; None if it is too late.
         """
 
-    def rate(self, member: Member, work: AssignedWork, event: e.RatesReceived | e.Pushed) -> None:
-        """A push for `work` begins to come, or is about to be taken, for a step at learning rates of its own,
-        or at those of the job. Raises Refused for what cannot be applied together with others."""
+    def check_rates(self, event: e.RatesReceived | e.Pushed) -> None:
+        """Compare the learning rates of a push, a part of which has arrived or which is about to be taken.
+        Raises Refused for a push that cannot be applied together with the others."""
         return
 
     @abstractmethod
     def too_late(self, work: AssignedWork) -> bool:
-        """Whether a push for work that was taken from its member could no longer be part of a version."""
+        """Whether a push for this revoked work could no longer be part of a version."""
 
     @abstractmethod
     def holds(self, key: e.PushKey) -> bool:
-        """Whether an accepted push is still to be handed over to be applied."""
+        """Whether this accepted push has yet to be passed to the shard in an `Apply`."""
 
     @abstractmethod
     def lost(self, member: Member, *, away: bool) -> None:
-        """The member is no longer one. Its work is taken from it, now or when its round closes.
+        """Revoke the work of a member that was removed, now or when its round closes.
 
         Args:
-            away: its lease is over, and it may come back as the same one.
+            away: the member's lease is over, and the same incarnation may return.
         """
 
     @abstractmethod
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
-        """The member is back on a new stream; `assigned` is the id of the last assignment that it got."""
+        """Called when a member is ready on a new stream. assigned: id of the last assignment it received."""
 
     @abstractmethod
     def done(self, event: e.Published | e.SnapshotInstalled) -> None:
@@ -65,19 +65,18 @@ class Mode(ABC):
 
     @abstractmethod
     def advance(self, now: float) -> list[e.Action]:
-        """Give work to everybody that may have some, then have applied what can be: so what is sent out is
-        sent at the version before what comes next is applied."""
+        """Assign work to all members that may have some, then order what can be applied."""
 
     def drain(self, now: float) -> list[e.Action]:
-        """The server stops: have applied what was accepted, without what has not come; called again after
-        each version. Nothing more is given out."""
+        """Order accepted pushes to be applied without the missing ones, and assign nothing more: the server
+        stops. Called again after each version."""
         return []
 
     @abstractmethod
     def waiting(self, now: float) -> Awaited:
-        """Whom the training waits for. Takes a look at every member.
+        """Return the members that the training waits for. Looks at every member.
 
-        `ranks` are of those that have been given work and have not answered, where others wait for them.
+        `ranks` are those of members that have not answered their assignments while others wait for them.
         """
 
     def divided(self) -> None:
@@ -90,15 +89,14 @@ class Mode(ABC):
         return
 
     def due(self, now: float) -> bool:
-        """Whether time alone has changed what can be done."""
+        """Whether the passage of time alone allows an action."""
         return False
 
     def restored(self) -> None:
-        """The members are others: those of a job that can begin, or of one that was saved. Make anew what
-        follows from them."""
+        """Called when the job gets its parameters or is loaded: compute the fields marked DERIVED."""
         return
 
-    # ---- only where workers exchange packets, and the server has a copy of what they have
+    # ---- only for modes in which workers exchange packets and the server has a snapshot of their replicas
 
     def targets(self, member: Member, event: e.PacketStarted) -> e.Targets:
         """Return the workers that get a packet whose header has arrived. Raises Refused."""
@@ -109,20 +107,20 @@ class Mode(ABC):
         raise Refused(refusals.not_coded(member.worker))
 
     def packet_elements(self, exchange: int, elements: int) -> int | None:
-        """Elements of the packets of that exchange, for gradients of so many; None if it is not running."""
+        """Elements of a packet of this exchange, for gradients of `elements`; None if it is not running."""
         return None
 
     def wants_copy(self, worker: str, version: int, *, leaving: bool = False) -> bool:
-        """Whether a snapshot of this version by this worker, which may be leaving, is to be taken over."""
+        """Whether to install this worker's snapshot of a version. leaving: the worker is about to leave."""
         return False
 
     @property
     def shares_samples(self) -> bool:
-        """Whether several members may be given the same ones."""
+        """Whether several members may get the same samples."""
         return False
 
     @property
     def pushes_parts(self) -> bool:
         """Whether a push carries parts of a gradient. If not, workers send each other packets, and a push
-        says only what came of the exchange."""
+        only reports the exchange."""
         return True

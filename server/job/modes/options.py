@@ -1,7 +1,7 @@
-"""What every mode's options have in common: the questions that the server and `gc-run` ask before a job.
+"""The contract of a mode's options: the questions that the server and `gc-run` ask before a job.
 
-They ask these, and never which mode it is. Options know nothing of the class that runs a job (`registry`
-makes that from them), so that they can be read where there is no job, as for --help.
+They ask these, and never which mode it is. Options do not know the class that runs a job (`registry` makes it
+from them), so that they can be read where there is no job, as for --help.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ModeOptions(ABC):
 
     @property
     def staleness_unit(self) -> str:
-        """What the age of a push is counted in; empty where pushes of one version are applied together."""
+        """Unit of the age of a push; empty where pushes of one version are applied together."""
         return ""
 
     @property
@@ -75,7 +75,7 @@ class ModeOptions(ABC):
 
     @property
     def slices(self) -> int:
-        """That members of a group may divide the parts of the model among themselves in."""
+        """Number of slices of each part, which the members of a group divide among themselves."""
         return 1
 
     @property

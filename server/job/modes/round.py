@@ -4,7 +4,7 @@ A round (`RoundLife`), and where pushes of its work go:
 
     OPEN     members compute. A push is accepted, or changes nothing   -> CLOSED (`division` says that what
              because its slot has another member.                         has arrived is enough)
-    CLOSED   its `Apply` is with the shard; a push is refused as        -> gone, once the shard has published
+    CLOSED   the shard has its `Apply`; a push is refused as            -> gone, once the shard has published
              stale, its work is LATE.                                     the version
 
 A slot of an open round (kept as the sets `open` and `lost`, and the keys of `answered`):
@@ -37,13 +37,13 @@ class RoundLife(Enum):
     CLOSED = "closed"
 
 
-_LIVES = {RoundLife.OPEN: frozenset({RoundLife.CLOSED}), RoundLife.CLOSED: frozenset[RoundLife]()}
+_TRANSITIONS = {RoundLife.OPEN: frozenset({RoundLife.CLOSED}), RoundLife.CLOSED: frozenset[RoundLife]()}
 
 
 @stored("round-place")
 @dataclass(kw_only=True, slots=True)
 class Slot:
-    """One share of a round. rank: its member's when the round opened. work: id of its assignment."""
+    """One share of a round. rank: its first member's. work: id of the assignment of its present member."""
 
     rank: int
     member: Name
@@ -53,34 +53,28 @@ class Slot:
 @stored("round")
 @dataclass(kw_only=True, slots=True)
 class Round:
-    """Slots are in rank order. contributions, answered, with the samples behind each, and computing, with
-    seconds and samples of local steps, are by slot.
+    """The slots of a round, in rank order, and what is known of each, by its number."""
 
-    rates: learning rates of the step, by parameter group, as the worker `rated_by` was the first to say; none
-    for those of the job.
-    open: slots that have neither answered nor been lost. lost: slots whose member is, or was. parts:
-    whether the shard may step parts before the round closes. begun: whether it has. unfilled: whether lost
-    members' slots stay empty, because it has stepped all parts, or nobody is left who could take them.
-    """
-
-    version: int
+    version: int  # at which members compute
     opened_at: float
-    progress: float  # of the job, when it opened
-    total_steps: int = 0  # that the job will have taken at its end, with as many members
+    progress: float  # of the job, when the round opened
+    total_steps: int = 0  # of the whole job, if the number of members stays
     rate_factor: float
     division: Division | InParts | Sliced | StragglerCoded
-    parts: bool = False
-    begun: bool = False
-    unfilled: bool = False
-    rates: tuple[float, ...] = ()
-    rated_by: str = ""
+    parts: bool = False  # the shard may step parts before the round closes
+    begun: bool = False  # and has done so
+    unfilled: bool = False  # lost slots stay empty: all parts are stepped, or no member could take them
+    rates: tuple[float, ...] = ()  # learning rates of the step, by parameter group; none for the job's
+    rated_by: str = ""  # the worker that was the first to send them
     life: RoundLife = RoundLife.OPEN
     slots: list[Slot] = field(default_factory=list[Slot])
     slot_of: dict[int, int] = field(default_factory=dict[int, int])  # by id of the work
     contributions: dict[int, e.Contribution] = field(default_factory=dict[int, e.Contribution])
-    answered: dict[int, int] = field(default_factory=dict[int, int])
-    computing: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
-    open: set[int] = field(default_factory=set[int])
+    answered: dict[int, int] = field(default_factory=dict[int, int])  # samples behind each contribution
+    computing: dict[int, tuple[float, int]] = field(  # seconds and samples of local steps
+        default_factory=dict[int, tuple[float, int]]
+    )
+    open: set[int] = field(default_factory=set[int])  # neither answered nor lost
     lost: set[int] = field(default_factory=set[int])
 
     @property
@@ -92,17 +86,17 @@ class Round:
 
     @property
     def missing(self) -> list[Slot]:
-        """Slots that are waited for."""
+        """Slots that the round waits for."""
         return [self.slots[number] for number in sorted({*self.open, *self.vacant})]
 
     @property
     def complete(self) -> bool:
-        """Whether it waits for nobody."""
+        """Whether enough contributions have arrived."""
         lost = set[int]() if self.unfilled else self.lost
         return self.division.complete(self.answered, lost, len(self.open))
 
     def fill(self, number: int, rank: int, member: Name, work: int) -> None:
-        """Give a slot, which may be a new one, to a member."""
+        """Assign a slot to a member; the number after the last one adds a slot."""
         slot = Slot(rank=rank, member=member, work=work)
         self.slots[number : number + 1] = [slot]
         self.slot_of[work] = number
@@ -114,7 +108,7 @@ class Round:
         self.open.discard(number)
 
     def reopen(self, number: int) -> None:
-        """Give a slot back to its member, which has returned before another was given it."""
+        """Return a slot to its lost member, which is back before another member took the slot."""
         self.lost.discard(number)
         self.open.add(number)
 
@@ -124,5 +118,4 @@ class Round:
         self.open.discard(number)
 
     def close(self) -> None:
-        """Stop waiting: enough contributions have arrived."""
-        self.life = move(self.life, RoundLife.CLOSED, _LIVES)
+        self.life = move(self.life, RoundLife.CLOSED, _TRANSITIONS)

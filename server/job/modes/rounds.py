@@ -1,30 +1,30 @@
-"""Rounds: the modes `sync` and `local`. What is given out together is applied together.
+"""Rounds: the modes `sync` and `local`. Work that is assigned together is applied together.
 
-When a round opens, the ready members that are idle are frozen as its members, and each is given its part of
-the next samples; `division` says which, and when what has come is enough: each has pushed or is lost, or all
-ready members but `backup` have, or as many as a code needs. Contributions are handed on in rank order
-whatever order they came in. A worker that joins meanwhile takes part from the next round on, unless a lost
-member's slot is to be filled.
+A round opens with the ready members that are idle; each gets a share of the next samples. `division` decides
+which, and when enough pushes have arrived: all members have pushed or are lost, or all but `backup`, or as
+many as a code needs. The shard sums contributions in rank order. A worker that joins meanwhile takes part
+from the next round on, unless it fills a lost member's slot. `round` has the states of a round and its slots,
+and what may not happen to them. Work that is not late has a slot in the open round; closing makes the rest
+late.
 
-An accepted push stays accepted, also when its worker is lost before the round closes. One that comes too
-late is refused as stale: its worker takes the gradient back into its residual, and takes part again in the
-round after that. Until then it counts among those that `backup` allows to be missing. In a round of a
-straggler code the others have pushed its gradient too: there it is refused as redundant, and its worker
-forgets it; and so it is where its slot was given to another member.
+A push that is too late:
+
+    stale       the round closed without it: the worker puts the gradient back into its residual and takes
+                part again in the next round. Until then it counts as one of the missing that `backup` allows
+    redundant   other members have pushed the same gradient (a straggler code), or another member was given
+                the slot: the worker forgets it
 
 With `--overlap both` parts of the next version exist before the round closes, so only a member that has the
-round's version can take a lost member's slot: nobody can be sent a version whose successor is half made. The
-substitute computes the same samples, pushes the parts that are not final (`Assignment.parts`) and counts in
-the lost member's rank; if it is lost too, the next one takes over. If no member has the version, the round
-closes without those parts. A member that returns after its slot was given away has its push refused as
-redundant, with the list of its parts that count (`Outcome.counted`); its ledger undoes the others. If nobody
-was given the slot, the push is stale. So each part contains each sample once.
+round's version can take a lost member's slot. The substitute computes the same samples, pushes the parts that
+are not final (`Assignment.parts`) and counts in the lost member's rank; if it is lost too, the next one takes
+over. If no member has the version, the round closes without those parts. A member that returns after its slot
+was reassigned has its push refused as redundant, with the list of its parts that count (`Outcome.counted`);
+its ledger undoes the others. So each part contains each sample once.
 
-In local mode the parts are larger: enough samples for as many local steps as `local` says. A worker that
-computes ahead is told the samples that the next round will give it if nothing happens (`_following`), without
-these being drawn: nothing at the end of an epoch, where samples were given back, or for a substitute.
-
-Work that is not late has a slot in the round, and the round is open: closing makes late what has not come.
+In local mode shares are larger: enough samples for the number of local steps that `local` chooses. A worker
+that computes ahead is told the samples that it will get in the next round if nothing changes (`_following`).
+These are not drawn yet, so there are none at the end of an epoch, after samples were given back, or for a
+substitute.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ....proto.messages import Range
 from ....proto.refusal import Refused
 from .. import events as e
 from .. import refusals
-from ..roster import AssignedWork, Member, Name, WorkLife
+from ..roster import AssignedWork, Member, WorkLife
 from ..samples import Drawn
 from ..state import JobState
 from ..waiting import Awaited, waiting_for
@@ -54,19 +54,19 @@ ToShard = e.MemberLost | e.Substitute | e.Exclude
 
 @dataclass
 class Rounds(Mode):
-    """wanted: how rounds are divided. local: the steps of local mode; None for a gradient."""
+    """wanted: how to divide rounds. local: options of local mode; None where members push gradients."""
 
     _state: JobState = field(metadata=DERIVED)
     wanted: SyncOptions = field(metadata=DERIVED)
     local: LocalOptions | None = field(default=None, metadata=DERIVED)
     round: Round | None = None
-    _next_steps: int = 0  # of the round after this one, where workers are told before it opens
+    _next_steps: int = 0  # local steps of the next round, where workers hear of it before it opens
     _first_loss: float | None = None  # at the start of the first round
-    _loss: float = math.nan  # at the start of the last round that has closed
-    _step_s: float = math.nan  # of the slowest member's local steps, mean over rounds
-    _exchange_s: float = math.nan  # of the rest of a round
-    _told: list[ToShard] = field(default_factory=list[ToShard])  # of a round in parts, with the next actions
-    _note: str = ""  # the last thing said about how rounds are divided
+    _loss: float = math.nan  # at the start of the last closed round
+    _step_s: float = math.nan  # of one local step of the slowest member, mean over rounds
+    _exchange_s: float = math.nan  # of a round without its steps, mean over rounds
+    _told: list[ToShard] = field(default_factory=list[ToShard])  # orders that leave with the next actions
+    _note: str = ""  # the last log line about the division of rounds
 
     @property
     def quiet(self) -> bool:
@@ -78,11 +78,12 @@ class Rounds(Mode):
 
     def advance(self, now: float) -> list[e.Action]:
         told, self._told = self._told, []
-        return [*told, *self._offer(now), *self._close(now)]
+        return [*told, *self._open_or_fill(now), *self._close(now)]
 
-    # ---- giving out work
+    # ---- assigning work
 
-    def _offer(self, now: float) -> list[e.Action]:
+    def _open_or_fill(self, now: float) -> list[e.Action]:
+        """Fill lost slots of the open round, or open the next round."""
         state = self._state
         if self.round is not None and not self.round.vacant:
             return []
@@ -96,10 +97,14 @@ class Rounds(Mode):
         late = len(ready) - len(idle)
         in_parts = self.local is None and self.wanted.steps_parts(state.rules)
         each = state.rules.batch_size * steps
-        # The schedulers of scripts count the steps of each: nobody is to miss one.
-        everybody = state.rules.script
         division = divide(
-            self.wanted, state.samples, each, len(idle), late, in_parts=in_parts, everybody=everybody
+            self.wanted,
+            state.samples,
+            each,
+            len(idle),
+            late,
+            in_parts=in_parts,
+            everybody=state.rules.script,  # whose schedulers count a member's own steps
         )
         if division is None:
             return []
@@ -130,18 +135,23 @@ class Rounds(Mode):
         if division.note and division.note != self._note:
             self._note = division.note
             actions.append(e.Note(text=division.note))
-        if round_.parts:  # behind the assignments: what takes members to this version comes before the next
-            actions.append(self._open(round_))
+        if round_.parts:  # after the assignments: members get this version before parts of the next
+            members = {
+                slot.work: (*slot.member, part.samples)
+                for slot, part in zip(round_.slots, division.parts, strict=False)
+            }
+            opened = e.Open(version=round_.version + 1, members=members, rate_factor=round_.rate_factor)
+            actions.append(opened)
         state.local_steps = steps
         state.wait_from(now)
         return actions
 
     def _total_steps(self, division: Division, members: int, steps: int) -> int:
-        """Return the steps of the whole job, as `JobState.total_steps` says; in local mode those of a member.
+        """Return the steps of the whole job (`JobState.total_steps`); in local mode those of one member.
 
         Args:
             division: of the round that opens, which has drawn its samples.
-            members: that later steps are divided among: also those that are loading, late or away.
+            members: all that share later steps, including those that are loading, late or away.
             steps: local steps of the round.
         """
         state = self._state
@@ -154,21 +164,14 @@ class Rounds(Mode):
         return state.total_steps(taken, at_once, of_version=steps)
 
     def _following(self, round_: Round, each: int, members: int) -> list[tuple[Range, ...]]:
-        """By slot, what the next round will give it, if the same members are idle then; nothing at an
-        epoch's end, behind which somebody evaluates first."""
+        """Return the samples of each slot in the next round if the same members are idle then; nothing at the
+        end of an epoch, because a member evaluates before the next one."""
         drawn = self._state.samples.peek(each * members)
         if not self._state.may_step(ahead=1):
             return []
         if drawn is None or drawn.epoch != round_.division.parts[0].drawn.epoch:
             return []
         return [part.ranges for part in drawn.divided(members, self._state.samples.least)]
-
-    def _open(self, round_: Round) -> e.Open:
-        members = {
-            slot.work: (*slot.member, part.samples)
-            for slot, part in zip(round_.slots, round_.division.parts, strict=False)
-        }
-        return e.Open(version=round_.version + 1, members=members, rate_factor=round_.rate_factor)
 
     def begun(self, version: int, *, whole: bool) -> None:
         if self.round is not None and self.round.version == version - 1:
@@ -178,7 +181,7 @@ class Rounds(Mode):
     def _give(
         self, round_: Round, number: int, member: Member, part: SampleShare, now: float, **terms: Any
     ) -> list[e.Action]:
-        """Let a member have a slot. terms: more fields of its assignment."""
+        """Assign a slot to a member. terms: more fields of its assignment."""
         actions = self._state.give(
             member,
             part.drawn,
@@ -198,9 +201,9 @@ class Rounds(Mode):
         return actions
 
     def _fill(self, round_: Round, idle: Sequence[Member], now: float) -> list[e.Action]:
-        """Give lost members' slots, as far as the round needs them, to those who have nothing to do."""
+        """Assign the slots of lost members, as far as the round needs them, to idle members."""
         actions: list[e.Action] = []
-        if round_.parts:  # once some are stepped, nobody else can be sent the version before
+        if round_.parts:  # once some are stepped, the round's version cannot be sent to another member
             ready = self._state.roster.ready()
             have = [each for each in ready if each.version == round_.version]
             if not have and not round_.open:
@@ -220,7 +223,7 @@ class Rounds(Mode):
             given = self._give(round_, number, member, round_.division.parts[number], now)
             round_.slots[number].rank = rank  # contributions are in the order of the slots
             if round_.parts:
-                actions.append(_refill(slot.work, round_.slots[number]))
+                actions.append(_substitute(slot.work, round_.slots[number]))
             actions += given
         return actions
 
@@ -239,8 +242,8 @@ class Rounds(Mode):
         times = self._exchange_s / self._step_s if self._step_s > 0 else math.nan
         return self.local.following(ratio, 1 / factor if factor else math.inf, times)
 
-    def _time(self, round_: Round, now: float) -> None:
-        """Note how long the steps of a round took that closes, and how long the rest of it."""
+    def _note_times(self, round_: Round, now: float) -> None:
+        """Update the mean times of a local step and of an exchange from a round that closes."""
         seconds, samples = max((taken for taken in round_.computing.values() if taken[1]), default=(0.0, 0))
         if not seconds > 0:
             return
@@ -256,24 +259,25 @@ class Rounds(Mode):
             return []
         if not work.late:
             assert round_ is not None
-            # What it was told may not have arrived.
-            assignment = work.assignment
-            number = round_.slot_of[work.id]
             if work.shared or round_.parts:
-                self._come_back(round_, number)
+                self._reopen(round_, round_.slot_of[work.id])
             if member.version is not None and member.version > round_.version:
                 return []  # it has pushed all parts, or the next version could not be whole
+            # The assignment may have been lost with the old stream, so it is sent again.
+            assignment = work.assignment
             state.ask_for_evaluation(member, assignment.evaluate_epoch, assignment.id, now)
             return [state.send(member, assignment)]
-        if not member.goes_on(work, assigned):  # it never heard of it, and will not answer
+        if not member.still_computes(
+            work, assigned
+        ):  # the assignment never arrived, so no push will answer it
             self._revoke(member)
         return []
 
-    def _come_back(self, round_: Round, number: int) -> None:
-        """The member of a slot goes on, if it had been lost."""
+    def _reopen(self, round_: Round, number: int) -> None:
+        """Return a slot to its member, which was lost."""
         if round_.parts and number in round_.lost:
             slot = round_.slots[number]
-            self._told.append(_refill(slot.work, slot))
+            self._told.append(_substitute(slot.work, slot))
         round_.reopen(number)
 
     # ---- taking pushes
@@ -285,7 +289,7 @@ class Rounds(Mode):
         assert round_ is not None
         number = round_.slot_of[work.id]
         if round_.parts:
-            self._come_back(round_, number)
+            self._reopen(round_, number)
             if not event.samples:
                 self._told.append(e.Exclude(assignments=(work.id,)))
         part = round_.division.parts[number]
@@ -301,18 +305,18 @@ class Rounds(Mode):
             round_.computing[number] = event.computing_s, event.samples
         return round_.version + 1
 
-    def rate(self, member: Member, work: AssignedWork, event: e.RatesReceived | e.Pushed) -> None:
+    def check_rates(self, event: e.RatesReceived | e.Pushed) -> None:
         round_, rates = self.round, event.learning_rates
         assert round_ is not None
         if rates and (self.local is not None or not self._state.rules.script):
-            raise Refused(refusals.rates_of_workers(member.worker, event.seq))
+            raise Refused(refusals.rates_of_workers(event.worker, event.seq))
         if isinstance(event, e.RatesReceived) and not round_.parts:
             return
         if not round_.rated_by:
-            round_.rates, round_.rated_by = rates, member.worker
+            round_.rates, round_.rated_by = rates, event.worker
         elif rates != round_.rates:
             others = round_.rated_by, round_.rates
-            raise Refused(refusals.learning_rates(member.worker, event.seq, rates, *others))
+            raise Refused(refusals.learning_rates(event.worker, event.seq, rates, *others))
 
     def holds(self, key: e.PushKey) -> bool:
         if self.round is None or self.round.life is not RoundLife.OPEN:
@@ -336,15 +340,15 @@ class Rounds(Mode):
         if self._state.roster.get(member.id) is None:  # another incarnation has replaced it
             self._state.roster.relieve(member)
         if not round_.contributions and not round_.open and not round_.begun:
-            # Everyone is gone and nothing came: its samples are drawn again, by whoever comes.
+            # All members are lost before any has pushed: the round is undone and its samples go out again.
             self.round = None
             if round_.parts:
                 self._told.append(e.Exclude(assignments=tuple(slot.work for slot in round_.slots)))
             for drawn, slots in round_.division.portions():
-                self._return(round_, drawn, slots)
+                self._give_back(round_, drawn, slots)
 
-    def _return(self, round_: Round, drawn: Drawn, slots: Sequence[int]) -> None:
-        """Samples of which nothing has come go out again."""
+    def _give_back(self, round_: Round, drawn: Drawn, slots: Sequence[int]) -> None:
+        """Return samples without any contribution, so that they are drawn again, and revoke their work."""
         self._state.samples.give_back(drawn)
         for number in slots:
             member = self._holder(round_.slots[number])
@@ -352,7 +356,7 @@ class Rounds(Mode):
                 self._remember_revoked(member)
 
     def _revoke(self, member: Member) -> None:
-        """Take its late work from a member; somebody else gets the samples, unless others have them."""
+        """Revoke the late work of a member; its samples are drawn again, unless other members have them."""
         assert member.work is not None
         if not member.work.shared:
             self._state.samples.give_back(member.work.drawn, settled=True)
@@ -367,13 +371,13 @@ class Rounds(Mode):
     # ---- closing
 
     def drain(self, now: float) -> list[e.Action]:
-        """Members that have not pushed are lost, but where others' pushes are of no use without theirs."""
+        """Close the round without the missing members, unless the other pushes are useless without theirs."""
         round_ = self.round
         if round_ is None or round_.life is not RoundLife.OPEN or self.shares_samples:
             return []
         if not any(each.samples for each in round_.contributions.values()):
             return []
-        missing = tuple(round_.slots[number].work for number in sorted({*round_.open, *round_.vacant}))
+        missing = tuple(slot.work for slot in round_.missing)
         for number in list(round_.open):
             round_.lose(number)
         round_.unfilled = True
@@ -391,7 +395,7 @@ class Rounds(Mode):
             for number, each in sorted(round_.contributions.items())
         ]
         self._state.wait_from(now)
-        self._time(round_, now)
+        self._note_times(round_, now)
         self._settle(round_)
         members = [
             member
@@ -413,12 +417,12 @@ class Rounds(Mode):
     def _settle(self, round_: Round) -> None:
         """Account for the samples of a round that has closed."""
         for drawn, slots in round_.division.portions():
-            # What parts hold of a lost member's gradient cannot be taken out, so nobody else computes it.
+            # A stepped part may hold a lost member's gradient for good, so its samples are not drawn again.
             answered = round_.begun or any(number in round_.contributions for number in slots)
             if not answered and all(number in round_.lost for number in slots):
-                self._return(round_, drawn, slots)
+                self._give_back(round_, drawn, slots)
                 continue
-            # A late member's gradient goes into its residual, or others have pushed it.
+            # A late member keeps its gradient in its residual, or other members have pushed the same.
             self._state.samples.settle(drawn)
             for number in slots:
                 member = self._holder(round_.slots[number])
@@ -444,27 +448,21 @@ class Rounds(Mode):
         self.round = None
         self._state.version = event.version
 
-    # ---- what is waited for
-
-    def _missing(self) -> list[tuple[int, Name]]:
-        """Ranks and members."""
-        round_ = self.round
-        if round_ is None:  # the next one opens when somebody has finished what is too late
-            late = [member for member in self._state.roster.ready() if member.work is not None]
-            return [(member.rank, member.id) for member in late]
-        missing = [] if round_.complete else round_.missing
-        return sorted((slot.rank, slot.member) for slot in missing)
-
     def waiting(self, now: float) -> Awaited:
-        missing = self._missing()
+        state, round_ = self._state, self.round
+        if round_ is None:  # the next one opens when a member has finished its late work
+            missing = [(member.rank, member.id) for member in state.roster.ready() if member.work is not None]
+        else:
+            slots = [] if round_.complete else round_.missing
+            missing = sorted((slot.rank, slot.member) for slot in slots)
         if missing:
-            return waiting_for(self._state, missing, now)
-        if self.round is None:
+            return waiting_for(state, missing, now)
+        if round_ is None:
             return Awaited()
-        text = f"version {self._state.version + 1} is being computed {self._state.waited(now)}"
+        text = f"version {state.version + 1} is being computed {state.waited(now)}"
         return Awaited(subject="computed", text=text, for_others=False)
 
 
-def _refill(lost: int, slot: Slot) -> e.Substitute:
+def _substitute(lost: int, slot: Slot) -> e.Substitute:
     worker, incarnation = slot.member
     return e.Substitute(lost=lost, assignment=slot.work, worker=worker, incarnation=incarnation)

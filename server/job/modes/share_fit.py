@@ -1,4 +1,4 @@
-"""How many samples a slow worker gets at a time, so that it answers about as often as the others.
+"""The share of samples that a slow worker gets, so that it answers about as often as the others.
 
 Bounded staleness lets nobody get far ahead of the slowest. A worker that needs ten times as long for a batch
 would make everybody that slow; with about a tenth of the samples it keeps up, and contributes what it can.
@@ -25,13 +25,13 @@ HELPED = 0.75  # of the time for a whole share: if a smaller one does not get be
 @stored("share-fit")
 @dataclass(kw_only=True, slots=True)
 class ShareFit:
-    """Of one worker.
+    """The share of one worker.
 
     Attributes:
         share: samples that it gets at a time.
-        answers: seconds of the last ones since the share changed, at most `ENOUGH`.
+        answers: seconds that its last answers took since the share changed, at most `ENOUGH`.
         whole: seconds for a whole share, until the first smaller one has been judged.
-        fixed: a smaller share is of no use, because its time does not go into samples.
+        fixed: a smaller share does not help, because the worker's time does not depend on samples.
     """
 
     share: int
@@ -44,11 +44,11 @@ class ShareFit:
         return median(self.answers)
 
     def note(self, seconds: float) -> None:
-        """It took this long for its share."""
+        """Record the time that it took for its share."""
         self.answers = [*self.answers, seconds][-ENOUGH:]
 
     def tells(self, batch_size: int) -> bool:
-        """Whether others are to be compared with it: it has a whole share, and has answered often enough."""
+        """Return whether it is a measure for others: it has a whole share and has answered often enough."""
         return self.share == batch_size and len(self.answers) == ENOUGH
 
     def adapt(self, others: Sequence[float], batch_size: int) -> None:
@@ -66,7 +66,7 @@ class ShareFit:
             self.share, self.answers = share, []
 
     def _fitting(self, usual: float, batch_size: int) -> int:
-        """The share that is due. usual: seconds that others take for whole ones."""
+        """Return the share that is due. usual: seconds that others take for whole shares."""
         whole, self.whole = self.whole, None
         if whole is not None and self.seconds > HELPED * whole:
             self.fixed = True

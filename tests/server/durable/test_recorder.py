@@ -84,7 +84,7 @@ async def test_without_a_journal_a_checkpoint_that_is_there_stays_as_it_is(
     for version in (1, 1, 2):
         await recorder.checkpoint(version, {}, (), 1.0, 0.0)
     again = Recorder(folder, parse_length("1steps"), job="job", recorded=False)
-    again.go_on(2, 2.0, 0.0)
+    again.resume(2, 2.0, 0.0)
     await again.checkpoint(2, {}, (), 3.0, 0.0)
     await recorder.close()
     assert written == [0, 1, 2]

@@ -1,4 +1,12 @@
-"""The server's copy of parameters that are at the workers, and whether those are still the same."""
+"""The server's copy of the parameters that are at the workers, and whether the workers' replicas agree.
+
+The copy:
+
+    installed   has `version`; `since` lists the samples trained on after it  -> asked
+    asked       a member was asked for the current version                    -> loading; installed, if the
+                                                                                 member or its answer is lost
+    loading     a snapshot has arrived and is being installed                 -> installed
+"""
 
 from __future__ import annotations
 
@@ -16,18 +24,14 @@ DRIFT_VERSIONS = 100  # after which replicas that differ are brought together, i
 @stored("server-copy")
 @dataclass(slots=True)
 class ServerCopy:
-    """version: that it is of. asked: the member that was asked for one of the current version. loading: the
-    version that has arrived, and is being taken over. due: one is wanted though nobody waits for it. since:
-    what was trained on since, with the version that it led to."""
-
     version: int = 0
-    asked: Name | None = None
-    loading: int | None = None
-    due: bool = False
-    since: list[tuple[int, Drawn]] = field(default_factory=list[tuple[int, Drawn]])
+    asked: Name | None = None  # the member that was asked for the current version
+    loading: int | None = None  # the version that is being installed
+    due: bool = False  # a new copy is wanted though no member needs it
+    since: list[tuple[int, Drawn]] = field(default_factory=list[tuple[int, Drawn]])  # with resulting version
 
     def request(self, able: Iterable[Member], version: int, apply: int) -> list[e.Action]:
-        """Ask the first of these for a copy of this version, unless it is here or somebody was asked."""
+        """Ask the first of these members for this version, unless it is here or was asked for."""
         if self.version == version:
             self.due = False
         if self.version == version or self.asked is not None or self.loading is not None:
@@ -38,12 +42,12 @@ class ServerCopy:
         return []
 
     def forget(self, member: Member) -> None:
-        """The request or the answer may be lost."""
+        """Called when a request to this member, or its answer, may be lost."""
         if self.asked == member.id:
             self.asked = None
 
     def arrived(self, version: int) -> None:
-        """It is here, and is taken over whatever becomes of whoever sent it."""
+        """Called when a snapshot has arrived; it is installed even if its sender is lost."""
         self.asked, self.loading, self.due = None, version, False
 
     def taken(self, version: int) -> None:
@@ -52,7 +56,7 @@ class ServerCopy:
         self.version, self.loading = version, None
 
     def become(self, version: int, samples: Samples) -> None:
-        """It is this version from now on; what has been trained on since goes out again."""
+        """Declare the copy to be this version; the samples trained on since are drawn again."""
         for _, drawn in self.since:
             samples.give_back(drawn, settled=True)
         self.since, self.asked, self.version = [], None, version
@@ -68,7 +72,7 @@ class Drift:
     since: int = 0  # version
 
     def compare(self, version: int, members: Sequence[Member], checksums: Sequence[int]) -> list[e.Action]:
-        """Take note of what the members have at a version, in the order of their ranks."""
+        """Compare the members' replicas at a version, in the order of their ranks."""
         pairs = zip(members, checksums, strict=True)
         differing = [member for member, checksum in pairs if checksum != checksums[0]]
         ids = {member.id for member in differing}
@@ -86,5 +90,5 @@ class Drift:
         return [e.Note(text=text, warning=True)]
 
     def is_due(self, version: int) -> bool:
-        """Whether it has gone on for too long."""
+        """Return whether replicas have differed for too long."""
         return bool(self.names) and version - self.since >= DRIFT_VERSIONS

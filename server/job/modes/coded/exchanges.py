@@ -1,22 +1,29 @@
 """Exchanges: the mode `coded`. Workers exchange coded packets of gradients, and take the step themselves.
 
-A round opens as in `rounds`: the ready members that are idle are its nodes, numbered from 0, and all its
-samples are told to all of them, because who computes which block follows from the numbers (`coding.plan`).
-The server hands the packets on. Each member says when it has the sum of all blocks; once all of them have it,
-the round is closed, and the next assignment says whose sum it was, so that a replica changes only when every
-replica can (`Assignment.apply`). What the optimizer remembers is part of a replica and of its manifest
-(`Tensor.state`), so every path that moves parameters moves it too.
+A round opens with the ready members that are idle as its nodes, numbered from 0. Every node gets all samples
+of the round; the numbers determine which node computes which block (`coding.plan`). The server relays the
+packets. Each member reports when it has the sum of all blocks. Once all have it, the round closes, and the
+next assignment names the exchange whose sum to apply (`Assignment.apply`), so a replica changes only when
+every replica can. Optimizer state is part of a replica and of its manifest (`Tensor.state`), so every path
+that moves parameters moves it too.
 
-An exchange that cannot end is replaced: when a packet was damaged, or a member is lost before all of its
-packets were handed on, or comes back on another stream, on which what was sent to it meanwhile is missing.
-So is one in which members computed a block differently, which the checksums in their packets tell. Then every
-block goes whole from one member that has it to all others, under a new number, and sums of the old exchange
-are void. A block that nobody has any more is left out, and its samples go out again.
+`round` has the states of an exchange. A broken one is replaced: every block goes whole from one member that
+has it to all others, under a new number, and sums of the old exchange are void. A block that no member has
+any more is left out, and its samples are drawn again. An exchange breaks when
 
-The parameters are at the workers. The server has a copy, from the member with the lowest rank: of the end of
-each epoch, of the end of the job, and of any version at which somebody is to be given it, for which the round
-waits. If everybody is lost who had the current version, the round waits for one of them to come back with it;
-when that has taken too long, training goes on from the copy, and what was trained since goes out again.
+    a packet is damaged
+    a member is lost before all of its packets are relayed
+    a member returns on another stream, and has missed packets
+    members computed a block differently, as the checksums in their packets show
+
+The parameters are at the workers. The server has a copy from the member with the lowest rank (`copies`): of
+the end of each epoch, of the end of the job, and of any version that a member needs, for which the next round
+waits. If all members with the current version are lost, training waits for one of them to return with it, at
+most `HOPE_LEASES` leases while others are there to train; then it continues from the copy, and the samples
+trained on since are drawn again.
+
+What may not happen: a sum applied that not every present member has; a sum of blocks from two exchanges; a
+version number used for two states of the training.
 
 `tests/server/coded_histories` plays all of this at random, with real exchanges.
 """
@@ -41,17 +48,17 @@ from .copies import Drift, ServerCopy
 from .round import CodedRound, ExchangeLife, ExchangeReport
 
 MAX_DAMAGED = 3  # exchanges in a row that fail because of one member's packets; then it is sent away
-SAID_DISAGREEMENTS = 4  # steps in a row in which gradients of a block differ; then the log has the remedy
-HOPE_LEASES = 3  # that members wait for those that are away with the only current version
+SAID_DISAGREEMENTS = 4  # steps in a row in which gradients of a block differ, before the log has the remedy
+HOPE_LEASES = 3  # for which members wait for departed ones that have the only current version
 
-# The mode remembers them; the room coding imports nothing.
+# The mode saves them; the room coding imports nothing.
 stored("step-times")(UncodedTimes)
 stored("redundancy-choice")(AdaptiveRedundancy)
 
 
 @dataclass
 class Coded(Mode):
-    """redundancy: as many as there can be if so many cannot be had; None to choose by measured times."""
+    """redundancy: at most so much, as the number of members allows; None to choose by measured times."""
 
     _state: JobState = field(metadata=DERIVED)
     redundancy: int | None = field(metadata=DERIVED)
@@ -59,7 +66,7 @@ class Coded(Mode):
     round: CodedRound | None = None
     _exchanges: int = 0  # so far; the number of the last one
     _have_sum: set[Name] = field(default_factory=set[Name])  # members with the sum of the last round
-    _hoping_since: float | None = None  # when members began to wait for those that are away with the version
+    _hoping_since: float | None = None  # when members began to wait for departed ones with the version
     _clipped_steps: int = 0
     _damaged_by: Counter[Name] = field(default_factory=Counter[Name])  # exchanges in a row, by member
     _disagreements: int = 0  # rounds in a row in which members computed a block differently
@@ -81,19 +88,19 @@ class Coded(Mode):
 
     @property
     def _kept(self) -> bool:
-        """Whether anybody has the current version, or the copy of it is just being taken over."""
+        """Whether a member has the current version, or its copy is being installed."""
         members = self._state.roster.members.values()
         return self._copy.loading is not None or any(map(self._is_current, members))
 
     def _away(self) -> list[Member]:
-        """Members that had the current version when their lease ended. Each may still come back with it."""
+        """Return departed members that had the current version and may return with it."""
         return [member for member in self._state.roster.departed.values() if self._is_current(member)]
 
     def due(self, now: float) -> bool:
         since = self._hoping_since
         return since is not None and now - since > HOPE_LEASES * self._state.rules.lease_seconds
 
-    # ---- giving out work
+    # ---- assigning work
 
     def advance(self, now: float) -> list[e.Action]:
         actions: list[e.Action] = []
@@ -102,17 +109,17 @@ class Coded(Mode):
         if self.round is not None and self.round.complete:
             actions += self._close(self.round, now)
         if self.round is None and not self._copied and not self._kept:
-            if self._hopes(now):
+            if self._waits_for_departed(now):
                 return actions
-            actions += self._go_back()
+            actions += self._restart_from_copy()
         self._hoping_since = None
         if self.round is None:
             actions += self._open(now)
         return actions
 
-    def _hopes(self, now: float) -> bool:
-        """Whether the training waits for members that are away with the only current version. It does for as
-        long as no other member is there to train, and for `HOPE_LEASES` from then on."""
+    def _waits_for_departed(self, now: float) -> bool:
+        """Return whether training waits for departed members that have the only current version: until
+        another member is ready to train, and for `HOPE_LEASES` from then on."""
         if not self._away():
             return False
         if not self._state.roster.ready_members:
@@ -132,7 +139,7 @@ class Coded(Mode):
             able = [member for member in ready if member.listening and self._is_current(member)]
             actions += self._copy.request(able, state.version, state.applied)
         if behind and not self._copied:
-            return actions  # they get it once it is here
+            return actions  # they get the copy once it has arrived
         drawn = state.samples.draw(state.rules.batch_size * len(ready)) if state.may_step() else None
         if drawn is None:
             return actions
@@ -171,7 +178,7 @@ class Coded(Mode):
         return f": without it a step would take {times}, and the fastest is looked for"
 
     def _assign(self, round_: CodedRound, now: float, *, evaluate: bool) -> list[e.Action]:
-        """Tell every member that is present what to do in the running exchange."""
+        """Assign the running exchange to every present member."""
         state = self._state
         due = state.evaluation_due if evaluate else 0
         middle = state.samples.progress + round_.drawn.count / 2 / state.samples.per_epoch
@@ -181,8 +188,8 @@ class Coded(Mode):
             asked = state.ask_for_evaluation(member, due, state.assignments + 1, now)
             if asked:
                 due, round_.irregular = 0, True
-            if member.listening:
-                self._catch_up(member)
+            if member.listening and self._is_current(member):
+                member.version = state.version  # the assignment has it apply its sum first
             actions += state.give(
                 member,
                 round_.drawn,
@@ -198,18 +205,13 @@ class Coded(Mode):
         return actions
 
     def _member(self, round_: CodedRound, node: int) -> Member:
-        """Of a node that is present."""
+        """Return the member that is a present node."""
         member = self._state.roster.present(round_.members[node])
         assert member is not None
         return member
 
-    def _catch_up(self, member: Member) -> None:
-        """A member is about to be told to get to the current version, which it may be able to by itself."""
-        if self._is_current(member):
-            member.version = self._state.version
-
     def _is_current(self, member: Member) -> bool:
-        """Whether its replica is at the current version, or will be once it is told to apply its sum."""
+        """Return whether its replica is at the current version, or will be once it applies its sum."""
         version = self._state.version
         has_sum = member.id in self._have_sum
         return member.version == version or (has_sum and member.version == version - 1)
@@ -221,13 +223,14 @@ class Coded(Mode):
         if round_ is None or node is None or work is None:
             return []
         if not self._is_current(member) and not self._copied:
-            self._drop(round_, member, node, f"{member.name} has lost its parameters")
+            self._drop_member(round_, member, node, f"{member.name} has lost its parameters")
             return []
         missed = any(node in round_.plan.packets[index].targets for index in round_.begun)
         if assigned == work.assignment.id or missed:
             round_.fail(f"{member.name} has lost its stream")
             return []
-        self._catch_up(member)
+        if self._is_current(member):
+            member.version = self._state.version
         return [self._state.send(member, work.assignment)]
 
     # ---- packets
@@ -256,7 +259,8 @@ class Coded(Mode):
         return packet_elements(elements, round_.plan.slices)
 
     def targets(self, member: Member, event: e.PacketStarted) -> e.Targets:
-        """None if the packet is of an exchange that is over, or was handed on. Raises Refused: PACKET."""
+        """Return None for a packet of an exchange that is over, or that was relayed before. Raises Refused:
+        PACKET."""
         round_ = self.round
         if event.exchange > self._exchanges:
             limit = f"an exchange up to {self._exchanges}"
@@ -278,13 +282,14 @@ class Coded(Mode):
         round_.begun.add(event.index)
         differing = round_.differing(node, event.index, event.checksums) if round_.compares else None
         if differing is not None:
-            self._disagree(round_, member, *differing)
+            self._break_disagreed(round_, member, *differing)
         names = [round_.members[target] for target in packets[event.index].targets]
         targets = [self._state.roster.present(name) for name in names]
         return tuple(target.worker for target in targets if target is not None and target.listening)
 
-    def _disagree(self, round_: CodedRound, member: Member, block: int, node: int) -> None:
-        """A member has not computed the same as another one, so that what is decoded would be neither's."""
+    def _break_disagreed(self, round_: CodedRound, member: Member, block: int, node: int) -> None:
+        """Break the exchange, because a member computed a block differently from the node that sent it first:
+        decoding would return neither gradient."""
         if not round_.disagreed:
             round_.disagreed = True
             self._disagreements += 1
@@ -296,7 +301,7 @@ class Coded(Mode):
         )
 
     def _damaged(self, member: Member, event: e.PacketDamaged) -> list[e.Action]:
-        """The exchange is void because of a member, which is sent away if that goes on."""
+        """Break the exchange because of a member's packet; disconnect the member if that repeats."""
         round_ = self.round
         node = round_.node_of(member.id) if round_ is not None else None
         if round_ is None or node is None or round_.coding.exchange != event.exchange:
@@ -316,12 +321,12 @@ class Coded(Mode):
             return None
         if round_.has_sent(node):
             self._damaged_by.pop(member.id, None)
-        else:  # others would wait for the rest for ever
+        else:  # the others would wait for its other packets without end
             why = f"{member.name} has not sent all of its packets"
             round_.fail(why)
             self._damaged_by[member.id] += 1
             if self._damaged_by[member.id] > MAX_DAMAGED:
-                self._drop(round_, member, node, why)
+                self._drop_member(round_, member, node, why)
                 return None
         round_.reports[node] = ExchangeReport(event.samples, event.loss, event.exchanged)
         return round_.version + 1
@@ -340,10 +345,10 @@ class Coded(Mode):
         round_ = self.round
         node = round_.node_of(member.id) if round_ is not None else None
         if round_ is not None and node is not None:
-            self._drop(round_, member, node, f"{member.name} is gone")
+            self._drop_member(round_, member, node, f"{member.name} is gone")
 
-    def _drop(self, round_: CodedRound, member: Member, node: int, why: str) -> None:
-        """Go on with the round without a member."""
+    def _drop_member(self, round_: CodedRound, member: Member, node: int, why: str) -> None:
+        """Continue the round without a member."""
         self._state.roster.relieve(member)
         round_.lost.add(node)
         round_.reports.pop(node, None)
@@ -354,7 +359,7 @@ class Coded(Mode):
             round_.fail(why)
 
     def _exchange_again(self, round_: CodedRound, now: float) -> list[e.Action]:
-        """Whole blocks instead, from whoever has them."""
+        """Replace the broken exchange by one of whole blocks, from members that have them."""
         self._exchanges += 1
         broken = round_.broken
         listening = [node for node in round_.present if self._member(round_, node).listening]
@@ -389,7 +394,7 @@ class Coded(Mode):
         state.applied = round_.coding.exchange
         members = [self._member(round_, node) for node in round_.present]
         for member in members:
-            member.version = state.version  # it gets there by itself when it is told to
+            member.version = state.version  # each reaches it with its next assignment
         self._have_sum = {member.id for member in members}
         self.round, self._copy.asked = None, None
         self._copy.due |= state.epoch > epochs
@@ -412,7 +417,7 @@ class Coded(Mode):
             actions += self._warn_of_clipping(clipped)
         state.drifting = len(self._drift.names)
         if self._copy.due or self._drift.is_due(state.version):
-            for member in members:  # whoever has drifted gets the parameters anew before the next round
+            for member in members:  # a drifted member gets the server's copy before the next round
                 if member.id in self._drift.names:
                     self._have_sum.discard(member.id)
                     member.version = None
@@ -437,8 +442,8 @@ class Coded(Mode):
             return nobody and self._copy.version < version <= self._state.version
         return asked is not None and asked[0] == worker and version == self._state.version
 
-    def _go_back(self) -> list[e.Action]:
-        """Nobody has the current version any more: what the copy holds becomes the next one."""
+    def _restart_from_copy(self) -> list[e.Action]:
+        """Make the server's copy the next version, because no member has the current one any more."""
         state = self._state
         lost = state.version - self._copy.version
         state.version += 1

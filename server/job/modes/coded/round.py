@@ -1,10 +1,13 @@
-"""One round of coded mode: who takes part, which packets have been handed on, and who has the sum.
+"""One round of coded mode: its members, the packets that were relayed, and the members that have the sum.
 
-exchanging  Packets are handed on; members report that they have the sum. The round is over when all have.
-            Next: broken, if a packet was damaged, a member was lost, or two members computed a block
-            differently.
-broken      The exchange cannot end. Next: exchanging again, under a new number, with whole blocks from
-            one holder each.
+A round (`ExchangeLife`):
+
+    EXCHANGING  packets are relayed; members report that they have    -> gone, once all present members have
+                the sum                                                 it; BROKEN (`exchanges` says when)
+    BROKEN      the exchange cannot end                               -> EXCHANGING, under a new number, with
+                                                                        whole blocks from one holder each
+
+What may not happen: reports or packets of a broken exchange counted in the one that replaces it.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ class ExchangeLife(Enum):
     BROKEN = "broken"
 
 
-_LIVES = {
+_TRANSITIONS = {
     ExchangeLife.EXCHANGING: frozenset({ExchangeLife.BROKEN}),
     ExchangeLife.BROKEN: frozenset({ExchangeLife.BROKEN, ExchangeLife.EXCHANGING}),
 }
@@ -37,7 +40,7 @@ _LIVES = {
 @stored("exchange-report")
 @dataclass(frozen=True, slots=True)
 class ExchangeReport:
-    """What a member has said after an exchange."""
+    """A member's report that it has the sum."""
 
     samples: int
     loss: float
@@ -47,38 +50,31 @@ class ExchangeReport:
 @stored("coded-round")
 @dataclass(kw_only=True, slots=True)
 class CodedRound:
-    """Its members, by node, are frozen when it opens.
-
-    coding: of the running exchange, as workers are told it. begun: packets of the exchange that have
-    begun to come. relayed: those handed on whole. reports: by node, of the exchange. broken: why it
-    cannot end. disagreed: whether members had computed the same block differently. checksums: of blocks,
-    each with the node that was the first to send it. irregular: its time says nothing, because an
-    exchange was replaced or somebody evaluates. _plan: of the running exchange, once it was needed;
-    _unsent: packets that each node has still to send in it.
-    """
+    """begun, relayed, reports and `plan` are those of the running exchange; the rest lasts for the round."""
 
     version: int
     opened_at: float
     drawn: Drawn
-    coding: Coding
-    members: dict[int, Name]
+    coding: Coding  # of the running exchange, as assignments have it
+    members: dict[int, Name]  # by node
     least: int = 1  # samples of a block that has any
     life: ExchangeLife = ExchangeLife.EXCHANGING
-    broken: str = ""
-    disagreed: bool = False
-    checksums: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
-    begun: set[int] = field(default_factory=set[int])
-    relayed: set[int] = field(default_factory=set[int])
-    reports: dict[int, ExchangeReport] = field(default_factory=dict[int, ExchangeReport])
-    lost: set[int] = field(default_factory=set[int])
-    irregular: bool = False
+    broken: str = ""  # why the exchange cannot end
+    disagreed: bool = False  # members computed the same block differently
+    checksums: dict[int, tuple[int, int]] = field(  # of blocks, with the node that sent the first one
+        default_factory=dict[int, tuple[int, int]]
+    )
+    begun: set[int] = field(default_factory=set[int])  # packets whose headers have arrived
+    relayed: set[int] = field(default_factory=set[int])  # packets that were relayed whole
+    reports: dict[int, ExchangeReport] = field(default_factory=dict[int, ExchangeReport])  # by node
+    lost: set[int] = field(default_factory=set[int])  # nodes
+    irregular: bool = False  # its time is no measure: an exchange was replaced, or a member evaluates
     _plan: list[ExchangePlan] = field(default_factory=list[ExchangePlan], metadata=DERIVED)
-    _unsent: dict[int, int] = field(default_factory=dict[int, int], metadata=DERIVED)
+    _unsent: dict[int, int] = field(default_factory=dict[int, int], metadata=DERIVED)  # packets, by node
     _nodes: dict[Name, int] = field(default_factory=dict[Name, int], metadata=DERIVED)
 
     @property
     def plan(self) -> ExchangePlan:
-        """Of the running exchange."""
         if not self._plan:
             whole = self.original
             coding = self.coding
@@ -91,12 +87,12 @@ class CodedRound:
 
     @property
     def original(self) -> ExchangePlan:
-        """Of the first exchange."""
+        """The plan of the round's first exchange."""
         return plan(len(self.members), self.coding.redundancy)
 
     def fail(self, why: str) -> None:
-        """The exchange cannot end."""
-        self.life = move(self.life, ExchangeLife.BROKEN, _LIVES)
+        """Break the exchange, which cannot end."""
+        self.life = move(self.life, ExchangeLife.BROKEN, _TRANSITIONS)
         self.broken = why
 
     @property
@@ -105,8 +101,8 @@ class CodedRound:
         return self.coding.redundancy > 1 and not self.coding.senders
 
     def differing(self, node: int, index: int, checksums: Sequence[int]) -> tuple[int, int] | None:
-        """Take note of the blocks in a packet of this node: the first that another node has computed
-        differently, and that node."""
+        """Remember the checksums of a packet's blocks. Return the first block that another node has computed
+        differently, with that node."""
         for (block, _), checksum in zip(self.plan.packets[index].terms, checksums, strict=True):
             first, expected = self.checksums.setdefault(block, (node, checksum))
             if checksum != expected:
@@ -114,15 +110,15 @@ class CodedRound:
         return None
 
     def relay(self, index: int) -> None:
-        """A packet has been handed on whole."""
+        """Called when a packet was relayed whole."""
         if index not in self.relayed:
-            sender = self.plan.packets[index].sender  # which also counts what is unsent, if nobody has yet
+            sender = self.plan.packets[index].sender  # `plan` also makes `_unsent`
             self._unsent[sender] -= 1
             self.relayed.add(index)
 
     def has_sent(self, node: int) -> bool:
-        """Whether all of a node's packets were handed on."""
-        _ = self.plan  # counts what is unsent, if nobody has yet
+        """Return whether all of a node's packets were relayed."""
+        _ = self.plan  # also makes `_unsent`
         return self._unsent[node] == 0
 
     @property
@@ -131,18 +127,14 @@ class CodedRound:
 
     @property
     def complete(self) -> bool:
-        """Whether every node that is present has said that it has the sum."""
+        """Whether every present node has reported that it has the sum."""
         return len(self.reports) + len(self.lost) == len(self.members)
 
     @property
-    def missing(self) -> list[int]:
-        """Nodes that have not said that they have the sum."""
-        return [node for node in self.present if node not in self.reports]
-
-    @property
     def awaited(self) -> list[int]:
-        """Nodes whose packets have not all come; if there are none, those that have yet to decode."""
-        return [node for node in self.missing if not self.has_sent(node)] or self.missing
+        """Nodes whose packets have not all arrived; if there are none, nodes that have yet to decode."""
+        missing = [node for node in self.present if node not in self.reports]
+        return [node for node in missing if not self.has_sent(node)] or missing
 
     def node_of(self, name: Name) -> int | None:
         if not self._nodes:
@@ -151,13 +143,13 @@ class CodedRound:
 
     @property
     def loss(self) -> float:
-        """Mean over the samples of all reports, those of a block as often as it was computed."""
+        """Mean over the samples of all reports; a block counts as often as it was computed."""
         samples = sum(report.samples for report in self.reports.values())
         total = sum(report.loss * report.samples for report in self.reports.values())
         return total / samples if samples else math.nan
 
     def begin_again(self, exchange: int, listening: Sequence[int]) -> None:
-        """Plan another exchange, of whole blocks from nodes that have them; `listening` ones send first."""
+        """Start another exchange, of whole blocks from nodes that have them, preferably `listening` ones."""
         present = self.present
         sends = dict.fromkeys(present, 0)
         senders: list[int] = []
@@ -167,7 +159,7 @@ class CodedRound:
             senders.append(able[0] if able else NOBODY)
             if able:
                 sends[able[0]] += 1
-        self.life = move(self.life, ExchangeLife.EXCHANGING, _LIVES)
+        self.life = move(self.life, ExchangeLife.EXCHANGING, _TRANSITIONS)
         self.coding = replace(self.coding, exchange=exchange, senders=tuple(senders), present=tuple(present))
         self.broken = ""
         self.irregular = True
@@ -176,13 +168,13 @@ class CodedRound:
 
     @property
     def parts(self) -> list[Drawn]:
-        """The samples behind the sum: all of them in one piece, unless blocks are left out."""
+        """The samples behind the sum, in one piece unless blocks are left out."""
         whole = len(self.plan.blocks) == len(self.plan.holders)
         return [self.drawn] if whole else self._samples(self.plan.blocks)
 
     @property
     def left_out(self) -> list[Drawn]:
-        """The samples of blocks that nobody has any more."""
+        """The samples of blocks that no node has any more."""
         return self._samples(sorted(set(range(len(self.plan.holders))) - set(self.plan.blocks)))
 
     def _samples(self, blocks: Sequence[int]) -> list[Drawn]:
