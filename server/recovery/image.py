@@ -39,7 +39,7 @@ async def restore(conductor: Conductor, tree: Mapping[str, Any]) -> None:
     message: m.Manifest = tree["manifest"]
     manifest = Manifest.from_message(message, worker="", max_bytes=conductor.core.rules.max_model_bytes)
     conductor.plans.planner.first(manifest, *tree["planner"])
-    await conductor.shard.reopen(manifest, plan_of(tree["plan"], manifest), tree["shard"])
+    await conductor.shard.open(manifest, tree["shard"], plan_of(tree["plan"], manifest), lambda: None)
     if tree["prepared"] is not None:
         conductor.prepare(plan_of(tree["prepared"], manifest))
     conductor.core.load(tree["core"])

@@ -13,7 +13,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,6 @@ from .downlink import Downlink, PartUpdate
 from .encodings import Way
 from .mean import Push, Share, add_up, weights
 from .missing import Stretch, absent, filled, ranges, stretches
-from .writing import write_model
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -70,9 +68,6 @@ class Copy:
     version: int
     parameters: Mapping[str, torch.Tensor]
     digest: str
-
-
-Complete = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 @dataclass(slots=True, eq=False)
@@ -155,10 +150,7 @@ class Store:
         self._keep_last = keep_last
         self._last: torch.Tensor | None = None
         self._bases: dict[int, torch.Tensor] = {}  # by version
-        self.checked = (
-            0,
-            0,
-        )  # the last version at which a checksum of the workers' replica was taken, and that
+        self.checked = 0, 0  # the last version at which the replica's checksum was taken, and that
         self.measures_norms = False  # of the next version
         self.square_norms: tuple[float, ...] = ()
         self._norms: list[float] | None = None  # while they are measured
@@ -526,18 +518,6 @@ class Store:
             if not tensor.state:
                 digest.update(value.data)
         return digest.hexdigest()
-
-    def save(self, path: Path, digest: str, *, finished: bool = True, complete: Complete = dict) -> None:
-        """Write the parameters, as every worker has them, as safetensors, under a temporary name first.
-
-        Args:
-            digest: their SHA-256.
-            finished: whether training was; the file's metadata say so, with the version and the digest.
-            complete: makes of the parameters all that is written, by name.
-        """
-        named = zip(self.manifest.tensors, self.replica, strict=True)
-        tensors = {tensor.name: parameter for tensor, parameter in named if not tensor.state}
-        write_model(path, complete(tensors), version=self.version, digest=digest, finished=finished)
 
     def copy(self) -> Copy:
         """The parameters, as every worker has them."""

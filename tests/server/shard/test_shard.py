@@ -6,6 +6,9 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -17,8 +20,9 @@ from gradwire.compressors.kernels import saying
 from gradwire.proto.messages import Update
 from gradwire.proto.wire import decode_envelope
 from gradwire.server.job.events import Apply, Contribution, Exclude, MemberLost, Open, PushKey, Substitute
+from gradwire.server.shard.local import LocalShard
 from gradwire.server.shard.reports import Applied, Final
-from gradwire.server.shard.shard import Shard, Values
+from gradwire.server.shard.shard import Values
 from gradwire.server.shard.store import DivergedError, Encoded
 
 
@@ -29,7 +33,7 @@ def order(version: int, *keys: PushKey, rate_factor: float = 1.0) -> Apply:
     return Apply(version=version, contributions=contributions, rate_factor=rate_factor, opened_at=0.0)
 
 
-class Storing(Shard):
+class Storing(LocalShard):
     """A shard with the parts of pushes, which the push ledger has otherwise."""
 
     def __init__(self) -> None:
@@ -59,7 +63,7 @@ class Storing(Shard):
         return self.apply(order, pushes, send, rates)
 
 
-def opened(test: Callable[[Storing], Coroutine[Any, Any, None]], plan: Plan | None = None) -> Shard:
+def opened(test: Callable[[Storing], Coroutine[Any, Any, None]], plan: Plan | None = None) -> LocalShard:
     """Run a test on a shard whose parameters are zeros; every stored push has to be gone in the end."""
     local = Storing()
 
@@ -84,7 +88,7 @@ def version_of(part: Encoded) -> int:
     return header.version
 
 
-async def parameters(shard: Shard) -> list[float]:
+async def parameters(shard: LocalShard) -> list[float]:
     values = await shard.values()
     message: Any = decode_envelope(values.chunks[0], "ServerMessage")
     return [float(each) for each in np.frombuffer(bytes(message.data), np.float32)]
@@ -159,6 +163,7 @@ def test_a_snapshot_of_a_worker_replaces_the_parameters_unless_it_is_not_finite(
 # ---- parts that are stepped one by one
 
 BOTH = cut_plan((1, 1, 1))
+Order = Callable[[], Any]
 A, B, C = PushKey("a", 1, 1), PushKey("b", 1, 1), PushKey("c", 1, 1)
 MEMBERS = {1: ("a", 1, 1), 2: ("b", 1, 2), 3: ("c", 1, 5)}
 
@@ -205,7 +210,7 @@ class Steps:
 
     async def settled(self) -> list[int]:
         """Parts that have gone out by now, in order."""
-        await self.shard.digest()
+        await self.shard.copy()
         await asyncio.sleep(0)
         return self.sent
 
@@ -225,7 +230,7 @@ ALL = (1 * 1 + 2 * 2 + 3 * 5) / 8
 WITHOUT_B = (1 * 1 + 3 * 5) / 6
 
 
-def in_parts(test: Callable[[Steps], Coroutine[Any, Any, None]]) -> Shard:
+def in_parts(test: Callable[[Steps], Coroutine[Any, Any, None]]) -> LocalShard:
     async def run(shard: Storing) -> None:
         await test(Steps(shard))
 
@@ -520,7 +525,7 @@ def test_a_part_that_diverges_fails_the_version_when_the_round_closes() -> None:
         shard.open_round(Open(version=1, members=members, rate_factor=10.0), sent.append, lambda final: None)
         for part, value in enumerate((1.0, 3e38, 1.0)):
             shard.put(A, part, [dense(value)], 1)
-        await shard.digest()
+        await shard.copy()
         assert len(sent) == 1, "nothing goes out behind it"
         with pytest.raises(DivergedError):
             await shard.apply_held(order(1, A, rate_factor=10.0), sent.append)
@@ -539,7 +544,7 @@ def test_going_back_takes_out_the_parts_of_a_version_that_is_not_whole() -> None
         other.put(2, 1, 2, 3)
         other.put(0, 1, 2, 3)
         assert await other.settled() == [2, 0]
-        await steps.shard.undo()
+        await steps.shard.copy(undo=True)
         assert steps.shard.reported.version == 1
         for key in other.keys.values():
             steps.shard.drop(key)
@@ -551,12 +556,101 @@ def test_going_back_takes_out_the_parts_of_a_version_that_is_not_whole() -> None
     in_parts(test)
 
 
+def history(shard: LocalShard, sent: list[Encoded], finals: list[Final], random: Random) -> list[Order]:
+    """Orders of four versions: rounds in which a member loses its parts and its stream and sends the parts
+    again; measured norms; a new plan; a version that gets another number."""
+    orders: list[Order] = []
+    plan = BOTH
+    for version in (1, 2, 4, 5):
+        keys = {10 * version + rank: PushKey("abc"[rank], 1, version) for rank in range(3)}
+        pushes = {
+            assignment: {
+                part: [dense(*(random.random() for _ in range(bounds.elements)))]
+                for part, bounds in enumerate(plan.parts)
+            }
+            for assignment in keys
+        }
+        puts: dict[int, list[Order]] = {
+            assignment: [
+                partial(shard.put, keys[assignment], part, payloads, assignment)
+                for part, payloads in push.items()
+            ]
+            for assignment, push in pushes.items()
+        }
+        lost = random.choice([*keys])
+        round_ = [put for each in puts.values() for put in each]
+        round_.append(partial(shard.drop, keys[lost]))
+        round_.append(partial(shard.change_round, MemberLost(assignments=(lost,))))
+        random.shuffle(round_)
+        back = Substitute(lost=lost, assignment=lost, worker=keys[lost].worker, incarnation=1)
+        members = {each: (key.worker, 1, rank + 1) for rank, (each, key) in enumerate(keys.items())}
+        opening = Open(version=version, members=members, rate_factor=1.0)
+        contributions = tuple(
+            Contribution(key=key, rank=rank, samples=rank + 1, loss=0.0)
+            for rank, key in enumerate(keys.values())
+        )
+        closing = Apply(version=version, contributions=contributions, rate_factor=1.0, opened_at=0.0)
+        orders += [
+            partial(shard.open_round, opening, sent.append, finals.append),
+            *round_,
+            partial(shard.change_round, back),
+            *puts[lost],
+            partial(shard.apply, closing, [*pushes.values()], sent.append),
+            partial(shard.measure_norms, version),
+        ]
+        if version == 2:
+            plan = replace(cut_plan((2, 1)), number=plan.number + 1)
+            orders += [partial(shard.adopt, plan), partial(shard.replace, 3)]
+    return orders
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_orders_that_are_repeated_change_nothing(seed: int) -> None:
+    def run(repeats: Random | None) -> Any:
+        shard, sent, finals = LocalShard(build), list[Encoded](), list[Final]()
+
+        async def carry_out(orders: Sequence[Order]) -> None:
+            for order in orders:
+                answer = order()
+                if answer is not None:
+                    await answer
+
+        async def everything() -> Any:
+            await shard.open(MANIFEST, assembly(0, 0, 0), BOTH, lambda: None)
+            orders = history(shard, sent, finals, Random(seed))
+            settled = 0  # orders up to the last `apply`
+            for number, order in enumerate(orders):
+                await carry_out([order])
+                if getattr(order, "func", None) == shard.apply:
+                    settled = number + 1
+                if repeats is not None:
+                    await carry_out([order])
+                    if not repeats.randrange(4):
+                        await carry_out(orders[: repeats.randrange(settled + 1)])
+            image: Any = await shard.image()
+            await asyncio.sleep(0)
+            reported = shard.reported
+            assert reported.version == image["version"] == 5
+            assert any(reported.square_norms)
+            bits = image["parameters"].tolist(), image["square_norms"], image["measures_norms"]
+            return bits, [part.messages for part in sent], finals, reported.square_norms
+
+        try:
+            return asyncio.run(everything())
+        finally:
+            shard.close()
+
+    calm = run(None)
+    assert len(calm[1]) == 3 + 3 + 2 + 2, "each part of an update is sent once"
+    assert run(Random(seed + 100)) == calm
+
+
 def test_plans_say_the_norms_of_the_first_parameters() -> None:
     async def test() -> None:
         await local.open(MANIFEST, assembly(3, 0, -4), MANIFEST.plan(), lambda: True)
         assert local.reported.plan.norms == (5.0,)
 
-    local = Shard(build)
+    local = LocalShard(build)
     try:
         asyncio.run(test())
     finally:
@@ -604,8 +698,8 @@ def test_a_shard_says_that_it_compiles_and_leaves_the_rest_when_it_closes(
             time.sleep(0.01)
 
     caplog.set_level("INFO")
-    monkeypatch.setattr("gradwire.server.shard.shard.warm_up", warm_up)
-    shard = Shard(build)
+    monkeypatch.setattr("gradwire.server.shard.local.warm_up", warm_up)
+    shard = LocalShard(build)
     shard.start()
     shard.close()
     assert saying.COMPILING in caplog.messages
