@@ -29,7 +29,7 @@ def image_of(
         "state": state.image(),
         "metrics": conductor.metrics.image(),
         "now": conductor.now(),
-        "times": conductor.times,
+        "times": (conductor.started_at, conductor.ended_at),
         "announced": True,
     }
 
@@ -46,4 +46,4 @@ async def restore(conductor: Conductor, tree: Mapping[str, Any]) -> None:
     conductor.ledger.restore(tree["pushes"])
     conductor.state.restore(manifest.entries, tree["state"])
     conductor.metrics.restore(tree["metrics"])
-    conductor.times = tree["times"]
+    conductor.started_at, conductor.ended_at = tree["times"]

@@ -3,6 +3,13 @@ the order of its queue. `shard` says what passes, and what may not happen.
 
 The push ledger (`server/streams/push_ledger`) has the parts of pushes until an `Apply` takes them. A shard is
 given each part as it is stored (`put`), because a round may be open whose parts are stepped one by one.
+
+A part of the open round:
+
+    awaited   Some member that the round waits for has not stored it, or a slot is vacant. Next: final.
+    final     All of these have stored it. It is reported (`Final`) and then stepped.
+
+What may not happen: a part is final twice, or is taken back; a part waits for a member that was given up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,17 @@
-"""The parameters: what a closed round does to them, and what goes down to the workers.
+"""The parameters: a store sums the pushes of each part, steps it, and encodes its update for the workers.
 
-`parameters` are the server's own, in float32; `downlink` says what of them the workers have.
+`parameters` are the server's own, in float32; `downlink` has the replica that every worker has. Nothing here
+knows of sockets or clocks. One thread at a time may use a store.
 
-Nothing here knows of sockets or clocks. One thread at a time may use a store.
+A part, while a version is made (`Step`):
+
+    open      `add` brings its pushes, or `apply` for all parts that are left. Next: waiting, done.
+    waiting   Its unit is encoded as one, and some part of that is open. Next: done.
+    done      It is summed, stepped, encoded and sent.
+    failed    A value is not finite. Nothing more is stepped, and `apply` raises.
+
+What may not happen: a part is done twice; parts, or the order in which they are done, change the bits; a
+version fails and its values stay (`_go_back`). With `clip_norm` all parts are summed before one is stepped.
 """
 
 from __future__ import annotations
@@ -72,13 +81,15 @@ class Copy:
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """What is known of a version while it is made.
+    """The state of a version while it is made.
 
-    before: the parameters of the version before, or what every worker has. taken: parts that need nothing
-    more.
-    piecewise: by unit, whether its parts go one by one. waiting: by unit and part, what waits for the others.
-    summed: by part, what there is of it, where all parts are summed before the first is stepped.
-    failure: of a part. The rest is as in `Apply`.
+    Attributes:
+        before: the values to go back to.
+        taken: parts that are not open any more.
+        piecewise: by unit, whether its parts are encoded one by one.
+        waiting: by unit and part, the pushes of parts that wait.
+        summed: by part, its gradient's stretches, where all parts are summed before the first is stepped.
+        failure: of a part. The rest is as in `Apply`.
     """
 
     version: int
@@ -324,7 +335,7 @@ class Store:
         return True
 
     def _stretches(self, shares: Sequence[Share]) -> list[Stretch]:
-        """What there is of a part; nothing if it is not enough for a step."""
+        """Return the stretches of a part that have a gradient; none if they are not enough for a step."""
         fewest = 1 if isinstance(self._aggregation, Krum) else self._aggregation.fewest
         return stretches([each for _, each in shares]) if len(shares) >= fewest else []
 
@@ -391,8 +402,8 @@ class Store:
             combine(self._aggregation, stretch.pushes, out)
 
     def _add_norms(self, start: int, gradient: Float32, places: Int64 | None = None) -> None:
-        """Of a piece of the mean gradient that begins at an element. places: in it, of what there is; None
-        for all."""
+        """Add the square norms of a piece of the mean gradient. start: its first element. places: of the
+        values in it; None for all."""
         if self._norms is None:
             return
         end = start + (gradient.size if places is None else int(places[-1]) + 1 if places.size else 0)
@@ -408,8 +419,8 @@ class Store:
             place += 1
 
     def _before(self) -> torch.Tensor:
-        """What to go back to: what every worker has. A copy if that is kept: parts of the step may have gone
-        to the workers when another one fails."""
+        """Return the values to go back to: those that every worker has. A copy if that is kept: parts of the
+        step may have gone to the workers when another one fails."""
         replica = self._downlink.replica
         if not self._keep_last:
             return replica
@@ -419,7 +430,7 @@ class Store:
 
     @property
     def replica(self) -> Sequence[torch.Tensor]:
-        """What every worker has of the last version."""
+        """The parameters that every worker has, by tensor."""
         return self._by_tensor(self._downlink.replica)
 
     def _refuse(self, version: int) -> None:
@@ -429,7 +440,7 @@ class Store:
                 raise DivergedError(f"parameters of {spec.name!r} are no longer finite at version {version}")
 
     def _compensate(self, here: slice, base_version: int, weight: float) -> None:
-        """Of weight · g make weight · (g + λ g² (w - w_base))."""
+        """Replace weight · g by weight · (g + λ g² (w - w_base))."""
         gradient = self._gradient[here]
         moved = self._downlink.replica[here] - self._bases[base_version][here]
         gradient.add_(moved.mul_(gradient).mul_(gradient), alpha=self._compensation / weight)
@@ -508,7 +519,7 @@ class Store:
         self.version = version
 
     def values(self) -> list[Bytes]:
-        """What every worker has, as little-endian float32 bytes, in manifest order, over its own memory."""
+        """Return the replica as little-endian float32 bytes, in manifest order, over its own memory."""
         return [_flat(parameter).view(np.uint8) for parameter in self.replica]
 
     def sha256(self) -> str:
@@ -527,7 +538,7 @@ class Store:
 
 
 def _unit_of(plan: Plan) -> dict[int, int]:
-    """By part, the number of its unit."""
+    """Return the number of each part's unit, by part."""
     return {part: place for place, unit in enumerate(plan.units) for part in unit.parts}
 
 
@@ -540,7 +551,7 @@ def _in_order(push: Push) -> list[Payload]:
 
 
 def compressed_bytes(payloads: Sequence[Payload]) -> tuple[int, int]:
-    """Of the payloads that are not dense or absent: their bytes with levels, and what the tensors take as
-    float32."""
+    """Return the bytes of the payloads that are neither dense nor absent, with levels, and the bytes that
+    their tensors take as float32."""
     compressed = [payload for payload in payloads if not isinstance(payload, DensePayload | AbsentPayload)]
     return sum(map(wire_bytes, compressed)), sum(payload.elements * 4 for payload in compressed)
