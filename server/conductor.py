@@ -128,27 +128,18 @@ class Conductor:
         self.parameters_sha256 = ""  # of the final parameters, once they are saved
         self.paused = asyncio.Event()  # nothing is under way, and no work is given out
         self.working: set[asyncio.Future[None]] = set()
-        self._started_at: float | None = None
-        self._ended_at: float | None = None
+        self.started_at: float | None = None  # when work was first given out
+        self.ended_at: float | None = None  # when the last version was made
         self._ticker: asyncio.Task[None] | None = None
 
     @property
     def training_seconds(self) -> float:
         """From the opening of the first round to the last version."""
-        if self._started_at is None:
+        if self.started_at is None:
             return 0.0
         over = self.core.phase in (m.Phase.FINISHING, m.Phase.FINISHED)
-        end = self._ended_at if over and self._ended_at is not None else self.now()
-        return end - self._started_at
-
-    @property
-    def times(self) -> tuple[float | None, float | None]:
-        """When work was first given out, and when the last version was made."""
-        return self._started_at, self._ended_at
-
-    @times.setter
-    def times(self, times: tuple[float | None, float | None]) -> None:
-        self._started_at, self._ended_at = times
+        end = self.ended_at if over and self.ended_at is not None else self.now()
+        return end - self.started_at
 
     def now(self) -> float:
         """Seconds of the job's clock, which stands still while there is no server."""
@@ -264,8 +255,8 @@ class Conductor:
                     else:
                         self.copies.pop(action.key, None)
                 case e.ExchangeCompleted():
-                    self._ended_at = self.now()
-                    seconds = self._ended_at - action.opened_at
+                    self.ended_at = self.now()
+                    seconds = self.ended_at - action.opened_at
                     self.metrics.round_closed(seconds, action.samples, action.loss, self.core.version)
                     self.metrics.redundancy.set(action.redundancy)
                 case e.RequestSnapshot():
@@ -309,14 +300,14 @@ class Conductor:
             self._send(worker, waiting)
 
     def _send(self, worker: str, message: m.ServerMessage) -> None:
-        """To a worker that may have gone: its next stream learns all it needs from `Prepared`."""
+        """Send to a worker that may have gone: its next stream learns all it needs from `Prepared`."""
         stream = self.streams.get(worker)
         if stream is not None:
             stream.outbox.send(message)
 
     def _assign(self, action: e.Assign) -> None:
-        if self._started_at is None:
-            self._started_at = self.now()
+        if self.started_at is None:
+            self.started_at = self.now()
         if action.assignment.evaluate_epoch:
             self.state.pin(action.assignment.evaluate_epoch, action.assignment.version)
             self.output.evaluated(action.assignment.evaluate_epoch, action.assignment.version)
@@ -410,7 +401,7 @@ class Conductor:
         report = await applying
         failpoints.reached("version.applied")
         broadcast.finish()
-        self._ended_at = self.now()
+        self.ended_at = self.now()
         if report.passed_over:
             self.metrics.passed_over.inc()
             log.warning(
@@ -419,14 +410,14 @@ class Conductor:
                 report.passed_over,
             )
         self.metrics.gradient_norm.set(report.gradient_norm)
-        self.metrics.reduce_seconds.observe(self._ended_at - started)
+        self.metrics.reduce_seconds.observe(self.ended_at - started)
         self._publishing.published(broadcast)
         samples = sum(each.samples for each in action.contributions)
         loss = sum(each.loss * each.samples for each in action.contributions if each.samples)
         mean_loss = loss / samples if samples else math.nan
         if action.clocks_stale is not None:
             self.metrics.clocks_stale(action.clocks_stale)
-        self.metrics.round_closed(self._ended_at - action.opened_at, samples, mean_loss, action.version)
+        self.metrics.round_closed(self.ended_at - action.opened_at, samples, mean_loss, action.version)
         await self.applied(action.version)
 
     async def publish(self, version: int) -> None:

@@ -44,7 +44,7 @@ from .metrics import ServerMetrics
 from .plans.planner import Planner
 from .recovery.checkpoints import checkpoint, first_checkpoint, pause
 from .recovery.recovery import recover
-from .shard.shard import Shard
+from .shard.local import LocalShard
 from .shard.store import Float32, Store
 
 log = logging.getLogger("gradwire.server")
@@ -64,7 +64,7 @@ def run(effective: Effective[ServerSettings]) -> int:
     return uvloop.run(_serve(effective))
 
 
-def _shard(options: ServerSettings, mode: ModeOptions) -> Shard:
+def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
     optimizer, rate = mode.optimizer(options)
     job = OptimizerGroup(options=optimizer, learning_rate=rate)
 
@@ -85,7 +85,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> Shard:
             clip_norm=options.clip_norm,
         )
 
-    return Shard(build)
+    return LocalShard(build)
 
 
 def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder) -> Conductor:

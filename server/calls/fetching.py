@@ -44,8 +44,8 @@ class Fetches:
         """Write the optimizer state: the header and all chunks. Return their bytes. Raises Refused, like
         `send`."""
         async with self._free:
-            found = await shard.moments()
-            header = OptimizerHeader(version=found.version, moments=tuple(found.listed))
+            found = await shard.values(moments=True)
+            header = OptimizerHeader(version=found.version, moments=tuple(found.moments))
             await self._write((header, *found.chunks), write)
             return sum(map(len, found.chunks))
 

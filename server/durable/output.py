@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import tempfile
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from ..shard.model_state import ModelState, Values, complete
 from ..shard.shard import Shard
+from ..shard.writing import write_model
 from .best import BestCheckpoint, BestFile
 from .recorder import Recorder
 
@@ -59,29 +62,23 @@ class Output:
         shard, path = self._shard, self._path
         for each in self._bests:
             await each.close()
-        if not finished:
-            await shard.undo()
-        digest = await shard.digest()
+        copy = await shard.copy(undo=not finished)
+        digest, version = copy.digest, copy.version
         if path is None:
             return digest
-        if not finished and shard.reported.version == 0:
+        if not finished and version == 0:
             log.info("no parameters written: there is no version after the initial one")
             return digest
         if not finished:
-            path = path.with_name(f"{path.stem}.unfinished-v{shard.reported.version}{path.suffix}")
+            path = path.with_name(f"{path.stem}.unfinished-v{version}{path.suffix}")
         try:
             values = {**self._state.frozen, **await buffers()}
         except Exception as error:
             log.error("the parameters are saved without buffers: %s", error)
             values = dict(self._state.frozen)
-        entries = self._state.entries
-        self.unsaved = not await written(
-            path,
-            shard.reported.version,
-            lambda file: shard.save(
-                file, digest, finished=finished, complete=lambda tensors: complete(tensors, entries, values)
-            ),
-        )
+        tensors = complete(copy.parameters, self._state.entries, values)
+        save = partial(write_model, tensors=tensors, version=version, digest=digest, finished=finished)
+        self.unsaved = not await written(path, version, lambda file: asyncio.to_thread(save, file))
         return digest
 
 

@@ -131,13 +131,13 @@ class Replanning:
             return
         if planner.takes_norms and not self._norms_asked:
             self._norms_asked = True
-            shard.measure_norms()
+            shard.measure_norms(version)
             return
         measured = self.measured()
         if measured is None:
             return
         if planner.takes_norms and not any(self._reported.square_norms):  # none of that version, or not yet
-            shard.measure_norms()
+            shard.measure_norms(version)
             return
         self._norms_asked = False
         self._planning = True

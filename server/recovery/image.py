@@ -29,7 +29,7 @@ def image_of(
         "state": state.image(),
         "metrics": conductor.metrics.image(),
         "now": conductor.now(),
-        "times": conductor.times,
+        "times": (conductor.started_at, conductor.ended_at),
         "announced": True,
     }
 
@@ -39,11 +39,11 @@ async def restore(conductor: Conductor, tree: Mapping[str, Any]) -> None:
     message: m.ModelManifest = tree["manifest"]
     manifest = Manifest.from_message(message, worker="", max_bytes=conductor.core.rules.max_model_bytes)
     conductor.plans.planner.first(manifest, *tree["planner"])
-    await conductor.shard.reopen(manifest, plan_of(tree["plan"], manifest), tree["shard"])
+    await conductor.shard.open(manifest, tree["shard"], plan_of(tree["plan"], manifest), lambda: None)
     if tree["prepared"] is not None:
         conductor.prepare(plan_of(tree["prepared"], manifest))
     conductor.core.load(tree["core"])
     conductor.ledger.restore(tree["pushes"])
     conductor.state.restore(manifest.entries, tree["state"])
     conductor.metrics.restore(tree["metrics"])
-    conductor.times = tree["times"]
+    conductor.started_at, conductor.ended_at = tree["times"]

@@ -48,7 +48,7 @@ def _decoded(payloads: Sequence[Payload]) -> Float32:
 
 
 def _middle(aggregation: Median | Trimmed, block: Float32) -> Float32:
-    """Of values sorted along the first axis, one row per worker."""
+    """Return the mean of the middle of `block`, which is sorted along the first axis, a row per worker."""
     import numpy as np
 
     workers = len(block)

@@ -83,7 +83,7 @@ PIECEWISE = frozenset({"none", "bf16", "fp16", "8bit"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartUpdate:
-    """What goes down of a part: payloads, end to end, and what each does."""
+    """The update of a part: payloads, end to end, and what a replica does with each."""
 
     part: int
     payloads: Sequence[Payload]
@@ -205,7 +205,6 @@ class Downlink:
         ]
 
     def snapshot(self) -> list[PartUpdate]:
-        """The replica as it is."""
         return [
             _update(
                 number, [(_values(self.replica[part.start : part.end]), Content.VALUES)] * bool(part.elements)
@@ -214,7 +213,7 @@ class Downlink:
         ]
 
     def image(self) -> dict[str, Any]:
-        """What it remembers besides the parameters, as plain values and copies of its tensors."""
+        """Return all state but the parameters, as plain values and copies of tensors."""
         apart = self.replica is not self._parameters
         return {
             "replica": self.replica.clone() if apart else None,
@@ -267,7 +266,7 @@ class Downlink:
                 yield payload
 
     def _context(self, version: int, first: int, place: int) -> StepContext:
-        """Of the tensor that comes so many places after the first."""
+        """Return the context of the tensor `place` places after the first."""
         return StepContext(
             samples=1,
             version=version,
@@ -310,7 +309,7 @@ class Downlink:
     # ---- auto
 
     def _kinds(self, unit: Unit, pushes: Sequence[Placed]) -> list[str]:
-        """By tensor, what most pushes send it as."""
+        """Return, by tensor, the kind that most pushes send it as."""
         if all(len(payloads) == 1 for _, payloads in pushes):
             return [most([kind_of(payloads[0]) for _, payloads in pushes])] * (unit.last - unit.first)
         found: list[list[str]] = []
@@ -334,8 +333,8 @@ class Downlink:
     def _ways_of_sparse(
         self, tensors: Sequence[int], unit_first: int, start: int, end: int, held: Held
     ) -> list[Way]:
-        """Of neighbours that most pushes send some elements of: decided for each of them, and one way for
-        those in a row that are alike. held: of the unit, whose first tensor is `unit_first`."""
+        """Choose for neighbours of which most pushes hold some elements: for each tensor by itself, with one
+        way for those in a row that are alike. held: of the unit, whose first tensor is `unit_first`."""
         decided: list[tuple[str, str]] = []
         for tensor in tensors:
             place = tensor - unit_first
@@ -357,7 +356,7 @@ class Downlink:
         return ways
 
     def _kind_of_sparse(self, tensor: int, elements: int, count: int | None, format: str) -> str:
-        """What goes down of a tensor, or a piece of one, of which pushes hold so many elements; None for
+        """Return the kind of a tensor, or a piece of one, of which pushes hold `count` elements; None for
         all."""
         behind = self._behind[tensor]
         limit = self._four_bit_bytes(tensor, elements) * (BACK if behind else 1)

@@ -1,4 +1,4 @@
-"""What `auto` finds out from pushes: in which kind each tensor came, and which elements they hold."""
+"""`auto` learns here from pushes in which kind each tensor came, and which elements they hold."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """What pushes hold, of stretches of elements that lie end to end.
+    """The elements that pushes hold, of stretches that lie end to end.
 
     Attributes:
         indices: which elements, ascending, from the beginning of the first stretch.
@@ -71,8 +71,8 @@ class Held:
 
 
 def held_by(pushes: Sequence[Placed], borders: Int64) -> Held:
-    """What the pushes hold from each border to the next; they hold nothing outside of these. One walk serves
-    all of them: pushes may have as many payloads as there are borders."""
+    """Find the elements that pushes hold from each border to the next; they hold nothing outside of these.
+    One walk serves all stretches: pushes may have as many payloads as there are borders."""
     starts: list[int] = borders[:-1].tolist()
     stops: list[int] = borders[1:].tolist()
     whole, formats = [False] * len(starts), ["bf16" for _ in starts]
@@ -109,13 +109,13 @@ def _merged(held: Sequence[Indices]) -> Indices:
 
 
 def most_bytes(format: str, elements: int, count: int | None) -> int:
-    """That so many of the elements take, or all of them."""
+    """Return an upper bound of the bytes that `count` of the elements take; None for all of them."""
     size = FORMATS[format].element_bytes
     return elements * size if count is None else count * size + sparse_bytes(elements, count)
 
 
 def most(kinds: Sequence[str]) -> str:
-    """Which kind most pushes have a tensor in."""
+    """Return the kind that most pushes have a tensor in."""
     counted = Counter(kind for kind in kinds if kind != ABSENT)
     return max(KINDS, key=counted.__getitem__) if counted else ABSENT
 

@@ -27,8 +27,8 @@ Share = tuple[Contribution, Payloads]
 def weights(
     contributions: Sequence[Contribution], weight: float, among: Sequence[Contribution] | None = None
 ) -> list[float]:
-    """Of the pushes, whose sum is then the mean times `weight`. among: all that have samples in the round,
-    where these are other parts of it."""
+    """Return the factors of the pushes, whose sum is then the mean times `weight`. among: all that have
+    samples in the round, where these are other parts of it."""
     samples: dict[int, int] = {}
     for each in contributions if among is None else among:
         samples[each.slice] = samples.get(each.slice, 0) + each.samples

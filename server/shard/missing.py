@@ -1,4 +1,5 @@
-"""What there is of a part: of some tensors a step may have no gradient, or of some pushes none.
+"""Find the elements of a part that have a gradient: a step may have none for some tensors, or from some
+pushes.
 
 A push says so with absent payloads, of whole tensors. As DDP has it, a tensor that no push has is passed over
 by the optimizer, which does not count the step either; a tensor that some have counts as zeros of the others,
@@ -32,7 +33,7 @@ class Stretch:
 
 
 def stretches(pushes: Sequence[Payloads]) -> list[Stretch]:
-    """What at least one of the pushes has of a part, in ascending order. pushes: of the part, end to end."""
+    """Return the stretches of a part that a push has, ascending. pushes: of the part, end to end."""
     elements = sum(payload.elements for payload in pushes[0])
     borders = {0, elements}
     for push in pushes:

@@ -151,7 +151,7 @@ class ModelState:
             del self._pinned[min(self._pinned)]
 
     def of(self, epoch: int) -> Awaitable[Values]:
-        """Those that an epoch is evaluated with; the newest for 0, or if that is long ago."""
+        """Return the buffers that an epoch is evaluated with; the newest for 0, or if that is long ago."""
         return self._pinned[epoch][1] if epoch in self._pinned else self.newest()
 
 
@@ -201,12 +201,12 @@ def complete(
 
 
 def _done(values: Mapping[str, Bytes]) -> Awaitable[Values]:
-    """What can be awaited any number of times."""
+    """Return values that can be awaited any number of times."""
     return _Done(values)
 
 
 def _result(values: Awaitable[Values]) -> Values:
-    """Of what has been waited for."""
+    """Return values that have been awaited before."""
     return values.values if isinstance(values, _Done) else cast("asyncio.Future[Values]", values).result()
 
 

@@ -51,7 +51,7 @@ class Applied:
 
 
 class Reported:
-    """The last that the shard has reported. Whoever wants to know something of the shard reads it here.
+    """The last reports of a shard, kept where they arrive. Others learn of the shard's state from here alone.
 
     It changes on the event loop only, and before whoever awaits the order continues.
 

@@ -23,7 +23,7 @@ _Sums = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
 
 
 class RunningCoder:
-    """Of the tensors of a model. Belongs to one thread."""
+    """Codes the tensors of a model. Belongs to one thread."""
 
     def __init__(self, tensors: int, largest: int) -> None:
         """largest: elements of what is coded at once at most."""
@@ -40,7 +40,7 @@ class RunningCoder:
         self._largest = largest
 
     def image(self) -> dict[str, Any]:
-        """What it remembers, as plain values and arrays that nobody writes to."""
+        """Return all state as plain values and arrays that nobody writes to."""
         found = {tensor: dict(pieces) for tensor, pieces in self._found.items()}
         states, whole = list(self._states), dict(self._whole)
         return {"states": states, "version": self._version, "whole": whole, "found": found}
@@ -56,7 +56,7 @@ class RunningCoder:
         return self._states[tensor].elements > 0
 
     def code(self, tensor: int, begin: int, values: Float32, version: int) -> Payload:
-        """Of one tensor, the elements from `begin`, a multiple of the blocks of sums."""
+        """Code the elements of one tensor from `begin`, a multiple of the blocks of sums."""
         self._begin(version)
         sums = cpu.block_magnitudes(values)
         self._found.setdefault(tensor, {})[begin] = sums
@@ -70,7 +70,7 @@ class RunningCoder:
         return QuantizedPayload(format=format, elements=values.size, levels=levels, data=data)
 
     def code_together(self, first: int, tensors: Sequence[Float32], version: int) -> Payload:
-        """Of consecutive whole tensors from number `first`."""
+        """Code consecutive whole tensors from number `first`."""
         self._begin(version)
         states = self._states[first : first + len(tensors)]
         for place, (state, values) in enumerate(zip(states, tensors, strict=True)):
@@ -91,7 +91,7 @@ class RunningCoder:
         return QuantizedPayload(format=format, elements=elements, levels=levels, sizes=sizes, data=data)
 
     def _begin(self, version: int) -> None:
-        """What the version before has found counts from now on."""
+        """Use the magnitudes that were found at the previous version."""
         if version == self._version:
             return
         self._version = version

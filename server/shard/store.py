@@ -1,8 +1,17 @@
-"""The parameters: what a closed round does to them, and what goes down to the workers.
+"""The parameters: a store sums the pushes of each part, steps it, and encodes its update for the workers.
 
-`parameters` are the server's own, in float32; `downlink` says what of them the workers have.
+`parameters` are the server's own, in float32; `downlink` has the replica that every worker has. Nothing here
+knows of sockets or clocks. One thread at a time may use a store.
 
-Nothing here knows of sockets or clocks. One thread at a time may use a store.
+A part, while a version is made (`PendingVersion`):
+
+    open      `add` brings its pushes, or `apply` for all parts that are left. Next: waiting, done.
+    waiting   Its unit is encoded as one, and some part of that is open. Next: done.
+    done      It is summed, stepped, encoded and sent.
+    failed    A value is not finite. Nothing more is stepped, and `apply` raises.
+
+What may not happen: a part is done twice; parts, or the order in which they are done, change the bits; a
+version fails and its values stay (`_go_back`). With `clip_norm` all parts are summed before one is stepped.
 """
 
 from __future__ import annotations
@@ -13,7 +22,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +43,6 @@ from .downlink import Downlink, PartUpdate
 from .encodings import Way
 from .mean import Push, Share, add_up, weights
 from .missing import Stretch, absent, filled, ranges, stretches
-from .writing import write_model
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -72,18 +79,17 @@ class Copy:
     digest: str
 
 
-Complete = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
-
-
 @dataclass(slots=True, eq=False)
 class PendingVersion:
-    """What is known of a version while it is made.
+    """The state of a version while it is made.
 
-    before: the parameters of the version before, or what every worker has. taken: parts that need nothing
-    more.
-    piecewise: by unit, whether its parts go one by one. waiting: by unit and part, what waits for the others.
-    summed: by part, what there is of it, where all parts are summed before the first is stepped.
-    failure: of a part. The rest is as in `Apply`.
+    Attributes:
+        before: the values to go back to.
+        taken: parts that are not open any more.
+        piecewise: by unit, whether its parts are encoded one by one.
+        waiting: by unit and part, the pushes of parts that wait.
+        summed: by part, its gradient's stretches, where all parts are summed before the first is stepped.
+        failure: of a part. The rest is as in `Apply`.
     """
 
     version: int
@@ -155,10 +161,7 @@ class Store:
         self._keep_last = keep_last
         self._last: torch.Tensor | None = None
         self._bases: dict[int, torch.Tensor] = {}  # by version
-        self.checked = (
-            0,
-            0,
-        )  # the last version at which a checksum of the workers' replica was taken, and that
+        self.checked = 0, 0  # the last version at which the replica's checksum was taken, and that
         self.measures_norms = False  # of the next version
         self.square_norms: tuple[float, ...] = ()
         self._norms: list[float] | None = None  # while they are measured
@@ -332,7 +335,7 @@ class Store:
         return True
 
     def _stretches(self, shares: Sequence[Share]) -> list[Stretch]:
-        """What there is of a part; nothing if it is not enough for a step."""
+        """Return the stretches of a part that have a gradient; none if they are not enough for a step."""
         fewest = 1 if isinstance(self._aggregation, Krum) else self._aggregation.fewest
         return stretches([each for _, each in shares]) if len(shares) >= fewest else []
 
@@ -401,8 +404,8 @@ class Store:
             combine(self._aggregation, stretch.pushes, out)
 
     def _add_norms(self, start: int, gradient: Float32, places: Int64 | None = None) -> None:
-        """Of a piece of the mean gradient that begins at an element. places: in it, of what there is; None
-        for all."""
+        """Add the square norms of a piece of the mean gradient. start: its first element. places: of the
+        values in it; None for all."""
         if self._norms is None:
             return
         end = start + (gradient.size if places is None else int(places[-1]) + 1 if places.size else 0)
@@ -418,8 +421,8 @@ class Store:
             place += 1
 
     def _before(self) -> torch.Tensor:
-        """What to go back to: what every worker has. A copy if that is kept: parts of the step may have gone
-        to the workers when another one fails."""
+        """Return the values to go back to: those that every worker has. A copy if that is kept: parts of the
+        step may have gone to the workers when another one fails."""
         replica = self._downlink.replica
         if not self._keep_last:
             return replica
@@ -429,7 +432,7 @@ class Store:
 
     @property
     def replica(self) -> Sequence[torch.Tensor]:
-        """What every worker has of the last version."""
+        """The parameters that every worker has, by tensor."""
         return self._by_tensor(self._downlink.replica)
 
     def _refuse(self, version: int) -> None:
@@ -439,7 +442,7 @@ class Store:
                 raise DivergedError(f"parameters of {spec.name!r} are no longer finite at version {version}")
 
     def _compensate(self, here: slice, base_version: int, weight: float) -> None:
-        """Of weight · g make weight · (g + λ g² (w - w_base))."""
+        """Replace weight · g by weight · (g + λ g² (w - w_base))."""
         gradient = self._gradient[here]
         moved = self._downlink.replica[here] - self._bases[base_version][here]
         gradient.add_(moved.mul_(gradient).mul_(gradient), alpha=self._compensation / weight)
@@ -518,7 +521,7 @@ class Store:
         self.version = version
 
     def values(self) -> list[Bytes]:
-        """What every worker has, as little-endian float32 bytes, in manifest order, over its own memory."""
+        """Return the replica as little-endian float32 bytes, in manifest order, over its own memory."""
         return [_flat(parameter).view(np.uint8) for parameter in self.replica]
 
     def sha256(self) -> str:
@@ -529,18 +532,6 @@ class Store:
                 digest.update(value.data)
         return digest.hexdigest()
 
-    def save(self, path: Path, digest: str, *, finished: bool = True, complete: Complete = dict) -> None:
-        """Write the parameters, as every worker has them, as safetensors, under a temporary name first.
-
-        Args:
-            digest: their SHA-256.
-            finished: whether training was; the file's metadata say so, with the version and the digest.
-            complete: makes of the parameters all that is written, by name.
-        """
-        named = zip(self.manifest.tensors, self.replica, strict=True)
-        tensors = {tensor.name: parameter for tensor, parameter in named if not tensor.state}
-        write_model(path, complete(tensors), version=self.version, digest=digest, finished=finished)
-
     def copy(self) -> Copy:
         """The parameters, as every worker has them."""
         named = zip(self.manifest.tensors, self.replica, strict=True)
@@ -549,7 +540,7 @@ class Store:
 
 
 def _unit_of(plan: Plan) -> dict[int, int]:
-    """By part, the number of its unit."""
+    """Return the number of each part's unit, by part."""
     return {part: place for place, unit in enumerate(plan.units) for part in unit.parts}
 
 
@@ -562,7 +553,7 @@ def _in_order(push: Push) -> list[Payload]:
 
 
 def compressed_bytes(payloads: Sequence[Payload]) -> tuple[int, int]:
-    """Of the payloads that are not dense or absent: their bytes with levels, and what the tensors take as
-    float32."""
+    """Return the bytes of the payloads that are neither dense nor absent, with levels, and the bytes that
+    their tensors take as float32."""
     compressed = [payload for payload in payloads if not isinstance(payload, DensePayload | AbsentPayload)]
     return sum(map(wire_bytes, compressed)), sum(payload.elements * 4 for payload in compressed)

@@ -1,5 +1,5 @@
-"""What takes each worker's replica to a version: the update that grows part by part, the updates that the
-worker has missed, or a snapshot; and the plan, before anything that goes by it."""
+"""Sends each worker the messages that take its replica to a version: the update that grows part by part, the
+updates that the worker has missed, or a snapshot; and the plan, before anything that goes by it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Publishing:
         stream.outbox.broadcast(last)
 
     def _broadcasts(self, version: int, has: int | None) -> Sequence[Broadcast]:
-        """What takes a replica from `has` to `version`: the updates between, or a snapshot."""
+        """Return the updates that take a replica from `has` to `version`, or a snapshot."""
         updates: list[Broadcast] = []
         for update in reversed(self._updates):
             if update.version != version - len(updates):
@@ -88,8 +88,8 @@ class Publishing:
         return self._growing
 
     def close(self, version: int, workers: Iterable[str]) -> Broadcast:
-        """What is to be in a version is decided on. Returns its update, which goes to these too, and may have
-        some parts."""
+        """Control has decided which pushes a version contains. Return its update, which goes to these workers
+        too, and may have some parts."""
         growing, self._growing = self._growing, None
         broadcast = growing if growing is not None else Broadcast(version)
         for worker in workers:

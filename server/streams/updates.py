@@ -57,10 +57,10 @@ class Broadcast:
 
     @property
     def raw_bytes(self) -> int:
-        """What it would take as float32."""
+        """Bytes of its elements as float32."""
         return sum(part.raw_bytes for part in self.parts)
 
     @property
     def wire_bytes(self) -> int:
-        """Of its messages, without what gRPC puts around them."""
+        """Bytes of its messages, without gRPC's frames."""
         return sum(len(message) for part in self.parts for message in part.messages)

@@ -37,15 +37,15 @@ from gradwire.server.job.modes.registry import parse
 from gradwire.server.job.modes.round import RoundLife
 from gradwire.server.job.modes.rounds import Rounds
 from gradwire.server.job.modes.stale import StaleOptions
+from gradwire.server.shard.local import LocalShard
 from gradwire.server.shard.mean import Push, Share
-from gradwire.server.shard.shard import Shard
 from gradwire.server.shard.store import Encoded, Float32, Store
 from gradwire.server.streams.outbox import WorkerStream
 
 LEASE_S = 10.0
 
 
-class Local(Shard):
+class Local(LocalShard):
     """One without a thread, whose store the world has."""
 
     def __init__(self, oracle: Oracle) -> None:

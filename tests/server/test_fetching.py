@@ -18,13 +18,13 @@ from gradwire.proto.transfer import Assembly, encode_chunks
 from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
 from gradwire.server.calls import fetching
 from gradwire.server.calls.fetching import AT_ONCE, Fetches
-from gradwire.server.shard.shard import Shard
+from gradwire.server.shard.local import LocalShard
 from gradwire.server.shard.store import Float32, Store
 
 MANIFEST = Manifest((Tensor(name="weight", shape=(600, 600), dtype="float32"),), 8)
 
 
-async def opened() -> Shard:
+async def opened() -> LocalShard:
     def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
         options = parse_optimizer("sgd")
         return Store(manifest, values, "none", lambda ps: Optimizer(options, ps, 0.1), plan=plan)
@@ -38,7 +38,7 @@ async def opened() -> Shard:
         chunk = decode_envelope(message, "ServerMessage")
         assert isinstance(chunk, Chunk)
         assembly.add(chunk)
-    shard = Shard(build)
+    shard = LocalShard(build)
     await shard.open(MANIFEST, assembly, MANIFEST.plan(), lambda: None)
     return shard
 

@@ -48,7 +48,7 @@ def _note(given: list[Broadcast], update: Broadcast, *, counted: bool = True) ->
 
 async def gone_out(job: Wired, worker: str) -> list[tuple[int, int]]:
     """Versions and parts of what a stream has been sent of updates by now."""
-    await job.shard.digest()
+    await job.shard.copy()
     await asyncio.sleep(0)
     outbox, found = job.conductor.streams[worker].outbox, list[tuple[int, int]]()
     while (message := outbox._next(lambda raw: None)) is not None:  # pyright: ignore[reportPrivateUsage]

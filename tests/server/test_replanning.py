@@ -143,7 +143,7 @@ async def test_who_missed_versions_gets_those_of_the_old_plan_first_and_who_was_
         for worker in "ab":
             job.arrive(worker, adopted(job, worker, 3))
         await job.reach(3)
-        await job.shard.digest()
+        await job.shard.copy()
         await asyncio.sleep(0)
         assert went_out(job, "d") == [("plan", 2), ("plan 2", 3)]
         for worker in "abcd":  # nothing may be left in the end

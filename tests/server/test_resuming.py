@@ -19,6 +19,7 @@ from gradwire.proto.manifest import Manifest
 from gradwire.proto.plans import plan_message
 from gradwire.server.durable.resuming import Resumed, read_model
 from gradwire.server.shard.store import Store
+from gradwire.server.shard.writing import write_model
 from gradwire.storage import checkpoint as files
 
 SHAPES = {"first": (7, 5), "second": (5,), "third": (30, 30), "none": (0,), "last": (30,)}
@@ -146,8 +147,10 @@ def test_another_optimizer_begins_anew(
 def test_a_state_dict_has_parameters_alone(tmp_path: Path) -> None:
     store = begun(manifest("adam"), 256)
     trained(store, range(4))
-    store.save(tmp_path / "model.safetensors", "", finished=True)
-    found = read_model(tmp_path / "model.safetensors")
+    copy = store.copy()
+    path = tmp_path / "model.safetensors"
+    write_model(path, copy.parameters, version=copy.version, digest=copy.digest, finished=True)
+    found = read_model(path)
     assert found.recall(store.manifest, store.manifest.stepped_by(JOB)) is None
     assert torch.equal(found.tensors["first"], values(store)["first"])
 

@@ -22,7 +22,7 @@ from gradwire.server.calls.exchange import WorkerCall
 from gradwire.server.conductor import Conductor
 from gradwire.server.job import events as e
 from gradwire.server.metrics import ServerMetrics
-from gradwire.server.shard.shard import Shard
+from gradwire.server.shard.local import LocalShard
 from gradwire.server.streams.arriving import ArrivingParts
 from gradwire.server.streams.outbox import Outbox, WorkerStream
 
@@ -36,7 +36,7 @@ class Wired:
 
     def __init__(self, mode: str, workers: Sequence[str], **rules: Any) -> None:
         self.core = core_of(mode, **{"min_workers": len(workers), "epochs": 100, **rules})
-        self.shard = Shard(build)
+        self.shard = LocalShard(build)
         self.conductor = Conductor(self.core, ServerMetrics("none"), shard=self.shard)
         self.call = WorkerCall(self.conductor)
         self.workers = workers

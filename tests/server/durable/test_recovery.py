@@ -31,8 +31,8 @@ from gradwire.server.job import events as e
 from gradwire.server.metrics import ServerMetrics
 from gradwire.server.recovery.checkpoints import checkpoint, first_checkpoint, pause
 from gradwire.server.recovery.recovery import recover
+from gradwire.server.shard.local import LocalShard
 from gradwire.server.shard.model_state import Deposit
-from gradwire.server.shard.shard import Shard
 from gradwire.server.shard.store import Float32, Store
 
 MODES: list[tuple[str, dict[str, Any]]] = [
@@ -74,7 +74,7 @@ class Kept(Wired):
         every = parse_length(self.every)
         self.recorder = Recorder(self.folder, every, job="job", recorded=self.recorded)
         self.core = core_of(self.mode, min_workers=len(self.workers), epochs=100, **self.rules)
-        self.shard = Shard(build)
+        self.shard = LocalShard(build)
         self.conductor = Conductor(
             self.core, ServerMetrics("none"), shard=self.shard, recorder=self.recorder, checkpoint=checkpoint
         )

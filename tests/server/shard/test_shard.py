@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,9 @@ from gradwire.compressors.kernels import saying
 from gradwire.proto.messages import Update
 from gradwire.proto.wire import decode_envelope
 from gradwire.server.job.events import Apply, Contribution, Exclude, MemberLost, Open, PushKey, Substitute
+from gradwire.server.shard.local import LocalShard
 from gradwire.server.shard.reports import Applied, Final
-from gradwire.server.shard.shard import EncodedValues, Shard
+from gradwire.server.shard.shard import EncodedValues
 from gradwire.server.shard.store import DivergedError, Encoded
 
 
@@ -30,7 +33,7 @@ def order(version: int, *keys: PushKey, rate_factor: float = 1.0) -> Apply:
     return Apply(version=version, contributions=contributions, rate_factor=rate_factor, opened_at=0.0)
 
 
-class Storing(Shard):
+class Storing(LocalShard):
     """A shard with the parts of pushes, which the push ledger has otherwise."""
 
     def __init__(self) -> None:
@@ -60,19 +63,23 @@ class Storing(Shard):
         return self.apply(order, pushes, send, rates)
 
 
-@asynccontextmanager
-async def opened(plan: Plan | None = None) -> AsyncGenerator[Storing]:
-    """A shard whose parameters are zeros; every stored push has to be gone in the end."""
+def opened(test: Callable[[Storing], Coroutine[Any, Any, None]], plan: Plan | None = None) -> LocalShard:
+    """Run a test on a shard whose parameters are zeros; every stored push has to be gone in the end."""
     local = Storing()
-    try:
+
+    async def run() -> None:
         assert local.reported.manifest is None
         assert await local.open(MANIFEST, assembly(0, 0, 0), plan or MANIFEST.plan(), lambda: True)
         assert local.reported.manifest is MANIFEST
         assert local.reported.version == 0
-        yield local
+        await test(local)
+
+    try:
+        asyncio.run(run())
     finally:
         local.close()
     assert local.held == {}
+    return local
 
 
 def version_of(part: Encoded) -> int:
@@ -81,14 +88,14 @@ def version_of(part: Encoded) -> int:
     return header.version
 
 
-async def parameters(shard: Shard) -> list[float]:
+async def parameters(shard: LocalShard) -> list[float]:
     values = await shard.values()
     message: Any = decode_envelope(values.chunks[0], "ServerMessage")
     return [float(each) for each in np.frombuffer(bytes(message.data), np.float32)]
 
 
-async def test_what_control_names_is_applied_and_what_it_drops_is_forgotten() -> None:
-    async with opened() as shard:
+def test_what_control_names_is_applied_and_what_it_drops_is_forgotten() -> None:
+    async def test(shard: Storing) -> None:
         first, second, other = PushKey("a", 1, 1), PushKey("b", 1, 1), PushKey("b", 2, 1)
         shard.put(first, 0, [dense(1, 2, 3)])
         shard.put(second, 0, [dense(3, 2, 1)])
@@ -103,9 +110,11 @@ async def test_what_control_names_is_applied_and_what_it_drops_is_forgotten() ->
         assert ([part.whole for part in parts], shard.reported.version) == ([True], 1)
         assert await parameters(shard) == [-2, -2, -2]
 
+    opened(test)
 
-async def test_what_is_asked_between_two_applications_is_of_the_version_between() -> None:
-    async with opened() as shard:
+
+def test_what_is_asked_between_two_applications_is_of_the_version_between() -> None:
+    async def test(shard: Storing) -> None:
         keys = [PushKey("a", 1, seq) for seq in range(1, 4)]
         for key in keys:
             shard.put(key, 0, [dense(1, 1, 1)])
@@ -122,9 +131,11 @@ async def test_what_is_asked_between_two_applications_is_of_the_version_between(
         assert [version_of(part) for (part,) in await asyncio.gather(*snapshots)] == [1, 2, 3]
         assert [each.version for each in await asyncio.gather(*values)] == [1, 2, 3]
 
+    opened(test)
 
-async def test_a_failed_application_leaves_the_version_before_it() -> None:
-    async with opened() as shard:
+
+def test_a_failed_application_leaves_the_version_before_it() -> None:
+    async def test(shard: Storing) -> None:
         keys = [PushKey("a", 1, seq) for seq in (1, 2)]
         shard.put(keys[0], 0, [dense(1, 1, 1)])
         shard.put(keys[1], 0, [dense(1, 3e38, 1)])
@@ -134,9 +145,11 @@ async def test_a_failed_application_leaves_the_version_before_it() -> None:
         assert shard.reported.version == 1
         assert await parameters(shard) == [-1, -1, -1]
 
+    opened(test)
 
-async def test_a_snapshot_of_a_worker_replaces_the_parameters_unless_it_is_not_finite() -> None:
-    async with opened() as shard:
+
+def test_a_snapshot_of_a_worker_replaces_the_parameters_unless_it_is_not_finite() -> None:
+    async def test(shard: Storing) -> None:
         await shard.replace(5, assembly(1, 2, 3))
         with pytest.raises(DivergedError):
             await shard.replace(6, assembly(1, float("nan"), 3))
@@ -144,10 +157,13 @@ async def test_a_snapshot_of_a_worker_replaces_the_parameters_unless_it_is_not_f
         await shard.replace(7)
         assert (shard.reported.version, await parameters(shard)) == (7, [1, 2, 3])
 
+    opened(test)
+
 
 # ---- parts that are stepped one by one
 
 BOTH = cut_plan((1, 1, 1))
+Order = Callable[[], Any]
 A, B, C = PushKey("a", 1, 1), PushKey("b", 1, 1), PushKey("c", 1, 1)
 MEMBERS = {1: ("a", 1, 1), 2: ("b", 1, 2), 3: ("c", 1, 5)}
 
@@ -194,7 +210,7 @@ class Steps:
 
     async def settled(self) -> list[int]:
         """Parts that have gone out by now, in order."""
-        await self.shard.digest()
+        await self.shard.copy()
         await asyncio.sleep(0)
         return self.sent
 
@@ -214,10 +230,11 @@ ALL = (1 * 1 + 2 * 2 + 3 * 5) / 8
 WITHOUT_B = (1 * 1 + 3 * 5) / 6
 
 
-@asynccontextmanager
-async def in_parts() -> AsyncGenerator[Steps]:
-    async with opened(plan=BOTH) as shard:
-        yield Steps(shard)
+def in_parts(test: Callable[[Steps], Coroutine[Any, Any, None]]) -> LocalShard:
+    async def run(shard: Storing) -> None:
+        await test(Steps(shard))
+
+    return opened(run, plan=BOTH)
 
 
 def near(*expected: float) -> Any:
@@ -225,10 +242,8 @@ def near(*expected: float) -> Any:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-async def test_a_part_is_stepped_and_sent_as_soon_as_the_last_member_has_stored_it(
-    order: tuple[int, ...],
-) -> None:
-    async with in_parts() as steps:
+def test_a_part_is_stepped_and_sent_as_soon_as_the_last_member_has_stored_it(order: tuple[int, ...]) -> None:
+    async def test(steps: Steps) -> None:
         for done, part in enumerate(order):
             steps.put(part, 3, 1)
             assert await steps.settled() == list(order[:done])
@@ -240,9 +255,11 @@ async def test_a_part_is_stepped_and_sent_as_soon_as_the_last_member_has_stored_
         assert steps.shard.reported.version == 0
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
 
+    in_parts(test)
 
-async def test_what_is_stored_twice_is_stepped_once() -> None:
-    async with in_parts() as steps:
+
+def test_what_is_stored_twice_is_stepped_once() -> None:
+    async def test(steps: Steps) -> None:
         for _ in range(2):
             steps.put(1, 1, 2, 3)
         assert await steps.settled() == [1]
@@ -250,12 +267,12 @@ async def test_what_is_stored_twice_is_stepped_once() -> None:
         steps.put(2, 1, 2, 3)
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
 
+    in_parts(test)
+
 
 @pytest.mark.parametrize("before", range(4))
-async def test_a_member_that_is_given_up_counts_in_the_parts_that_were_final_and_in_no_other(
-    before: int,
-) -> None:
-    async with in_parts() as steps:
+def test_a_member_that_is_given_up_counts_in_the_parts_that_were_final_and_in_no_other(before: int) -> None:
+    async def test(steps: Steps) -> None:
         for part in range(3):
             steps.put(part, 2)  # all of its push is here
         for part in range(before):
@@ -270,9 +287,11 @@ async def test_a_member_that_is_given_up_counts_in_the_parts_that_were_final_and
         expected = [ALL] * before + [WITHOUT_B] * (3 - before)
         assert await steps.close(1, 3) == near(*expected)
 
+    in_parts(test)
 
-async def test_parts_that_waited_for_nobody_else_are_final_when_that_member_is_given_up() -> None:
-    async with in_parts() as steps:
+
+def test_parts_that_waited_for_nobody_else_are_final_when_that_member_is_given_up() -> None:
+    async def test(steps: Steps) -> None:
         steps.put(0, 1, 3)
         steps.put(2, 1, 3)
         steps.put(1, 1)
@@ -281,10 +300,13 @@ async def test_parts_that_waited_for_nobody_else_are_final_when_that_member_is_g
         steps.put(1, 3)
         assert await steps.close(1, 3) == near(WITHOUT_B, WITHOUT_B, WITHOUT_B)
 
+    in_parts(test)
 
-async def test_of_members_who_are_given_up_at_once_nothing_is_stepped() -> None:
+
+def test_of_members_who_are_given_up_at_once_nothing_is_stepped() -> None:
     """The round may be given up with them, and their samples go out again."""
-    async with in_parts() as steps:
+
+    async def test(steps: Steps) -> None:
         steps.put(0, 1, 2)
         steps.put(1, 2, 3)
         steps.shard.change_round(
@@ -309,10 +331,13 @@ async def test_of_members_who_are_given_up_at_once_nothing_is_stepped() -> None:
         assert again.begun == 1
         assert await again.close(1, 2, 3) == near(ALL, ALL, ALL)
 
+    in_parts(test)
 
-async def test_nothing_is_stepped_while_a_place_is_vacant() -> None:
+
+def test_nothing_is_stepped_while_a_place_is_vacant() -> None:
     """Its member is lost, and had stored everything; then it is back."""
-    async with in_parts() as steps:
+
+    async def test(steps: Steps) -> None:
         for part in range(3):
             steps.put(part, 2)
         steps.put(0, 1, 3)
@@ -324,10 +349,12 @@ async def test_nothing_is_stepped_while_a_place_is_vacant() -> None:
         steps.put(2, 1, 3)
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
 
+    in_parts(test)
+
 
 @pytest.mark.parametrize("before", range(3))
-async def test_who_takes_a_lost_members_place_pushes_what_is_not_final_in_its_rank(before: int) -> None:
-    async with in_parts() as steps:
+def test_who_takes_a_lost_members_place_pushes_what_is_not_final_in_its_rank(before: int) -> None:
+    async def test(steps: Steps) -> None:
         other = PushKey("c", 1, 2)
         for part in range(3):
             steps.put(part, 2, 3)
@@ -353,9 +380,11 @@ async def test_who_takes_a_lost_members_place_pushes_what_is_not_final_in_its_ra
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
         assert steps.counted(B) == set(range(before)), "it will ask when it is back"
 
+    in_parts(test)
 
-async def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
-    async with in_parts() as steps:
+
+def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
+    async def test(steps: Steps) -> None:
         one, other = PushKey("a", 1, 2), PushKey("c", 1, 2)
         for part in range(3):
             steps.put(part, 1, 3)
@@ -372,9 +401,11 @@ async def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
         steps.keys[2] = other
         assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
 
+    in_parts(test)
 
-async def test_a_place_that_nobody_takes_is_given_up() -> None:
-    async with in_parts() as steps:
+
+def test_a_place_that_nobody_takes_is_given_up() -> None:
+    async def test(steps: Steps) -> None:
         steps.put(0, 1, 2, 3)
         steps.shard.change_round(MemberLost(assignments=(2,)))
         for part in (1, 2):
@@ -386,9 +417,11 @@ async def test_a_place_that_nobody_takes_is_given_up() -> None:
         steps.shard.drop(B)
         assert await steps.close(1, 3) == near(ALL, WITHOUT_B, WITHOUT_B)
 
+    in_parts(test)
 
-async def test_an_empty_part_contributes_nothing_and_its_weight_goes_to_the_others() -> None:
-    async with in_parts() as steps:
+
+def test_an_empty_part_contributes_nothing_and_its_weight_goes_to_the_others() -> None:
+    async def test(steps: Steps) -> None:
         for part in range(3):
             steps.put(part, 1, 3)
         steps.put(0, 2)
@@ -397,19 +430,24 @@ async def test_an_empty_part_contributes_nothing_and_its_weight_goes_to_the_othe
         assert await steps.settled() == [0, 1, 2]
         assert await steps.close(1, 2, 3) == near(ALL, WITHOUT_B, WITHOUT_B)
 
+    in_parts(test)
 
-async def test_a_part_of_which_everybody_sends_nothing_stays_as_it_is() -> None:
-    async with in_parts() as steps:
+
+def test_a_part_of_which_everybody_sends_nothing_stays_as_it_is() -> None:
+    async def test(steps: Steps) -> None:
         for key, assignment in ((A, 1), (B, 2), (C, 3)):
             steps.shard.put(key, 1, [], assignment)
         for part in (0, 2):
             steps.put(part, 1, 2, 3)
         assert await steps.close(1, 2, 3) == near(ALL, 0, ALL)
 
+    in_parts(test)
 
-async def test_a_push_that_is_dropped_counts_in_the_parts_that_were_final_alone() -> None:
+
+def test_a_push_that_is_dropped_counts_in_the_parts_that_were_final_alone() -> None:
     """Dropping what is stored, and not final, has the part wait for what comes in its place."""
-    async with in_parts() as steps:
+
+    async def test(steps: Steps) -> None:
         steps.put(0, 1, 2, 3)
         steps.put(1, 2)
         steps.shard.drop(B)
@@ -426,10 +464,13 @@ async def test_a_push_that_is_dropped_counts_in_the_parts_that_were_final_alone(
         other = (1 * 1 + 20 * 2 + 3 * 5) / 8
         assert await steps.close(1, 2, 3) == near(ALL, other, other)
 
+    in_parts(test)
 
-async def test_what_is_not_final_when_the_round_closes_is_stepped_then() -> None:
+
+def test_what_is_not_final_when_the_round_closes_is_stepped_then() -> None:
     """Of a member that was given up, and had pushed everything before."""
-    async with in_parts() as steps:
+
+    async def test(steps: Steps) -> None:
         steps.put(1, 1, 2, 3)
         steps.put(0, 1, 3)
         steps.put(2, 1, 3)
@@ -437,9 +478,11 @@ async def test_what_is_not_final_when_the_round_closes_is_stepped_then() -> None
         assert await steps.close(1, 3) == near(WITHOUT_B, ALL, WITHOUT_B)
         steps.shard.drop(B)
 
+    in_parts(test)
 
-async def test_a_round_that_nobody_is_left_in_leaves_the_other_parts_alone() -> None:
-    async with in_parts() as steps:
+
+def test_a_round_that_nobody_is_left_in_leaves_the_other_parts_alone() -> None:
+    async def test(steps: Steps) -> None:
         steps.put(1, 1, 2, 3)
         steps.shard.change_round(
             Exclude(
@@ -455,9 +498,11 @@ async def test_a_round_that_nobody_is_left_in_leaves_the_other_parts_alone() -> 
         assert await steps.close() == near(0, ALL, 0)
         assert steps.shard.reported.version == 1
 
+    in_parts(test)
 
-async def test_who_asks_for_the_parameters_gets_none_of_a_version_that_is_half_made() -> None:
-    async with in_parts() as steps:
+
+def test_who_asks_for_the_parameters_gets_none_of_a_version_that_is_half_made() -> None:
+    async def test(steps: Steps) -> None:
         assert (await steps.shard.values()).version == 0
         steps.put(0, 1, 2, 3)
         asked = asyncio.ensure_future(parameters(steps.shard))
@@ -470,23 +515,27 @@ async def test_who_asks_for_the_parameters_gets_none_of_a_version_that_is_half_m
         await steps.close(1, 2, 3)
         assert [-each for each in await asked] == near(ALL, ALL, ALL)
 
+    in_parts(test)
 
-async def test_a_part_that_diverges_fails_the_version_when_the_round_closes() -> None:
-    async with opened(plan=BOTH) as shard:
+
+def test_a_part_that_diverges_fails_the_version_when_the_round_closes() -> None:
+    async def test(shard: Storing) -> None:
         members = {1: ("a", 1, 1)}
         sent: list[Encoded] = []
         shard.open_round(Open(version=1, members=members, rate_factor=10.0), sent.append, lambda final: None)
         for part, value in enumerate((1.0, 3e38, 1.0)):
             shard.put(A, part, [dense(value)], 1)
-        await shard.digest()
+        await shard.copy()
         assert len(sent) == 1, "nothing goes out behind it"
         with pytest.raises(DivergedError):
             await shard.apply_held(order(1, A, rate_factor=10.0), sent.append)
         assert (shard.reported.version, await parameters(shard)) == (0, [0, 0, 0])
 
+    opened(test, plan=BOTH)
 
-async def test_going_back_takes_out_the_parts_of_a_version_that_is_not_whole() -> None:
-    async with in_parts() as steps:
+
+def test_going_back_takes_out_the_parts_of_a_version_that_is_not_whole() -> None:
+    async def test(steps: Steps) -> None:
         for part in range(3):
             steps.put(part, 1, 2, 3)
         whole = await steps.close(1, 2, 3)
@@ -495,7 +544,7 @@ async def test_going_back_takes_out_the_parts_of_a_version_that_is_not_whole() -
         other.put(2, 1, 2, 3)
         other.put(0, 1, 2, 3)
         assert await other.settled() == [2, 0]
-        await steps.shard.undo()
+        await steps.shard.copy(undo=True)
         assert steps.shard.reported.version == 1
         for key in other.keys.values():
             steps.shard.drop(key)
@@ -504,13 +553,108 @@ async def test_going_back_takes_out_the_parts_of_a_version_that_is_not_whole() -
         )
         assert [-each for each in values] == whole
 
+    in_parts(test)
+
+
+def history(shard: LocalShard, sent: list[Encoded], finals: list[Final], random: Random) -> list[Order]:
+    """Orders of four versions: rounds in which a member loses its parts and its stream and sends the parts
+    again; measured norms; a new plan; a version that gets another number."""
+    orders: list[Order] = []
+    plan = BOTH
+    for version in (1, 2, 4, 5):
+        keys = {10 * version + rank: PushKey("abc"[rank], 1, version) for rank in range(3)}
+        pushes = {
+            assignment: {
+                part: [dense(*(random.random() for _ in range(bounds.elements)))]
+                for part, bounds in enumerate(plan.parts)
+            }
+            for assignment in keys
+        }
+        puts: dict[int, list[Order]] = {
+            assignment: [
+                partial(shard.put, keys[assignment], part, payloads, assignment)
+                for part, payloads in push.items()
+            ]
+            for assignment, push in pushes.items()
+        }
+        lost = random.choice([*keys])
+        round_ = [put for each in puts.values() for put in each]
+        round_.append(partial(shard.drop, keys[lost]))
+        round_.append(partial(shard.change_round, MemberLost(assignments=(lost,))))
+        random.shuffle(round_)
+        back = Substitute(lost=lost, assignment=lost, worker=keys[lost].worker, incarnation=1)
+        members = {each: (key.worker, 1, rank + 1) for rank, (each, key) in enumerate(keys.items())}
+        opening = Open(version=version, members=members, rate_factor=1.0)
+        contributions = tuple(
+            Contribution(key=key, rank=rank, samples=rank + 1, loss=0.0)
+            for rank, key in enumerate(keys.values())
+        )
+        closing = Apply(version=version, contributions=contributions, rate_factor=1.0, opened_at=0.0)
+        orders += [
+            partial(shard.open_round, opening, sent.append, finals.append),
+            *round_,
+            partial(shard.change_round, back),
+            *puts[lost],
+            partial(shard.apply, closing, [*pushes.values()], sent.append),
+        ]
+        if version == 1:
+            orders.append(partial(shard.measure_norms, version))
+        if version == 2:
+            plan = replace(cut_plan((2, 1)), number=plan.number + 1)
+            orders += [partial(shard.adopt, plan), partial(shard.replace, 3)]
+    return orders
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_orders_that_are_repeated_change_nothing(seed: int) -> None:
+    def run(repeats: Random | None) -> Any:
+        shard, sent, finals = LocalShard(build), list[Encoded](), list[Final]()
+
+        async def carry_out(orders: Sequence[Order]) -> None:
+            for order in orders:
+                answer = order()
+                if answer is not None:
+                    await answer
+
+        async def everything() -> Any:
+            await shard.open(MANIFEST, assembly(0, 0, 0), BOTH, lambda: None)
+            orders = history(shard, sent, finals, Random(seed))
+            opening, settled = orders[0], 0  # the last `open_round`; orders up to the last `apply`
+            for number, order in enumerate(orders):
+                await carry_out([order])
+                method = getattr(order, "func", None)
+                if method == shard.open_round:
+                    opening = order
+                if method == shard.apply:
+                    settled = number + 1
+                if repeats is not None:
+                    await carry_out([order, opening])
+                    if not repeats.randrange(4):
+                        await carry_out(orders[: repeats.randrange(settled + 1)])
+            image: Any = await shard.image()
+            await asyncio.sleep(0)
+            reported = shard.reported
+            assert reported.version == image["version"] == 5
+            assert any(reported.square_norms)
+            bits = image["parameters"].tolist(), image["square_norms"], image["measures_norms"]
+            return bits, [part.messages for part in sent], finals, reported.square_norms
+
+        try:
+            return asyncio.run(everything())
+        finally:
+            shard.close()
+
+    calm = run(None)
+    assert len(calm[1]) == 3 + 3 + 2 + 2, "each part of an update is sent once"
+    assert run(Random(seed + 100)) == calm
+
 
 def test_plans_say_the_norms_of_the_first_parameters() -> None:
     async def test() -> None:
         await local.open(MANIFEST, assembly(3, 0, -4), MANIFEST.plan(), lambda: True)
         assert local.reported.plan.norms == (5.0,)
 
-    local = Shard(build)
+    local = LocalShard(build)
     try:
         asyncio.run(test())
     finally:
@@ -520,8 +664,8 @@ def test_plans_say_the_norms_of_the_first_parameters() -> None:
 # ---- learning rates that come with pushes
 
 
-async def test_a_version_is_stepped_at_the_rates_of_its_pushes() -> None:
-    async with opened() as shard:
+def test_a_version_is_stepped_at_the_rates_of_its_pushes() -> None:
+    async def test(shard: Storing) -> None:
         for version, rates in enumerate([(0.5,), (), (0.25,)], start=1):
             key = PushKey("w", 1, version)
             shard.put(key, 0, [dense(4, 4, 4)], 0, rates)
@@ -535,14 +679,18 @@ async def test_a_version_is_stepped_at_the_rates_of_its_pushes() -> None:
         await shard.apply_held(order(4, dropped, other), lambda part: None)
         assert await parameters(shard) == [-4 * (0.5 + 2.0 + 0.25 + 1.0)] * 3
 
+    opened(test)
 
-async def test_parts_are_stepped_at_the_rates_of_their_pushes() -> None:
-    async with in_parts() as steps:
+
+def test_parts_are_stepped_at_the_rates_of_their_pushes() -> None:
+    async def test(steps: Steps) -> None:
         for part in (2, 0, 1):
             for assignment, key in steps.keys.items():
                 steps.shard.put(key, part, [dense(8)], assignment, (0.5,))
         assert await steps.settled() == [2, 0, 1]
         assert await steps.close(1, 2, 3) == [4, 4, 4]
+
+    in_parts(test)
 
 
 def test_a_shard_says_that_it_compiles_and_leaves_the_rest_when_it_closes(
@@ -554,8 +702,8 @@ def test_a_shard_says_that_it_compiles_and_leaves_the_rest_when_it_closes(
             time.sleep(0.01)
 
     caplog.set_level("INFO")
-    monkeypatch.setattr("gradwire.server.shard.shard.warm_up", warm_up)
-    shard = Shard(build)
+    monkeypatch.setattr("gradwire.server.shard.local.warm_up", warm_up)
+    shard = LocalShard(build)
     shard.start()
     shard.close()
     assert saying.COMPILING in caplog.messages

@@ -25,6 +25,7 @@ from gradwire.server.job.events import Apply
 from gradwire.server.shard.downlink import Downlink
 from gradwire.server.shard.mean import add_up
 from gradwire.server.shard.store import MEAN, DivergedError, Store
+from gradwire.server.shard.writing import write_model
 from gradwire.worker.session.replica import Replica
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
@@ -308,9 +309,10 @@ def test_parameters_that_leave_the_range_of_floats_end_the_job() -> None:
 
 def test_the_saved_file_holds_the_parameters_and_their_digest(tmp_path: Path) -> None:
     ours = store()
-    ours.save(tmp_path / "model.safetensors", ours.sha256())
-    assert list(tmp_path.iterdir()) == [tmp_path / "model.safetensors"]
-    saved = load_file(tmp_path / "model.safetensors")
+    copy, path = ours.copy(), tmp_path / "model.safetensors"
+    write_model(path, copy.parameters, version=copy.version, digest=copy.digest, finished=True)
+    assert list(tmp_path.iterdir()) == [path]
+    saved = load_file(path)
     for (name, _), parameter in zip(MODEL.named_parameters(), ours.parameters, strict=True):
         assert torch.equal(saved[name], parameter.detach())
     assert sum(value.size for value in ours.values()) == manifest().raw_bytes

@@ -1,0 +1,371 @@
+"""The shard in the server's process: a store, and one thread that alone touches it and carries out orders in
+the order of its queue. `shard` says what passes, and what may not happen.
+
+The push ledger (`server/streams/push_ledger`) has the parts of pushes until an `Apply` takes them. A shard is
+given each part as it is stored (`put`), because a round may be open whose parts are stepped one by one.
+
+A part of the open round:
+
+    awaited   Some member that the round waits for has not stored it, or a slot is vacant. Next: final.
+    final     All of these have stored it. It is reported (`Final`) and then stepped.
+
+What may not happen: a part is final twice, or is taken back; a part waits for a member that was given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+
+from ...compressors import Payload, Plan, norm, tell_of_compiling, warm_up
+from ...proto.manifest import Manifest
+from ...proto.messages import Moment
+from ...proto.moments import encode_moments
+from ...proto.refusal import Refused
+from ...proto.transfer import Assembly, encode_chunks
+from ..job.events import Apply, Contribution, Exclude, MemberLost, Open, PushKey, Substitute
+from .downlink import LARGEST
+from .mean import Push, Share
+from .moments import moments_of
+from .reports import Applied, Final, Reported
+from .shard import EncodedValues, Image
+from .store import Copy, DivergedError, Encoded, Float32, Recall, Send, Store
+
+log = logging.getLogger("gradwire.server")
+
+T = TypeVar("T")
+Build = Callable[[Manifest, Sequence[Float32], Plan], Store]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a push in the open round. rates: learning rates that came with it."""
+
+    key: PushKey
+    payloads: Sequence[Payload]
+    rates: Sequence[float]
+
+
+@dataclass(slots=True)
+class _Round:
+    """A round whose parts are stepped one by one.
+
+    members: by assignment, in rank order, as in `Open`. awaited: those that parts wait for. vacant: of these,
+    those that are lost, for whom all wait. stored: by part and assignment. final: parts that are stepped, or
+    about to be.
+    """
+
+    order: Open
+    members: dict[int, tuple[str, int, int]]
+    awaited: set[int]
+    send: Send
+    report: Callable[[Final], None]
+    vacant: set[int] = field(default_factory=set[int])
+    stored: dict[int, dict[int, _Part]] = field(default_factory=dict[int, dict[int, _Part]])
+    final: set[int] = field(default_factory=set[int])
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class LocalShard:
+    """The `Shard` of this process."""
+
+    def __init__(self, build: Build) -> None:
+        """build: makes the store, on the reducer thread, from initial values, which it copies."""
+        self._build = build
+        self._store: Store | None = None
+        self.reported = Reported()
+        self._round: _Round | None = None
+        self._ordered = 0  # the last version that was ordered, by `apply` or `replace`
+        self._measured = -1  # number of the last `measure_norms`
+        # By version, and whether they are moments; as long as somebody is being sent them.
+        self._values = WeakValueDictionary[tuple[int, bool], EncodedValues]()
+        self._reducer = ThreadPoolExecutor(1, "reducer")
+        self._closing = threading.Event()
+
+    def start(self) -> None:
+        # `open` waits for the kernels in the thread's queue: no push is read before they are there.
+        self._reducer.submit(self._load_kernels)
+
+    def _load_kernels(self) -> None:
+        told: list[str] = []
+
+        def tell(line: str) -> None:
+            log.info("%s", line)
+            told.append(line)
+
+        tell_of_compiling(tell)
+        began = time.monotonic()
+        warm_up(self._closing.is_set)
+        if told:
+            log.info("kernels ready after %.1f s", time.monotonic() - began)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._reducer.shutdown(wait=True)
+
+    async def open(
+        self,
+        manifest: Manifest,
+        begin: Assembly | Image,
+        plan: Plan,
+        accept: Callable[[], T],
+        keep: Callable[[Image, Plan], Awaitable[None]] | None = None,
+        recall: Recall | None = None,
+    ) -> T:
+        def build() -> tuple[Store, Plan]:
+            if not isinstance(begin, Assembly):
+                zeros = [np.zeros(spec.elements, np.float32) for spec in manifest.specs]
+                store = self._build(manifest, zeros, plan)
+                store.restore(begin)
+                return store, plan
+            arrays = [each.data.view(np.float32) for each in begin.finish()]
+            norms = tuple(float(np.float32(min(norm(torch.from_numpy(each)), LARGEST))) for each in arrays)
+            store = self._build(manifest, arrays, plan)
+            if recall is not None:
+                store.recall(recall)
+            return store, replace(plan, norms=norms)
+
+        store, plan = await self._run(build)
+        if keep is not None:
+            await keep(await self._run(store.image), plan)
+        accepted = accept()
+        self._store, self._ordered = store, store.version
+        known = self.reported
+        known.manifest, known.plan, known.version = manifest, plan, store.version
+        known.checked, known.square_norms = store.checked, store.square_norms
+        return accepted
+
+    def image(self) -> Awaitable[Image]:
+        return self._run(self._opened.image)
+
+    def adopt(self, plan: Plan) -> Awaitable[None]:
+        if plan.number <= self.reported.plan.number:
+            return self._run(lambda: None)
+        assert plan.number == self.reported.plan.number + 1
+        assert self._round is None or not self._round.final, "a part of the old plan is stepped"
+        self.reported.plan, self._round = plan, None
+        return self._run(self._opened.adopt, plan)
+
+    def put(
+        self,
+        key: PushKey,
+        part: int,
+        payloads: Sequence[Payload],
+        assignment: int = 0,
+        learning_rates: Sequence[float] = (),
+    ) -> None:
+        if self._round is not None and assignment in self._round.awaited:
+            stored = self._round.stored.setdefault(part, {})
+            stored.setdefault(assignment, _Part(key, payloads, learning_rates))
+            self._step_if_final(self._round, part)
+
+    def open_round(self, order: Open, send: Send, report: Callable[[Final], None]) -> None:
+        known = self._round
+        repeated = known is not None and known.order == order and known.awaited
+        if repeated or order.version <= self._ordered:
+            return
+        members = dict(order.members)
+        self._round = _Round(order, members, set(members), self._on_loop(send), report)
+
+    def change_round(self, order: MemberLost | Substitute | Exclude) -> None:
+        round_ = self._round
+        if round_ is None:
+            return
+        match order:
+            case MemberLost():
+                round_.vacant |= round_.awaited.intersection(order.assignments)
+                return
+            case Substitute():
+                if order.lost not in round_.awaited:
+                    return
+                round_.vacant.discard(order.lost)
+                if order.assignment != order.lost:
+                    self._substitute(round_, order)
+            case Exclude():
+                for assignment in order.assignments:
+                    self._forget(round_, assignment)
+        for part in list(round_.stored):
+            self._step_if_final(round_, part)
+
+    def _substitute(self, round_: _Round, order: Substitute) -> None:
+        """Have another member in the place, and in the rank, of a lost one."""
+        self._forget(round_, order.lost)
+        terms = order.worker, order.incarnation, round_.members[order.lost][2]
+        round_.members = {
+            (order.assignment if each == order.lost else each): (terms if each == order.lost else others)
+            for each, others in round_.members.items()
+        }
+        round_.awaited.add(order.assignment)
+
+    @staticmethod
+    def _forget(round_: _Round, assignment: int) -> None:
+        round_.awaited.discard(assignment)
+        round_.vacant.discard(assignment)
+        for stored in round_.stored.values():
+            stored.pop(assignment, None)
+
+    def _step_if_final(self, round_: _Round, part: int) -> None:
+        stored = round_.stored.get(part, {})
+        if not round_.awaited or part in round_.final or not round_.awaited <= stored.keys():
+            return
+        if round_.vacant:
+            return
+        first, last = not round_.final, len(round_.final) == len(self.reported.plan.parts) - 1
+        version = round_.order.version
+        counting = [
+            (rank, samples, stored[assignment])
+            for rank, (assignment, (_, _, samples)) in enumerate(round_.members.items())
+            if assignment in round_.awaited
+        ]
+        keys = tuple(found.key for _, _, found in counting)
+        round_.report(Final(version=version, part=part, keys=keys, first=first, last=last))
+        if first:
+            rates = next((each.rates for each in stored.values() if each.rates), ())
+            self._submit(self._opened.begin, version, round_.order.rate_factor, rates)
+        round_.final.add(part)
+        shares: list[Share] = [
+            (Contribution(key=found.key, rank=rank, samples=samples, loss=0.0), found.payloads)
+            for rank, samples, found in counting
+            if found.payloads
+        ]
+        self._submit(self._opened.add, part, shares, round_.send)
+
+    def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._reducer.submit(function, *arguments)
+
+    def drop(self, key: PushKey) -> None:
+        for stored in self._round.stored.values() if self._round is not None else ():
+            for assignment in [each for each, other in stored.items() if other.key == key]:
+                del stored[assignment]
+
+    def apply(
+        self, order: Apply, pushes: Sequence[Push], send: Send, learning_rates: Sequence[float] = ()
+    ) -> Awaitable[Applied]:
+        if order.version <= self._ordered:
+            return self._run(self._report, self._opened)
+        self._ordered = order.version
+        self._close_round()
+        applying = self._run(self._apply, self._opened, order, pushes, self._on_loop(send), learning_rates)
+        return self._then(applying, self.reported.applied)
+
+    def _apply(
+        self, store: Store, order: Apply, pushes: Sequence[Push], send: Send, rates: Sequence[float]
+    ) -> Applied:
+        return self._report(store, store.apply(order, pushes, send, rates))
+
+    @staticmethod
+    def _report(store: Store, passed_over: int = 0) -> Applied:
+        return Applied(
+            version=store.version,
+            passed_over=passed_over,
+            gradient_norm=store.gradient_norm,
+            square_norms=store.square_norms,
+            checked=store.checked,
+        )
+
+    def _close_round(self) -> None:
+        if self._round is not None:
+            self._round.closed.set()
+            self._round = None
+
+    def replace(self, version: int, values: Assembly | None = None) -> Awaitable[None]:
+        if version < self._ordered:
+            return self._run(lambda: None)
+        self._ordered = version
+        if values is not None:
+            return self._load(version, values)
+        return self._then(self._run(self._opened.relabel, version), lambda _: self._replaced(version))
+
+    async def _load(self, version: int, snapshot: Assembly) -> None:
+        try:
+            values = await asyncio.to_thread(snapshot.finish)
+        except Refused as refused:  # with pushes it would have been the shard that found out
+            raise DivergedError(f"version {version}: {refused}") from None
+        loading = self._run(self._opened.load, version, values)
+        await self._then(loading, lambda _: self._replaced(version))
+
+    def _replaced(self, version: int) -> None:
+        self.reported.version = version
+
+    def measure_norms(self, version: int) -> None:
+        if version <= self._measured:
+            return
+        self._measured = version
+
+        def begin() -> None:
+            self._opened.measures_norms = True
+
+        self._submit(begin)
+
+    def snapshot(self) -> Awaitable[list[Encoded]]:
+        return self._run(self._opened.snapshot)
+
+    def values(self, *, moments: bool = False) -> Awaitable[EncodedValues]:
+        if self._round is not None and self._round.final:
+            return self._values_after(self._round, moments)
+        return self._run(self._encode, self._opened, moments)
+
+    async def _values_after(self, round_: _Round, moments: bool) -> EncodedValues:
+        await round_.closed.wait()
+        return await self.values(moments=moments)
+
+    def _encode(self, store: Store, moments: bool) -> EncodedValues:
+        found = self._values.get((store.version, moments))
+        if found is None:
+            listed: Sequence[Moment] = ()
+            if moments:
+                listed, chunks = encode_moments(moments_of(store.remembered(), store.manifest))
+            else:
+                chunks = encode_chunks(store.version, store.values())
+            found = self._values[store.version, moments] = EncodedValues(store.version, list(chunks), listed)
+        return found
+
+    def copy(self, *, undo: bool = False) -> Awaitable[Copy]:
+        store = self._opened
+
+        def copy() -> Copy:
+            if undo:
+                store.undo()
+            return store.copy()
+
+        return self._run(copy)
+
+    @property
+    def _opened(self) -> Store:
+        assert self._store is not None, "nothing may be awaited before `open`"
+        return self._store
+
+    @staticmethod
+    def _then(future: asyncio.Future[T], report: Callable[[T], None]) -> asyncio.Future[T]:
+        """Have a report made before anybody who awaits the future continues."""
+
+        def done(found: asyncio.Future[T]) -> None:
+            if not found.cancelled() and found.exception() is None:
+                report(found.result())
+
+        future.add_done_callback(done)
+        return future
+
+    def _run(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """On the reducer thread, after everything that was handed to it before."""
+        return asyncio.get_running_loop().run_in_executor(self._reducer, function, *arguments)
+
+    @staticmethod
+    def _on_loop(send: Send) -> Send:
+        """The same on the event loop that runs here, called from another thread."""
+        loop = asyncio.get_running_loop()
+
+        def forward(part: Encoded) -> None:
+            loop.call_soon_threadsafe(send, part)
+
+        return forward
