@@ -13,7 +13,6 @@ import torch
 
 from ..common.configuration import Effective, UsageError
 from ..common.exits import Exit
-from ..common.naming import own_name
 from ..common.spec import SpecError
 from ..common.telemetry import HttpEndpoint, add_log_fields, set_up_logging
 from ..common.version import __version__
@@ -21,11 +20,11 @@ from ..compressors import CompressorSpec, LayerRule, compressor_of, parse_compre
 from ..compressors.registry import names
 from ..proto.job import job_terms
 from ..proto.refusal import Reason, Refused
-from ..settings import JobTerms, WorkerSettings, access_files, names_in, parse_address
+from ..settings import JobTerms, WorkerSettings, names_in
 from ..storage.backends import BackendError
 from .metrics import Metrics
 from .session.attempts import UnreachableError
-from .session.connection import Connection
+from .session.connection import Connection, connection_of
 from .session.kernels import tell_of_kernels
 from .session.own_state import OwnState
 from .session.replica import ModelError, Replica
@@ -157,16 +156,7 @@ def run(effective: Effective[WorkerSettings], compressor: CompressorSpec, *, aut
     )
     signals = _Signals(settings.leave_seconds)
     try:
-        connection = Connection(
-            parse_address(settings.server),
-            worker=settings.worker_id or own_name(),
-            incarnation=time.time_ns(),
-            connect_s=settings.connect_seconds,
-            give_up_s=settings.give_up_seconds,
-            sent=metrics.wire_up.inc,
-            received=metrics.wire_down.inc,
-            files=access_files(settings),
-        )
+        connection = connection_of(settings, metrics)
         chosen = effective.chosen("compressor")
         code, reason = _train(
             connection, settings, metrics, signals, compressor=compressor, auto=auto, chosen=chosen

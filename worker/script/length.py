@@ -36,8 +36,8 @@ class Length:
         self.samples = 0
         self.least = 1
 
-    def heard(self, assignment: m.Assignment) -> None:
-        """Take in what an assignment says."""
+    def update(self, assignment: m.Assignment) -> None:
+        """Take over the numbers of an assignment."""
         self._assignment = assignment
         # Those that ask for an evaluation, or end the job, have no number.
         self._total_steps = assignment.total_steps or self._total_steps

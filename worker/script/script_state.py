@@ -109,8 +109,8 @@ def random_state() -> dict[str, Any]:
     }
 
 
-def go_on_from(state: Tree) -> None:
-    """Have random numbers go on from a `random_state`."""
+def restore_random_state(state: Tree) -> None:
+    """Continue random numbers from a `random_state`."""
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -191,6 +191,6 @@ def _beginning(loader: Iterable[Any]) -> dict[str, Any]:
 
 
 def _begin_from(loader: Iterable[Any], began: Tree) -> None:
-    go_on_from(began)
+    restore_random_state(began)
     for generator, state in zip(_generators(loader), began["generators"], strict=False):
         generator.set_state(state)

@@ -155,10 +155,6 @@ class Outgoing:
         self._more.set()
         return True
 
-    def beat(self, activity: str, still_s: float = 0.0) -> None:
-        """A sign of life. still_s: seconds without progress."""
-        self.say(m.Heartbeat(activity=activity, still_seconds=still_s))
-
     def wake(self) -> None:
         """The owner's thread goes on: if the server has not heard that work may come, it does now."""
         if self._sleeps and self._queue is not None:

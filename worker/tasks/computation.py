@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...proto import messages as m
 from ..session.replica import Replica
 from ..training.nests import to_device
-from ..training.sharding import CodedPart, Indices, epoch_order, shard
+from ..training.sharding import CodedPart, Indices, Shards
 from . import Task
 
 
@@ -21,7 +20,11 @@ class TaskFailedError(Exception):
 
 
 class Computation:
-    """A task at a replica. Every call of the user's code may raise TaskFailedError."""
+    """A task at a replica. Every call of the user's code may raise TaskFailedError.
+
+    Attributes:
+        indices: returns the samples of an assignment.
+    """
 
     def __init__(
         self,
@@ -37,14 +40,7 @@ class Computation:
         self._replica = replica
         self._device = device
         self._seed = seed
-        self._order: tuple[int, Indices] | None = None  # of the last epoch asked for
-
-    def indices(self, assignment: m.Assignment) -> Indices:
-        """The samples of an assignment."""
-        epoch = assignment.epoch
-        if self._order is None or self._order[0] != epoch:
-            self._order = epoch, epoch_order(self._seed, epoch, self._replica.manifest.train_samples)
-        return shard(self._order[1], assignment)
+        self.indices = Shards(seed, replica.manifest.train_samples).of
 
     def forward(self, indices: Indices, seeds: Sequence[int]) -> torch.Tensor:
         """Return the mean loss over some samples, for `backward`.
