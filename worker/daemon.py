@@ -62,7 +62,7 @@ class _Signals:
 
     def __init__(self, leave_s: float) -> None:
         self._leave_s = leave_s
-        self._told_at = 0.0
+        self._signalled_at = 0.0
         self.received: int | None = None
         self.session: Session | None = None
         self.connection: Connection | None = None
@@ -81,13 +81,13 @@ class _Signals:
             self.gave_up = "at once"
             raise _Signalled(number)
         self.session.leave()
-        self._told_at = time.monotonic()
+        self._signalled_at = time.monotonic()
         every_s = min(LOOK_S, self._leave_s)
         signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
         assert self.received is not None
-        if time.monotonic() - self._told_at >= self._leave_s:
+        if time.monotonic() - self._signalled_at >= self._leave_s:
             self.gave_up = f"after {self._leave_s:g} s"
         elif self.connection is not None and self.connection.away_s >= AWAY_S:
             self.gave_up = f"while the server has been away for {self.connection.away_s:.0f} s"

@@ -1,4 +1,4 @@
-"""What the server wants of a script's worker next, and what the worker has told it.
+"""The assignments of a script's worker: what the server wants next, and what it was told of the last.
 
 The script runs its own loop, so an assignment can ask for something that only the loop's end can give. The
 loop over batches (`Job.batches`) looks at the *present* assignment, the last one that is not answered:

@@ -253,7 +253,7 @@ class Job:
         session, strategy = attached.begin(
             train_samples, data(), forward_passed=self._forward_passed, earlier=earlier
         )
-        session.saving.keep(self._image, when_told=True)
+        session.saving.keep(self._image, by_owner=True)
         if member.restored is not None:
             version, tree = member.restored
             session.saving.restore(version, tree, member.reply.version)

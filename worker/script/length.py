@@ -16,7 +16,7 @@ from .terms import ScriptError
 
 
 class Length:
-    """Of one job.
+    """The length of one job.
 
     Attributes:
         samples: samples in an epoch; 0 before the script has given a data set or a loader.

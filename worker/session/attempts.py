@@ -1,4 +1,4 @@
-"""What to do when the connection fails: whether to try again, how long to wait, and when to give up."""
+"""Attempts to reach a server: whether to try again, how long to wait, and when to give up."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from ...compressors import (
     LayerRule,
     Ledger,
     ModelCompressor,
-    Plan,
     Step,
     TensorSpec,
     advice,
@@ -54,33 +53,21 @@ def compression_of(
 
 
 class Compression:
-    """A `ModelCompressor` that follows the assignments."""
+    """A `ModelCompressor` that follows the assignments.
+
+    Attributes:
+        compressor: that one.
+    """
 
     def __init__(self, compressor: ModelCompressor, *, in_parts: bool = False) -> None:
         """in_parts: whether another worker may push the rest of what this one has begun to."""
-        self._compressor = compressor
+        self.compressor = compressor
         self._in_parts = in_parts
         self._slice = 0, 0  # number and count; 0 of 0 is all
 
-    def adopt(self, plan: Plan) -> None:
-        """Take over another plan, between two steps."""
-        self._compressor.adopt(plan)
-
-    @property
-    def plan(self) -> Plan:
-        return self._compressor.plan
-
-    def unit_of(self, place: int) -> int:
-        """Return the number of a tensor's unit."""
-        return self._compressor.unit_of[place]
-
-    def send_whole(self, units: frozenset[int]) -> None:
-        """See `ModelCompressor.send_whole`."""
-        self._compressor.send_whole(units)
-
     @property
     def ledger(self) -> Ledger:
-        return self._compressor.ledger
+        return self.compressor.ledger
 
     def image(self) -> dict[str, Any]:
         """Return what the next step depends on, as plain values and tensors."""
@@ -90,10 +77,6 @@ class Compression:
         """Continue from an `image`."""
         self.ledger.restore(image["ledger"])
         self._slice = image["slice"]
-
-    def sent_shares(self, epoch: float) -> list[float]:
-        """See `ModelCompressor.sent_shares`."""
-        return self._compressor.sent_shares(epoch)
 
     def begin(
         self, assignment: Assignment, samples: int, *, rank: int, version: int, step: int, leaving: bool
@@ -109,15 +92,15 @@ class Compression:
         given = assignment.slice, assignment.slices
         if given != self._slice:
             self._slice = given
-            self._compressor.divide(max(1, assignment.slices))
+            self.compressor.divide(max(1, assignment.slices))
         # Members of a group compute the same and send different parts.
-        self._compressor.rank = rank * max(1, assignment.slices) + assignment.slice
+        self.compressor.rank = rank * max(1, assignment.slices) + assignment.slice
         wanted = None
         if assignment.slices > 1:
-            wanted = self._compressor.plan.slice(*given)
+            wanted = self.compressor.plan.slice(*given)
         elif assignment.parts:
             wanted = frozenset(assignment.parts)
-        return self._compressor.begin(
+        return self.compressor.begin(
             samples,
             version=version,
             step=step,

@@ -52,12 +52,12 @@ FLUSH_POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What the worker that begins a job brings from another one.
+    """State of an earlier job, brought by the worker that begins a new one.
 
     Attributes:
-        moments: that the server's optimizer continues from.
-        epoch: number of the first epoch that is still to be trained on, from 0.
-        steps: that were taken in those before.
+        moments: state that the server's optimizer continues from.
+        epoch: number of the first epoch to train on, from 0.
+        steps: number of steps taken in earlier epochs.
     """
 
     moments: Moments
@@ -115,7 +115,7 @@ class Connection:
 
     @property
     def activity(self) -> str:
-        """What the owner does, for heartbeats."""
+        """The owner's activity, for heartbeats."""
         return self.progress.activity
 
     @activity.setter
@@ -123,7 +123,7 @@ class Connection:
         self.progress.moved(activity)
 
     def moved(self) -> None:
-        """The owner has got on with what it does."""
+        """Note that the owner makes progress."""
         self.progress.moved()
 
     @property
@@ -209,8 +209,8 @@ class Connection:
             raise
 
     def put_state(self, entries: Sequence[m.Entry], values: Mapping[str, Bytes], **of: Any) -> None:
-        """Upload buffers, before the commit of their push or the report of their evaluation. What comes too
-        late is of no use to anybody. of: other fields of the header.
+        """Upload buffers, before the commit of their push or the report of their evaluation. The server drops
+        late ones. of: other fields of the header.
 
         Raises:
             Refused, UnreachableError.
@@ -251,7 +251,7 @@ class Connection:
         return self._call(self._again(download))
 
     def get_optimizer(self, manifest: Manifest) -> tuple[int, Moments]:
-        """What the server's optimizer remembers, and the version of the parameters that it belongs to.
+        """Return the state of the server's optimizer, and the version of the parameters that it belongs to.
 
         Raises:
             Refused, UnreachableError.
@@ -285,7 +285,7 @@ class Connection:
         self._soon(self._outgoing.say, m.Saved(version=version, error=error[:MAX_ERROR_CHARACTERS]))
 
     def next(self, timeout_s: float) -> Incoming | None:
-        """What arrived next, None after the timeout.
+        """Return the next message that arrived; None after the timeout.
 
         Raises:
             Refused: the server ended the stream for good.
@@ -342,7 +342,7 @@ class Connection:
         self._soon(self._outgoing.send, transfer)
 
     def hurry(self) -> None:
-        """Send as fast as it goes until there is other work."""
+        """Send without a limit of the rate until the next assignment."""
         self._soon(self._outgoing.pace, 0)
 
     def flush(self) -> None:
@@ -355,8 +355,8 @@ class Connection:
             time.sleep(FLUSH_POLL_S)
 
     def stepped(self, version: int) -> None:
-        """The replica has got to a version. Ignored if the server has lost that version meanwhile, which the
-        owner's thread hears of with the next `Welcome`: otherwise the next stream would claim it again."""
+        """Note the replica's version. Ignored if the server has lost that version meanwhile, which the owner
+        hears with the next `Welcome`: otherwise the next stream would claim it again."""
         heard = self._heard_lost_versions
 
         def note() -> None:
@@ -366,7 +366,7 @@ class Connection:
         self._soon(note)
 
     def let_go(self, drifted: int) -> None:
-        """Open the stream anew and say that there is no replica: at a version it was not the server's."""
+        """Open the stream anew without a replica. drifted: version at which it differed from the server's."""
 
         def reopen() -> None:
             self._outgoing.version, self._outgoing.drifted = None, drifted
@@ -375,11 +375,11 @@ class Connection:
         self._soon(reopen)
 
     def report(self, evaluation: m.Evaluation) -> None:
-        """Report what was measured; told again after a reconnect."""
+        """Report an evaluation; it is sent again after a reconnect."""
         self._soon(self._outgoing.report, evaluation)
 
     def profile(self, profile: m.Profile) -> None:
-        """Say what steps are made of; lost if the stream is."""
+        """Send what was measured of steps; lost if the stream breaks."""
 
         self._soon(self._outgoing.say, profile)
 
@@ -419,7 +419,7 @@ class Connection:
         self._loop.call_soon_threadsafe(function, *arguments)
 
     async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What a call gives, made again when the connection breaks. Raises Refused or UnreachableError."""
+        """Make a call, and again while the connection is broken. Raises Refused or UnreachableError."""
         attempts = Attempts(self._address, self._give_up_s)
         while True:
             try:
@@ -457,8 +457,7 @@ class Connection:
                 await attempts.pause(str(refused))
 
     async def _give_up_on_tls(self) -> None:
-        """gRPC calls all of it UNAVAILABLE: what TLS does not let pass will not get better by waiting. Raises
-        UnreachableError."""
+        """Raise UnreachableError if TLS fails. gRPC says UNAVAILABLE then, and waiting does not help."""
         found = await asyncio.to_thread(lambda: [*reach(self._target)][-1])
         if found.check == "tls" and found.state == "wrong" and not found.unreachable:
             raise UnreachableError(f"{self._address}: {found.text}; {found.remedy}")

@@ -26,7 +26,7 @@ class Saving:
     """The state of one session.
 
     Attributes:
-        when_told: whether the owner calls `write` itself, and `Session.next` does not.
+        by_owner: whether the owner calls `write` itself, so that `Session.next` does not.
         restored: version of the state that the session continues from, until it has work; None for none.
     """
 
@@ -40,22 +40,22 @@ class Saving:
         own: OwnState | None,
     ) -> None:
         """own: where the state is written; None if nowhere."""
-        self.when_told = False
+        self.by_owner = False
         self.restored: int | None = None
         self._connection, self._replica, self._compression = connection, replica, compression
         self._buffers, self._pushes, self._own = buffers, pushes, own
         self._owner: Callable[[], Mapping[str, Any]] = dict
         self._wanted: int | None = None  # version at which the server wants the state
 
-    def keep(self, image: Callable[[], Mapping[str, Any]], *, when_told: bool = False) -> None:
+    def keep(self, image: Callable[[], Mapping[str, Any]], *, by_owner: bool = False) -> None:
         """Write the owner's state, too.
 
         Args:
             image: returns all that the owner's next step depends on, as `storage.values` takes it; called
                 between two steps.
-            when_told: see the class.
+            by_owner: see the class.
         """
-        self._owner, self.when_told = image, when_told
+        self._owner, self.by_owner = image, by_owner
 
     def restore(self, version: int, tree: Mapping[str, Any], at: int) -> None:
         """Before `Session.begin`: continue from what was written at a version.

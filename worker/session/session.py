@@ -35,18 +35,18 @@ RESIDUAL_EVERY = 50  # pushes between measurements of the residual, which reads 
 
 
 class PacketHandler(Protocol):
-    """What the exchange of coded packets registers with its session. `Session.next` calls it."""
+    """Handles coded packets. `Session.next` calls it."""
 
     def apply(self, exchange: int, version: int) -> None:
-        """Everybody has the sums of that exchange (0: of none): step to `version`, if not there yet."""
+        """Step to `version`, unless the replica is there: all members have that exchange's sums. 0: none."""
         ...
 
     def take(self, packet: ReceivedPacket) -> None:
-        """A packet of another worker has come."""
+        """Take in a packet of another worker."""
         ...
 
     def snapshot(self, version: int) -> None:
-        """The server wants the replica, which is at `version`."""
+        """Send the replica, which is at `version`, to the server."""
         ...
 
 
@@ -70,14 +70,13 @@ class Session:
     exchange of coded packets registers with `handle_packets`. The network lives on a thread of its own, so
     that heartbeats go out while the owner computes; payloads belong to the session until it has the outcome.
 
-    Parts are those of the plan that came last. `next` takes a new one in where it stands among the updates; a
-    push that is open keeps the plan that it was made under.
+    Parts are those of the last plan that arrived. `next` adopts a new plan between the updates that it came
+    between; an open push keeps the plan that it was made under.
 
     Any number of pushes may be open. `next` settles their outcomes in whichever order they come: a push
     that came too late is put back into the residual ledger, one that was not needed is forgotten, a damaged
     part is sent again as the same bytes. Parts of a push that the server does without are kept, and not sent.
-    After a reconnect goes out again what the server has not got of
-    them.
+    After a reconnect, the parts that the server lacks are sent again.
 
     `begin`, `next` and `take_in` raise Refused (the server ended the membership for good, or refused a push
     for another reason than those), UnreachableError (no stream for `give_up_s`), and RuntimeError for a
@@ -130,7 +129,7 @@ class Session:
         self._reconnects = 0
         self._held: m.Assignment | None = None  # until its version is whole
         self._waiting = WaitingLog()
-        self._auto = Auto(compression, auto, lambda: connection.sent) if auto else None
+        self._auto = Auto(compression.compressor, auto, lambda: connection.sent) if auto else None
         self._free = FreeMemory(2 * replica.manifest.raw_bytes)
 
     # ---- what the owner may know
@@ -157,15 +156,15 @@ class Session:
         return self.leaving and not self._pushes and self._compression.ledger.empty
 
     def is_new(self, assignment: m.Assignment) -> bool:
-        """Whether it asks for a step; not if it has no samples, or is told again after it was answered."""
+        """Whether an assignment has samples and was not answered before."""
         return bool(assignment.ranges) and assignment.id > self._answered
 
     def doing(self, activity: str) -> None:
-        """What the next heartbeats say."""
+        """Name the activity that heartbeats report."""
         self._connection.activity = activity
 
     def moved(self) -> None:
-        """The owner has got on with what it does."""
+        """Note that the owner makes progress."""
         self._connection.moved()
 
     # ---- the course of things
@@ -198,16 +197,16 @@ class Session:
             An assignment, at whose version the replica is, or one that says that the job is done. None when
             something else was taken in, or nothing came for `timeout_s`.
         """
-        if not self.saving.when_told:
+        if not self.saving.by_owner:
             self.saving.write()
         held = self._released()  # if it came in `take_in`
         if held is None:
             self._take(timeout_s, early=False)
-            if not self.saving.when_told:
+            if not self.saving.by_owner:
                 self.saving.write()
         return held or self._released()
 
-    def take_in(self, place: int, version: int, timeout_s: float) -> bool:
+    def take_in(self, index: int, version: int, timeout_s: float) -> bool:
         """Take in what comes until the parameter with this number is at the next version; other parts of it
         that come meanwhile are applied, too. timeout_s: after which it looks whether it still makes sense.
 
@@ -216,7 +215,7 @@ class Session:
             version, or the job or this worker's part in it is over, or the replica is another one now.
         """
         undone = self.replica.undone
-        while not self.replica.is_at(place, version):
+        while not self.replica.is_at(index, version):
             at = self.replica.version
             held = self._held is not None and (self._held.finished or self._held.version == at)
             if held or at != version - 1 or self.replica.undone != undone or self.finished_leaving:
@@ -246,7 +245,7 @@ class Session:
             case Plan():
                 self._updates.adopt(message)
                 if self._packets is None:  # otherwise nothing is pushed in parts
-                    self._compression.adopt(message)
+                    self._compression.compressor.adopt(message)
             case m.Assignment():
                 self._waiting.over()
                 answered = not message.finished and message.id <= self._answered
@@ -342,7 +341,7 @@ class Session:
         return bool(sent.payloads)
 
     def abandon(self, pushing: Pushing) -> None:
-        """Nothing will come of the step; the ledger is as it was before."""
+        """Give up a step; the ledger is as it was before."""
         self._pushes.making = None
         self._connection.abandon(pushing.seq)
 
@@ -361,13 +360,13 @@ class Session:
         return self._state.evaluated(epoch)
 
     def report(self, evaluation: m.Evaluation) -> None:
-        """Report what was measured; told again after a reconnect."""
+        """Report an evaluation; it is sent again after a reconnect."""
         self._connection.report(evaluation)
 
     def profile(self, times: StepTimes, pushing: Pushing) -> None:
-        """Say what steps are made of, every some of them. pushing: the last push."""
+        """Send what was measured of the last steps, when that is due. pushing: the last push."""
         if times.due and not pushing.assignment.parts:
-            densities = self._compression.sent_shares(pushing.assignment.progress)
+            densities = self._compression.compressor.sent_shares(pushing.assignment.progress)
             self._connection.profile(times.profile(densities, pushing.sent_bytes))
 
     def leave(self) -> None:
@@ -377,7 +376,7 @@ class Session:
     # ---- the narrow door of coded packets
 
     def handle_packets(self, handler: PacketHandler) -> None:
-        """Register what becomes of packets and snapshot requests."""
+        """Register the handler of packets and snapshot requests."""
         self._packets = handler
 
     def send_packet(self, header: m.Packet, words: npt.NDArray[np.uint32]) -> None:
@@ -386,11 +385,11 @@ class Session:
         self._metrics.raw_up.inc(words.nbytes)
 
     def begun(self, assignment: m.Assignment) -> None:
-        """The assignment's exchange has begun: told again, it asks for nothing."""
+        """Note that an assignment's exchange has begun: sent again, it asks for nothing."""
         self._answered = assignment.id
 
     def stepped(self, version: int) -> None:
-        """The replica has taken a step of its own."""
+        """Note that the replica has taken a step of its own."""
         self.replica.version = version
         self._connection.stepped(version)
         self._metrics.version.set(version)

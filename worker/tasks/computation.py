@@ -32,10 +32,10 @@ class Computation:
         replica: Replica,
         device: torch.device,
         seed: int,
-        doing: Callable[[str], None] | None = None,
+        doing: Callable[[str], None],
     ) -> None:
-        """doing: is told whenever the task has got on, and with what."""
-        self._doing = doing or _unheard
+        """doing: called with the activity whenever the task makes progress."""
+        self._doing = doing
         self._task = task
         self._replica = replica
         self._device = device
@@ -97,17 +97,17 @@ class Computation:
         return value
 
     def probe(self) -> None:
-        """The loss of one sample, to see which operations it takes."""
+        """Compute the loss of one sample, so that its operations can be counted."""
         batch = self._task.batch(np.zeros(1, np.int64))
         self._task.loss(self._replica.model, to_device(batch, self._device))
         self._replica.check()
 
     def keep(self) -> Kept:
-        """What a forward pass changes besides gradients."""
+        """Keep what a forward pass changes besides gradients."""
         return Kept(self._replica.model, self._device)
 
     def evaluate(self) -> dict[str, float]:
-        """What the task measures, by name. Raises ModelError, as `Replica.check`."""
+        """Return what the task measures, by name. Raises ModelError, as `Replica.check` does."""
         model = self._replica.model
 
         def compute() -> dict[str, float]:
@@ -126,10 +126,6 @@ class Computation:
         measured: dict[str, float] = guarded(f"task {self._task.name!r}: evaluate", compute)
         self._replica.check()
         return measured
-
-
-def _unheard(activity: str) -> None:
-    pass
 
 
 class Kept:

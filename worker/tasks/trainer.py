@@ -132,7 +132,7 @@ class Trainer:
         if epoch == 0:
             return
         if self._evaluation is not None and epoch <= self._evaluation.epoch:
-            self.session.report(self._evaluation)  # told again: the report may not have been heard
+            self.session.report(self._evaluation)  # sent again: the report may not have arrived
         elif not (self.session.leaving and assignment.ranges):  # a last push matters more
             self._evaluation = self._measure(assignment)
             self.session.report(self._evaluation)

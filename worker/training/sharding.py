@@ -48,7 +48,7 @@ def shard(order: Indices, assignment: Assignment) -> Indices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedPart:
-    """number: of the round's parts. weight: what the mean gradient over its samples is multiplied with."""
+    """A part of a coded round, by its number. weight: factor of the mean gradient over its samples."""
 
     number: int
     indices: Indices
@@ -56,8 +56,8 @@ class CodedPart:
 
 
 def coded_parts(indices: Indices, assignment: Assignment) -> list[CodedPart]:
-    """What a member of a coded round computes of all its samples, and how it adds up: to something as large
-    as a mean over these parts."""
+    """Return the parts of a round that a member computes, with weights: their sum is as large as a mean over
+    these parts."""
     code = straggler_code(assignment.world, assignment.stragglers)
     numbers = parts_of(assignment.position, assignment.world, assignment.stragglers)
     bounds = [share(len(indices), number, assignment.world) for number in numbers]

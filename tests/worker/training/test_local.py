@@ -51,7 +51,7 @@ class Driven:
         session = Session(
             cast("Any", self.script), self.replica, Compression(compressor), Metrics("none"), initialize=False
         )
-        session._compression.adopt(plan)  # pyright: ignore[reportPrivateUsage]
+        session._compression.compressor.adopt(plan)  # pyright: ignore[reportPrivateUsage]
         optimizer: LocalOptimizer = JobOptimizer(make(self.model.parameters(), lr=rate), unasked, here=True)
         if of_job:
             parameters = self.replica.parameters
