@@ -13,7 +13,6 @@ import torch
 
 from ..common.configuration import Effective, UsageError
 from ..common.exits import Exit
-from ..common.naming import own_name
 from ..common.spec import SpecError
 from ..common.telemetry import HttpEndpoint, add_log_fields, set_up_logging
 from ..common.version import __version__
@@ -21,11 +20,11 @@ from ..compressors import CompressorSpec, LayerRule, compressor_of, parse_compre
 from ..compressors.registry import names
 from ..proto.job import job_terms
 from ..proto.refusal import Reason, Refused
-from ..settings import JobTerms, WorkerSettings, access_files, names_in, parse_address
+from ..settings import JobTerms, WorkerSettings, names_in
 from ..storage.backends import BackendError
 from .metrics import WorkerMetrics
 from .session.attempts import UnreachableError
-from .session.connection import Connection
+from .session.connection import Connection, connection_of
 from .session.kernels import tell_of_kernels
 from .session.own_state import OwnState
 from .session.replica import ModelError, Replica
@@ -63,7 +62,7 @@ class _Signals:
 
     def __init__(self, leave_s: float) -> None:
         self._leave_s = leave_s
-        self._told_at = 0.0
+        self._signalled_at = 0.0
         self.received: int | None = None
         self.session: Session | None = None
         self.connection: Connection | None = None
@@ -82,13 +81,13 @@ class _Signals:
             self.gave_up = "at once"
             raise _Signalled(number)
         self.session.leave()
-        self._told_at = time.monotonic()
+        self._signalled_at = time.monotonic()
         every_s = min(LOOK_S, self._leave_s)
         signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
         assert self.received is not None
-        if time.monotonic() - self._told_at >= self._leave_s:
+        if time.monotonic() - self._signalled_at >= self._leave_s:
             self.gave_up = f"after {self._leave_s:g} s"
         elif self.connection is not None and self.connection.away_s >= AWAY_S:
             self.gave_up = f"while the server has been away for {self.connection.away_s:.0f} s"
@@ -157,16 +156,7 @@ def run(effective: Effective[WorkerSettings], compressor: CompressorSpec, *, aut
     )
     signals = _Signals(settings.leave_seconds)
     try:
-        connection = Connection(
-            parse_address(settings.server),
-            worker=settings.worker_id or own_name(),
-            incarnation=time.time_ns(),
-            connect_s=settings.connect_seconds,
-            give_up_s=settings.give_up_seconds,
-            sent=metrics.wire_up.inc,
-            received=metrics.wire_down.inc,
-            files=access_files(settings),
-        )
+        connection = connection_of(settings, metrics)
         chosen = effective.chosen("compressor")
         code, reason = _train(
             connection, settings, metrics, signals, compressor=compressor, auto=auto, chosen=chosen

@@ -1,4 +1,4 @@
-"""What a worker counts, for Prometheus. docs/metrics.md lists it for operators."""
+"""A worker's metrics for Prometheus. docs/metrics.md lists them for operators."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from gradwire.proto.manifest import Manifest
 from gradwire.proto.replicas import checksum, is_checked
 from gradwire.proto.transfer import payload_header
 from gradwire.settings import JobTerms
-from gradwire.worker.script import job as job_module
+from gradwire.worker.script import membership
 from gradwire.worker.session.receiving import Received
 
 BATCH, STEPS, EPOCHS = 4, 4, 2
@@ -133,10 +133,7 @@ class SteppingServer(Script):
 def joined(monkeypatch: pytest.MonkeyPatch, server: SteppingServer) -> gradwire.Job:
     """A script's job at such a server."""
 
-    def connection(*_: Any, **__: Any) -> SteppingServer:
-        return server
-
-    monkeypatch.setattr(job_module, "Connection", connection)
+    monkeypatch.setattr(membership, "connection_of", lambda settings, metrics: server)  # pyright: ignore
     return gradwire.connect(server="localhost", compressor="none")
 
 

@@ -1,4 +1,4 @@
-"""What `import gradwire` offers to a script. Torch and grpc are imported here, not before."""
+"""The public API, `import gradwire`, for scripts. Torch and grpc are imported here, not before."""
 
 from __future__ import annotations
 

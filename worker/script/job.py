@@ -1,20 +1,19 @@
-"""A script's membership of a job, and the loops in which it trains.
+"""A script's part in a job, as its loop sees it: `gradwire.connect` returns a `Job`.
 
 The script owns the loop, so a training step (`worker/training/step`) is driven from three places here:
 `_batches` begins it with each assignment, and skips a batch that the script has passed over;
-`_forward_passed` lets gradients leave from then on; `_step`, which is `optimizer.step()`, pushes. After an
-assignment's last push the script waits in `_settle` for what the server wants next: another assignment, an
-evaluation, or the end.
+`_forward_passed` lets gradients leave from then on; `_push`, which is `optimizer.step()`, pushes. Which
+assignment comes next, and when the loops end, is told in `assignments`; `membership` joins and leaves, and
+`attached` makes of model and optimizer what the session trains. Here no assignment is answered twice: after
+its last push the worker waits for the next one before `optimizer.step()` returns.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
-import math
-import time
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from functools import partial
 from types import TracebackType
@@ -25,46 +24,29 @@ from torch import nn
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]
 
 from ...common.configuration import Effective
-from ...common.naming import own_name
-from ...common.telemetry import HttpEndpoint
-from ...common.version import __version__
-from ...compressors import LayerRule, ModelCompressor, advice, suited
-from ...compressors.registry import names
-from ...optim.optimizer import parse_optimizer
 from ...proto import messages as m
-from ...proto.job import job_terms
 from ...proto.shares import assigned_samples
-from ...settings import WorkerSettings, access_files, names_in, parse_address
-from ..metrics import WorkerMetrics
-from ..session.compression import Compression
-from ..session.connection import Connection, Earlier
-from ..session.groups import ONE_GROUP, ParameterGroups
-from ..session.kernels import tell_of_kernels
+from ...settings import WorkerSettings
+from ..session.connection import Earlier
 from ..session.model_state import least_samples
-from ..session.own_state import OwnState
-from ..session.replica import Replica
-from ..session.session import Session
 from ..training.data import data_checksum
-from ..training.gradients import GradientStrategy
-from ..training.local import LocalStrategy
-from ..training.sharding import Indices, epoch_order, shard
+from ..training.sharding import Indices, Shards
 from ..training.step import TrainingStep
 from ..training.work import Gradients, Local
-from .forward import after_forward
+from .assignments import Assignments
+from .attached import Attached
 from .length import Batches, JobLength
 from .loading import Loading
-from .moments import moments_of, state_of
-from .optimizer import JobOptimizer, averaging, parameter_groups
+from .membership import Membership
 from .schedules import Each, Schedules
-from .script_state import Position, State, go_on_from, random_state
-from .terms import Overlap, ScriptError, Steps, check_attached, overlaps, script_compressor, script_work
+from .script_state import Position, State, random_state, restore_random_state
+from .terms import Overlap, ScriptError, Steps
 
 log = logging.getLogger("gradwire.worker")
 
 Model = TypeVar("Model", bound=nn.Module)
 Scheduler = TypeVar("Scheduler")
 
-POLL_S = 1.0
 NO_WORK = (
     "optimizer.step(): there is no work to answer; call it once for each batch, in the loop over "
     "job.batches(...)"
@@ -77,85 +59,31 @@ class Job:
     Attributes:
         applied: whether the last `optimizer.step()` counts: not if its gradients could not be used, or came
             too late. What came too late goes out with the next push.
-        done: whether the job is over.
         state: what the script wants to find again when all of the job is started again, by name; see `State`.
     """
 
     def __init__(self, effective: Effective[WorkerSettings]) -> None:
-        settings = effective.settings
-        if settings.state and not settings.worker_id:
-            raise ScriptError(
-                "state: expected a worker_id, too, by which this worker finds again what it has written down"
-            )
-        self.applied = self.done = False
-        self._settings = settings
-        self._metrics = WorkerMetrics(settings.compressor.partition(":")[0])
-        self._compressor, self._auto = script_compressor(settings.compressor)
-        self._model: nn.Module | None = None
-        self._optimizer: JobOptimizer | None = None
-        self._first = True  # until the first batch
-        self._said_again = self._newer_state = False  # what the log says once
-        self._schedules = Schedules()
-        self._session: Session | None = None
-        self._strategy: GradientStrategy | LocalStrategy | None = None
-        self._training: TrainingStep | None = None  # the last one that was begun
+        self.applied = False
+        self._member = member = Membership(effective)
+        self._attached: Attached | None = None
+        self._assignments: Assignments | None = None  # from the first batch on
+        self._step: TrainingStep | None = None  # the last one that was begun
         self._loss = 0.0  # logged for the present batch
-        self._apart = False  # whether backward passes only add to the gradients
-        self._steps_here = self._overlap = False
-        self._next: m.Assignment | None = None  # that came last, until it is answered
-        self._order: tuple[int, Indices] | None = None  # of the last epoch asked for
-        self._logged: dict[str, list[float]] = {}  # by name, sum and number of what was logged in this epoch
+        self._only_adding = False  # whether backward passes only add to the gradients
+        self._schedules = Schedules()
         self._loading = Loading((), 0)
-        self._left = False
-        self._reported = m.Evaluation(version=0, epoch=0, metrics={})  # what the server has been told last
-        self._evaluation = ExitStack()  # while the script may evaluate
-        self._connection = Connection(
-            parse_address(settings.server),
-            worker=settings.worker_id or own_name(),
-            incarnation=time.time_ns(),
-            connect_s=settings.connect_seconds,
-            give_up_s=settings.give_up_seconds,
-            sent=self._metrics.wire_up.inc,
-            received=self._metrics.wire_down.inc,
-            files=access_files(settings),
-        )
-        self._http: HttpEndpoint | None = None
-        self._own: OwnState | None = None
-        self._restored: tuple[int, Mapping[str, Any]] | None = None  # own state, until the session has it
-        try:
-            registry = self._metrics.registry
-            hung = self._connection.progress.hung
-            self._http = HttpEndpoint(
-                effective,
-                settings.http_host or "127.0.0.1",
-                registry,
-                lambda: self.done,
-                lambda: "running",
-                hung,
-            )
-            self._reply = self._connection.join(__version__, str(self._compressor), names())
-            self._terms = job_terms(self._reply.job)
-            self._work = script_work(self._terms)
-            if settings.state:
-                self._own = OwnState(settings.state, job=self._terms.id, worker=self._connection.worker)
-                self._restored = None if self._reply.initialize else self._own.read(self._reply.version)
-        except BaseException as error:
-            self._end(f"failed: {error}", failed=True)
-            raise
-        owner: Mapping[str, Any] = {} if self._restored is None else self._restored[1]["owner"]
+        owner = member.owner
         self.state = State(owner.get("state", {}))
-        older = self._restored is not None and self._restored[0] < self._reply.version
-        if older and owner["epoch"] < self._reply.epoch:  # the pass over the loader is over
-            owner = {**owner, "epoch": self._reply.epoch, "loader": None, "logged": {}}
-        self._owner = owner  # of which the rest is taken over once batches begin
         self._position = Position(owner.get("loader"))
-        self._random: Mapping[str, Any] | None = owner.get("random")  # to go on from, once batches begin
-        atexit.register(self.leave)
-        self._epoch: int = owner.get("epoch", self._reply.epoch)  # the job may be past it, the script not
+        self._random: Mapping[str, Any] | None = owner.get("random")  # restored once batches begin
+        self._logged: dict[str, list[float]] = {}  # shared with the assignments
         self._start = 0  # the epoch that the script wants to begin a job with
-        single = isinstance(self._work, Gradients) and self._work.single
-        self._length = JobLength(self._terms, workers=self._reply.workers, single=single)
-        self._metrics.info.labels(__version__, self._terms.mode, self._terms.id).set(1)
+        self._first_epoch: int = owner.get("epoch", member.reply.epoch)  # the job may be past it
+        self._samples_came = False  # whether an assignment with samples has arrived
+        self._warned_of_repeat = False
+        single = isinstance(member.work, Gradients) and member.work.single
+        self._length = JobLength(member.terms, workers=member.reply.workers, single=single)
+        atexit.register(self.leave)
 
     # ---- membership
 
@@ -174,42 +102,41 @@ class Job:
     def leave(self, reason: str = "", *, failed: bool = False) -> None:
         """Say goodbye to the server, once; the end of the process does so too, and the loops end with it.
         failed: it counts as lost."""
-        if self._left:
+        member, assignments = self._member, self._assignments
+        if member.left:
             return
-        held = 0.0 if self.done or self._session is None else self._session.held_back
-        if held:
-            log.warning("leaving with gradients of norm %.3g that the server has not got", held)
-        left = self._next is None or bool(self._next.ranges)  # not where there is nothing to do any more
-        if self._session is not None and left and not self.done and not failed:
-            of = f" of 0 to {self._terms.epochs - 1}" if self._terms.epochs else ""
-            log.warning("leaving in epoch %d%s: the script ends before the job", self._epoch, of)
-        self._end(reason or ("done" if self.done else "the script has ended"), failed=failed)
-
-    def _end(self, reason: str, *, failed: bool) -> None:
-        self._left = True
+        if assignments is not None and not self.done:
+            if held := assignments.session.held_back:
+                log.warning("leaving with gradients of norm %.3g that the server has not got", held)
+            present = assignments.present
+            if not failed and (present is None or present.ranges):  # otherwise there was nothing to do
+                of = f" of 0 to {member.terms.epochs - 1}" if member.terms.epochs else ""
+                log.warning("leaving in epoch %d%s: the script ends before the job", self._epoch, of)
         atexit.unregister(self.leave)
         self._loading.close()
-        self._connection.leave(reason, failed=failed)
-        self._connection.close()
-        if self._http is not None:
-            self._http.close()
+        member.end(reason or ("done" if self.done else "the script has ended"), failed=failed)
+
+    @property
+    def done(self) -> bool:
+        """Whether the job is over."""
+        return self._member.done
 
     @property
     def rank(self) -> int:
         """The smallest number from 0 that no other member had when this one came. A member that was lost and
         comes back may have another one: ask again in each epoch."""
-        return self._connection.rank
+        return self._member.connection.rank
 
     @property
     def version(self) -> int:
-        """Of the parameters: how many steps the job has taken."""
-        version = None if self._session is None else self._session.replica.version
-        return self._reply.version if version is None else version
+        """Version of the parameters: how many steps the job has taken."""
+        version = None if self._assignments is None else self._assignments.session.replica.version
+        return self._member.reply.version if version is None else version
 
     @property
     def total_epochs(self) -> int:
         """Epochs of the whole job, as `gc-server --epochs` says; 0 if it ends by something else."""
-        return self._terms.epochs
+        return self._member.terms.epochs
 
     @property
     def total_steps(self) -> int:
@@ -234,7 +161,11 @@ class Job:
     @property
     def evaluating(self) -> bool:
         """Whether the server shows what this worker logs now, as the metrics of the epoch that has ended."""
-        return self._next is not None and self._next.evaluate_epoch > self._reported.epoch
+        return self._assignments is not None and self._assignments.evaluating
+
+    @property
+    def _epoch(self) -> int:
+        return self._first_epoch if self._assignments is None else self._assignments.epoch
 
     # ---- model and optimizer
 
@@ -270,50 +201,13 @@ class Job:
             ScriptError: an optimizer that the server does not run, or another `clip_norm` or more overlap
                 than the job has.
         """
-        if self._model is not None:
+        if self._attached is not None:
             raise ScriptError("job.attach: this job has its model already; connect once for each model")
-        check_attached(self._terms, self._work, clip_norm, steps)
-        self._overlap = overlaps(self._terms, overlap)
-        self._steps_here = isinstance(self._work, Local) or steps == "local"
-        found = JobOptimizer(optimizer, self._step, self._remembered, here=self._steps_here)
-        self._groups_of(found, model)  # refuses what the server cannot run
-        self._model, self._optimizer = model, found
+        self._attached = Attached(
+            self._member, model, optimizer, self._push, clip_norm=clip_norm, steps=steps, overlap=overlap
+        )
         self._length.least = least_samples(model)
-        return model, self._optimizer
-
-    def _groups_of(self, optimizer: JobOptimizer, model: nn.Module) -> ParameterGroups:
-        """The parameter groups as the server steps them. Raises ScriptError."""
-        of = optimizer.of
-        groups = averaging(of, model) if self._steps_here else parameter_groups(of, model)
-        return ONE_GROUP if isinstance(self._work, Local) else groups
-
-    def _remembered(self) -> Mapping[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """What the server's optimizer remembers, by parameter."""
-        if self._left or self._session is None:
-            raise ScriptError(
-                "optimizer.state_dict(): this script has left the job, and the state is the server's; call "
-                "it before that, in `with gradwire.connect() as job`"
-            )
-        replica = self._session.replica
-        version, moments = self._connection.get_optimizer(replica.manifest)
-        if version != self.version and not self._newer_state:
-            self._newer_state = True
-            log.warning(
-                "optimizer.state_dict(): the state is that of version %d, and this worker's parameters are "
-                "those of version %d: in mode %s the job goes on meanwhile",
-                *(version, self.version, self._terms.mode),
-            )
-        return state_of(moments, replica)
-
-    def _earlier(self) -> Earlier:
-        """What this script brings from another job, if it begins this one."""
-        assert self._session is not None
-        assert self._optimizer is not None
-        loaded: Mapping[torch.Tensor, Mapping[str, Any]] = {}
-        if not self._steps_here:
-            loaded = self._optimizer.loaded
-        moments = moments_of(loaded, self._session.replica)
-        return Earlier(moments, epoch=self._start, steps=self._schedules.steps)
+        return model, self._attached.optimizer
 
     def follow(self, scheduler: Scheduler, *, each: Each = "step") -> Scheduler:
         """Keep a scheduler as far as the job is: before each batch it is given the steps that it lacks,
@@ -331,7 +225,7 @@ class Job:
         Raises:
             ScriptError: a scheduler that goes by something else, such as ReduceLROnPlateau.
         """
-        if each == "step" and isinstance(self._work, Local):
+        if each == "step" and isinstance(self._member.work, Local):
             raise ScriptError(
                 "job.follow: in local mode workers take steps of their own, and the job does not count them; "
                 "step the scheduler once for each epoch and say each='epoch'"
@@ -339,106 +233,49 @@ class Job:
         self._schedules.follow(scheduler, each)
         return scheduler
 
-    def _begin(
-        self, train_samples: int, data: Callable[[], int]
-    ) -> tuple[Session, GradientStrategy | LocalStrategy]:
-        """Join in with a data set. data: finds its checksum."""
-        if self._session is not None and self._strategy is not None:
-            given = self._session.replica.manifest.train_samples
+    def _begin(self, train_samples: int, data: Callable[[], int]) -> Assignments:
+        """Begin to train with a data set, the first time. data: computes its checksum."""
+        member, attached = self._member, self._attached
+        if self._assignments is not None:
+            given = self._assignments.session.replica.manifest.train_samples
             if given != train_samples:
                 raise ScriptError(
                     f"job.batches: the data set has {train_samples} samples, and had {given} before; "
                     "connect once for each data set"
                 )
-            return self._session, self._strategy
-        if self._model is None or self._optimizer is None:
+            return self._assignments
+        if attached is None:
             raise ScriptError("job.batches: call job.attach(model, optimizer) first")
-        settings, terms = self._settings, self._terms
-        tell_of_kernels(self._connection, logging.WARNING)  # shown also where no logging is set up
-        groups = self._groups_of(self._optimizer, self._model)
-        self._optimizer.begin()
-        replica = Replica(self._model, train_samples, groups, data(), masters=not self._steps_here)
-        rule = LayerRule(
-            dense=names_in(settings.dense_layers), compressed=names_in(settings.compressed_layers)
+
+        def earlier() -> Earlier:
+            return Earlier(attached.moments(), epoch=self._start, steps=self._schedules.steps)
+
+        session, strategy = attached.begin(
+            train_samples, data(), forward_passed=self._forward_passed, earlier=earlier
         )
-        local = self._steps_here  # otherwise all groups have optimizers of one kind
-        optimizer = parse_optimizer("sgd" if local else groups.groups[0].optimizer)
-        chosen = self._compressor if self._auto else suited(self._compressor, optimizer, local=local)
-        if chosen != self._compressor:
-            log.info("compressor %s, because the server's optimizer is an Adam", chosen)
-        compressor = ModelCompressor(replica.manifest.specs, chosen, rule, terms.seed, self._reply.rank)
-        session = Session(
-            self._connection,
-            replica,
-            Compression(compressor, in_parts=terms.overlap == "both"),
-            self._metrics,
-            initialize=self._reply.initialize,
-            auto=str(self._compressor) if self._auto else "",
-            buffers=terms.buffers,
-            own=self._own,
-            earlier=self._earlier,
+        session.saving.keep(self._image, by_owner=True)
+        if member.restored is not None:
+            version, tree = member.restored
+            session.saving.restore(version, tree, member.reply.version)
+            strategy.restore(member.owner["strategy"])
+            self._logged = dict(member.owner["logged"])
+        self._assignments = Assignments(
+            member, session, strategy, self._length, epoch=self._first_epoch, logged=self._logged
         )
-        strategy = self._strategy_of(session, self._optimizer)
-        session.keep(self._image, when_told=True)
-        if self._restored is not None:
-            version, tree = self._restored
-            session.restore(version, tree, self._reply.version)
-            strategy.restore(self._owner["strategy"])
-            self._logged, self._restored = dict(self._owner["logged"]), None
-        self._session, self._strategy = session, strategy
-        for line in advice(chosen, optimizer, local=local):
-            log.warning("%s", line)
         session.begin()
-        return session, strategy
+        return self._assignments
 
     def _image(self) -> dict[str, Any]:
-        """All that the next step depends on, and the server has not got."""
-        assert self._strategy is not None
+        """Return all that the next step depends on, and the server has not got."""
+        assert self._assignments is not None
         return {
             "epoch": self._epoch,
-            "strategy": self._strategy.image(),
+            "strategy": self._assignments.strategy.image(),
             "logged": deepcopy(self._logged),
             "state": self.state.image(),
             "loader": self._position.image(),
             "random": random_state(),
         }
-
-    def _strategy_of(self, session: Session, optimizer: JobOptimizer) -> GradientStrategy | LocalStrategy:
-        work, terms = self._work, self._terms
-        if isinstance(work, Local):
-            return LocalStrategy(
-                session,
-                self._metrics,
-                optimizer,
-                give_up=ScriptError,
-                batch_size=terms.batch_size,
-                correction=work.correction,
-            )
-        final = terms.overlap == "both"
-        if self._steps_here:
-            return LocalStrategy(
-                session,
-                self._metrics,
-                optimizer,
-                give_up=ScriptError,
-                batch_size=None,
-                single=work.single,
-                final=final,
-                rates=(1.0,),
-            )
-        if self._overlap:
-            after_forward(session.replica.model, self._forward_passed)
-        return GradientStrategy(
-            session,
-            self._metrics,
-            give_up=ScriptError,
-            single=work.single,
-            final=final,
-            overlap=self._overlap,
-            rates=optimizer.rates,
-            user_steps=True,
-            remedy="; put all but the last backward pass under job.no_sync()",
-        )
 
     # ---- the loops
 
@@ -455,7 +292,7 @@ class Job:
         Raises:
             ScriptError: another number of epochs than the job has, or one that there is not.
         """
-        of_job = self._terms.epochs
+        of_job = self._member.terms.epochs
         if total not in (None, of_job):
             raise ScriptError(
                 f"job.epochs({total}): the job has {of_job}; start gc-server with --epochs {total}, or leave "
@@ -467,32 +304,34 @@ class Job:
                 f"job.epochs(start={start}): expected {most}; start gc-server with --epochs that count those "
                 "before, too"
             )
-        if self._session is None and not self._reply.version:
+        if self._assignments is None and not self._member.reply.version:
             self._start = start
-            self._epoch = max(self._epoch, start)
+            self._first_epoch = max(self._first_epoch, start)
         return self._epochs()
 
     def _epochs(self) -> Generator[int]:
-        if self._terms.epochs and self._start >= self._terms.epochs:
+        member, of_job = self._member, self._member.terms.epochs
+        if of_job and self._start >= of_job:
             log.warning(
                 "job.epochs(start=%d): the job has %d epochs, and the script trains on none of them. Stop "
                 "gc-server, which waits for a worker that does; or start it with more --epochs, which count "
                 "those before",
-                *(self._start, self._terms.epochs),
+                *(self._start, of_job),
             )
             return
-        while not (self.done or self._left):
+        while not (self.done or member.left):
             epoch = self._epoch
             yield epoch
-            if self._left:
+            if member.left:
                 return
-            if self._session is None:
+            if self._assignments is None:
                 raise ScriptError("job.epochs: nothing was trained; loop over job.batches(...) in it")
             # In stale and async mode an evaluation may interrupt an epoch, and is not the script's doing.
-            interrupted = self._next is not None and not self._next.ranges
-            self._turn_over(self._session)
-            if epoch == self._epoch and not (self.done or interrupted or self._said_again):
-                self._said_again = True
+            present = self._assignments.present
+            interrupted = present is not None and not present.ranges
+            self._assignments.turn_over()
+            if epoch == self._epoch and not (self.done or interrupted or self._warned_of_repeat):
+                self._warned_of_repeat = True
                 log.warning(
                     "epoch %d comes again: the script's loop over batches ended before all samples of the "
                     "epoch were trained on. To end early, call job.leave()",
@@ -523,9 +362,9 @@ class Job:
             Refused: the server has ended the membership, or refused a push.
             UnreachableError: the server was not there for `give_up_seconds`.
         """
-        if batch_size not in (None, self._terms.batch_size):
+        if batch_size not in (None, self._member.terms.batch_size):
             raise ScriptError(
-                f"job.batches(batch_size={batch_size}): the job has {self._terms.batch_size}; start "
+                f"job.batches(batch_size={batch_size}): the job has {self._member.terms.batch_size}; start "
                 f"gc-server with --batch-size {batch_size}, or leave batch_size out"
             )
         self._length.samples = len(dataset)
@@ -539,15 +378,17 @@ class Job:
         if loading.dataset is not dataset or loading.processes != num_workers:
             loading.close()
             loading = self._loading = Loading(dataset, num_workers)
+        shards = Shards(self._member.terms.seed, len(dataset))
 
         def together(loading: Loading, indices: Indices) -> Any:
             return collate_fn(loading.fetch(indices))
 
         checksum = partial(data_checksum, partial(together, here), len(dataset))
         for assignment, batch in self._batches(len(dataset), checksum):
-            self._doing("loading a batch")
-            found = together(loading, self._indices(assignment, len(dataset))[batch])
-            self._doing("computing")
+            connection = self._member.connection
+            connection.activity = "loading a batch"
+            found = together(loading, shards.of(assignment)[batch])
+            connection.activity = "computing"
             yield found
 
     def steps(self, loader: Iterable[Any], *, per_epoch: int | None = None) -> Batches:
@@ -574,7 +415,7 @@ class Job:
                     "job.steps: the loader does not know how many batches it has; say with per_epoch= how "
                     "many make an epoch"
                 ) from None
-        self._length.samples = samples = per_epoch * self._terms.batch_size
+        self._length.samples = samples = per_epoch * self._member.terms.batch_size
         return Batches(partial(self._steps_of, loader, samples), lambda: self._length.batches)
 
     def _steps_of(self, loader: Iterable[Any], samples: int) -> Generator[Any]:
@@ -584,85 +425,80 @@ class Job:
                 yield batch
 
     def _batches(self, train_samples: int, data: Callable[[], int]) -> Generator[tuple[m.Assignment, slice]]:
-        """The batches of this epoch, or of the next one where this one is over, as assignments and which of
-        their samples. Whoever takes one answers it by `optimizer.step()`."""
-        session, strategy = self._begin(train_samples, data)
-        self._turn_over(session)  # a script may do without `epochs`
+        """Give the batches of this epoch, or of the next one where this one is over, as assignments and which
+        of their samples. `optimizer.step()` answers each."""
+        assignments = self._begin(train_samples, data)
+        session, strategy = assignments.session, assignments.strategy
+        assignments.turn_over()  # a script may do without `epochs`
         if self._random is not None:
-            go_on_from(self._random)
+            restore_random_state(self._random)
             self._random = None
-        while not self._left:
-            session.write_down()  # the script has done all that belongs to its last step
-            assignment = self._next or self._await(session)
-            if self._first and assignment.ranges:
-                self._begin_epochs(assignment)
-            if assignment.finished or not assignment.ranges or assignment.epoch != self._epoch:
-                self._begin_evaluation(session)
+        while not self._member.left:
+            session.saving.write()  # the script has done all that belongs to its last step
+            assignment = assignments.present or assignments.wait()
+            if assignment.ranges and not self._samples_came:
+                self._samples_came = True
+                self._compare_epochs(assignments, assignment)
+            if assignment.finished or not assignment.ranges or assignment.epoch != assignments.epoch:
+                assignments.begin_evaluation()
                 return
-            self._report(session, assignment)
-            step = self._training if self._training is not None and self._training.open else None
+            assignments.report(assignment)
+            step = self._step if self._step is not None and self._step.open else None
             if step is None and not session.is_new(assignment):  # sent again after it was answered
-                self._await(session)
+                assignments.wait()
                 continue
-            self._schedules.check(assignment.total_steps, self._terms.epochs)
+            self._schedules.check(assignment.total_steps, self._member.terms.epochs)
             self._schedules.catch_up(assignment.version + assignment.earlier_steps, assignment.epoch)
             if step is None:
-                self._metrics.step()
-                step = self._training = strategy.begin(assignment, assigned_samples(assignment))
+                self._member.metrics.step()
+                step = self._step = strategy.begin(assignment, assigned_samples(assignment))
                 strategy.times.begin()
             self._loss, batch = 0.0, step.batch
             yield assignment, batch
             session.replica.check()
-            if step.open and step.batch == batch and not self._left:
+            if step.open and step.batch == batch and not self._member.left:
                 step.skip("the script went on to the next batch without optimizer.step()")
                 if not step.open:
-                    self._settle(session)
+                    assignments.settle()
 
-    def _begin_epochs(self, assignment: m.Assignment) -> None:
-        """The first batch comes. Raises ScriptError for a job that is not as far as the script."""
-        self._first = False
-        if assignment.epoch < self._start:
+    def _compare_epochs(self, assignments: Assignments, first: m.Assignment) -> None:
+        """Compare where the job is at the first batch with where the script is. Raises ScriptError if the job
+        has not got that far."""
+        if first.epoch < self._start:
             raise ScriptError(
-                f"job.epochs(start={self._start}): the job is in epoch {assignment.epoch}, with the "
+                f"job.epochs(start={self._start}): the job is in epoch {first.epoch}, with the "
                 "parameters of another worker's script; start a new gc-server, and have every worker load "
                 "the same file"
             )
-        if assignment.epoch > self._epoch and not self._reply.version:
+        if first.epoch > assignments.epoch and not self._member.reply.version:
             log.warning(
                 "the job begins with epoch %d, as its first worker says, and not with %d; where a script "
                 "continues from a file, all workers have to load it",
-                *(assignment.epoch, self._epoch),
+                *(first.epoch, assignments.epoch),
             )
-            self._epoch = assignment.epoch
-
-    def _begin_evaluation(self, session: Session) -> None:
-        """The script may evaluate now. If the server has asked for it, the model is the one that it has."""
-        session.doing("evaluating" if self.evaluating else "between epochs")
-        if self.evaluating and self._next is not None:
-            self._evaluation.close()
-            self._evaluation.enter_context(session.evaluated(self._next.evaluate_epoch))
+            assignments.epoch = first.epoch
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes in it only add to the gradients; one outside of it, and the step, follow."""
-        if self._strategy is None:
+        if self._assignments is None:
             raise ScriptError("job.no_sync: use it in the loop over job.batches(...)")
-        return self._only_adding()
+        return self._adding()
 
     @contextmanager
-    def _only_adding(self) -> Generator[None]:
-        if self._training is not None:
-            self._training.withdraw()
-        self._apart = True
+    def _adding(self) -> Generator[None]:
+        if self._step is not None:
+            self._step.withdraw()
+        self._only_adding = True
         try:
             yield
         finally:
-            self._apart = False
+            self._only_adding = False
 
     def log(self, **metrics: float | torch.Tensor) -> None:
         """Note numbers by name. The server shows their means over the epoch, of the worker that it asks; and
         `loss`, if it comes before `optimizer.step()`, as the step's."""
-        if self._session is not None:
-            self._session.moved()
+        if self._assignments is not None:
+            self._assignments.session.moved()
         for name, value in metrics.items():
             number = float(value.detach() if isinstance(value, torch.Tensor) else value)
             total = self._logged.setdefault(name, [0.0, 0])
@@ -671,21 +507,18 @@ class Job:
             if name == "loss":
                 self._loss = number
 
-    # ---- inside
+    # ---- called by the optimizer and the model
 
-    def _doing(self, activity: str) -> None:
-        if self._session is not None:
-            self._session.doing(activity)
-
-    def _step(self, scale: float, overflow: bool, evaluate: Callable[[], Any] | None) -> None:
+    def _push(self, scale: float, overflow: bool, evaluate: Callable[[], Any] | None) -> None:
         """`optimizer.step()`: push the gradients; after an assignment's last batch, wait for what follows."""
-        session, step = self._session, self._training
-        if session is None:
+        assignments, step = self._assignments, self._step
+        if assignments is None:
             raise ScriptError("optimizer.step(): call it in the loop over job.batches(...)")
-        if self._left:
+        if self._member.left:
             raise ScriptError("optimizer.step(): this script has left the job")
         if step is None or not step.open:
             raise ScriptError(NO_WORK)
+        session = assignments.session
         session.moved()
         session.replica.check()
         if overflow:
@@ -696,75 +529,16 @@ class Job:
         if step.open:
             self.applied = usable
             return
-        self._settle(session)
+        assignments.settle()
         self.applied = usable and session.last_accepted == session.seq
 
     def _forward_passed(self) -> None:
-        """Called after the model's forward pass: gradients may follow, and rates are set by now."""
-        session, strategy, step = self._session, self._strategy, self._training
-        if session is None or strategy is None:
+        """Called after the model's forward pass: gradients may follow, and learning rates are set by now."""
+        assignments, step = self._assignments, self._step
+        if assignments is None:
             return
-        session.moved()
-        if step is None or not step.open or self._apart or not torch.is_grad_enabled():
+        assignments.session.moved()
+        if step is None or not step.open or self._only_adding or not torch.is_grad_enabled():
             return
-        strategy.times.forward()
+        assignments.strategy.times.forward()
         step.follow()
-
-    def _settle(self, session: Session) -> None:
-        """Wait for what follows the assignment that was answered, or until this worker's state is to be
-        written down: that has to wait for what the script does after its step."""
-        self._next = None
-        while self._next is None and not session.save_due:
-            self._take(session)
-
-    def _await(self, session: Session) -> m.Assignment:
-        """Return what the server wants next, instead of the assignment that there is."""
-        self._next = None
-        while self._next is None:
-            session.write_down()
-            self._take(session)
-        return self._next
-
-    def _take(self, session: Session) -> None:
-        """Wait for a while for the next assignment."""
-        assignment = session.next(POLL_S)
-        if assignment is None:
-            return
-        asked = assignment.evaluate_epoch > self._reported.epoch
-        if assignment.finished or asked or session.is_new(assignment):
-            self._next = assignment
-            self._length.heard(assignment)
-            self.done = assignment.finished
-            if self.done and self._strategy is not None:
-                self._strategy.finish()
-        elif assignment.evaluate_epoch:  # told again: the report may not have been heard
-            session.report(self._reported)
-
-    def _turn_over(self, session: Session) -> None:
-        """If the epoch is over, go on to the one that comes next."""
-        self._evaluation.close()
-        session.replica.check()
-        while self._next is not None and not self.done:
-            self._report(session, self._next)
-            if self._next.ranges:
-                if self._next.epoch != self._epoch:
-                    self._epoch = self._next.epoch
-                    self._logged.clear()
-                return
-            self._await(session)
-
-    def _report(self, session: Session, assignment: m.Assignment) -> None:
-        """Tell the server what was logged, if it asks for the metrics of an epoch."""
-        epoch = assignment.evaluate_epoch
-        if epoch <= self._reported.epoch:
-            return
-        means = {name: total / count for name, (total, count) in self._logged.items()}
-        finite = {name: value for name, value in means.items() if math.isfinite(value)}
-        self._reported = m.Evaluation(version=assignment.version, epoch=epoch, metrics=finite)
-        session.report(self._reported)
-
-    def _indices(self, assignment: m.Assignment, samples: int) -> Indices:
-        epoch = assignment.epoch
-        if self._order is None or self._order[0] != epoch:
-            self._order = epoch, epoch_order(self._terms.seed, epoch, samples)
-        return shard(self._order[1], assignment)

@@ -16,7 +16,7 @@ from .terms import ScriptError
 
 
 class JobLength:
-    """Of one job.
+    """The length of one job.
 
     Attributes:
         samples: samples in an epoch; 0 before the script has given a data set or a loader.
@@ -36,8 +36,8 @@ class JobLength:
         self.samples = 0
         self.least = 1
 
-    def heard(self, assignment: m.Assignment) -> None:
-        """Take in what an assignment says."""
+    def update(self, assignment: m.Assignment) -> None:
+        """Take over the numbers of an assignment."""
         self._assignment = assignment
         # Those that ask for an evaluation, or end the job, have no number.
         self._total_steps = assignment.total_steps or self._total_steps

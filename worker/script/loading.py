@@ -17,7 +17,7 @@ from ..training.sharding import Indices
 
 
 class Loading:
-    """Of one data set. Processes are forked when they are first needed, with the data set as it is then."""
+    """Fetches samples of one data set. Processes are forked at the first `fetch`."""
 
     def __init__(self, dataset: Any, processes: int) -> None:
         """processes: 0 to fetch samples in this one."""

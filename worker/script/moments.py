@@ -16,7 +16,7 @@ from .terms import ScriptError
 
 
 def moments_of(state: Mapping[torch.Tensor, Mapping[str, Any]], replica: Replica) -> Moments:
-    """What an optimizer of this process remembers, for the server's to continue from.
+    """Return the state of an optimizer of this process, for the server's to continue from.
 
     Args:
         state: `state` of the optimizer, by parameter.
@@ -44,7 +44,7 @@ def moments_of(state: Mapping[torch.Tensor, Mapping[str, Any]], replica: Replica
 
 
 def state_of(moments: Moments, replica: Replica) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-    """What the server's optimizer remembers, by parameter, as torch's optimizer would have it."""
+    """Return the state of the server's optimizer by parameter, as torch's optimizer would have it."""
     found: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
     for number, of_parameter in moments.items():
         parameter = replica.parameters[number]

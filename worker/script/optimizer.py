@@ -91,12 +91,12 @@ class JobOptimizer(torch.optim.Optimizer):
 
     @property
     def loaded(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
-        """What it remembered when the job began, by parameter: the state that the script has loaded, or that
-        of steps that were taken before `job.attach`."""
+        """The optimizer's state when the job began, by parameter: as the script has loaded it, or as steps
+        before `job.attach` have left it."""
         return self._of.state
 
     def _of_groups(self) -> list[int]:
-        """Of the optimizer that this one was made of, how many parameters each group has."""
+        """Return the number of parameters in each group of the script's own optimizer."""
         return [len(group["params"]) for group in self._of.param_groups]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -156,19 +156,19 @@ class JobOptimizer(torch.optim.Optimizer):
                 )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's, but never in place: a gradient may still be on its way."""
+        """Like torch's, but never in place: a gradient may still be in flight."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     parameter.grad = None if set_to_none else torch.zeros_like(parameter.grad)
 
     def remembered(self) -> dict[Any, Any]:
-        """What the optimizer of this worker's own steps remembers, such as momentum: a copy, on the host."""
+        """Return a copy, on the host, of the state of the optimizer of this worker's own steps."""
         remembered: dict[Any, Any] = copied(self._of.state_dict()["state"])
         return remembered
 
     def remember(self, remembered: Mapping[Any, Any]) -> None:
-        """Go on from what was `remembered`; rates and options stay the script's."""
+        """Continue from a state that was `remembered`; rates and options stay the script's."""
         groups = self._of.state_dict()["param_groups"]
         self.load_state_dict({"state": dict(remembered), "param_groups": groups})
 

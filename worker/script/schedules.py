@@ -25,7 +25,7 @@ CLOSE = 0.02  # of a job's steps, by which a schedule may miss them
 
 
 class Schedules:
-    """Those that a script has named, which goes on stepping them as it would alone."""
+    """The schedulers that a script has named to `Job.follow`."""
 
     def __init__(self) -> None:
         self._each: list[tuple[LRScheduler, Each]] = []

@@ -1,5 +1,5 @@
-"""What a script goes on with besides its model when it is started again: what it keeps in `job.state`, where
-random numbers are, and how far it is in its loader."""
+"""State besides the model with which a script continues when it is started again: `job.state`, random
+numbers, and the position in its loader."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class State(MutableMapping[str, Any]):
         return len({**self._restored, **self._kept})
 
     def image(self) -> dict[str, Any]:
-        """As it is now, which later changes do not reach."""
+        """Return a copy of the present state."""
         found = {**self._restored, **{name: _of(each) for name, each in self._kept.items()}}
         return {name: copied(each) for name, each in found.items()}
 
@@ -69,14 +69,14 @@ def _is_object(value: Any) -> bool:
 
 
 def _of(value: Any) -> Any:
-    """What is written down of a value, which shares memory with it."""
+    """Return the state of a value, which shares memory with it."""
     if isinstance(value, torch.Generator):
         return value.get_state()
     return value.state_dict() if _is_object(value) else value
 
 
 def copied(value: Any) -> Any:
-    """A tree on the host, each tensor with memory of its own: tied ones, too."""
+    """Return a copy of a tree on the host, in which tied tensors are separate, too."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
@@ -99,7 +99,7 @@ def _load(value: Any, state: Any) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """Of torch, on all devices that are used, of numpy and of Python."""
+    """Return the state of torch's generators on all devices in use, numpy's and Python's."""
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return {
         "torch": torch.get_rng_state(),
@@ -109,8 +109,8 @@ def random_state() -> dict[str, Any]:
     }
 
 
-def go_on_from(state: Tree) -> None:
-    """Have random numbers go on from a `random_state`."""
+def restore_random_state(state: Tree) -> None:
+    """Continue random numbers from a `random_state`."""
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -140,8 +140,8 @@ class Position:
 
     @contextmanager
     def passing(self, loader: Iterable[Any]) -> Generator[Iterator[Any]]:
-        """What a loader gives, again and again; it raises ScriptError once that is nothing. One that goes on
-        is brought to where it was at once, which draws random numbers."""
+        """Iterate over a loader again and again; raises ScriptError once it gives nothing. A restored pass is
+        brought to its position at once, which draws random numbers."""
         batches = self._batches(loader, self._rest(loader))
         try:
             with closing(batches):
@@ -150,7 +150,7 @@ class Position:
             self._began = None
 
     def _rest(self, loader: Iterable[Any]) -> Iterator[Any] | None:
-        """Of the pass that goes on; None if none does."""
+        """Return the rest of the restored pass; None if there is none."""
         restored, self._restored = self._restored, None
         if restored is None:
             return None
@@ -180,7 +180,7 @@ class Position:
 
 
 def _generators(loader: Iterable[Any]) -> list[torch.Generator]:
-    """Of a loader and its sampler, each once."""
+    """Return the generators of a loader and its sampler, each once."""
     any_loader: Any = loader
     found = [getattr(each, "generator", None) for each in (any_loader, getattr(any_loader, "sampler", None))]
     return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
@@ -191,6 +191,6 @@ def _beginning(loader: Iterable[Any]) -> dict[str, Any]:
 
 
 def _begin_from(loader: Iterable[Any], began: Tree) -> None:
-    go_on_from(began)
+    restore_random_state(began)
     for generator, state in zip(_generators(loader), began["generators"], strict=False):
         generator.set_state(state)

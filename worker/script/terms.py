@@ -1,4 +1,4 @@
-"""What a script can do of what its job and its options ask for."""
+"""Checks that a script can do what its job and its options ask for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def script_compressor(spec: str) -> tuple[CompressorSpec, bool]:
 
 
 def script_work(terms: JobTerms) -> Gradients | Local:
-    """What the job asks of a script. Raises ScriptError if it cannot do that."""
+    """Return the work that the job asks of a script. Raises ScriptError for work that a script cannot do."""
     if not terms.script:
         raise ScriptError(
             f"the server trains the task {terms.task!r}: join it with gc-worker, or start one for scripts: "

@@ -1,4 +1,4 @@
-"""What to do when the connection fails: whether to try again, how long to wait, and when to give up."""
+"""Attempts to reach a server: whether to try again, how long to wait, and when to give up."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ...proto.service import refusal_of
 
 log = logging.getLogger("gradwire.worker")
 
+CALL_TIMEOUT_S = 10.0
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts; the last one repeats, each with jitter
 
 _JITTER = random.Random()  # the process's own numbers are the task's, or the script's

@@ -1,6 +1,6 @@
 """`--compressor auto`: measures what compressing takes and saves, and leaves units as float32 where it loses.
 
-`planning/worth` decides; here is what it is told. Windows end at the same versions for all workers of a job,
+`planning/worth` decides by what is measured here. Windows end at the same versions for all workers of a job,
 so that they try the same at the same time. What is measured decides, so no job is the same to the bit twice.
 
 A unit that is sent as float32 takes along all that is owed of it (`ModelCompressor.send_whole`). What the
@@ -14,9 +14,8 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ...compressors import Payload
+from ...compressors import ModelCompressor, Payload
 from ...planning.worth import Choice, Seen, decide, worth
-from .compression import Compression
 
 log = logging.getLogger("gradwire.worker")
 
@@ -33,20 +32,20 @@ class Auto:
 
     def __init__(
         self,
-        compression: Compression,
+        compressor: ModelCompressor,
         name: str,
         sent: Callable[[], tuple[int, float]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """
         Args:
-            compression: is told which units to leave as float32.
+            compressor: its `send_whole` is called with the units to leave as float32.
             name: of the compressor, for the log.
             sent: bytes that went out while something waited to go out, and seconds of that, so far.
             clock: in seconds.
         """
         self.choice = Choice()
-        self._compression, self._name, self._sent, self._clock = compression, name, sent, clock
+        self._compressor, self._name, self._sent, self._clock = compressor, name, sent, clock
         self._plan = 0
         self._whole = frozenset[int]()
         self._codec: dict[int, float] = {}  # by unit, seconds of its last compression
@@ -66,13 +65,13 @@ class Auto:
         return self._clock()
 
     def waited(self, seconds: float) -> None:
-        """For anything from the server."""
+        """Count seconds of waiting for the server."""
         self._waited += seconds
 
-    def compressed(self, place: int, seconds: float, sent: Mapping[int, Sequence[Payload]]) -> None:
+    def compressed(self, index: int, seconds: float, sent: Mapping[int, Sequence[Payload]]) -> None:
         """The gradient of a tensor has made parts complete: those of its unit, or of all, which then have the
         seconds in proportion to their elements."""
-        plan, number = self._compression.plan, self._compression.unit_of(place)
+        plan, number = self._compressor.plan, self._compressor.unit_of[index]
         units = [number] if sent.keys() <= {*plan.units[number].parts} else range(len(plan.units))
         elements = sum(plan.units[each].end - plan.units[each].start for each in units)
         for each in units:
@@ -82,7 +81,7 @@ class Auto:
                 self._bytes[each] = sum(one.data.size for part in unit.parts for one in sent[part])
 
     def begin(self, version: int) -> None:
-        """A step begins; before its gradients come, it may be decided that units go another way."""
+        """Begin a step. If that is due, decide first which units are compressed."""
         now = self._clock()
         if self._began is not None:
             if self._skip:
@@ -91,7 +90,7 @@ class Auto:
                 self._steps.append(now - self._began)
                 self._waits.append(self._waited)
         self._began, self._waited = now, 0.0
-        plan = self._compression.plan
+        plan = self._compressor.plan
         if plan.number != self._plan:  # its units are others
             self._plan = plan.number
             self._codec.clear()
@@ -124,15 +123,15 @@ class Auto:
             log.info("compressor auto: %s %s; steps took %.1f ms", how, why, 1000 * seen.step_s)
 
     def _measure(self) -> None:
-        """What a byte takes on the link. A few bytes go to buffers and seem to take nothing: so what was seen
-        with many is forgotten slowly."""
+        """Measure the seconds of a byte on the link. A few bytes go to buffers and seem to take no time, so a
+        measurement with many is forgotten slowly."""
         (before, then), (count, seconds) = self._before, self._sent()
         self._before = count, seconds
         found = (seconds - then) / (count - before) if count > before else 0.0
         self._byte_s = max(found, KEPT * self._byte_s)
 
     def _seen(self) -> Seen:
-        byte_s, plan = self._byte_s, self._compression.plan
+        byte_s, plan = self._byte_s, self._compressor.plan
         sent = sum(self._bytes.values())
         return Seen(
             step_s=statistics.median(self._steps),
@@ -143,8 +142,8 @@ class Auto:
         )
 
     def _choose(self) -> None:
-        """Tell the compression which units go as they are."""
-        plan, byte_s = self._compression.plan, self._byte_s
+        """Choose the units that are sent as float32."""
+        plan, byte_s = self._compressor.plan, self._byte_s
         units = range(len(plan.units))
         if not self.choice.compressing:
             whole = frozenset(units)
@@ -167,9 +166,9 @@ class Auto:
                     "compressor auto: %s for %d of %d units", self._name, len(units) - len(whole), len(units)
                 )
         self._whole = whole
-        self._compression.send_whole(whole)
+        self._compressor.send_whole(whole)
 
 
 def _border(version: int, versions: int) -> int:
-    """The next multiple, which is the same for all workers."""
+    """Return the next multiple, which is the same for all workers."""
     return (version // versions + 1) * versions

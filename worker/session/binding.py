@@ -245,7 +245,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _difference(was: torch.Tensor, now: torch.Tensor) -> str:
-    """What a parameter cannot change; "" if it has not."""
+    """Return the difference in dtype, shape or device; "" if there is none."""
     for before, after in (
         (str(was.dtype).removeprefix("torch."), str(now.dtype).removeprefix("torch.")),
         (f"of shape {tuple(was.shape)}", f"of shape {tuple(now.shape)}"),

@@ -1,61 +1,82 @@
-"""What a worker pushes of its gradients: all parts of the model, or where members of a round divide these
-among them, its slice, or where a lost worker had pushed some, the others."""
+"""Compression as assignments ask for it: all parts of the model; a slice, where the members of a round divide
+the parts among them; or the parts that a lost worker had not pushed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...compressors import Ledger, ModelCompressor, Plan, Step
+from ...compressors import (
+    CompressorSpec,
+    LayerRule,
+    Ledger,
+    ModelCompressor,
+    Step,
+    TensorSpec,
+    advice,
+    suited,
+)
+from ...optim.steps import OptimizerOptions
 from ...proto.messages import Assignment
+from ...settings import JobTerms
+
+log = logging.getLogger("gradwire.worker")
+
+
+def compression_of(
+    spec: CompressorSpec,
+    *,
+    auto: bool,
+    optimizer: OptimizerOptions,
+    local: bool,
+    specs: Sequence[TensorSpec],
+    rule: LayerRule,
+    terms: JobTerms,
+    rank: int,
+) -> Compression:
+    """Return the compression for a job, and log what the user should know about the choice.
+
+    Args:
+        spec: compressor that was asked for; one that does not suit the optimizer is adapted to it.
+        auto: whether the compressor is left where it loses; then it is taken as it is.
+        optimizer: options of the job's optimizer.
+        local: whether workers take the optimizer's steps.
+    """
+    chosen = spec if auto else suited(spec, optimizer, local=local)
+    if chosen != spec:
+        log.info("compressor %s, because the server's optimizer is %s", chosen, type(optimizer).__name__)
+    for line in advice(chosen, optimizer, local=local):
+        log.warning("%s", line)
+    compressor = ModelCompressor(specs, chosen, rule, terms.seed, rank)
+    return Compression(compressor, in_parts=terms.overlap == "both")
 
 
 class Compression:
-    """A `ModelCompressor` that follows the assignments."""
+    """A `ModelCompressor` that follows the assignments.
+
+    Attributes:
+        compressor: that one.
+    """
 
     def __init__(self, compressor: ModelCompressor, *, in_parts: bool = False) -> None:
         """in_parts: whether another worker may push the rest of what this one has begun to."""
-        self._compressor = compressor
+        self.compressor = compressor
         self._in_parts = in_parts
         self._slice = 0, 0  # number and count; 0 of 0 is all
 
-    def adopt(self, plan: Plan) -> None:
-        """Divide the gradients otherwise, between two steps."""
-        self._compressor.adopt(plan)
-
-    @property
-    def plan(self) -> Plan:
-        return self._compressor.plan
-
-    def unit_of(self, place: int) -> int:
-        """Of a tensor, the number of its unit."""
-        return self._compressor.unit_of[place]
-
-    def send_whole(self, units: frozenset[int]) -> None:
-        """See `ModelCompressor.send_whole`."""
-        self._compressor.send_whole(units)
-
     @property
     def ledger(self) -> Ledger:
-        return self._compressor.ledger
+        return self.compressor.ledger
 
     def image(self) -> dict[str, Any]:
-        """What the next step depends on, as the ledger's."""
+        """Return what the next step depends on, as plain values and tensors."""
         return {"ledger": self.ledger.image(), "slice": self._slice}
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Go on from an `image`."""
+        """Continue from an `image`."""
         self.ledger.restore(image["ledger"])
         self._slice = image["slice"]
-
-    @property
-    def tensors(self) -> int:
-        """How many gradients make a step."""
-        return len(self._compressor.specs)
-
-    def sent_shares(self, epoch: float) -> list[float]:
-        """See `ModelCompressor.sent_shares`."""
-        return self._compressor.sent_shares(epoch)
 
     def begin(
         self, assignment: Assignment, samples: int, *, rank: int, version: int, step: int, leaving: bool
@@ -71,15 +92,15 @@ class Compression:
         given = assignment.slice, assignment.slices
         if given != self._slice:
             self._slice = given
-            self._compressor.divide(max(1, assignment.slices))
+            self.compressor.divide(max(1, assignment.slices))
         # Members of a group compute the same and send different parts.
-        self._compressor.rank = rank * max(1, assignment.slices) + assignment.slice
+        self.compressor.rank = rank * max(1, assignment.slices) + assignment.slice
         wanted = None
         if assignment.slices > 1:
-            wanted = self._compressor.plan.slice(*given)
+            wanted = self.compressor.plan.slice(*given)
         elif assignment.parts:
             wanted = frozenset(assignment.parts)
-        return self._compressor.begin(
+        return self.compressor.begin(
             samples,
             version=version,
             step=step,

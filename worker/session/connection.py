@@ -1,12 +1,11 @@
-"""One worker's connection to the server: calls, and a stream that is opened again when it breaks.
+"""One worker's connection to the server, for the thread that owns it: calls, and the messages of one stream.
 
-gRPC runs on an event loop in a thread of its own, so that heartbeats go out while the thread that owns the
-connection computes. That thread calls plain methods and takes what arrived from `next`.
+gRPC runs on an event loop in a thread of its own, so that heartbeats go out while the owner computes. The
+owner calls plain methods and takes what arrived from `next`. Calls are made again while the connection is
+broken, for as long as `give_up_s`; `stream` keeps the stream open; `outgoing` says what is sent again on a
+new one. No method waits for the server, except those that say what they raise, `flush` and `leave`.
 
-A stream that breaks is opened again, with pauses, for as long as `give_up_s`; each attempt is logged.
-`outgoing` says what is said again on the new stream. `next` raises what the server refuses for good.
-
-A stream begins with `Hello`, before the worker loads its data, so that the server hears of it meanwhile.
+The stream begins with `Hello`, before the worker loads its data, so that the server hears of it meanwhile.
 `Ready` follows when it can take work, and says which version it has.
 """
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import queue
 import threading
 import time
@@ -26,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import uvloop
 
-from ...compressors import Payload, Plan
+from ...common.naming import own_name
+from ...compressors import Payload
 from ...proto import messages as m
 from ...proto.channel import credentials_of, dial
 from ...proto.entries import of_kind
@@ -35,48 +34,30 @@ from ...proto.manifest import Manifest
 from ...proto.moments import Moments, MomentValues, encode_moments
 from ...proto.reaching import reach
 from ...proto.refusal import Reason, Refused
-from ...proto.service import Malformed, Meter, Stub, unbatched
+from ...proto.service import Malformed, Meter, Stub
 from ...proto.state import EntryValues, encode_values
 from ...proto.transfer import Bytes, chunk_checksums, encode_chunks, packet_transfer, part_transfer
-from ...proto.wire import gather
-from .attempts import Attempts, BrokenError, UnreachableError, translated
-from .outgoing import Outgoing, Transfer
+from ...settings import WorkerSettings, access_files, parse_address
+from ..metrics import WorkerMetrics
+from .attempts import CALL_TIMEOUT_S, Attempts, BrokenError, UnreachableError, translated
+from .outgoing import Transfer
 from .progress import Progress
-from .receiving import Received, ReceivedPacket, Receiver
+from .stream import LEAVE_TIMEOUT_S, Incoming, Stream
 
-log = logging.getLogger("gradwire.worker")
 T = TypeVar("T")
 
-CALL_TIMEOUT_S = 10.0
 MAX_ERROR_CHARACTERS = 512
-LEAVE_TIMEOUT_S = 5.0
-LAST_WORD_S = 1.0
 FLUSH_POLL_S = 0.02
-SMALL_PART_BYTES = 1 << 16  # below this a thread costs more than the scan
-
-
-Incoming = (
-    Plan
-    | Received
-    | ReceivedPacket
-    | m.Assignment
-    | m.Outcome
-    | m.Waiting
-    | m.InitializeRequest
-    | m.SnapshotRequest
-    | m.Save
-    | m.Welcome
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What the worker that begins a job brings from another one.
+    """State of an earlier job, brought by the worker that begins a new one.
 
     Attributes:
-        moments: that the server's optimizer continues from.
-        epoch: number of the first epoch that is still to be trained on, from 0.
-        steps: that were taken in those before.
+        moments: state that the server's optimizer continues from.
+        epoch: number of the first epoch to train on, from 0.
+        steps: number of steps taken in earlier epochs.
     """
 
     moments: Moments
@@ -104,32 +85,37 @@ class Connection:
         self.worker = worker
         self.incarnation = incarnation
         self.progress = Progress()  # goes out with each heartbeat
-        self.reconnects = 0
         self._address = address
-        self._connect_s = connect_s
-        self._give_up_s = give_up_s
+        self._connect_s, self._give_up_s = connect_s, give_up_s
         self._meters = (sent, received)
-        self._incoming: queue.SimpleQueue[Incoming | BaseException] = queue.SimpleQueue()
+        self._stream = Stream(
+            address, self.progress, worker=worker, incarnation=incarnation, give_up_s=give_up_s
+        )
+        self._outgoing = self._stream.outgoing
+        self._streaming: asyncio.Task[None] | None = None  # from `join` on
+        self._reply: m.JoinResponse
+        self._heard_lost_versions = 0  # how often the owner's thread has heard of lost versions
+        self._left = False
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="connection", daemon=True)
         self._thread.start()
         self._stub: Stub = self._call(self._open())
-        self._request: m.JoinRequest  # from `join` on, and what it was answered
-        self._reply: m.JoinResponse
-        self.rank = 0  # that the server has said last: a member that was lost may come back with another
-        self._outgoing = Outgoing()
-        self._reopen = asyncio.Event()  # the stream shall be another one
-        self._streaming: asyncio.Task[None] | None = None
-        self._set_backs = self._heard_set_backs = 0  # on the loop; of these, in the owner's thread
-        self._away_since: float | None = time.monotonic()  # without a stream that the server has welcomed
-        self._left = False
-        self._named = False  # whether the log has said that the owner's thread hangs
 
     # ---- for the owner's thread
 
     @property
+    def rank(self) -> int:
+        """The rank that the server said last: a member that was lost may come back with another."""
+        return self._stream.rank
+
+    @property
+    def reconnects(self) -> int:
+        """Number of times the stream was opened again."""
+        return self._stream.reconnects
+
+    @property
     def activity(self) -> str:
-        """What the owner does."""
+        """The owner's activity, for heartbeats."""
         return self.progress.activity
 
     @activity.setter
@@ -137,7 +123,7 @@ class Connection:
         self.progress.moved(activity)
 
     def moved(self) -> None:
-        """The owner has got on with what it does."""
+        """Note that the owner makes progress."""
         self.progress.moved()
 
     @property
@@ -148,7 +134,7 @@ class Connection:
     @property
     def away_s(self) -> float:
         """Seconds since there was a stream on which the server has answered; 0 while there is one."""
-        since = self._away_since
+        since = self._stream.away_since
         return 0.0 if since is None else time.monotonic() - since
 
     def join(self, software: str, compressor: str, compressors: Sequence[str]) -> m.JoinResponse:
@@ -165,11 +151,14 @@ class Connection:
             compressors=tuple(compressors),
             compressor=compressor,
         )
-        self._request = request
         self._reply = reply = self._call(self._join(request))
-        self.rank = reply.rank
+        self._stream.rank = reply.rank
         self.progress.stated_s = reply.limits.progress_seconds
-        self._streaming = self._call(self._start(self._keep_streaming()))
+
+        async def start() -> asyncio.Task[None]:
+            return asyncio.create_task(self._stream.run(self._stub, request, reply))
+
+        self._streaming = self._call(start())
         return reply
 
     def initialize(
@@ -220,8 +209,8 @@ class Connection:
             raise
 
     def put_state(self, entries: Sequence[m.Entry], values: Mapping[str, Bytes], **of: Any) -> None:
-        """Upload buffers, before the commit of their push or the report of their evaluation. What comes too
-        late is of no use to anybody. of: other fields of the header.
+        """Upload buffers, before the commit of their push or the report of their evaluation. The server drops
+        late ones. of: other fields of the header.
 
         Raises:
             Refused, UnreachableError.
@@ -262,7 +251,7 @@ class Connection:
         return self._call(self._again(download))
 
     def get_optimizer(self, manifest: Manifest) -> tuple[int, Moments]:
-        """What the server's optimizer remembers, and the version of the parameters that it belongs to.
+        """Return the state of the server's optimizer, and the version of the parameters that it belongs to.
 
         Raises:
             Refused, UnreachableError.
@@ -296,7 +285,7 @@ class Connection:
         self._soon(self._outgoing.say, m.Saved(version=version, error=error[:MAX_ERROR_CHARACTERS]))
 
     def next(self, timeout_s: float) -> Incoming | None:
-        """What arrived next, None after the timeout.
+        """Return the next message that arrived; None after the timeout.
 
         Raises:
             Refused: the server ended the stream for good.
@@ -304,13 +293,13 @@ class Connection:
         """
         try:
             with self.progress.waiting():
-                item = self._incoming.get(timeout=timeout_s)
+                item = self._stream.incoming.get(timeout=timeout_s)
         except queue.Empty:
             return None
         if isinstance(item, BaseException):
             raise item
         if isinstance(item, m.Welcome):
-            self._heard_set_backs += 1
+            self._heard_lost_versions += 1
         return item
 
     def part(self, header: m.PartHeader, payloads: Sequence[Payload]) -> int:
@@ -353,7 +342,7 @@ class Connection:
         self._soon(self._outgoing.send, transfer)
 
     def hurry(self) -> None:
-        """Send as fast as it goes until there is other work."""
+        """Send without a limit of the rate until the next assignment."""
         self._soon(self._outgoing.pace, 0)
 
     def flush(self) -> None:
@@ -366,45 +355,45 @@ class Connection:
             time.sleep(FLUSH_POLL_S)
 
     def stepped(self, version: int) -> None:
-        """The replica has got to a version. Ignored if the server has lost that version meanwhile, which the
-        owner's thread hears of with the next `Welcome`: otherwise the next stream would claim it again."""
-        heard = self._heard_set_backs
+        """Note the replica's version. Ignored if the server has lost that version meanwhile, which the owner
+        hears with the next `Welcome`: otherwise the next stream would claim it again."""
+        heard = self._heard_lost_versions
 
         def note() -> None:
-            if heard == self._set_backs:
+            if heard == self._stream.lost_versions:
                 self._outgoing.version = max(version, self._outgoing.version or 0)
 
         self._soon(note)
 
     def let_go(self, drifted: int) -> None:
-        """Open the stream anew and say that there is no replica: at a version it was not the server's."""
+        """Open the stream anew without a replica. drifted: version at which it differed from the server's."""
 
         def reopen() -> None:
             self._outgoing.version, self._outgoing.drifted = None, drifted
-            self._reopen.set()
+            self._stream.reopen.set()
 
         self._soon(reopen)
 
     def report(self, evaluation: m.Evaluation) -> None:
-        """Report what was measured; told again after a reconnect."""
+        """Report an evaluation; it is sent again after a reconnect."""
         self._soon(self._outgoing.report, evaluation)
 
     def profile(self, profile: m.Profile) -> None:
-        """Say what steps are made of; lost if the stream is."""
+        """Send what was measured of steps; lost if the stream breaks."""
 
-        def say() -> None:
-            self._outgoing.say(profile)
-
-        self._soon(say)
+        self._soon(self._outgoing.say, profile)
 
     def leave(self, reason: str, *, failed: bool) -> None:
         """Say goodbye, if there is a stream and the server can be told within a few seconds. Safe to call
         twice."""
         if self._left:
             return
-        self._left = True
+        self._left = self._stream.leaving = True
+        if self._streaming is None:
+            return
+        goodbye = self._stream.say_goodbye(m.Leave(failed=failed, reason=reason), self._streaming)
         with contextlib.suppress(Exception):
-            self._call(self._leave(m.Leave(failed=failed, reason=reason)), LEAVE_TIMEOUT_S)
+            self._call(goodbye, LEAVE_TIMEOUT_S)
 
     def close(self) -> None:
         """Drop the connection and end the thread."""
@@ -430,7 +419,7 @@ class Connection:
         self._loop.call_soon_threadsafe(function, *arguments)
 
     async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What a call gives, made again when the connection breaks. Raises Refused or UnreachableError."""
+        """Make a call, and again while the connection is broken. Raises Refused or UnreachableError."""
         attempts = Attempts(self._address, self._give_up_s)
         while True:
             try:
@@ -438,9 +427,6 @@ class Connection:
                 return found
             except BrokenError as broken:
                 await attempts.pause(str(broken))
-
-    async def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.create_task(coroutine)
 
     async def _open(self) -> Stub:
         self._channel = dial(self._target)
@@ -471,167 +457,26 @@ class Connection:
                 await attempts.pause(str(refused))
 
     async def _give_up_on_tls(self) -> None:
-        """gRPC calls all of it UNAVAILABLE: what TLS does not let pass will not get better by waiting. Raises
-        UnreachableError."""
+        """Raise UnreachableError if TLS fails. gRPC says UNAVAILABLE then, and waiting does not help."""
         found = await asyncio.to_thread(lambda: [*reach(self._target)][-1])
         if found.check == "tls" and found.state == "wrong" and not found.unreachable:
             raise UnreachableError(f"{self._address}: {found.text}; {found.remedy}")
-
-    async def _keep_streaming(self) -> None:
-        """Keep a stream open until the worker leaves or there is no hope; then tell the owner."""
-        try:
-            attempts = Attempts(self._address, self._give_up_s)
-            while True:
-                progress = asyncio.Event()
-                opened_at = time.monotonic()
-                try:
-                    await self._one_stream(progress)
-                    if self._left:
-                        return
-                    reason = "the server closed the stream"
-                except BrokenError as broken:
-                    reason = str(broken)
-                except Refused as refused:
-                    if refused.refusal.reason is not Reason.NOT_A_MEMBER:
-                        raise
-                    # The server has gone back to before this worker joined: it joins as the same one.
-                    reason = str(refused)
-                    with contextlib.suppress(BrokenError):
-                        await translated(self._stub.join(self._request, timeout=CALL_TIMEOUT_S))
-                # A stream that only ever breaks, such as one too slow for the lease, is not progress.
-                if progress.is_set() or time.monotonic() - opened_at > self._give_up_s:
-                    attempts = Attempts(self._address, self._give_up_s)
-                self.reconnects += 1
-                await attempts.pause(reason)
-        except (Refused, UnreachableError) as error:
-            self._incoming.put(error)
-        except Exception as error:
-            log.exception("the connection failed")
-            self._incoming.put(error)
-
-    async def _one_stream(self, progress: asyncio.Event) -> None:
-        """One Exchange call from Hello to its end. Raises BrokenError or Refused."""
-        call = self._stub.exchange()
-        outgoing = self._outgoing
-        self._reopen.clear()
-        hello = m.Hello(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation)
-        outgoing.begin(hello, ready=not self.progress.still_beyond_stated)
-
-        async def write() -> None:
-            while True:
-                await call.write(gather(await outgoing.next(), outgoing.more))
-
-        async def beat() -> None:
-            while True:
-                await asyncio.sleep(self._reply.limits.heartbeat_seconds)
-                still_s = self._watch()
-                outgoing.beat(self.activity, still_s)
-
-        reader = asyncio.create_task(self._read(call, progress))
-        reopen = asyncio.create_task(self._reopen.wait())
-        tasks: list[asyncio.Task[Any]] = [
-            reader,
-            asyncio.create_task(write()),
-            asyncio.create_task(beat()),
-            reopen,
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if reopen.done():
-                raise BrokenError("another replica is needed")
-            if not reader.done():
-                # Where the call has ended, reading it tells why; another fault is the writer's own.
-                await asyncio.wait((reader,), timeout=LAST_WORD_S)
-            await translated(next(task for task in tasks if task.done()))
-        finally:
-            if self._away_since is None:
-                self._away_since = time.monotonic()
-            outgoing.end()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            call.cancel()
-
-    def _watch(self) -> float:
-        """Seconds without progress of the owner's thread, which are logged if they are many."""
-        progress, still_s = self.progress, self.progress.still_s
-        if not progress.still_beyond_stated:
-            self._outgoing.wake()
-            self._named = False
-        elif progress.begun and not self._named:
-            self._named = True
-            log.error(
-                "no progress for %.0f s (%s): the server sets this worker aside after %.0f s "
-                "(gc-server --progress-seconds), until it goes on. It is here:\n%s",
-                *(still_s, progress.activity, progress.limit_s, progress.stack()),
-            )
-        return still_s
-
-    async def _read(self, call: AsyncIterator[m.ServerMessage | Malformed], progress: asyncio.Event) -> None:
-        receiver, outgoing = Receiver(self.worker), self._outgoing
-        messages: AsyncIterator[m.ServerMessage | Malformed] = unbatched(call, "ServerMessage")
-        async for message in messages:
-            arrived: Incoming | None = None
-            match message:
-                case m.Update():
-                    receiver.begin_update(message, outgoing.manifest, outgoing.plan)
-                case m.PlanAnnouncement():
-                    arrived = outgoing.plan = receiver.plan(message, outgoing.manifest)
-                case m.Packet():
-                    arrived = receiver.begin_packet(message, outgoing.manifest)
-                case m.Chunk():
-                    arrived = receiver.add(message)
-                case m.Outcome():
-                    progress.set()
-                    if message.decision is m.Decision.ACCEPTED:
-                        outgoing.settle(message.seq)  # a refused one may have to go out again
-                    elif message.part is not None:
-                        outgoing.stored(message.seq, (message.part,))  # it is on its way no longer
-                    arrived = message
-                case m.Assignment():
-                    if message.coding is not None:
-                        outgoing.exchange = message.coding.exchange
-                    if message.id > outgoing.assigned:
-                        progress.set()
-                    outgoing.assigned = message.id
-                    outgoing.pace(message.pace)
-                    arrived = message
-                case m.Waiting() | m.InitializeRequest() | m.SnapshotRequest() | m.Save():
-                    arrived = message
-                case m.Unwanted():
-                    outgoing.unwanted(message.seq)
-                case m.Stored():
-                    outgoing.stored(message.seq, message.parts)
-                case m.Welcome():
-                    self._away_since = None
-                    log.info("connected as rank %d, server at version %d", message.rank, message.version)
-                    self.rank = message.rank
-                    outgoing.welcome(message)
-                    if outgoing.version is not None and outgoing.version > message.newest:
-                        outgoing.version, arrived = None, message
-                        self._set_backs += 1
-                case m.Batch():
-                    raise BrokenError("the server sent a batch in a batch")
-                case Malformed():
-                    raise BrokenError(f"the server's message cannot be read: {message.text}")
-            complete = receiver.take_update()
-            if complete is not None:
-                update, assembly = complete
-                if assembly.size <= SMALL_PART_BYTES:
-                    payloads = assembly.finish()
-                else:
-                    payloads = await asyncio.to_thread(assembly.finish)
-                arrived = Received(update, payloads)
-            if arrived is not None:
-                self._incoming.put(arrived)
-
-    async def _leave(self, message: m.Leave) -> None:
-        lost = self.reconnects > 0 and self._away_since is not None  # and not only about to be welcomed
-        if self._streaming is None or lost or not self._outgoing.say(message):
-            return
-        await asyncio.wait((self._streaming,), timeout=LEAVE_TIMEOUT_S - 1)
 
 
 async def _stream(messages: Sequence[Any]) -> AsyncIterator[Any]:
     for message in messages:
         yield message
+
+
+def connection_of(settings: WorkerSettings, metrics: WorkerMetrics) -> Connection:
+    """Return a connection as a worker's options describe it, which has not joined yet."""
+    return Connection(
+        parse_address(settings.server),
+        worker=settings.worker_id or own_name(),
+        incarnation=time.time_ns(),
+        connect_s=settings.connect_seconds,
+        give_up_s=settings.give_up_seconds,
+        sent=metrics.wire_up.inc,
+        received=metrics.wire_down.inc,
+        files=access_files(settings),
+    )

@@ -24,7 +24,7 @@ from ...proto.messages import Group
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterGroups:
-    """Of a model.
+    """The parameter groups of a model.
 
     Attributes:
         groups: by number, as the manifest has them; none for one group with all that the job says.

@@ -1,4 +1,4 @@
-"""What a worker says, in its log and to the server, while kernels are compiled."""
+"""Reports of a worker, in its log and to the server, while kernels are compiled."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ log = logging.getLogger("gradwire.worker")
 
 
 def tell_of_kernels(connection: Connection, level: int = logging.INFO) -> None:
-    """Have the server told, and a line logged at this level."""
+    """Report to the server, and log at this level, while kernels are compiled."""
     tell_of_compiling(partial(log.log, level), partial(setattr, connection, "activity"))

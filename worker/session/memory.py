@@ -27,7 +27,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def _functions() -> tuple[Callable[[], int], Callable[[], object]] | None:
-    """What says how many bytes are free, and what gives them back; None where malloc has neither."""
+    """Return functions that count free bytes and that return them; None where malloc has neither."""
     try:
         libc = ctypes.CDLL(None)
         info, trim = libc.mallinfo2, libc.malloc_trim

@@ -1,5 +1,5 @@
-"""What a model has besides the parameters that are trained: buffers, frozen parameters, and other names of
-what is tied, as its state_dict has them."""
+"""Entries of a model's state_dict besides the trained parameters: buffers, frozen parameters, and second
+names of tied ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMPILED = "_orig_mod."  # what torch.compile adds to the names in a module
 
 
 def plain_name(name: str) -> str:
-    """Of a parameter or buffer, as the model calls it that torch.compile was given."""
+    """Return a name without what torch.compile adds to it."""
     return name.replace(_COMPILED, "")
 
 
@@ -78,7 +78,7 @@ class ModelEntries:
 
     @property
     def least_samples(self) -> int:
-        """That a batch must have: BatchNorm takes no statistics from one alone."""
+        """See `least_samples`."""
         return least_samples(self._model)
 
     @property

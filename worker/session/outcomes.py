@@ -26,6 +26,7 @@ from .connection import Connection
 
 log = logging.getLogger("gradwire.worker")
 
+DAMAGE = (Reason.CHECKSUM, Reason.CHUNK)
 MAX_RESENDS = 3  # of a push that arrives damaged, or that the server had done without
 
 
@@ -65,8 +66,13 @@ class OpenPushes:
         """
         sent = self._open.get(outcome.seq)
         if sent is None:
-            if outcome.seq == self.making and outcome.refusal is not None:
-                self._refused_early(outcome, outcome.refusal)
+            refusal = outcome.refusal
+            if outcome.seq == self.making and refusal is not None:  # only damage can be mended
+                log.warning("push %d was refused: %s", outcome.seq, sentence(refusal))
+                if refusal.reason not in DAMAGE or self._resends >= MAX_RESENDS:
+                    raise Refused(refusal)
+                self._resends += 1
+                self._connection.resend(outcome.seq, outcome.part)
             return
         if outcome.decision is m.Decision.ACCEPTED:
             self._forget(outcome.seq)
@@ -102,14 +108,6 @@ class OpenPushes:
         self._connection.settle(outcome.seq)
         self._resends = 0
         self._forget(outcome.seq)
-
-    def _refused_early(self, outcome: m.Outcome, refusal: m.Refusal) -> None:
-        """A part was refused of a push that is still being made: only damage can be mended."""
-        log.warning("push %d was refused: %s", outcome.seq, sentence(refusal))
-        if refusal.reason not in (Reason.CHECKSUM, Reason.CHUNK) or self._resends >= MAX_RESENDS:
-            raise Refused(refusal)
-        self._resends += 1
-        self._connection.resend(outcome.seq, outcome.part)
 
     def _forget(self, seq: int) -> None:
         del self._open[seq]

@@ -1,13 +1,17 @@
-"""What a worker says on its stream, and says again when the stream is a new one. No I/O.
+"""The messages that a worker sends on its stream, and sends again when the stream is a new one. No I/O.
 
-The parts of a push are kept until it is settled, so that a new stream, or a request after damage, gets the
-same bytes; what the server has of them already is not sent again. A coded packet or a snapshot is not kept:
-if the stream breaks, the server asks for it anew.
+| message | goes out | after a break |
+|---|---|---|
+| short: heartbeat, `Ready`, evaluation | at once, between two chunks | `Ready`, the last evaluation: again |
+| part of a push | after `welcome`, by its turn, while there is credit | again, unless the server has it |
+| commit | after all that was queued before it | again |
+| coded packet, snapshot | after all that was queued before it | lost: the server asks anew |
 
-Where the plan says the turns of its parts, one with a lesser turn goes before those that wait, and between
-the chunks of one that is being sent: up to four are on their way at once, each overtaken by the next. None
-overtakes the commit of an earlier push. If the plan has a credit, a part is begun only while fewer than that
-are on their way without a `Stored`.
+Parts are kept until their push is settled, so that a new stream, or a request after damage, gets the same
+bytes. Where the plan gives its parts *turns*, a part with a lesser turn goes before those that wait, and
+between the chunks of one that is being sent: up to four are under way at once, each overtaken by the next.
+None overtakes the commit of an earlier push. Where the plan has a *credit*, a part is begun only while fewer
+parts than that are under way without a `Stored`.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ class Transfer:
 
     @property
     def count(self) -> int:
-        """Of the messages."""
+        """Number of messages."""
         return 1 + -(-sum(each.size for each in self.data) // self.chunk_bytes)
 
     def messages(self) -> Iterator[bytes]:
@@ -58,8 +62,8 @@ class Transfer:
 
 @dataclass(slots=True)
 class _UnsettledPush:
-    """What has been said of a push, to be said again. plan: its number. parts: by number. unwanted: the
-    server does without them, unless it asks for the push again."""
+    """Messages of a push, kept to be sent again. plan: its number. parts: by number. unwanted: the server
+    does without the parts, unless it asks for the push again."""
 
     plan: int = 0
     parts: dict[int, Transfer] = field(default_factory=dict[int, Transfer])
@@ -117,8 +121,8 @@ class Outgoing:
         return self._queue is None or not (self._queue or self._urgent or self._sending or self._writing)
 
     def begin(self, hello: m.Hello, *, ready: bool = True) -> None:
-        """A stream has been opened. Pushes are not sent until the server has said what it has of them. ready:
-        whether the owner's thread can take work; otherwise the server hears of it after `wake`."""
+        """Begin a new stream. Pushes are not sent until `welcome`. ready: whether the owner's thread can take
+        work; otherwise the server hears of that after `wake`."""
         self._queue, self._writing, self._welcome = deque(), False, False
         self._sending.clear()
         self._unanswered.clear()
@@ -133,8 +137,8 @@ class Outgoing:
             self.say(self._evaluation)
 
     def welcome(self, welcome: m.Welcome) -> None:
-        """The server says what it has of pushes that it has not decided on: the rest goes out again. Of a
-        push under another plan than its own that is the commit."""
+        """Send open pushes again, except the parts that the server says it has. Of a push under another plan
+        than the server's, only the commit is sent."""
         self._welcome = True
         known = {each.seq: frozenset(each.parts) for each in welcome.stored}
         for seq in known.keys() - self._pushes.keys():  # what was to say so may not have arrived
@@ -144,23 +148,19 @@ class Outgoing:
             self._resend(push, frozenset(push.parts) if older else known.get(seq, frozenset()))
 
     def end(self) -> None:
-        """The stream is gone. What is said meanwhile is lost, unless it is one of those that are kept."""
+        """End the stream. Messages are lost until the next one, unless they are kept."""
         self._queue = None
 
     def say(self, message: m.WorkerMessage) -> bool:
-        """Say something short, before what is left of any transfer. Returns whether there is a stream."""
+        """Send a short message before the rest of any transfer. Returns whether there is a stream."""
         if self._queue is None:
             return False
         self._urgent.append(encode_worker(message))
         self._more.set()
         return True
 
-    def beat(self, activity: str, still_s: float = 0.0) -> None:
-        """A sign of life. still_s: seconds without progress."""
-        self.say(m.Heartbeat(activity=activity, still_seconds=still_s))
-
     def wake(self) -> None:
-        """The owner's thread goes on: if the server has not heard that work may come, it does now."""
+        """Say that work may come, if the server has not heard so because the owner's thread was stalled."""
         if self._sleeps and self._queue is not None:
             self._sleeps = False
             if self.manifest is not None:
@@ -176,11 +176,11 @@ class Outgoing:
         self.say(evaluation)
 
     def send(self, transfer: Transfer) -> None:
-        """Once, on this stream."""
+        """Send a transfer once, on this stream."""
         self._put(transfer)
 
     def part(self, seq: int, number: int, transfer: Transfer) -> None:
-        """Now, and again until the push is settled."""
+        """Send a part; it is sent again until the push is settled."""
         self.wake()
         push = self._pushes.setdefault(seq, _UnsettledPush())
         push.parts[number] = transfer
@@ -190,21 +190,21 @@ class Outgoing:
             self._put(transfer)
 
     def commit(self, commit: m.Commit) -> None:
-        """As `part`."""
+        """Send a commit; it is sent again until the push is settled."""
         self.wake()
         self._pushes.setdefault(commit.seq, _UnsettledPush()).commit = commit
         if self._welcome:
             self._put(encode_worker(commit))
 
     def abandon(self, seq: int) -> None:
-        """Nothing will come of a push."""
+        """Give up a push, and tell the server so."""
         self.wake()
         self.settle(seq)
         if self._welcome:
             self._put(encode_worker(m.Abandon(seq=seq)))
 
     def unwanted(self, seq: int) -> None:
-        """The server does without the parts of a push: no more of them go out."""
+        """Send no more parts of a push: the server does without them."""
         push = self._pushes.get(seq)
         if push is None:
             return
@@ -216,7 +216,7 @@ class Outgoing:
         self._answered({each for each in self._unanswered if each[0] == seq})
 
     def stored(self, seq: int, parts: Iterable[int]) -> None:
-        """The server has these parts, or has no use for them."""
+        """Return the credit of parts that the server has, or does not need."""
         self._answered({(seq, part) for part in parts})
 
     def _answered(self, parts: set[tuple[int, int]]) -> None:
@@ -224,14 +224,14 @@ class Outgoing:
         self._more.set()
 
     def _drop(self, parts: set[tuple[int, int]]) -> None:
-        """Send no more of these, by seq and number."""
+        """Drop queued parts, by seq and number."""
         self._answered(parts)
         self._sending = [each for each in self._sending if _name(each.transfer) not in parts]
         if self._queue is not None:
             self._queue = deque(item for item in self._queue if _name(item) not in parts)
 
     def resend(self, seq: int, part: int | None) -> None:
-        """A push that is not settled, or one part of it."""
+        """Send an open push, or one part of it, again."""
         push = self._pushes.get(seq)
         if push is None or not self._welcome:
             return
@@ -251,13 +251,12 @@ class Outgoing:
             self._put(encode_worker(push.commit))
 
     def pace(self, rate: int) -> None:
-        """Send transfers at so many bytes per second; 0 for as fast as it goes. Nothing else waits for
-        that."""
+        """Send transfers at a rate in bytes per second, 0 for no limit. Short messages do not wait for it."""
         self._throttle.set(rate)
         self._more.set()
 
     async def next(self) -> bytes:
-        """The message that goes out next. What went out before has been written."""
+        """Wait for the next message. A call says that the previous one was written."""
         self._writing = False
         self._count_busy()
         while (message := self.more()) is None:
@@ -273,14 +272,14 @@ class Outgoing:
         return message
 
     def _count_busy(self) -> None:
-        """The time since there was something to write."""
+        """Add the seconds since there was something to write."""
         if self._busy_since is not None:
             count, seconds = self.sent
             self.sent = count, seconds + asyncio.get_running_loop().time() - self._busy_since
             self._busy_since = None
 
     def more(self) -> bytes | None:
-        """The next message, if there is one: what is short before the next chunk of a transfer."""
+        """Return the next message, if there is one: a short one before the next chunk of a transfer."""
         queue = self._queue
         assert queue is not None
         if self._urgent:
@@ -303,7 +302,7 @@ class Outgoing:
         return message
 
     def _may_send(self) -> bool:
-        """Whether there is a transfer that waits for the pace alone."""
+        """Whether a transfer waits for nothing but the rate."""
         return bool(self._sending) or self._may_begin()
 
     def _may_begin(self) -> bool:
@@ -330,7 +329,7 @@ class Outgoing:
         self._sending.append(_TransferInProgress(item, self._turn(item), item.messages(), item.count))
 
     def _turn(self, item: Transfer) -> int:
-        """0 if it has none."""
+        """Return a part's turn in the plan; 0 for none."""
         plan, header = self.plan, item.header
         if (
             plan is None
@@ -359,7 +358,7 @@ class Outgoing:
         self.say(ready)
 
     def _put(self, item: bytes | Transfer) -> None:
-        """A part before those that have a later turn, but behind what is short; anything else at the end."""
+        """Queue a part before those with a later turn, but behind messages; anything else at the end."""
         queue = self._queue
         if queue is None:
             return
@@ -376,7 +375,7 @@ class Outgoing:
 
 
 def _name(item: bytes | Transfer) -> tuple[int, int] | None:
-    """Of a part: the seq of its push, and its number."""
+    """Return the seq of a part's push and the part's number; None for anything else."""
     if isinstance(item, Transfer) and isinstance(item.header, m.PartHeader):
         return item.header.seq, item.header.part
     return None

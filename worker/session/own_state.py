@@ -1,5 +1,5 @@
-"""What a worker has that the server has not: residuals, velocities, what its compressors remember, buffers,
-and what its owner adds. Written down in a folder when the server writes down its own state, at the same
+"""State that a worker has and the server has not: residuals, velocities, the compressors' state, buffers, and
+its owner's state. Written in a folder when the server writes down its own state, at the same
 version, so that a job of which everything was stopped goes on to the same bits.
 """
 
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 
 
 class OwnState:
-    """Of one worker in one job. Folders are written on a thread of their own, one after the other."""
+    """State of one worker in one job. A thread of its own writes folders, one after the other."""
 
     def __init__(self, where: Path | str, *, job: str, worker: str) -> None:
         """where: path or URL, in which a worker has a folder for each job. Raises BackendError for a URL that
@@ -63,10 +63,10 @@ class OwnState:
             )
         return None
 
-    def write(self, version: int, tree: Mapping[str, Any], told: Callable[[str], None]) -> None:
-        """Write a tree down meanwhile. told: is given why it could not be, or "", on another thread."""
+    def write(self, version: int, tree: Mapping[str, Any], done: Callable[[str], None]) -> None:
+        """Write a tree on another thread, which calls `done` with the error, or ""."""
         if not self.close():
-            told("the state before this one is still being written")
+            done("the state before this one is still being written")
             return
 
         def write() -> None:
@@ -76,10 +76,10 @@ class OwnState:
                 self._forget(version)
             except Exception as error:
                 log.error("the state of version %d could not be written down: %s", version, error)
-                told(str(error) or repr(error))
+                done(str(error) or repr(error))
             else:
                 log.info("state of version %d written to %s/%s", version, backend.name, folder)
-                told("")
+                done("")
 
         self._writing = threading.Thread(target=write, name="own state", daemon=True)
         self._writing.start()
@@ -92,7 +92,7 @@ class OwnState:
                 self._backend.remove(_folder(old))
 
     def close(self) -> bool:
-        """Wait for what is being written, once, unless that hangs. Returns whether nothing is."""
+        """Wait once until nothing is being written, for at most a minute. Returns whether nothing is."""
         if self._writing is not None:
             self._writing.join(self._patience_s)
             self._patience_s = 0.0

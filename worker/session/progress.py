@@ -1,4 +1,4 @@
-"""What the training thread does, and since when it has made no progress. Other threads may ask."""
+"""The activity of the training thread, and since when it has made no progress. Other threads may ask."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...common.liveness import limit_s
 
 
 class Progress:
-    """Told by the thread that made it.
+    """Progress of the thread that made it, which calls `moved` and `waiting`.
 
     Attributes:
         activity: "computing", "waiting", …, for people.
@@ -23,10 +23,7 @@ class Progress:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """
-        Args:
-            clock: seconds, monotonic.
-        """
+        """clock: seconds, monotonic."""
         self.activity = "starting"
         self.stated_s = 0.0
         self.begun = self.stepped = False
@@ -37,7 +34,7 @@ class Progress:
         self._thread = threading.get_ident()
 
     def moved(self, activity: str | None = None) -> None:
-        """The thread has got on, and does this now; None for the same as before."""
+        """Note progress of the thread. activity: what it does now; None for the same as before."""
         now = self._clock()
         took = now - self._moved_at
         if self.stepped and took > self._longest_s.get(self.activity, 0.0):
@@ -48,7 +45,7 @@ class Progress:
 
     @contextmanager
     def waiting(self) -> Generator[None]:
-        """The thread waits for the server, or for the network."""
+        """In it the thread waits for the server or the network."""
         self.moved()
         self._waits = True
         try:
@@ -58,14 +55,14 @@ class Progress:
             self._waits = False
 
     @property
-    def still_s(self) -> float:
+    def stalled_s(self) -> float:
         """Seconds without progress; 0 while it waits for the server."""
         return 0.0 if self._waits else max(0.0, self._clock() - self._moved_at)
 
     @property
-    def still_beyond_stated(self) -> bool:
-        """Whether the server may have set this worker aside."""
-        return 0.0 < self.stated_s <= self.still_s
+    def may_be_suspended(self) -> bool:
+        """Whether the server may have suspended this worker."""
+        return 0.0 < self.stated_s <= self.stalled_s
 
     @property
     def limit_s(self) -> float:
@@ -74,13 +71,13 @@ class Progress:
         return limit_s(self.stated_s, longest_s, first=not self.stepped)
 
     def hung(self) -> str:
-        """What /livez says if the thread hangs; empty if it does not."""
-        still_s = self.still_s
-        if not self.begun or still_s <= self.limit_s:
+        """Return the text of /livez if the thread hangs; empty if it does not."""
+        stalled_s = self.stalled_s
+        if not self.begun or stalled_s <= self.limit_s:
             return ""
-        return f"the training thread has made no progress for {still_s:.0f} s ({self.activity})"
+        return f"the training thread has made no progress for {stalled_s:.0f} s ({self.activity})"
 
     def stack(self) -> str:
-        """Where the thread is."""
+        """Return the thread's stack as text."""
         frame = sys._current_frames().get(self._thread)  # pyright: ignore[reportPrivateUsage]
         return "".join(traceback.format_stack(frame)) if frame is not None else ""

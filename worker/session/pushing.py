@@ -1,4 +1,4 @@
-"""A push that is being made: gradients go in, in any order, and parts go out as soon as they are complete."""
+"""A push in the making: gradients go in, in any order, and parts leave as soon as they are complete."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ class Pushing:
         self._auto = auto
         self._learning_rates = tuple(learning_rates)
 
-    def add(self, place: int, gradient: torch.Tensor | None) -> None:
-        """The gradient of the tensor with this number, None if it does not exist. Each comes once; nobody may
-        write to it before the end.
+    def add(self, index: int, gradient: torch.Tensor | None) -> None:
+        """Take the gradient of a tensor, None if it does not exist. Each comes once; nobody may write to it
+        before the push ends.
 
         Raises:
             NonFiniteGradient: the step can only be abandoned.
         """
         with self._metrics.during("compressing"):
             began = 0.0 if self._auto is None else self._auto.now()
-            done = self._compressing.add(place, gradient)
+            done = self._compressing.add(index, gradient)
             if done and self._auto is not None:
-                self._auto.compressed(place, self._auto.now() - began, done)
+                self._auto.compressed(index, self._auto.now() - began, done)
         if not done:
             return
         with self._metrics.during("pushing"):
@@ -75,16 +75,16 @@ class Pushing:
         header = part_header(*numbers, payloads, self._learning_rates)
         self.checksums[part] = self._connection.part(header, payloads)
 
-    def cease(self) -> None:
-        """Send the remaining parts empty, because those that were sent cannot be taken back. What the former
-        hold stays in the ledger."""
+    def cancel_remaining(self) -> None:
+        """Send the remaining parts empty, because the others cannot be taken back. The gradients of the
+        remaining parts stay in the ledger."""
         for part in self._compressing.cease():
             self._send(part, ())
 
     def commit(self, slices: int, *, undoable: bool) -> Compressed:
-        """Have the ledger take the step in, and tell of spikes, which have gone out whole as float32.
+        """Commit the step to the ledger, and log spikes, which were sent whole as float32.
 
-        slices: the measure of the ledger.
+        slices: the ledger's.
         """
         before = self._compressing.commit(undoable=undoable)
         if spikes := self._compressing.spikes:

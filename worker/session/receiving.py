@@ -1,5 +1,4 @@
-"""What comes down one stream: headers and chunks become parts of updates and packets, whole and checked. No
-I/O."""
+"""From the headers and chunks of one stream to parts of updates and packets, whole and checked. No I/O."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class ReceivedPacket:
 
 
 class Receiver:
-    """Of one stream. Parts of updates come one after the other; packets between and beside their chunks."""
+    """Receives one stream. Parts of updates arrive one after the other, packets between their chunks."""
 
     def __init__(self, worker: str) -> None:
         self._worker = worker
@@ -49,7 +48,7 @@ class Receiver:
         self._packets: dict[int, tuple[m.Packet, Collection]] = {}  # by transfer
 
     def plan(self, message: m.PlanAnnouncement, manifest: Manifest | None) -> Plan:
-        """Of the updates from here on. Raises BrokenError or Refused."""
+        """Return the plan of the following updates. Raises BrokenError or Refused."""
         if manifest is None:
             raise BrokenError("a plan came before this worker was ready")
         return plan_of(message, manifest, worker=self._worker)
@@ -65,7 +64,7 @@ class Receiver:
         self._update = update, part_assembly(transfer, update.payloads, part, manifest, worker=self._worker)
 
     def begin_packet(self, packet: m.Packet, manifest: Manifest | None) -> ReceivedPacket | None:
-        """The packet, if it is empty. Raises BrokenError, before anything is allocated."""
+        """Begin a packet; returned if it is empty. Raises BrokenError, before anything is allocated."""
         limit = manifest.gradient_elements if manifest is not None else 0
         if packet.elements > limit:
             raise BrokenError(f"a packet of {packet.elements} elements came, and the model has {limit}")
@@ -78,7 +77,7 @@ class Receiver:
         return self._finished_packet(transfer)
 
     def add(self, chunk: m.Chunk) -> ReceivedPacket | None:
-        """The packet, if this was its last chunk. Raises BrokenError or Refused."""
+        """Add a chunk. Returns its packet, if it is whole now. Raises BrokenError or Refused."""
         if chunk.transfer in self._packets:
             self._packets[chunk.transfer][1].add(chunk)
             return self._finished_packet(chunk.transfer)
@@ -97,7 +96,7 @@ class Receiver:
         return ReceivedPacket(packet, collection.data.view(np.uint32))
 
     def take_update(self) -> tuple[m.Update, Assembly] | None:
-        """The update whose bytes have all come, still to be checked by `Assembly.finish`."""
+        """Return an update whose bytes have all arrived; `Assembly.finish` checks them."""
         if self._update is None or not self._update[1].complete:
             return None
         complete, self._update = self._update, None

@@ -143,8 +143,8 @@ class Replica:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Have all tensors lie end to end in one buffer, so that a part is a range of it; of those in fewer
-        bits, their masters."""
+        """Lay all tensors end to end in one buffer, so that a part is a range of it; of bfloat16 parameters,
+        their masters."""
         with torch.no_grad():
             self._flat = torch.cat([each.detach().reshape(-1).to(torch.float32) for each in self._tensors])
             views = [
@@ -159,7 +159,7 @@ class Replica:
                 tensor.data = view
 
     def _round(self, number: int) -> None:
-        """Have what a part holds of parameters in fewer bits follow their masters."""
+        """Round the bfloat16 parameters in a part from their masters."""
         part = self.plan.parts[number]
         for place in self._tensors_in[number]:
             tensor, first = self._tensors[place], self.plan.starts[place]
@@ -169,7 +169,7 @@ class Replica:
 
     @property
     def _ranges(self) -> Iterable[tuple[int, int]]:
-        """Where each tensor lies."""
+        """Start and end of each tensor in the buffer."""
         return pairwise((0, *self.manifest.ends))
 
     @property
@@ -184,7 +184,7 @@ class Replica:
         return 0 if self._plan is None else self._plan.number
 
     def adopt(self, plan: Plan) -> None:
-        """Have other parts from now on. All that there are now have one version."""
+        """Take over a plan. All of its parts have one version."""
         self.go_back()
         self._plan = plan
         self._versions = [self._version] * len(plan.parts)
@@ -199,7 +199,7 @@ class Replica:
 
     @property
     def version(self) -> int | None:
-        """That all parts have; None before the first."""
+        """The version that all parts have; None before the first."""
         return self._version
 
     @version.setter
@@ -209,26 +209,26 @@ class Replica:
         self._early.clear()
 
     def is_at(self, place: int, version: int) -> bool:
-        """Whether all of a parameter is."""
+        """Whether all parts of a parameter are at a version."""
         return all(self._versions[part] == version for part in self._parts_of[place])
 
     def values(self) -> list[npt.NDArray[np.uint8]]:
-        """Every tensor as flat float32 bytes."""
+        """Return every tensor as flat float32 bytes."""
         flat = self._flat.cpu().numpy()
         return [flat[start:end].view(np.uint8) for start, end in self._ranges]
 
     def checksum(self) -> int:
-        """Of all that is in it."""
+        """Return the checksum of the whole buffer."""
         return checksum(self._flat.detach().cpu().numpy())
 
     def let_go(self) -> None:
-        """Have no version any more: only what is whole can be taken in."""
+        """Drop the version: only a whole update can be applied then."""
         self._early.clear()
         self._versions = [None] * len(self._versions)
         self._version = None
 
     def apply(self, update: Update, payloads: Sequence[Payload], *, early: bool = False) -> None:
-        """Take in a part of an update. One that has been applied before is passed over."""
+        """Apply a part of an update, unless it was applied before."""
         has = self._versions[update.part]
         if (has is not None and update.version <= has) or (not update.whole and has != update.version - 1):
             return
@@ -247,12 +247,12 @@ class Replica:
             self._early.clear()
 
     def has_moved(self, place: int) -> bool:
-        """Whether a parameter is another one since its parts were taken in early."""
+        """Whether a parameter's values differ from those before its parts were taken in early."""
         start, end = self.plan.starts[place : place + 2]
         return self._before is None or not torch.equal(self._flat[start:end], self._before[start:end])
 
     def _keep(self, number: int) -> None:
-        """What is there now of a part; and what autograd has kept of it is of no use any more."""
+        """Keep a part's values, and tell autograd that those it has saved are overwritten."""
         if self._before is None:
             self._before = torch.empty_like(self._flat)
         part = self.plan.parts[number]
@@ -261,7 +261,7 @@ class Replica:
         self._changed(number)
 
     def go_back(self) -> None:
-        """Be at one version, as far as parts have been taken to the next one early."""
+        """Put back the parts that were taken to the next version early."""
         if not self._early or self._before is None:
             return
         with torch.no_grad():
@@ -281,12 +281,12 @@ class Replica:
             self._binding.wrote((place,))
 
     def gradient(self, place: int) -> torch.Tensor | None:
-        """Where the parameter is; None if the loss did not reach it."""
+        """Return a gradient, on its parameter's device; None if the loss did not reach it."""
         gradient = self.parameters[place].grad
         return None if gradient is None else as_dense(gradient)
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """Of every parameter."""
+        """Return the gradient of every parameter."""
         return [self.gradient(place) for place in range(len(self.parameters))]
 
 

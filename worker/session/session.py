@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from .own_state import OwnState
 from .pushing import Pushing
 from .receiving import Received, ReceivedPacket
 from .replica import Replica
+from .saving import Saving
 from .state_exchange import StateExchange
 from .timing import StepTimes
 from .updates import Updates
@@ -34,18 +35,18 @@ RESIDUAL_EVERY = 50  # pushes between measurements of the residual, which reads 
 
 
 class PacketHandler(Protocol):
-    """What the exchange of coded packets registers with its session. `Session.next` calls it."""
+    """Handles coded packets. `Session.next` calls it."""
 
     def apply(self, exchange: int, version: int) -> None:
-        """Everybody has the sums of that exchange (0: of none): step to `version`, if not there yet."""
+        """Step to `version`, unless the replica is there: all members have that exchange's sums. 0: none."""
         ...
 
     def take(self, packet: ReceivedPacket) -> None:
-        """A packet of another worker has come."""
+        """Take in a packet of another worker."""
         ...
 
     def snapshot(self, version: int) -> None:
-        """The server wants the replica, which is at `version`."""
+        """Send the replica, which is at `version`, to the server."""
         ...
 
 
@@ -69,14 +70,13 @@ class Session:
     exchange of coded packets registers with `handle_packets`. The network lives on a thread of its own, so
     that heartbeats go out while the owner computes; payloads belong to the session until it has the outcome.
 
-    Parts are those of the plan that came last. `next` takes a new one in where it stands among the updates; a
-    push that is open keeps the plan that it was made under.
+    Parts are those of the last plan that arrived. `next` adopts a new plan between the updates that it came
+    between; an open push keeps the plan that it was made under.
 
     Any number of pushes may be open. `next` settles their outcomes in whichever order they come: a push
     that came too late is put back into the residual ledger, one that was not needed is forgotten, a damaged
     part is sent again as the same bytes. Parts of a push that the server does without are kept, and not sent.
-    After a reconnect goes out again what the server has not got of
-    them.
+    After a reconnect, the parts that the server lacks are sent again.
 
     `begin`, `next` and `take_in` raise Refused (the server ended the membership for good, or refused a push
     for another reason than those), UnreachableError (no stream for `give_up_s`), and RuntimeError for a
@@ -123,19 +123,13 @@ class Session:
         self._pushes = OpenPushes(connection, compression, metrics)
         self._updates = Updates(replica, connection, metrics)
         self._state = StateExchange(connection, replica, buffers)
-        self._own = own
+        self.saving = Saving(connection, replica, compression, self._state, self._pushes, own)
         self._earlier = earlier
-        self._of_owner: Callable[[], Mapping[str, Any]] = dict
-        self._when_told = False
-        self._save: int | None = (
-            None  # version at which the server wants this worker's state to be written down
-        )
-        self._restored: int | None = None  # version at which it was, where it is gone on from
         self._answered = 0  # id of the last assignment that was
         self._reconnects = 0
         self._held: m.Assignment | None = None  # until its version is whole
         self._waiting = WaitingLog()
-        self._auto = Auto(compression, auto, lambda: connection.sent) if auto else None
+        self._auto = Auto(compression.compressor, auto, lambda: connection.sent) if auto else None
         self._free = FreeMemory(2 * replica.manifest.raw_bytes)
 
     # ---- what the owner may know
@@ -162,65 +156,15 @@ class Session:
         return self.leaving and not self._pushes and self._compression.ledger.empty
 
     def is_new(self, assignment: m.Assignment) -> bool:
-        """Whether it asks for a step; not if it has no samples, or is told again after it was answered."""
+        """Whether an assignment has samples and was not answered before."""
         return bool(assignment.ranges) and assignment.id > self._answered
 
     def doing(self, activity: str) -> None:
-        """What the next heartbeats say."""
+        """Name the activity that heartbeats report."""
         self._connection.activity = activity
 
-    # ---- what outlives the worker
-
-    def keep(self, image: Callable[[], Mapping[str, Any]], *, when_told: bool = False) -> None:
-        """image: all that the owner's next step depends on, as `storage.values` takes it; asked for between
-        two steps. when_told: not in `next`, but in `write_down` alone."""
-        self._of_owner, self._when_told = image, when_told
-
-    def restore(self, version: int, tree: Mapping[str, Any], at: int) -> None:
-        """Before `begin`: continue from what was written down at a version.
-
-        Args:
-            at: the job's version. Residuals and buffers belong to one version of the parameters: if the job's
-                is a later one, the residuals are dropped, and the buffers are the job's.
-        """
-        if version == at:
-            self._compression.restore(tree["compression"])
-            self._state.restore(tree["buffers"])
-            self._restored = version
-            log.info("continuing from this worker's own state at version %d", version)
-        else:
-            log.warning(
-                "continuing from this worker's own state of version %d in a job at version %d: job.state and "
-                "the loader are as they were then; the residual is dropped, and the buffers are the job's",
-                *(version, at),
-            )
-
-    @property
-    def save_due(self) -> bool:
-        """Whether the server wants this worker's state, and this is the version."""
-        at = self.replica.version
-        return self._save is not None and at is not None and at >= self._save and not self._pushes
-
-    def write_down(self) -> None:
-        """Write this worker's state, if that is due. Between two steps."""
-        version, at = self._save, self.replica.version
-        if version is None or at is None or not self.save_due:
-            return
-        self._save = None
-        if self._own is None or at > version:
-            past = f"it had got to version {at} before" if self._own is not None else ""
-            self._connection.saved(version, past)
-            return
-        tree = {
-            "owner": dict(self._of_owner()),
-            "compression": self._compression.image(),
-            "buffers": self._state.image(),
-        }
-        connection = self._connection
-        self._own.write(version, tree, lambda error: connection.saved(version, error))
-
     def moved(self) -> None:
-        """The owner has got on with what it does."""
+        """Note that the owner makes progress."""
         self._connection.moved()
 
     # ---- the course of things
@@ -243,7 +187,7 @@ class Session:
                 self.replica.version = 0
                 self._state.begun()
                 self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
-        self._connection.ready(self.replica.manifest, restored=self._restored is not None)
+        self._connection.ready(self.replica.manifest, restored=self.saving.restored is not None)
         log.info("ready for work")
 
     def next(self, timeout_s: float) -> m.Assignment | None:
@@ -253,16 +197,16 @@ class Session:
             An assignment, at whose version the replica is, or one that says that the job is done. None when
             something else was taken in, or nothing came for `timeout_s`.
         """
-        if not self._when_told:
-            self.write_down()
+        if not self.saving.by_owner:
+            self.saving.write()
         held = self._released()  # if it came in `take_in`
         if held is None:
             self._take(timeout_s, early=False)
-            if not self._when_told:
-                self.write_down()
+            if not self.saving.by_owner:
+                self.saving.write()
         return held or self._released()
 
-    def take_in(self, place: int, version: int, timeout_s: float) -> bool:
+    def take_in(self, index: int, version: int, timeout_s: float) -> bool:
         """Take in what comes until the parameter with this number is at the next version; other parts of it
         that come meanwhile are applied, too. timeout_s: after which it looks whether it still makes sense.
 
@@ -271,7 +215,7 @@ class Session:
             version, or the job or this worker's part in it is over, or the replica is another one now.
         """
         undone = self.replica.undone
-        while not self.replica.is_at(place, version):
+        while not self.replica.is_at(index, version):
             at = self.replica.version
             held = self._held is not None and (self._held.finished or self._held.version == at)
             if held or at != version - 1 or self.replica.undone != undone or self.finished_leaving:
@@ -294,26 +238,30 @@ class Session:
         match message:
             case Received():
                 self._updates.add(message, early=early)
-                self._let_go()
+                held, version = self._held, self.replica.version
+                if held is not None and not held.finished and (version or 0) > held.version:
+                    # Its version was lost when the stream broke, and the server has given it up.
+                    self._held = None
             case Plan():
                 self._updates.adopt(message)
                 if self._packets is None:  # otherwise nothing is pushed in parts
-                    self._compression.adopt(message)
+                    self._compression.compressor.adopt(message)
             case m.Assignment():
                 self._waiting.over()
-                if not self._past(message):
+                answered = not message.finished and message.id <= self._answered
+                # An answered assignment may be sent again at a version that is over: parts of the next
+                # version arrive before the server has decided on the push.
+                if not (answered and (self.replica.version or 0) > message.version):
                     self._held = message
             case m.Outcome():
                 self._pushes.settle(message)
             case m.Waiting():
                 self._waiting.say(message.text, starting=not self.replica.version)
             case m.Save():
-                if message.version == self._restored:  # nothing has happened since
-                    self._connection.saved(message.version, "")
-                else:
-                    self._save = message.version
+                self.saving.ask(message.version)
             case m.Welcome():
-                self._set_back(message.version)
+                self._held = None
+                self._updates.go_back(message.version)
             case m.InitializeRequest():
                 self._initialize = True
                 self.begin()
@@ -393,7 +341,7 @@ class Session:
         return bool(sent.payloads)
 
     def abandon(self, pushing: Pushing) -> None:
-        """Nothing will come of the step; the ledger is as it was before."""
+        """Give up a step; the ledger is as it was before."""
         self._pushes.making = None
         self._connection.abandon(pushing.seq)
 
@@ -412,13 +360,13 @@ class Session:
         return self._state.evaluated(epoch)
 
     def report(self, evaluation: m.Evaluation) -> None:
-        """Report what was measured; told again after a reconnect."""
+        """Report an evaluation; it is sent again after a reconnect."""
         self._connection.report(evaluation)
 
     def profile(self, times: StepTimes, pushing: Pushing) -> None:
-        """Say what steps are made of, every some of them. pushing: the last push."""
+        """Send what was measured of the last steps, when that is due. pushing: the last push."""
         if times.due and not pushing.assignment.parts:
-            densities = self._compression.sent_shares(pushing.assignment.progress)
+            densities = self._compression.compressor.sent_shares(pushing.assignment.progress)
             self._connection.profile(times.profile(densities, pushing.sent_bytes))
 
     def leave(self) -> None:
@@ -428,7 +376,7 @@ class Session:
     # ---- the narrow door of coded packets
 
     def handle_packets(self, handler: PacketHandler) -> None:
-        """Register what becomes of packets and snapshot requests."""
+        """Register the handler of packets and snapshot requests."""
         self._packets = handler
 
     def send_packet(self, header: m.Packet, words: npt.NDArray[np.uint32]) -> None:
@@ -437,11 +385,11 @@ class Session:
         self._metrics.raw_up.inc(words.nbytes)
 
     def begun(self, assignment: m.Assignment) -> None:
-        """The assignment's exchange has begun: told again, it asks for nothing."""
+        """Note that an assignment's exchange has begun: sent again, it asks for nothing."""
         self._answered = assignment.id
 
     def stepped(self, version: int) -> None:
-        """The replica has taken a step of its own."""
+        """Note that the replica has taken a step of its own."""
         self.replica.version = version
         self._connection.stepped(version)
         self._metrics.version.set(version)
@@ -459,19 +407,6 @@ class Session:
 
     # ---- inside
 
-    def _let_go(self) -> None:
-        """An assignment whose version was lost when the stream broke, and that the server has given up."""
-        held, version = self._held, self.replica.version
-        if held is not None and not held.finished and version is not None and version > held.version:
-            self._held = None
-
-    def _past(self, assignment: m.Assignment) -> bool:
-        """Whether it was answered, and is told again at a version that is over: parts of the next one come
-        before the server has decided on the push."""
-        version = self.replica.version
-        answered = not assignment.finished and assignment.id <= self._answered
-        return answered and version is not None and version > assignment.version
-
     def _released(self) -> m.Assignment | None:
         """The assignment that waits, once the replica is at its version."""
         assignment = self._held
@@ -484,10 +419,10 @@ class Session:
                 return None
             if self.replica.plan_number < assignment.plan:
                 return None
-            if self._has_drifted(assignment):
+            if self._updates.let_go_if_drifted(assignment):
                 return None
             self._at(assignment.version, "told to work at")
-            self._check_restored(assignment.version)
+            self.saving.begin_work(assignment.version)
             self._updates.count()
             self._metrics.epoch.set(assignment.epoch)
         self.replica.go_back()
@@ -495,42 +430,6 @@ class Session:
         if self.is_new(assignment):
             self._state.before(assignment)
         return assignment
-
-    def _set_back(self, version: int) -> None:
-        """The server has lost the versions after this one."""
-        log.warning(
-            "the server has gone back from version %s to %d: what was pushed between is lost, because it had "
-            "not been written down",
-            *(self.replica.version, version),
-        )
-        self._held = None
-        self._updates.let_go()
-
-    def _check_restored(self, version: int) -> None:
-        """What is restored is of one version, and of no use at another."""
-        if self._restored not in (None, version):
-            log.warning(
-                "this worker's state is of version %d, and the job has got to %d: its residual is dropped",
-                *(self._restored, version),
-            )
-            self._compression.ledger.clear()
-        self._restored = None
-
-    def _has_drifted(self, assignment: m.Assignment) -> bool:
-        """Whether the replica is not what the server takes it for. Then ask for another one."""
-        version, checksum = self._updates.checked
-        if not version or assignment.checked != version or assignment.checksum == checksum:
-            return False
-        log.warning(
-            "the parameters are not the server's at version %d, and are replaced by those. Does the model or "
-            "the script change parameters in place, as Embedding(max_norm=...) does? The server never hears "
-            "of that; with --downlink none its values replace such changes at every version",
-            version,
-        )
-        self._metrics.drifts.inc()
-        self._updates.let_go()
-        self._connection.let_go(version)
-        return True
 
     def _at(self, version: int, what: str) -> None:
         if version != self.replica.version:

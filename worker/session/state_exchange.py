@@ -89,7 +89,7 @@ class StateExchange:
         state.put(values)
 
     def _digest(self) -> bytes:
-        """Of what does not change any more."""
+        """Return the SHA-256 of the frozen parameters, computed once."""
         if not self._frozen:
             self._frozen = frozen_digest(self._replica.state.entries, self._replica.state.values(frozen=True))
         return self._frozen

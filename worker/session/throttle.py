@@ -13,11 +13,11 @@ class Throttle:
         self._due = 0.0
 
     def set(self, rate: int) -> None:
-        """From now on. What went out before has no say in it."""
+        """Set the rate. Bytes sent before do not count."""
         self.rate, self._due = rate, 0.0
 
     def sent(self, size: int, now: float) -> None:
-        """So many bytes go out."""
+        """Note that bytes are sent."""
         if self.rate:
             self._due = max(self._due, now - LATE_S) + size / self.rate
 

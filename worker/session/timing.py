@@ -1,4 +1,4 @@
-"""What a step's computation is made of, tensor by tensor, for the server to plan by.
+"""The times of a step's computation, tensor by tensor, for the server to plan by.
 
 Backward produces gradients one after the other: what lies between two of them, without what was done with the
 first, is the time of the second one's layer. Where work is handed to a device and not waited for, this is
@@ -55,10 +55,10 @@ class StepTimes:
         self._forward_s = [0.0] * (self._tensors + 1)
         self._backward_s = [0.0] * self._tensors
 
-    def used(self, place: int) -> None:
+    def used(self, index: int) -> None:
         """A tensor is about to be used, and perhaps waited for."""
         self._pass()
-        self._using = place
+        self._using = index
 
     def waited(self) -> None:
         """It is there."""
@@ -78,18 +78,18 @@ class StepTimes:
         """The backward pass begins."""
         self._mark()
 
-    def gradient(self, place: int) -> None:
+    def gradient(self, index: int) -> None:
         """Backward has the gradient of a tensor."""
         passed = self._computed()
         if self._backward_s:
-            self._backward_s[place] += passed
+            self._backward_s[index] += passed
 
     def gradients(self, sizes: Sequence[int]) -> None:
         """Backward has all gradients, at one time: the time is divided by elements."""
         passed, elements = self._computed(), sum(sizes)
         if self._backward_s:
-            for place, size in enumerate(sizes):
-                self._backward_s[place] += passed * size / max(1, elements)
+            for index, size in enumerate(sizes):
+                self._backward_s[index] += passed * size / max(1, elements)
 
     def handed(self) -> None:
         """The gradient has been compressed and handed over."""

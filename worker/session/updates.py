@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+
 from ...compressors import Plan
+from ...proto import messages as m
 from ...proto.replicas import is_checked
 from ..metrics import WorkerMetrics
 from .connection import Connection
 from .receiving import Received
 from .replica import Replica
 
+log = logging.getLogger("gradwire.worker")
+
 
 class Updates:
-    """Takes the replica from version to version, and tells the connection which one it has.
-
-    Attributes:
-        checked: the last version at which a checksum of the replica was taken, and that; (0, 0) before.
-    """
+    """Takes the replica from version to version, and tells the connection which one it has."""
 
     def __init__(self, replica: Replica, connection: Connection, metrics: WorkerMetrics) -> None:
         self._replica = replica
@@ -24,17 +25,16 @@ class Updates:
         self._arriving: dict[int, Received] = {}  # parts of the next version
         self._arriving_version = 0
         self._raw_arrived = 0
-        self.checked = 0, 0
+        self._checked = 0, 0  # version and checksum that was taken there
 
     def adopt(self, plan: Plan) -> None:
-        """Have other parts from now on. What has come of an update that is not whole is of no use: the next
-        one is."""
+        """Take over a plan. Parts of an incomplete update are dropped: the next update is whole."""
         self._arriving.clear()
         self._replica.adopt(plan)
 
     def add(self, received: Received, *, early: bool) -> None:
-        """Keep a part of an update until all of them are here: this worker may still be asked for something
-        at this version. early: apply it nevertheless; the replica can go back."""
+        """Keep a part of an update until all parts are here: the server may still ask for something at the
+        present version. early: apply the part at once; the replica can go back."""
         update = received.update
         if self._replica.version is None and not update.whole:
             return  # it was on its way when the replica was let go
@@ -58,15 +58,43 @@ class Updates:
             self._connection.stepped(self._replica.version)
             self._metrics.version.set(self._replica.version)
             if is_checked(self._replica.version):
-                self.checked = self._replica.version, self._replica.checksum()
+                self._checked = self._replica.version, self._replica.checksum()
 
-    def let_go(self) -> None:
-        """Of the replica, which is not what the server takes it for."""
+    def let_go_if_drifted(self, assignment: m.Assignment) -> bool:
+        """Compare checksums with the server's. If they differ, let go of the replica and ask for another.
+
+        Returns:
+            Whether they differ.
+        """
+        version, checksum = self._checked
+        if not version or assignment.checked != version or assignment.checksum == checksum:
+            return False
+        log.warning(
+            "the parameters are not the server's at version %d, and are replaced by those. Does the model or "
+            "the script change parameters in place, as Embedding(max_norm=...) does? The server never hears "
+            "of that; with --downlink none its values replace such changes at every version",
+            version,
+        )
+        self._metrics.drifts.inc()
+        self._let_go()
+        self._connection.let_go(version)
+        return True
+
+    def go_back(self, version: int) -> None:
+        """Called when the server has lost the versions after this one."""
+        log.warning(
+            "the server has gone back from version %s to %d: what was pushed between is lost, because it had "
+            "not been written down",
+            *(self._replica.version, version),
+        )
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._arriving.clear()
         self._replica.let_go()
-        self.checked = 0, 0
+        self._checked = 0, 0
 
     def count(self) -> None:
-        """Count what has come as received, now that there is work at the version to which it led."""
+        """Count the bytes of the last update, now that there is work at its version."""
         self._metrics.raw_down.inc(self._raw_arrived)
         self._raw_arrived = 0

@@ -1,5 +1,5 @@
-"""What a worker logs of the server's waiting: nothing of the short pauses of a healthy job, and of a long one
-a short line now and then."""
+"""Log lines about the server's waiting: none for the short pauses of a healthy job, and for a long one a
+short line now and then."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ class WaitingLog:
     """Says which workers the server waits for, with back-off."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """
-        Args:
-            clock: seconds, monotonic.
-        """
+        """clock: seconds, monotonic."""
         self._clock = clock
         self._since: float | None = None
         self._pause_s = FIRST_S
@@ -48,5 +45,5 @@ class WaitingLog:
         log.log(level, "%s", line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…")
 
     def over(self) -> None:
-        """Work has come."""
+        """Reset the back-off, because work has arrived."""
         self._since, self._pause_s = None, FIRST_S

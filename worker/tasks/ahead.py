@@ -46,15 +46,15 @@ class DistrustedError(Exception):
 
 
 class Stopped(BaseException):
-    """Ends a forward pass that has become of no use. No exception that a task might handle."""
+    """Ends a forward pass that is not needed any more. A BaseException, so that no task handles it."""
 
 
 class _Watch(TorchFunctionMode):
-    """Calls `needed` with the place of a parameter before it is used for the first time."""
+    """Calls `needed` with the index of a parameter before it is used for the first time."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], needed: Callable[[int], None]) -> None:
         super().__init__()
-        self.unseen = {id(parameter): place for place, parameter in enumerate(parameters)}
+        self.unseen = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._needed = needed
 
     def __torch_function__(
@@ -69,9 +69,9 @@ class _Watch(TorchFunctionMode):
     def _look(self, values: Collection[Any]) -> None:
         for value in values:
             if isinstance(value, torch.Tensor):
-                place = self.unseen.get(id(value))
-                if place is not None:
-                    self._needed(place)
+                index = self.unseen.get(id(value))
+                if index is not None:
+                    self._needed(index)
                     del self.unseen[id(value)]
             elif isinstance(value, list | tuple):
                 self._look(value)  # pyright: ignore[reportUnknownArgumentType]
@@ -80,7 +80,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _name(function: Any) -> str:
-    """Of an attribute, where that is read or set."""
+    """Return the name of a function, or of the attribute that it reads or sets."""
     name: str = getattr(function, "__name__", "")
     if name in ("__get__", "__set__", "__delete__"):
         name = getattr(getattr(function, "__self__", None), "__name__", "")
@@ -89,7 +89,7 @@ def _name(function: Any) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Early:
-    """What was begun before its assignment arrived: a forward pass, or a round of local steps.
+    """Work begun before its assignment arrived: a forward pass, or a round of local steps.
 
     Attributes:
         expected: the assignment that it serves.
@@ -123,7 +123,7 @@ class Early:
 
 
 def expected_after(assignment: m.Assignment) -> m.Assignment:
-    """What follows if nothing happens."""
+    """Return the assignment that follows if nothing happens."""
     return replace(assignment, version=assignment.version + 1, ranges=assignment.next, next=())
 
 
@@ -169,10 +169,10 @@ def look_ahead(
         raise DistrustedError("the model is compiled")
     kept, undone, failure = computation.keep(), replica.undone, list[BaseException]()
 
-    def needed(place: int) -> None:
-        times.used(place)
+    def needed(index: int) -> None:
+        times.used(index)
         try:
-            if not failure and session.take_in(place, expected.version, POLL_S):
+            if not failure and session.take_in(index, expected.version, POLL_S):
                 times.waited()
                 return
             failure.append(Stopped())
@@ -221,6 +221,6 @@ def _compiled(module: nn.Module) -> bool:
 
 
 def _frames_compiled() -> int:
-    """How often torch.compile has looked at a function in this process. Importing it takes long."""
+    """Return how often torch.compile has looked at a function in this process, without importing it."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     return int(utils.counters["frames"]["total"]) if utils is not None else 0

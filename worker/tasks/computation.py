@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...proto import messages as m
 from ..session.replica import Replica
 from ..training.nests import to_device
-from ..training.sharding import CodedPart, Indices, epoch_order, shard
+from ..training.sharding import CodedPart, Indices, Shards
 from . import Task
 
 
@@ -21,7 +20,11 @@ class TaskFailedError(Exception):
 
 
 class Computation:
-    """A task at a replica. Every call of the user's code may raise TaskFailedError."""
+    """A task at a replica. Every call of the user's code may raise TaskFailedError.
+
+    Attributes:
+        indices: returns the samples of an assignment.
+    """
 
     def __init__(
         self,
@@ -29,22 +32,15 @@ class Computation:
         replica: Replica,
         device: torch.device,
         seed: int,
-        doing: Callable[[str], None] | None = None,
+        doing: Callable[[str], None],
     ) -> None:
-        """doing: is told whenever the task has got on, and with what."""
-        self._doing = doing or _unheard
+        """doing: called with the activity whenever the task makes progress."""
+        self._doing = doing
         self._task = task
         self._replica = replica
         self._device = device
         self._seed = seed
-        self._order: tuple[int, Indices] | None = None  # of the last epoch asked for
-
-    def indices(self, assignment: m.Assignment) -> Indices:
-        """The samples of an assignment."""
-        epoch = assignment.epoch
-        if self._order is None or self._order[0] != epoch:
-            self._order = epoch, epoch_order(self._seed, epoch, self._replica.manifest.train_samples)
-        return shard(self._order[1], assignment)
+        self.indices = Shards(seed, replica.manifest.train_samples).of
 
     def forward(self, indices: Indices, seeds: Sequence[int]) -> torch.Tensor:
         """Return the mean loss over some samples, for `backward`.
@@ -101,17 +97,17 @@ class Computation:
         return value
 
     def probe(self) -> None:
-        """The loss of one sample, to see which operations it takes."""
+        """Compute the loss of one sample, so that its operations can be counted."""
         batch = self._task.batch(np.zeros(1, np.int64))
         self._task.loss(self._replica.model, to_device(batch, self._device))
         self._replica.check()
 
     def keep(self) -> Kept:
-        """What a forward pass changes besides gradients."""
+        """Keep what a forward pass changes besides gradients."""
         return Kept(self._replica.model, self._device)
 
     def evaluate(self) -> dict[str, float]:
-        """What the task measures, by name. Raises ModelError, as `Replica.check`."""
+        """Return what the task measures, by name. Raises ModelError, as `Replica.check` does."""
         model = self._replica.model
 
         def compute() -> dict[str, float]:
@@ -130,10 +126,6 @@ class Computation:
         measured: dict[str, float] = guarded(f"task {self._task.name!r}: evaluate", compute)
         self._replica.check()
         return measured
-
-
-def _unheard(activity: str) -> None:
-    pass
 
 
 class Kept:

@@ -80,8 +80,8 @@ class TaskDriver:
         self._looks_ahead = strategy.final
         self._early: Early | None = None
 
-    def told(self, assignment: m.Assignment) -> None:
-        """Called first for each assignment: undo what was begun early if it asks for something else."""
+    def undo_unexpected(self, assignment: m.Assignment) -> None:
+        """Undo what was begun early, unless an assignment asks for that. Call it first for each."""
         early = self._early
         if early is None or assignment.id == early.after:  # sent again after it was answered
             return

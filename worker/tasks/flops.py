@@ -1,4 +1,4 @@
-"""What each layer of a model costs: floating-point operations of its forward pass, per sample."""
+"""Floating-point operations of each layer's forward pass, per sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 
 
 def layer_flops(model: nn.Module, run: Callable[[], object]) -> dict[str, float]:
-    """Of the weights of linear and convolution layers, by parameter name: two for each weight and position.
+    """Return the operations of linear and convolution layers by name of the weight: two for each weight and
+    position.
 
     run: one forward pass over one sample. The model is in evaluation mode for it, so that it learns nothing
         from it, and without gradients. A layer that is used several times counts each of them; layers of

@@ -1,4 +1,4 @@
-"""What a task is to the worker: five things to know about a workload, and one that some have."""
+"""A task, as the worker sees it: five functions and facts about a workload, and one that is optional."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from ...compressors import CompressorSpec, LayerRule, ModelCompressor, TensorSpec, advice, suited
+from ...compressors import CompressorSpec, LayerRule, TensorSpec
 from ...optim.optimizer import parse_optimizer
 from ...proto import messages as m
 from ...proto.job import job_terms
 from ...settings import JobTerms
 from ..metrics import WorkerMetrics
-from ..session.compression import Compression
+from ..session.compression import compression_of
 from ..session.connection import Connection
 from ..session.own_state import OwnState
 from ..session.replica import Replica
@@ -67,13 +67,15 @@ class Trainer:
         )
         specs = _measured(self._computation, replica, task.name) if compressor.entry.model_wide else None
         specs = specs or replica.manifest.specs
-        optimizer, local = parse_optimizer(job.optimizer), isinstance(work, Local)
-        if not auto:
-            given, compressor = compressor, suited(compressor, optimizer, local=local)
-            if compressor != given:
-                log.info("compressor %s, because the server's optimizer is %s", compressor, job.optimizer)
-        compression = Compression(
-            ModelCompressor(specs, compressor, rule, job.seed, reply.rank), in_parts=job.overlap == "both"
+        compression = compression_of(
+            compressor,
+            auto=auto,
+            optimizer=parse_optimizer(job.optimizer),
+            local=isinstance(work, Local),
+            specs=specs,
+            rule=rule,
+            terms=job,
+            rank=reply.rank,
         )
         self.session = Session(
             connection,
@@ -87,15 +89,13 @@ class Trainer:
         )
         self._driver = _driver(work, job, self.session, self._computation, metrics)
         self._evaluation: m.Evaluation | None = None  # the last one
-        self.session.keep(self._image)
+        self.session.saving.keep(self._image)
         found = None if own is None or reply.initialize else own.read(reply.version)
         if found is not None:
             version, tree = found
-            self.session.restore(version, tree, reply.version)
+            self.session.saving.restore(version, tree, reply.version)
             self._driver.strategy.restore(tree["owner"]["strategy"])
             torch.set_rng_state(tree["owner"]["random"])
-        for line in advice(compressor, optimizer, local=local):
-            log.warning("%s", line)
 
     def run(self) -> bool:
         """Train until the job is done, or `session.leave` was called and everything is handed over.
@@ -112,7 +112,7 @@ class Trainer:
             assignment = self.session.next(POLL_S)
             if assignment is None:
                 continue
-            self._driver.told(assignment)
+            self._driver.undo_unexpected(assignment)
             if assignment.finished:
                 self._driver.strategy.finish()
                 return True
@@ -132,7 +132,7 @@ class Trainer:
         if epoch == 0:
             return
         if self._evaluation is not None and epoch <= self._evaluation.epoch:
-            self.session.report(self._evaluation)  # told again: the report may not have been heard
+            self.session.report(self._evaluation)  # sent again: the report may not have arrived
         elif not (self.session.leaving and assignment.ranges):  # a last push matters more
             self._evaluation = self._measure(assignment)
             self.session.report(self._evaluation)

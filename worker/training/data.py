@@ -55,7 +55,7 @@ def _generators_kept() -> Generator[None]:
 
 
 def _checksum(value: Any, before: int) -> int:
-    """Of a nest, on top of what came before it."""
+    """Return the CRC-32C of a nest, continued from `before`."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().to_dense()
         value = (value.double() if value.is_floating_point() else value).resolve_conj().numpy()

@@ -11,9 +11,9 @@ import torch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Move every tensor in a nest of tuples, lists, mappings and dataclasses, each of which keeps its type;
-    what has a method `to` of its own, such as a `PackedSequence`, moves itself. Nothing is changed in place,
-    and what has nothing to move is handed back as it is."""
+    """Return a nest with every tensor moved. Tuples, lists, mappings and dataclasses keep their types; an
+    object with a method `to`, such as a `PackedSequence`, moves itself; a nest without tensors is returned
+    as it is. Nothing is changed in place."""
     move: Any = getattr(batch, "to", None)
     if callable(move):
         return move(device)
@@ -25,7 +25,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def members_of(nest: Any) -> dict[Any, Any]:
-    """Of a tuple, list, mapping or dataclass: by key, place or field; of what is no nest, none."""
+    """Return the members of a tuple, list, mapping or dataclass by key, index or field; of others, none."""
     found: Any = {}
     if isinstance(nest, Mapping):
         found = nest  # pyright: ignore[reportUnknownVariableType]

@@ -19,13 +19,28 @@ from ...proto.shares import share
 Indices = npt.NDArray[np.int64]
 
 
+class Shards:
+    """The samples of assignments. Remembers the order of the last epoch that was asked for."""
+
+    def __init__(self, seed: int, train_samples: int) -> None:
+        self._seed, self._samples = seed, train_samples
+        self._epoch, self._order = -1, np.empty(0, np.int64)
+
+    def of(self, assignment: Assignment) -> Indices:
+        """Return the indices of an assignment's samples."""
+        if assignment.epoch != self._epoch:
+            self._epoch = assignment.epoch
+            self._order = epoch_order(self._seed, assignment.epoch, self._samples)
+        return shard(self._order, assignment)
+
+
 def epoch_order(seed: int, epoch: int, train_samples: int) -> Indices:
-    """The order of the samples in an epoch: shape (train_samples,)."""
+    """Return the order of the samples in an epoch: shape (train_samples,)."""
     return np.random.default_rng([seed, epoch]).permutation(train_samples)
 
 
 def shard(order: Indices, assignment: Assignment) -> Indices:
-    """The indices of this worker's samples."""
+    """Return the samples that an assignment's ranges name."""
     if not assignment.ranges:
         return order[:0]
     return np.concatenate([order[each.start : each.start + each.count] for each in assignment.ranges])
@@ -33,7 +48,7 @@ def shard(order: Indices, assignment: Assignment) -> Indices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedPart:
-    """number: of the round's parts. weight: what the mean gradient over its samples is multiplied with."""
+    """A part of a coded round, by its number. weight: factor of the mean gradient over its samples."""
 
     number: int
     indices: Indices
@@ -41,8 +56,8 @@ class CodedPart:
 
 
 def coded_parts(indices: Indices, assignment: Assignment) -> list[CodedPart]:
-    """What a member of a coded round computes of all its samples, and how it adds up: to something as large
-    as a mean over these parts."""
+    """Return the parts of a round that a member computes, with weights: their sum is as large as a mean over
+    these parts."""
     code = straggler_code(assignment.world, assignment.stragglers)
     numbers = parts_of(assignment.position, assignment.world, assignment.stragglers)
     bounds = [share(len(indices), number, assignment.world) for number in numbers]

@@ -203,7 +203,7 @@ class TrainingStep(ABC):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """What the present batch's random numbers depend on besides the job's seed."""
+        """The numbers that seed the present batch's random numbers, besides the job's seed."""
         return self._of.seeds(self.assignment)
 
     def follow(self) -> None:
@@ -260,7 +260,7 @@ class TrainingStep(ABC):
         counts = pushing is not None and strategy.final and bool(pushing.checksums)
         if pushing is not None and counts:
             log.warning("version %d: %s; some of its parts have left", version, why)
-            pushing.cease()
+            pushing.cancel_remaining()
             strategy.commit(pushing, loss if math.isfinite(loss) else 0.0)
         else:
             if pushing is not None:

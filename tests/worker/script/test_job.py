@@ -25,9 +25,9 @@ from gradwire.planning.parts import arrange
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.proto.manifest import Manifest
-from gradwire.settings import JobTerms
+from gradwire.settings import JobTerms, WorkerSettings, parse_address
 from gradwire.storage.backends import BackendError
-from gradwire.worker.script import job as job_module
+from gradwire.worker.script import membership
 
 BATCH, STEPS, EPOCHS = 4, 3, 2  # steps in an epoch
 Connect = Callable[..., tuple["Server", gradwire.Job]]
@@ -118,8 +118,8 @@ class Server(Script):
 
     def follow(self, job: gradwire.Job) -> None:
         """Whose parameters go down."""
-        session: Any = job._session  # pyright: ignore
-        self._replica = session.replica
+        assignments: Any = job._assignments  # pyright: ignore
+        self._replica = assignments.session.replica
 
 
 @pytest.fixture
@@ -131,11 +131,11 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
         server = of if of is not None else Server(**given)
         options: dict[str, Any] = given if of is not None else {}
 
-        def connection(address: str, **_: Any) -> Server:
-            server.address = address
+        def connection_of(settings: WorkerSettings, metrics: object) -> Server:
+            server.address = parse_address(settings.server)
             return server
 
-        monkeypatch.setattr(job_module, "Connection", connection)
+        monkeypatch.setattr(membership, "connection_of", connection_of)
         if "MASTER_ADDR" not in os.environ:
             options = {"server": "localhost", **options}
         job = gradwire.connect(compressor="none", **options)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from gradwire.storage.checkpoint import read_folder, write_folder
 from gradwire.storage.values import pack, unpack
 from gradwire.worker.script.optimizer import JobOptimizer
-from gradwire.worker.script.script_state import Position, State, go_on_from, random_state
+from gradwire.worker.script.script_state import Position, State, random_state, restore_random_state
 from gradwire.worker.script.terms import ScriptError
 
 
@@ -117,7 +117,7 @@ def test_random_numbers_go_on() -> None:
     state = again(random_state())
     expected = drawn()
     drawn()
-    go_on_from(state)
+    restore_random_state(state)
     assert drawn() == expected
 
 
@@ -153,7 +153,7 @@ def test_a_loader_goes_on_where_it_was(own: bool, taken: int) -> None:
     position = Position(image)
     with position.passing(loader(200 if own else 2)) as batches:
         assert position.image() is not None, "it is there before a batch is asked for"
-        go_on_from(state)
+        restore_random_state(state)
         assert seen(batches, 6) == expected
 
 

@@ -8,9 +8,8 @@ from typing import cast
 import numpy as np
 import pytest
 
-from gradwire.compressors import DenseFormat, DensePayload, Payload, Plan, arrange
+from gradwire.compressors import DenseFormat, DensePayload, ModelCompressor, Payload, Plan, arrange
 from gradwire.worker.session.auto import Auto
-from gradwire.worker.session.compression import Compression
 
 RATIO = 8
 SMALL, LARGE = 100, 900_000
@@ -24,9 +23,10 @@ PAYLOADS = {
 
 
 class Simulated:
-    """A job on a clock of its own. Takes the place of the compression."""
+    """A job on a clock of its own. Takes the place of the compressor."""
 
     plan: Plan = arrange([SMALL, LARGE], [1, 1], [])
+    unit_of = 1, 0  # the last tensors first
 
     def __init__(self, computing: float, link: float, codec: float, *, hidden: float = 0.0) -> None:
         """Seconds of a step: computing, on the link as float32, and compressing. hidden: of the link's, how
@@ -34,10 +34,7 @@ class Simulated:
         self.computing, self.link, self.codec, self.hidden = computing, link, codec, hidden
         self.clock, self.whole = 0.0, frozenset[int]()
         self.sent = 0, 0.0
-        self.auto = Auto(cast("Compression", self), "4bit", lambda: self.sent, lambda: self.clock)
-
-    def unit_of(self, place: int) -> int:
-        return 1 - place  # the last tensors first
+        self.auto = Auto(cast("ModelCompressor", self), "4bit", lambda: self.sent, lambda: self.clock)
 
     def send_whole(self, units: frozenset[int]) -> None:
         self.whole = units
@@ -47,7 +44,7 @@ class Simulated:
         self.clock += self.computing
         total, link = SMALL + LARGE, 0.0
         for place, elements in ((1, LARGE), (0, SMALL)):
-            number = self.unit_of(place)
+            number = self.unit_of[place]
             dense = number in self.whole
             # A call takes a while however little it has to do.
             codec = 0.0 if dense else self.codec * (elements / total + 0.001)
@@ -101,7 +98,7 @@ def test_a_unit_that_is_not_worth_it_goes_as_it_is() -> None:
     job = Simulated(0.5, 0.5, 0.2)
     job.run(300)
     assert job.auto.choice.compressing
-    assert job.whole == {job.unit_of(0)}, "the small one"
+    assert job.whole == {job.unit_of[0]}, "the small one"
 
 
 def test_what_is_decided_is_said(caplog: pytest.LogCaptureFixture) -> None:

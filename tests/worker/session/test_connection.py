@@ -42,7 +42,7 @@ class Loop:
         async def stream() -> AsyncIterator[m.ServerMessage]:
             yield message
 
-        self._inner._call(self._inner._read(stream(), asyncio.Event()))
+        self._inner._call(self._inner._stream.read(stream(), asyncio.Event()))
 
     @property
     def version(self) -> int | None:

@@ -17,6 +17,7 @@ from gradwire.proto.transfer import part_transfer
 from gradwire.proto.wire import decode_envelope
 from gradwire.worker.session.outgoing import Outgoing, Transfer
 
+BEAT = m.Heartbeat(activity="computing")
 HELLO = m.Hello(job="j", worker="w", incarnation=1)
 MANIFEST = Manifest((m.Tensor(name="weight", shape=(4,), dtype="float32"),), 8)
 
@@ -199,7 +200,7 @@ def test_what_is_short_overtakes_the_chunks_of_a_transfer(kinds: Kinds) -> None:
     outgoing.part(1, 1, part(1, 1))
     outgoing.commit(commit(1, 2))
     assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
-    outgoing.beat("computing")
+    outgoing.say(BEAT)
     outgoing.report(m.Evaluation(version=1, epoch=1, metrics={}))
     assert kinds(outgoing) == [
         *("Heartbeat", "Evaluation"),
@@ -213,7 +214,7 @@ def test_a_pace_holds_back_chunks_and_nothing_that_is_short(kinds: Kinds) -> Non
     for number in range(2):
         outgoing.part(1, number, part(1, number, 6000))
     assert kinds(outgoing) == ["Hello", "Part 1.0", "Chunk"]
-    outgoing.beat("computing")
+    outgoing.say(BEAT)
     assert kinds(outgoing) == ["Heartbeat"]
     outgoing.pace(0)
     assert kinds(outgoing) == [*["Chunk"] * 5, "Part 1.1", *["Chunk"] * 6]
@@ -270,7 +271,7 @@ def test_a_stream_that_breaks_in_a_transfer_leaves_nothing_for_the_next(kinds: K
     outgoing.part(1, 0, part(1, 0, 3000))
     outgoing.part(1, 1, part(1, 1))
     assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
-    outgoing.beat("computing")
+    outgoing.say(BEAT)
     outgoing.end()
     outgoing.begin(HELLO)
     assert kinds(outgoing) == ["Hello"]
@@ -297,10 +298,10 @@ def test_packets_of_an_exchange_that_was_given_up_do_not_go_out(said: Said) -> N
 
 def test_a_heartbeat_goes_out_where_there_is_a_stream(said: Said) -> None:
     outgoing = Outgoing()
-    outgoing.beat("computing")  # to nobody
+    outgoing.say(BEAT)  # to nobody
     outgoing.begin(HELLO)
     assert said(outgoing) == ["Hello"]
-    outgoing.beat("computing")
+    outgoing.say(BEAT)
     assert said(outgoing) == ["Heartbeat"]
 
 
@@ -474,7 +475,7 @@ def test_with_a_credit_only_so_many_parts_are_on_their_way(said: Said) -> None:
     outgoing = by_turns(2, 1, 0, credit=2)
     push(outgoing, 1, parts=3)
     assert said(outgoing) == ["Hello", "Part 1.2", "Part 1.1"]
-    outgoing.beat("computing")
+    outgoing.say(BEAT)
     assert said(outgoing) == ["Heartbeat"]
     outgoing.stored(1, (1,))
     assert said(outgoing) == ["Part 1.0", "Commit 1"]
@@ -524,7 +525,7 @@ async def test_a_worker_whose_thread_hangs_is_ready_once_that_goes_on_and_before
     outgoing.ready(MANIFEST)
     outgoing.begin(HELLO, ready=False)
     outgoing.welcome(welcome())
-    outgoing.beat("computing", 700.0)
+    outgoing.say(m.Heartbeat(activity="computing", still_seconds=700.0))
     assert await drained(outgoing) == [HELLO, m.Heartbeat(activity="computing", still_seconds=700.0)]
     push(outgoing, 1)
     first, *others = await drained(outgoing)

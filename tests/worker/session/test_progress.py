@@ -24,16 +24,16 @@ def test_time_counts_from_the_last_progress_and_not_while_it_waits_for_the_serve
     progress = begun(clock)
     progress.moved("computing")
     clock.now += 5
-    assert progress.still_s == 5
+    assert progress.stalled_s == 5
     with progress.waiting():
         clock.now += 1000
-        assert progress.still_s == 0
+        assert progress.stalled_s == 0
         assert not progress.hung()
-    assert progress.still_s == 0
+    assert progress.stalled_s == 0
     clock.now += 3
-    assert progress.still_s == 3
+    assert progress.stalled_s == 3
     progress.moved()
-    assert (progress.still_s, progress.activity) == (0, "computing")
+    assert (progress.stalled_s, progress.activity) == (0, "computing")
 
 
 def test_it_hangs_beyond_the_limit_which_is_larger_for_a_first_step() -> None:
@@ -41,7 +41,7 @@ def test_it_hangs_beyond_the_limit_which_is_larger_for_a_first_step() -> None:
     progress = begun(clock, stepped=False)
     progress.moved("computing")
     clock.now += 601
-    assert progress.still_beyond_stated
+    assert progress.may_be_suspended
     assert not progress.hung()
     progress.stepped = True
     assert "no progress for 601 s (computing)" in progress.hung()
@@ -84,7 +84,7 @@ def test_loading_takes_as_long_as_it_takes_and_no_limit_is_none() -> None:
     assert not progress.hung()
     progress.begun, progress.stated_s = True, 0.0
     assert not progress.hung()
-    assert not progress.still_beyond_stated
+    assert not progress.may_be_suspended
 
 
 def test_the_stack_is_that_of_the_thread_which_made_it() -> None:

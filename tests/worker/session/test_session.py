@@ -460,11 +460,11 @@ def test_the_state_that_a_worker_goes_on_from_is_not_written_again_before_it_has
 
     tree = {"compression": before._compression.image(), "buffers": before._state.image(), "owner": {}}  # pyright: ignore[reportPrivateUsage]
     subject = session(script)
-    subject.keep(image)
-    subject.restore(7, tree, 7)
+    subject.saving.keep(image)
+    subject.saving.restore(7, tree, 7)
     subject.begin()
     for _ in range(2):
         subject.next(0)
     assert script.saved_at == [(7, "")]
-    assert not subject.save_due
+    assert not subject.saving.due
     assert not images

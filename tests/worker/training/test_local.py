@@ -55,7 +55,7 @@ class Driven:
             WorkerMetrics("none"),
             initialize=False,
         )
-        session._compression.adopt(plan)  # pyright: ignore[reportPrivateUsage]
+        session._compression.compressor.adopt(plan)  # pyright: ignore[reportPrivateUsage]
         optimizer: LocalOptimizer = JobOptimizer(make(self.model.parameters(), lr=rate), unasked, here=True)
         if of_job:
             parameters = self.replica.parameters

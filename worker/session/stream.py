@@ -1,0 +1,251 @@
+"""The Exchange stream of one worker, on its event loop: opened again, with pauses, whenever it breaks.
+
+| the stream | what follows |
+|---|---|
+| is open | messages are read, queued ones are written (`outgoing`), heartbeats go out |
+| breaks, or the server closes it | a pause, and another stream; after `give_up_s`, `UnreachableError` |
+| is refused as one of a member that the server does not know | the worker joins again, and opens another |
+| is refused for another reason | `Refused` |
+| another replica is needed (`reopen`) | as if it had broken |
+| ends after the worker has said goodbye | nothing |
+
+A stream on which the server decides something, or that lasts longer than `give_up_s`, starts that time anew.
+What arrives goes to the thread that owns the connection through the queue `incoming`, as does the error that
+ends the membership. Nothing here waits for that thread: heartbeats go out while it computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ...compressors import Plan
+from ...proto import messages as m
+from ...proto.refusal import Reason, Refused
+from ...proto.service import Malformed, Stub, unbatched
+from ...proto.wire import gather
+from .attempts import CALL_TIMEOUT_S, Attempts, BrokenError, UnreachableError, translated
+from .outgoing import Outgoing
+from .progress import Progress
+from .receiving import Received, ReceivedPacket, Receiver
+
+log = logging.getLogger("gradwire.worker")
+
+LEAVE_TIMEOUT_S = 5.0
+LAST_WORD_S = 1.0
+SMALL_PART_BYTES = 1 << 16  # below this a thread costs more than the scan
+
+
+Incoming = (
+    Plan
+    | Received
+    | ReceivedPacket
+    | m.Assignment
+    | m.Outcome
+    | m.Waiting
+    | m.InitializeRequest
+    | m.SnapshotRequest
+    | m.Save
+    | m.Welcome
+)
+
+
+class Stream:
+    """The stream; see the head of this file. Other threads may read the plain attributes.
+
+    Attributes:
+        outgoing: what is written.
+        incoming: what has arrived, for the owner's thread.
+        reopen: set to open the stream anew.
+        leaving: whether the worker leaves, so that the end of the stream is no reason for another.
+        rank: the rank that the server said last; it may change when a lost member comes back.
+        reconnects: number of times the stream was opened again.
+        away_since: monotonic seconds since when there has been no welcomed stream; None while there is one.
+        lost_versions: number of times the server has lost versions that the replica had.
+    """
+
+    def __init__(
+        self, address: str, progress: Progress, *, worker: str, incarnation: int, give_up_s: float
+    ) -> None:
+        """progress: of the owner's thread, for heartbeats."""
+        self.outgoing = Outgoing()
+        self.incoming: queue.SimpleQueue[Incoming | BaseException] = queue.SimpleQueue()
+        self.reopen = asyncio.Event()
+        self.leaving = False
+        self.rank = self.reconnects = self.lost_versions = 0
+        self.away_since: float | None = time.monotonic()
+        self._address, self._give_up_s = address, give_up_s
+        self._progress = progress
+        self._worker, self._incarnation = worker, incarnation
+        self._reported_stall = False
+
+    async def run(self, stub: Stub, request: m.JoinRequest, reply: m.JoinResponse) -> None:
+        """Keep a stream open until the worker leaves, or an error ends the membership; `incoming` gets that.
+
+        Args:
+            request: joins again, if the server has lost the join.
+            reply: the answer to it.
+        """
+        try:
+            attempts = Attempts(self._address, self._give_up_s)
+            while True:
+                progress = asyncio.Event()
+                opened_at = time.monotonic()
+                try:
+                    await self._one_stream(stub, reply, progress)
+                    if self.leaving:
+                        return
+                    reason = "the server closed the stream"
+                except BrokenError as broken:
+                    reason = str(broken)
+                except Refused as refused:
+                    if refused.refusal.reason is not Reason.NOT_A_MEMBER:
+                        raise
+                    # The server has gone back to before this worker joined: it joins as the same one.
+                    reason = str(refused)
+                    with contextlib.suppress(BrokenError):
+                        await translated(stub.join(request, timeout=CALL_TIMEOUT_S))
+                # A stream that only ever breaks, such as one too slow for the lease, is not progress.
+                if progress.is_set() or time.monotonic() - opened_at > self._give_up_s:
+                    attempts = Attempts(self._address, self._give_up_s)
+                self.reconnects += 1
+                await attempts.pause(reason)
+        except (Refused, UnreachableError) as error:
+            self.incoming.put(error)
+        except Exception as error:
+            log.exception("the connection failed")
+            self.incoming.put(error)
+
+    async def _one_stream(self, stub: Stub, reply: m.JoinResponse, progress: asyncio.Event) -> None:
+        """One Exchange call from Hello to its end. Raises BrokenError or Refused."""
+        call = stub.exchange()
+        outgoing = self.outgoing
+        self.reopen.clear()
+        hello = m.Hello(job=reply.job.id, worker=self._worker, incarnation=self._incarnation)
+        outgoing.begin(hello, ready=not self._progress.may_be_suspended)
+
+        async def write() -> None:
+            while True:
+                await call.write(gather(await outgoing.next(), outgoing.more))
+
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(reply.limits.heartbeat_seconds)
+                self._report_if_stalled()
+                outgoing.say(
+                    m.Heartbeat(activity=self._progress.activity, still_seconds=self._progress.stalled_s)
+                )
+
+        reader = asyncio.create_task(self.read(call, progress))
+        reopen = asyncio.create_task(self.reopen.wait())
+        tasks: list[asyncio.Task[Any]] = [
+            reader,
+            asyncio.create_task(write()),
+            asyncio.create_task(beat()),
+            reopen,
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if reopen.done():
+                raise BrokenError("another replica is needed")
+            if not reader.done():
+                # Where the call has ended, reading it tells why; another fault is the writer's own.
+                await asyncio.wait((reader,), timeout=LAST_WORD_S)
+            await translated(next(task for task in tasks if task.done()))
+        finally:
+            if self.away_since is None:
+                self.away_since = time.monotonic()
+            outgoing.end()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            call.cancel()
+
+    def _report_if_stalled(self) -> None:
+        """Log once that the owner's thread makes no progress; if it does again, the server may send work."""
+        progress = self._progress
+        if not progress.may_be_suspended:
+            self.outgoing.wake()
+            self._reported_stall = False
+        elif progress.begun and not self._reported_stall:
+            self._reported_stall = True
+            log.error(
+                "no progress for %.0f s (%s): the server sets this worker aside after %.0f s "
+                "(gc-server --progress-seconds), until it goes on. It is here:\n%s",
+                *(progress.stalled_s, progress.activity, progress.limit_s, progress.stack()),
+            )
+
+    async def read(self, call: AsyncIterator[m.ServerMessage | Malformed], progress: asyncio.Event) -> None:
+        """Take in the messages of one stream. progress: set once the server has decided on something.
+
+        Raises:
+            BrokenError, Refused: a message that cannot be used.
+        """
+        receiver, outgoing = Receiver(self._worker), self.outgoing
+        messages: AsyncIterator[m.ServerMessage | Malformed] = unbatched(call, "ServerMessage")
+        async for message in messages:
+            arrived: Incoming | None = None
+            match message:
+                case m.Update():
+                    receiver.begin_update(message, outgoing.manifest, outgoing.plan)
+                case m.PlanAnnouncement():
+                    arrived = outgoing.plan = receiver.plan(message, outgoing.manifest)
+                case m.Packet():
+                    arrived = receiver.begin_packet(message, outgoing.manifest)
+                case m.Chunk():
+                    arrived = receiver.add(message)
+                case m.Outcome():
+                    progress.set()
+                    if message.decision is m.Decision.ACCEPTED:
+                        outgoing.settle(message.seq)  # a refused one may have to go out again
+                    elif message.part is not None:
+                        outgoing.stored(message.seq, (message.part,))  # it is not in flight any more
+                    arrived = message
+                case m.Assignment():
+                    if message.coding is not None:
+                        outgoing.exchange = message.coding.exchange
+                    if message.id > outgoing.assigned:
+                        progress.set()
+                    outgoing.assigned = message.id
+                    outgoing.pace(message.pace)
+                    arrived = message
+                case m.Waiting() | m.InitializeRequest() | m.SnapshotRequest() | m.Save():
+                    arrived = message
+                case m.Unwanted():
+                    outgoing.unwanted(message.seq)
+                case m.Stored():
+                    outgoing.stored(message.seq, message.parts)
+                case m.Welcome():
+                    self.away_since = None
+                    log.info("connected as rank %d, server at version %d", message.rank, message.version)
+                    self.rank = message.rank
+                    outgoing.welcome(message)
+                    if outgoing.version is not None and outgoing.version > message.newest:
+                        outgoing.version, arrived = None, message
+                        self.lost_versions += 1
+                case m.Batch():
+                    raise BrokenError("the server sent a batch in a batch")
+                case Malformed():
+                    raise BrokenError(f"the server's message cannot be read: {message.text}")
+            complete = receiver.take_update()
+            if complete is not None:
+                update, assembly = complete
+                if assembly.size <= SMALL_PART_BYTES:
+                    payloads = assembly.finish()
+                else:
+                    payloads = await asyncio.to_thread(assembly.finish)
+                arrived = Received(update, payloads)
+            if arrived is not None:
+                self.incoming.put(arrived)
+
+    async def say_goodbye(self, message: m.Leave, running: asyncio.Task[None]) -> None:
+        """Send the last message, and wait until the server has closed the stream. running: `run`."""
+        lost = self.reconnects > 0 and self.away_since is not None  # and not only about to be welcomed
+        if lost or not self.outgoing.say(message):
+            return
+        await asyncio.wait((running,), timeout=LEAVE_TIMEOUT_S - 1)
