@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.spec import Spec, SpecError, known, option_types, parse_options, parse_spec, unknown
 from ..planning.compression import CompressionCosts, least_sparse_part_bytes
-from ..planning.parts import LEAST_BYTES
+from ..planning.parts import ALIGNMENT, LEAST_BYTES
 from .entry import WITHOUT_FEEDBACK, CompressorEntry, Joined
 from .quantizers import DENSE, QUANTIZERS
 from .sparsifiers import SPARSIFIERS, SparseOptions
@@ -68,6 +68,14 @@ class CompressorSpec:
         if found is not None and found.how == "blocks" and not (self.wrapping and self.wrapping.plain):
             return None  # a block is added to its residual as it is
         return found
+
+    @property
+    def piecewise(self) -> bool:
+        """Whether a part of a tensor is compressed without knowing the others."""
+        joins = self.entry.joins(self.options)
+        return joins is not None and (
+            joins.how == "elements" or (joins.full > 1 and ALIGNMENT % joins.full == 0)
+        )
 
     @property
     def chooses_by_norm(self) -> bool:

@@ -77,8 +77,6 @@ RULE = LayerRule()
 CODERS = {kind: parse_compressor(kind) for kind in KINDS if kind != SPARSE}
 # From `4bit` back to elements only where these take so much of it: that costs an update of all values.
 BACK = 0.5
-# What needs to know nothing of a tensor but the elements at hand.
-PIECEWISE = frozenset({"none", "bf16", "fp16", "8bit"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,7 +144,8 @@ class Downlink:
         kind = self._fixed.text if self._fixed is not None else self._kinds(unit, pushes)[0]
         if kind == "4bit" and RULE.compresses(self._specs[unit.first]):
             return self._running.knows(unit.first, version)
-        return kind in PIECEWISE
+        coder = self._fixed or CODERS.get(kind)
+        return coder is not None and coder.piecewise
 
     def choose(self, unit: Unit, start: int, end: int, pushes: Sequence[Placed]) -> list[Way]:
         """How elements of a unit go down after a step with these pushes. To be called before the step.
