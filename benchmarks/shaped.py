@@ -289,4 +289,4 @@ def _computation(setup: Setup, trace: Path) -> list[str]:
 
 
 def _await(started: Sequence[Child]) -> None:
-    wait_for(lambda: all(child.code == 0 for child in started) or None, started)
+    wait_for(lambda: all(child.code is not None for child in started) or None, started)
