@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 EVERY_SECONDS = 2.0
 LOST_SHOWN = 5
-STILL_SHOWN_S = 10.0  # without progress
+STALL_SHOWN_S = 10.0  # without progress
 
 
 def positive_seconds(text: str) -> float:
@@ -166,12 +166,12 @@ def _printable(value: Any) -> Any:
 def _doing(member: MemberStatus) -> Text:
     from rich.text import Text
 
-    if member.aside:
+    if member.suspended:
         return Text(
-            f"set aside: {member.activity}, no progress for {member.still_seconds:.0f} s", style="red"
+            f"suspended: {member.activity}, no progress for {member.stalled_seconds:.0f} s", style="red"
         )
-    if member.still_seconds >= STILL_SHOWN_S:
-        return Text(f"{member.activity}, no progress for {member.still_seconds:.0f} s", style="yellow")
+    if member.stalled_seconds >= STALL_SHOWN_S:
+        return Text(f"{member.activity}, no progress for {member.stalled_seconds:.0f} s", style="yellow")
     return Text(member.activity or "–")
 
 

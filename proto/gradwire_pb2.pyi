@@ -678,12 +678,12 @@ class Profile(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., densities: _Optional[_Iterable[float]] = ..., sent_bytes: _Optional[int] = ..., compressing_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., processor_share: _Optional[float] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("activity", "still_seconds")
+    __slots__ = ("activity", "stalled_seconds")
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
-    STILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STALLED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     activity: str
-    still_seconds: float
-    def __init__(self, activity: _Optional[str] = ..., still_seconds: _Optional[float] = ...) -> None: ...
+    stalled_seconds: float
+    def __init__(self, activity: _Optional[str] = ..., stalled_seconds: _Optional[float] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("version", "epoch", "metrics")
@@ -973,7 +973,7 @@ class Measured(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., part_seconds: _Optional[float] = ..., byte_seconds: _Optional[float] = ..., compressor: _Optional[str] = ..., fusion: _Optional[str] = ..., order: _Optional[str] = ..., part_bytes: _Optional[int] = ..., cores: _Optional[int] = ..., processor_share: _Optional[float] = ..., square_norms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("worker", "rank", "attached", "heard_seconds", "activity", "compressor", "pushes", "still_seconds", "aside")
+    __slots__ = ("worker", "rank", "attached", "heard_seconds", "activity", "compressor", "pushes", "stalled_seconds", "suspended")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
@@ -981,8 +981,8 @@ class MemberStatus(_message.Message):
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
-    STILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    ASIDE_FIELD_NUMBER: _ClassVar[int]
+    STALLED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SUSPENDED_FIELD_NUMBER: _ClassVar[int]
     worker: str
     rank: int
     attached: bool
@@ -990,9 +990,9 @@ class MemberStatus(_message.Message):
     activity: str
     compressor: str
     pushes: int
-    still_seconds: float
-    aside: bool
-    def __init__(self, worker: _Optional[str] = ..., rank: _Optional[int] = ..., attached: bool = ..., heard_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., compressor: _Optional[str] = ..., pushes: _Optional[int] = ..., still_seconds: _Optional[float] = ..., aside: bool = ...) -> None: ...
+    stalled_seconds: float
+    suspended: bool
+    def __init__(self, worker: _Optional[str] = ..., rank: _Optional[int] = ..., attached: bool = ..., heard_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., compressor: _Optional[str] = ..., pushes: _Optional[int] = ..., stalled_seconds: _Optional[float] = ..., suspended: bool = ...) -> None: ...
 
 class LostStatus(_message.Message):
     __slots__ = ("worker", "rank", "reason", "version")

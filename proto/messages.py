@@ -159,7 +159,7 @@ class Limits:
     chunk_bytes: int  # bytes of payload per chunk; every chunk but the last has exactly this size
     lease_seconds: float  # a member not heard of for this long is lost
     heartbeat_seconds: float  # how often a member should be heard of
-    progress_seconds: float = 0.0  # without progress of the training thread, a member is set aside; 0: never
+    progress_seconds: float = 0.0  # without progress of the training thread, a member is suspended; 0: never
 
 
 @stored("Tensor")
@@ -561,7 +561,7 @@ class Heartbeat:
     """Sent at least every Limits.heartbeat_seconds, whatever else is going on."""
 
     activity: str = ""  # "computing", "waiting", …, for people
-    still_seconds: float = 0.0  # for which the training thread has made no progress; 0 while it waits
+    stalled_seconds: float = 0.0  # for which the training thread has made no progress; 0 while it waits
 
 
 @stored("Evaluation")
@@ -816,8 +816,8 @@ class MemberStatus:
     activity: str  # from its last heartbeat
     compressor: str  # that it uses
     pushes: int  # accepted
-    still_seconds: float = 0.0  # for which its training thread has made no progress
-    aside: bool = False  # it hangs: nobody waits for it until its training thread goes on
+    stalled_seconds: float = 0.0  # for which its training thread has made no progress
+    suspended: bool = False  # it hangs: nobody waits for it until its training thread goes on
 
 
 @stored("LostStatus")

@@ -67,11 +67,11 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         "given",
     )
     lost_members = counter("members_lost", "members lost before the job was done")
-    set_aside = counter(
-        "members_set_aside", "times that a member was set aside because its training thread hung"
+    suspensions = counter(
+        "suspensions", "times that a member was suspended because its training thread hung"
     )
-    still_seconds = gauge(
-        "still_seconds", "longest time for which a member's training thread has made no progress"
+    stalled_seconds = gauge(
+        "stalled_seconds", "longest time for which a member's training thread has made no progress"
     )
     round_seconds = histogram("round_seconds", "from a round's opening to its version")
     passed_over = counter(

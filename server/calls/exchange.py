@@ -123,12 +123,12 @@ class WorkerCall:
                     uploads.begin(message)
                 case m.Heartbeat():
                     activity = printable(message.activity[:MAX_TEXT_CHARACTERS])
-                    stalled_s = message.still_seconds
+                    stalled_s = message.stalled_seconds
                     if not 0 <= stalled_s < math.inf:
                         raise refused(
                             Reason.NON_FINITE,
                             worker=stream.worker,
-                            field="heartbeat still_seconds",
+                            field="heartbeat stalled_seconds",
                             limit="a finite number of seconds, 0 or more",
                             value=str(stalled_s),
                         )

@@ -300,8 +300,8 @@ class Service:
                     activity=member.activity,
                     compressor=member.compressor,
                     pushes=member.pushes,
-                    still_seconds=member.stalled_s,
-                    aside=member.suspended,
+                    stalled_seconds=member.stalled_s,
+                    suspended=member.suspended,
                 )
                 for member in core.roster.by_rank()
             ),

@@ -534,7 +534,7 @@ class PushLedger:
     def _account(self, member: Member) -> _Account:
         found = self._accounts.get(member)
         if found is None:
-            known = self.core.roster.get(member)  # which may be set aside, and come back
+            known = self.core.roster.get(member)  # which may be suspended, and come back
             found = self._accounts[member] = _Account(known.last_seq if known is not None else 0)
         return found
 

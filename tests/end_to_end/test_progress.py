@@ -46,11 +46,11 @@ def test_a_job_ends_without_a_worker_that_hangs_with_each_sample_once(where: str
     assert [each.epoch for each in status.evaluations] == [1, 2]
     text = get(http, "/metrics")[1]
     assert sample(text, "gradwire_server_samples_total") == EPOCHS * SAMPLES
-    assert sample(text, "gradwire_server_members_set_aside_total") == 1
+    assert sample(text, "gradwire_server_suspensions_total") == 1
     poll(lambda: not asked(server).members, "the server waits for the worker that hangs")
 
 
-def test_a_script_that_hangs_between_two_steps_is_set_aside(daemons: Daemons) -> None:
+def test_a_script_that_hangs_between_two_steps_is_suspended(daemons: Daemons) -> None:
     http = free_port()
     options = ("--script", "--epochs", str(EPOCHS), "--batch-size", "8", "--min-workers", "2")
     server = daemons.server(*options, *LIMITS, "--http-port", str(http))
@@ -70,7 +70,7 @@ def test_a_worker_that_goes_on_takes_part_again(daemons: Daemons) -> None:
     server = job(daemons, http, "--task", task)
     hangs, other = one_hangs(daemons, server, of_worker)
     server.wait_for(r"rank 0 \(hangs\) is lost: has made no progress for \d+ s")
-    poll(lambda: any(each.aside for each in asked(server).members), "it is not shown as set aside")
+    poll(lambda: any(each.suspended for each in asked(server).members), "it is not shown as suspended")
     server.wait_for(r"rank 0 \(hangs\) makes progress again, and takes part")
     assert get(of_worker, "/livez") == (200, "alive\n")
     assert hangs.wait() == other.wait() == 0
@@ -86,4 +86,4 @@ def test_a_worker_that_waits_for_others_does_not_hang(daemons: Daemons) -> None:
     daemons.worker(server.address, "--worker-id", "w0", "--http-port", str(of_worker))
     server.wait_for(r"waiting since 1\d.* have 1 of 2")  # seconds, said every ten, and more than STATED_S
     assert get(of_worker, "/livez") == (200, "alive\n")
-    assert all(each.still_seconds < STATED_S for each in asked(server).members)
+    assert all(each.stalled_seconds < STATED_S for each in asked(server).members)

@@ -138,7 +138,7 @@ class Stream:
                 await asyncio.sleep(reply.limits.heartbeat_seconds)
                 self._report_if_stalled()
                 outgoing.say(
-                    m.Heartbeat(activity=self._progress.activity, still_seconds=self._progress.stalled_s)
+                    m.Heartbeat(activity=self._progress.activity, stalled_seconds=self._progress.stalled_s)
                 )
 
         reader = asyncio.create_task(self.read(call, progress))
@@ -175,7 +175,7 @@ class Stream:
         elif progress.begun and not self._reported_stall:
             self._reported_stall = True
             log.error(
-                "no progress for %.0f s (%s): the server sets this worker aside after %.0f s "
+                "no progress for %.0f s (%s): the server suspends this worker after %.0f s "
                 "(gc-server --progress-seconds), until it goes on. It is here:\n%s",
                 *(progress.stalled_s, progress.activity, progress.limit_s, progress.stack()),
             )

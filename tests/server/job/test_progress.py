@@ -127,7 +127,7 @@ def test_other_activities_are_not_given_more_time_for_that() -> None:
     assert job.one(e.Disconnect).worker == "w1"
 
 
-def test_without_a_limit_nobody_is_set_aside() -> None:
+def test_without_a_limit_nobody_is_suspended() -> None:
     job = stepped(progress_seconds=0.0)
     hang(job, "w1", 1e6)
     assert not job.all(e.Disconnect)
@@ -162,7 +162,7 @@ def test_whoever_is_waited_for_is_named_with_the_time_without_progress(seconds: 
     assert f"computing, no progress for {seconds:.0f} s" in job.core.waiting(job.now).text
 
 
-def test_a_member_that_is_set_aside_is_named_where_everybody_is_waited_for() -> None:
+def test_a_member_that_is_suspended_is_named_where_everybody_is_waited_for() -> None:
     job = stepped(1)
     hang(job, "w0", STATED_S + 1)
     job.attach("w0")

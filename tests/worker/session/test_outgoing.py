@@ -525,8 +525,8 @@ async def test_a_worker_whose_thread_hangs_is_ready_once_that_goes_on_and_before
     outgoing.ready(MANIFEST)
     outgoing.begin(HELLO, ready=False)
     outgoing.welcome(welcome())
-    outgoing.say(m.Heartbeat(activity="computing", still_seconds=700.0))
-    assert await drained(outgoing) == [HELLO, m.Heartbeat(activity="computing", still_seconds=700.0)]
+    outgoing.say(m.Heartbeat(activity="computing", stalled_seconds=700.0))
+    assert await drained(outgoing) == [HELLO, m.Heartbeat(activity="computing", stalled_seconds=700.0)]
     push(outgoing, 1)
     first, *others = await drained(outgoing)
     assert isinstance(first, m.Ready)
