@@ -7,6 +7,7 @@ Each rank writes FOLDER/RANK.pt: by scenario, what it saw. Gradients are what `g
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -208,6 +209,9 @@ def main(folder: str, compressors: list[str]) -> None:
         found[scenario.__name__] = scenario()
     torch.save(found, Path(folder) / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
+    # A thread of torch's that still holds a Python object aborts the process if the interpreter ends before it.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
