@@ -209,7 +209,7 @@ def main(folder: str, compressors: list[str]) -> None:
         found[scenario.__name__] = scenario()
     torch.save(found, Path(folder) / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
-    # A thread of torch's that still holds a Python object aborts the process if the interpreter ends before it.
+    # If the interpreter ends before a thread of torch's that holds a Python object, the process aborts.
     sys.stdout.flush()
     os._exit(0)
 
