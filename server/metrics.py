@@ -67,9 +67,7 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         "given",
     )
     lost_members = counter("members_lost", "members lost before the job was done")
-    suspensions = counter(
-        "suspensions", "times that a member was suspended because its training thread hung"
-    )
+    suspensions = counter("suspensions", "times that a member was suspended because its training thread hung")
     stalled_seconds = gauge(
         "stalled_seconds", "longest time for which a member's training thread has made no progress"
     )
