@@ -103,7 +103,7 @@ COMPRESSORS = Suite(
     ),
 )
 
-# Figure 8 of the 4-bit paper. Absolute thresholds are taken in two ways (`compressors.thresholds.Scale`): as
+# Figure 8 of the 4-bit paper. Absolute thresholds are taken in two ways (`compressors.quantizers.Scale`): as
 # printed, on PyTorch's mean gradient, for which the paper's order is claimed; and scaled to the summed
 # gradient of the system that they come from, which docs/accuracy.md discusses.
 _GROUPS, _ONE_GROUP, _TWO_BIT = (

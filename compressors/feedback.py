@@ -6,7 +6,7 @@ In this order, for each tensor, with gradient g, velocity u, residual e:
     r = u + decay * e;  send p = compress(r);  e = r - decode(p)     (decay 1: nothing is ever forgotten)
     u = 0 at the elements that a sparse p holds                      (masking: their momentum has been sent)
 
-What comes before, once for the whole model, is in `model`: clipping first, then the delay. What comes after
+What comes before, once for the whole model, is in `step`: clipping first, then the delay. What comes after
 is the server's: the weighted mean, then weight decay and the step of its optimizer. With momentum correction
 that has to be plain SGD, or momentum would be applied twice.
 

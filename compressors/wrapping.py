@@ -2,7 +2,7 @@
 
     clip -> delay -> momentum -> residual (decay) -> the compressor, with its warm-up -> masking
 
-The first two are the whole model's (`model`), the others each tensor's (`feedback`).
+The first two are the whole model's (`step`), the others each tensor's (`feedback`).
 """
 
 from __future__ import annotations

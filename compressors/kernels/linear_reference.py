@@ -7,7 +7,7 @@ Linear codes are two's-complement integers of 2 to 8 bits; a code is worth its i
 of its bucket: a fixed number of consecutive elements, a multiple of 32; the last bucket may be short. The
 most negative integer is never sent, so that both signs reach equally far. Binary codes are one bit.
 
-Both are packed without gaps, as by `reference.pack`.
+Both are packed without gaps, as by `gradwire.compressors.pack_codes`.
 """
 
 from __future__ import annotations

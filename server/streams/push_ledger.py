@@ -25,12 +25,12 @@ control's decision.
                 forgets the step. Invalid: the worker ends with the reason. A damaged part refuses nothing: it
                 is sent again as the same bytes.
 
-If a member is lost before the commit, its parts are dropped and its pushes are open again: the same
-incarnation may come back and send them whole.
+If a member is lost while a push of its is open, or committed with parts missing, the parts are dropped
+(`forget_gone`) and the push is open again: the same incarnation may come back and send it whole.
 
 What may not happen: a part reaches the shard, or its worker hears `Stored`, before the journal has the part
 (`store`); a push is handed to control before the earlier ones of its member are decided or given up (`next`);
-a push changes its state but as `_LIVES` says.
+a push changes its state but as `_TRANSITIONS` says.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PushLife(Enum):
 
 
 _OVER = frozenset({PushLife.ABANDONED, PushLife.REFUSED})
-_LIVES = {
+_TRANSITIONS = {
     PushLife.OPEN: frozenset({PushLife.OPEN, PushLife.COMMITTED, PushLife.UNWANTED}) | _OVER,
     PushLife.COMMITTED: (
         frozenset({PushLife.COMMITTED, PushLife.OPEN, PushLife.UNWANTED, PushLife.ACCEPTED}) | _OVER
@@ -105,7 +105,7 @@ class _Push:
     payloads: dict[int, Sequence[Payload]] = field(default_factory=dict[int, Sequence[Payload]])
 
     def become(self, life: PushLife) -> None:
-        self.life = move(self.life, life, _LIVES)
+        self.life = move(self.life, life, _TRANSITIONS)
 
     def clear(self) -> None:
         """Forget the parts that are stored."""
@@ -534,7 +534,7 @@ class PushLedger:
     def _account(self, member: Member) -> _Account:
         found = self._accounts.get(member)
         if found is None:
-            known = self.core.roster.get(member)  # which may be suspended, and come back
+            known = self.core.roster.get(member)  # which may have left, and come back
             found = self._accounts[member] = _Account(known.last_seq if known is not None else 0)
         return found
 
