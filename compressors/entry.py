@@ -74,8 +74,8 @@ class CompressorEntry:
         downlink: why with these options it does not suit updates of parameters, "" if it does: without
             thresholds that are meant for gradients, and with an error that is surely smaller than the update.
         adam_loss: the validation loss as a multiple of the uncompressed one that `gc-bench accuracy adam`
-            measured with these options, where the server's optimizer is Adam; 1 if training did not lose, or was not
-            measured.
+            measured with these options, where the server's optimizer is Adam; 1 if training did not lose, or
+            was not measured.
     """
 
     options: type[Any]
