@@ -13,7 +13,6 @@ import gradwire.compressors
 import gradwire.server
 import gradwire.worker
 from gradwire.common import stored
-from gradwire.common.stored import DERIVED
 from gradwire.server.durable import journal
 from gradwire.storage import checkpoint
 
@@ -21,7 +20,7 @@ from gradwire.storage import checkpoint
 def written(kind: Any) -> list[str]:
     """The names that a file has of a class."""
     if is_dataclass(kind):
-        return [each.name for each in fields(kind) if each.metadata != DERIVED]
+        return [each.name for each in fields(kind) if each.metadata.get("saved", True)]
     return [each.name for each in kind] if issubclass(kind, Enum) else list(kind._fields)
 
 
