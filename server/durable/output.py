@@ -6,7 +6,6 @@ import asyncio
 import logging
 import tempfile
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 
 from ..shard.model_state import ModelState, Values, complete
@@ -71,13 +70,18 @@ class Output:
             return digest
         if not finished:
             path = path.with_name(f"{path.stem}.unfinished-v{version}{path.suffix}")
+        entries, found = self._state.entries, copy.parameters.keys() | self._state.frozen.keys()
         try:
             values = {**self._state.frozen, **await buffers()}
         except Exception as error:
             log.error("the parameters are saved without buffers: %s", error)
             values = dict(self._state.frozen)
-        tensors = complete(copy.parameters, self._state.entries, values)
-        save = partial(write_model, tensors=tensors, version=version, digest=digest, finished=finished)
+            entries = [each for each in entries if found & {each.name, each.tied_to}]
+
+        def save(file: Path) -> None:
+            tensors = complete(copy.parameters, entries, values)
+            write_model(file, tensors, version=version, digest=digest, finished=finished)
+
         self.unsaved = not await written(path, version, lambda file: asyncio.to_thread(save, file))
         return digest
 

@@ -259,6 +259,7 @@ class Job:
             session.saving.restore(version, tree, member.reply.version)
             strategy.restore(member.owner["strategy"])
             self._logged = dict(member.owner["logged"])
+            member.restored = None  # it is as large as the model
         self._assignments = Assignments(
             member, session, strategy, self._length, epoch=self._first_epoch, logged=self._logged
         )

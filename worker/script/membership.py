@@ -29,7 +29,8 @@ class Membership:
         terms, work: the job's.
         compressor, auto: the compressor, and whether it is left where it loses.
         own: where this worker's state is written; None if nowhere.
-        restored: version and tree of the state that this worker continues from; None if there is none.
+        restored: version and tree of the state that this worker continues from; None if there is none, or
+            once batches have begun.
         done: whether the job is over.
         left: whether `end` was called.
     """

@@ -1,0 +1,44 @@
+"""The files of --output."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gradwire.proto.messages import Entry, EntryKind
+from gradwire.server.durable.output import Output
+from gradwire.server.durable.recorder import Recorder
+from gradwire.server.shard.store import Copy
+
+
+class FakeShard:
+    async def copy(self, *, undo: bool = False) -> Copy:
+        return Copy(3, {"weight": torch.ones(2)}, "digest")
+
+
+class FakeState:
+    entries = (
+        Entry(name="mean", kind=EntryKind.BUFFER, shape=(2,), dtype="float32"),
+        Entry(name="same mean", kind=EntryKind.TIED, tied_to="mean"),
+        Entry(name="same weight", kind=EntryKind.TIED, tied_to="weight"),
+    )
+    frozen: dict[str, Any] = {}  # noqa: RUF012
+
+
+def test_parameters_are_saved_where_buffers_cannot_be_had(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def no_buffers() -> Any:
+        raise OSError("they are gone")
+
+    shard: Any = FakeShard()
+    state: Any = FakeState()
+    path = tmp_path / "model.safetensors"
+    output = Output(path, shard, state, Recorder(), keep_best=False)
+    assert asyncio.run(output.write(no_buffers, finished=True)) == "digest"
+    assert "the parameters are saved without buffers: they are gone" in caplog.messages
+    assert not output.unsaved
+    assert sorted(load_file(path)) == ["same weight", "weight"]
