@@ -29,7 +29,8 @@ open round the latest order about a push or an assignment may be repeated.
 What may not happen:
 
 - An order takes effect before one that was given earlier. So a read between two `apply` is of the version
-  between them. `put`, `drop` and `adopt` take effect at once.
+  between them. `put`, `drop` and `adopt` take effect at once. `replace` with values takes effect once these
+  are decoded; reads that come meanwhile are of the version before.
 - The order of arrival changes the bits: `apply` sums in the order that it is given.
 - A version is reported as applied with some parts of it missing. If `apply` raises, the version is that of
   before, the parameters are its own or, with a lossy downlink, those that the workers have, and the job
