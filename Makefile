@@ -31,7 +31,7 @@ soak: .venv/.dev ## random histories of jobs in every mode, ten million steps; A
 	$(BIN)/python tests/server/histories.py --steps 9000000 $(ARGS)
 	$(BIN)/python tests/server/coded_histories.py --steps 1000000 $(ARGS)
 
-faults: kernels ## run the tests of faults that take minutes (docs/faults.md); ARGS="-k partition" picks some
+faults: kernels ## run the tests of faults that take minutes (docs/reference/faults.md); ARGS="-k partition" picks some
 	$(BIN)/pytest -m slow -n 2 $(ARGS)
 
 endurance: kernels ## one job under random faults: does anything grow? ARGS="--minutes 60 --seed 1"

@@ -1,7 +1,7 @@
 """Every option of gc-server, gc-worker and gc-run, declared once.
 
 A field made with `option`, here under the name of its group, is an option. Flag, `GC_` variable, key in a
-file, `--help`, `--print-config` and the tables of docs/commands.md (`make docs`) come from it. The class says
+file, `--help`, `--print-config` and the tables of docs/reference/commands.md (`make docs`) come from it. The class says
 which commands have it:
 
     JobSettings      gc-server, gc-run; every worker is told when it joins (the message `Job`)

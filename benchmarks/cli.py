@@ -1,6 +1,6 @@
 """gc-bench: measure compressors, steps, modes and durability on this machine, beside peers and limits.
 
-docs/benchmarks.md lists every command with its options. Those that shape links need root.
+docs/reference/benchmarks.md lists every command with its options. Those that shape links need root.
 """
 
 from __future__ import annotations

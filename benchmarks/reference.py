@@ -1,4 +1,4 @@
-"""Write the tables of gc-bench's options into docs/benchmarks.md: `make docs`.
+"""Write the tables of gc-bench's options into docs/reference/benchmarks.md: `make docs`.
 
     python -m gradwire.benchmarks.reference [--check]
 
@@ -12,7 +12,7 @@ import sys
 from ..deploy import reference
 from .cli import COMMANDS, parser_of
 
-PAGES = (reference.DOCS / "benchmarks.md",)
+PAGES = (reference.REFERENCE / "benchmarks.md",)
 
 
 def tables() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The jobs of `gc-bench accuracy` and the claims about them: a suite for each part of docs/accuracy.md."""
+"""The jobs of `gc-bench accuracy` and the claims about them: a suite for each part of docs/explanation/accuracy.md."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ COMPRESSORS = Suite(
 
 # Figure 8 of the 4-bit paper. Absolute thresholds are taken in two ways (`compressors.quantizers.Scale`): as
 # printed, on PyTorch's mean gradient, for which the paper's order is claimed; and scaled to the summed
-# gradient of the system that they come from, which docs/accuracy.md discusses.
+# gradient of the system that they come from, which docs/explanation/accuracy.md discusses.
 _GROUPS, _ONE_GROUP, _TWO_BIT = (
     f"{spec}scale=mean" for spec in ("4bit:levels=groups,", "4bit:levels=group1,", "2bit:")
 )

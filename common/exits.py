@@ -1,4 +1,4 @@
-"""How commands end: their exit codes, which docs/commands.md explains to users, and a reader who has gone."""
+"""How commands end: their exit codes, which docs/reference/commands.md explains to users, and a reader who has gone."""
 
 import functools
 import os

@@ -5,7 +5,7 @@
 
     RoundMetrics().rounds.inc()
 
-`table` makes the rows of docs/metrics.md from the same lines, and a test holds the page to them.
+`table` makes the rows of docs/reference/metrics.md from the same lines, and a test holds the page to them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Declared(Generic[M]):
         return metric
 
     def row(self, prefix: str) -> str:
-        """Return its row of the table in docs/metrics.md."""
+        """Return its row of the table in docs/reference/metrics.md."""
         total = "_total" if self._kind is Counter else ""
         kind, labels = self._kind.__name__.lower(), ", ".join(f"`{label}`" for label in self.labels)
         return f"| `{prefix}_{self.name}{total}` | {kind} |{labels and ' '}{labels} | {self.text} |"
@@ -94,5 +94,5 @@ class MetricSet:
 
     @classmethod
     def table(cls) -> str:
-        """The rows of docs/metrics.md, in the order of declaration."""
+        """The rows of docs/reference/metrics.md, in the order of declaration."""
         return "\n".join(each.row(cls.prefix) for each in cls._declared())

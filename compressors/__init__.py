@@ -5,7 +5,7 @@
     validate(payload)                                         # on a server, for every payload received
     reduce_payloads(payloads, weights, out)                   # and once a round, in rank order
 
-Pure numerics: no network, no protobuf, no clock. See docs/compressors.md for formulas and wire format.
+Pure numerics: no network, no protobuf, no clock. See docs/reference/compressors.md for formulas and wire format.
 
 Declarations and payload kinds are imported at once, without torch. The other names are those of `library`,
 which imports torch when the first of them is asked for.

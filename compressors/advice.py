@@ -1,6 +1,6 @@
 """What was measured to lose, said when a job starts, with what to use instead.
 
-The figures behind it are those of `gc-bench accuracy adam` (docs/accuracy.md#adam).
+The figures behind it are those of `gc-bench accuracy adam` (docs/explanation/accuracy.md#adam).
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ Code 0 is zero, 1…7 are -X1…-X7, 9…15 are X1…X7; 8 is never sent. Which 
     group1    the first group throughout, for comparison: the "one group" of the paper's figure 8
     running   ours: multiples of a running mean of |g| where it is not 0, over the steps before this one, so
               that it is known before the gradient is read; in the first step over its own. No absolute scale
-              is needed. The default, because it measured better than the groups (docs/accuracy.md).
+              is needed. The default, because it measured better than the groups (docs/explanation/accuracy.md).
               A level X is sent from 0.75 X on, the middle between it and the one below, and not from X on:
               rounded to the nearest, e is as often too much as too little. Cut off towards zero, what is
-              left has the gradient's sign, and Adam lost by that (docs/accuracy.md#adam)
+              left has the gradient's sign, and Adam lost by that (docs/explanation/accuracy.md#adam)
 
 Where the paper is silent: a mean of exactly 0.1 or 0.5 takes the first group. See `quantizers.Scale` for the
 factor between a summed and a mean gradient, which decides whether the fixed groups work at all.

@@ -14,7 +14,7 @@ Source: the thesis on near-centroid and k-reciprocal gradient compression, chapt
                 either end of the sorted values. The name of the method, "mutually distinct", asks for these;
                 the default
     literal     the elements in everybody's list, as printed: the smallest worst ranks, those in the middle.
-                They carry the least information, and training with them fails (docs/accuracy.md)
+                They carry the least information, and training with them fails (docs/explanation/accuracy.md)
 
 Momentum correction and the delay of the paper are options of every compressor (`wrapping.Wrapping`).
 Of equal values at an end, `distinct` takes those with the lower index, unless they are at both ends.

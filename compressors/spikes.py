@@ -15,7 +15,7 @@ elements that are not 0, as rows of an embedding that no sample touched say noth
 large tensors those of a sample, which costs next to nothing and does not depend on the kernel that the
 tensor is compressed by, on its neighbours, or on the plan. One call serves all tensors of a unit, because a
 call for each would take longer than compressing a small one. One large element among many small ones is no
-spike: see docs/compressors.md.
+spike: see docs/reference/compressors.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .feedback import ErrorFeedback
 from .payload import DenseFormat, Float64, Int64
 
 # Ordinary trainings stayed below 13, embeddings below 90 and a network that had learnt its samples below 230
-# (docs/compressors.md).
+# (docs/reference/compressors.md).
 LIMIT = 100.0
 # Steps before the running magnitude says anything: gradients of layers that begin with zeros grow fast.
 FIRST = 10

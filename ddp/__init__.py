@@ -4,7 +4,7 @@
     model.register_comm_hook(gradwire.ddp.state("4bit", optimizer=optimizer), gradwire.ddp.hook)
 
 Every rank compresses its gradients as a worker of Gradwire does, sends the payloads to all ranks, and
-averages the gradients that it decodes. `HookState` has the order of these steps; docs/ddp.md says when they
+averages the gradients that it decodes. `HookState` has the order of these steps; docs/how-to/ddp.md says when they
 pay.
 """
 

@@ -2,7 +2,7 @@
 
 The job is a model by its tensors, a link and a number of workers; nothing is run. With --server it is a
 running job: gc-plan takes its server's measurements, and prints the measured seconds of a step beside the
-predicted ones. docs/planning.md says what the predictions cover.
+predicted ones. docs/how-to/planning.md says what the predictions cover.
 """
 
 from __future__ import annotations

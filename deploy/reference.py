@@ -23,7 +23,8 @@ from ..worker.metrics import WorkerMetrics
 from . import certs, doctor, plan, watch
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = (DOCS / "commands.md", DOCS / "metrics.md", DOCS / "planning.md")
+REFERENCE = DOCS / "reference"
+PAGES = (REFERENCE / "commands.md", REFERENCE / "metrics.md", DOCS / "how-to" / "planning.md")
 # Commands whose options argparse declares.
 PARSERS: Mapping[str, Callable[[], argparse.ArgumentParser]] = {
     "gc-plan": plan.parser,

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/ddp_digits.py --compressor 4bit
     torchrun --nproc-per-node 2 examples/ddp_digits.py --plain              # DDP as it is, to compare with
 
-docs/ddp.md says what the hook does.
+docs/how-to/ddp.md says what the hook does.
 """
 
 from __future__ import annotations

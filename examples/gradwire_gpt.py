@@ -3,7 +3,7 @@
     gc-server --script --min-workers 4 --batch-size 32 --epochs 0 --max-steps 400 --clip-norm 1
     GC_SERVER=localhost python gradwire_gpt.py --steps 400 --batch-size 32         # four times
 
-docs/scripts.md shows the lines in which the two scripts differ.
+docs/how-to/scripts.md shows the lines in which the two scripts differ.
 """
 
 from __future__ import annotations

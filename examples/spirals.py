@@ -3,7 +3,7 @@
     gc-run --task spirals:task --epochs 40                          # in this directory
     gc-run --task spirals:task:points=6000,noise=0.1 --compressor 2bit
 
-What a task must keep to is in docs/tasks.md, which walks through this file.
+What a task must keep to is in docs/how-to/tasks.md, which walks through this file.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ A tensor of fewer than two dimensions travels as bfloat16, unless the compressor
 `--downlink auto` makes of the pushes: the workers' own quantizer, or of sparse pushes the elements that they
 held. Predictions take these as chosen at random, which is the most that they can be.
 
-Processor time is that of one core of the machine of docs/performance.md.
+Processor time is that of one core of the machine of docs/explanation/performance.md.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ PART_BYTES, PAYLOAD_BYTES = 60, 20
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
     """What processors take, in seconds: of an element, a run of neighbouring tensors that take one call, a
-    part, a byte, a step. The figures are of one core of the machine of docs/performance.md; docs/planning.md
+    part, a byte, a step. The figures are of one core of the machine of docs/explanation/performance.md; docs/how-to/planning.md
     says how they were found.
 
     Attributes:

@@ -10,7 +10,7 @@ through a server part by part there are formulas:
     stale, async    each push is applied by itself. A worker's own step is computation, a push and an update,
                     of one worker alone; all of them take no less than the links do, of which the way down
                     carries each push's update to every worker, or snapshots where these are smaller
-    coded           r times the computation, and the packets of float32 as docs/coded.md counts them, up and
+    coded           r times the computation, and the packets of float32 as docs/explanation/coded.md counts them, up and
                     down at the same time; no compressor, and only r = 1 and r = workers - 1
     ring            what a ring all-reduce carries over each link at least, 2 (W - 1) / W of the model, while
                     backward goes on: none of Gradwire's ways, for comparison
@@ -164,7 +164,7 @@ def _alone(profile: JobProfile, chosen: StepOptions) -> Prediction:
 
 
 def _coded(profile: JobProfile, chosen: StepOptions) -> Prediction:
-    """Formulas of docs/coded.md, in gradients of the model."""
+    """Formulas of docs/explanation/coded.md, in gradients of the model."""
     n, text = profile.workers, chosen.mode.partition("redundancy=")[2]
     r = int(text) if text.isdecimal() else 0
     if not 1 <= r < n:

@@ -1,4 +1,4 @@
-"""Metrics of the server, for Prometheus and for the Status call. docs/metrics.md lists them for operators.
+"""Metrics of the server, for Prometheus and for the Status call. docs/reference/metrics.md lists them for operators.
 
 Labels are bounded: directions, refusal reasons, and the names of built-in compressors ("other" for the rest).
 """

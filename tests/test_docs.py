@@ -23,6 +23,7 @@ from . import claims
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 
 
@@ -37,7 +38,7 @@ def test_metrics_are_exported_under_the_names_in_their_tables() -> None:
 
 
 def test_every_exit_code_is_listed() -> None:
-    table = (DOCS / "commands.md").read_text().split("## Exit codes")[1].split("##")[0]
+    table = (REFERENCE / "commands.md").read_text().split("## Exit codes")[1].split("##")[0]
     listed = {
         int(number) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.M) for number in row.split(",")
     }
@@ -121,7 +122,7 @@ def test_every_command_and_benchmark_and_each_of_their_options_has_a_row() -> No
     text = "".join(path.read_text() for path in DOCS.rglob("*.md"))
     asked_for = set(re.findall(r"^<!-- (.*), by make docs -->$", text, re.M))
     assert asked_for == {*reference.tables(), *bench_reference.tables()}
-    overview = (DOCS / "commands.md").read_text().split("\n## ")[0]
+    overview = (REFERENCE / "commands.md").read_text().split("\n## ")[0]
     for command in claims.SCRIPTS:
         assert re.search(rf"^\| \[?`{command}( NAME)?`", overview, re.M), command
         assert command == "gc-bench" or f"options of {command}" in asked_for
@@ -141,9 +142,9 @@ def test_every_base_module_is_in_the_architecture_and_two_modules_are_at_the_roo
 
 @pytest.mark.parametrize("name", MODES)
 def test_every_mode_has_a_row_and_a_section(name: str) -> None:
-    page = (DOCS / "modes.md").read_text()
+    page = (REFERENCE / "modes.md").read_text()
     assert re.search(rf"^\| `{name}` \|", page.split("\n## ")[0], re.M)
-    assert re.search(rf"^## {name}$", page, re.M) or (DOCS / f"{name}.md").exists()
+    assert re.search(rf"^## {name}$", page, re.M) or (DOCS / "explanation" / f"{name}.md").exists()
 
 
 def text_of(value: object) -> str:
@@ -168,11 +169,11 @@ def defaults_of(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_compressor_is_documented_with_its_options(name: str) -> None:
-    overview, options = (DOCS / "compressors.md").read_text(), defaults_of(name)
+    overview, options = (REFERENCE / "compressors.md").read_text(), defaults_of(name)
     assert len(re.findall(rf"^\| `{name}` \|", overview, re.M)) == 1
 
     heading = re.compile(rf"^## `{name}`$", re.M)
-    pages = [path.read_text() for path in (DOCS / "compressors").glob("*.md")]
+    pages = [path.read_text() for path in (REFERENCE / "compressors").glob("*.md")]
     (page,) = [page for page in pages if heading.search(page)]
     section = heading.split(page)[1].partition("\n## ")[0]
     spec = ":".join(filter(None, [name, ",".join(f"{key}={value}" for key, value in options.items())]))
@@ -182,7 +183,7 @@ def test_every_compressor_is_documented_with_its_options(name: str) -> None:
 
     # A row in the section itself, or in one for all compressors of the page.
     shared = "".join(re.findall(r"^## Options of all of them$.*?(?=^## )", page, re.M | re.S))
-    family = (DOCS / "compressors" / "sparsifiers.md").read_text() if "ratio" in options else ""
+    family = (REFERENCE / "compressors" / "sparsifiers.md").read_text() if "ratio" in options else ""
     shared += "".join(re.findall(r"^## Options of all of them$.*?(?=^## )", family, re.M | re.S))
     rows = set(re.findall(r"^\| `(\w+)` \|", section + shared, re.M))
     assert set(options) - set(WRAPPING_KEYS) <= rows
@@ -194,7 +195,7 @@ def test_every_compressor_is_documented_with_its_options(name: str) -> None:
 
 
 def test_every_value_of_an_option_is_documented() -> None:
-    text = "".join(path.read_text() for path in (DOCS / "compressors").glob("*.md"))
+    text = "".join(path.read_text() for path in (REFERENCE / "compressors").glob("*.md"))
     for entry in BUILT_IN.values():
         for field in dataclasses.fields(entry.options):
             default: object = getattr(entry.options(), field.name)
@@ -203,7 +204,7 @@ def test_every_value_of_an_option_is_documented() -> None:
 
 
 def test_what_goes_around_every_compressor_is_listed() -> None:
-    table = (DOCS / "compressors.md").read_text().split("## What goes around it")[1].split("\n## ")[0]
+    table = (REFERENCE / "compressors.md").read_text().split("## What goes around it")[1].split("\n## ")[0]
     assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.M)) == WRAPPING_KEYS
 
 
@@ -232,7 +233,7 @@ def test_the_tables_of_options_and_metrics_are_those_of_the_declarations() -> No
     tables = {**reference.tables(), **bench_reference.tables()}
     for path in (*reference.PAGES, *bench_reference.PAGES):
         assert reference.filled(path.read_text(), tables) == path.read_text(), "run make docs"
-    text = (DOCS / "commands.md").read_text()
+    text = (REFERENCE / "commands.md").read_text()
     broken = text.replace("| `--epochs` | at least 0 |", "| `--epochs` | at least 2 |")
     assert broken != text
     assert reference.filled(broken, tables) == text

@@ -1,4 +1,4 @@
-"""docs/faults.md has the 25 rows, and names tests that there are."""
+"""docs/reference/faults.md has the 25 rows, and names tests that there are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "faults.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "faults.md").read_text()
 
 
 def test_every_row_is_there_and_says_what_shows_it() -> None:

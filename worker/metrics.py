@@ -1,4 +1,4 @@
-"""A worker's metrics for Prometheus. docs/metrics.md lists them for operators."""
+"""A worker's metrics for Prometheus. docs/reference/metrics.md lists them for operators."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def render(folder: Path) -> list[Manifest]:
 
 
 def documented(words: str) -> str:
-    """The only block of code in docs/kubernetes.md that has these words, as it stands in a file."""
-    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    """The only block of code in docs/how-to/kubernetes.md that has these words, as it stands in a file."""
+    text = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
     (found,) = [each for each in re.findall(r"(?:^(?: {4}.*)?\n)+", text, re.MULTILINE) if words in each]
     return textwrap.dedent(found).strip() + "\n"
 

@@ -200,7 +200,7 @@ configMapGenerator:
 
 @pytest.fixture
 def overlays(tmp_path: Path) -> Path:
-    """A folder in which overlays find the checkout, as docs/kubernetes.md has it."""
+    """A folder in which overlays find the checkout, as docs/how-to/kubernetes.md has it."""
     (tmp_path / "gradwire").symlink_to(ROOT)
     return tmp_path
 
@@ -262,7 +262,7 @@ def test_jobs_of_other_names_share_nothing(more: str, namespace: Namespace, over
 
 
 def test_a_script_and_a_second_job_train_at_the_same_time(namespace: Namespace, overlays: Path) -> None:
-    """The overlay of docs/kubernetes.md for a script, and beside it `second` with a task."""
+    """The overlay of docs/how-to/kubernetes.md for a script, and beside it `second` with a task."""
     script = (KUBERNETES / "script" / "train.py").read_text() + "print(job.done, torch.get_num_threads())\n"
     text = documented("name: gradwire-script")
     overlay(overlays / "my-script", text, **{"train.py": script})

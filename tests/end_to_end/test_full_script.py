@@ -1,4 +1,4 @@
-"""The full example of docs/scripts.md: all of its lines run, and a job continues from its file to the bit."""
+"""The full example of docs/how-to/scripts.md: all of its lines run, and a job continues from its file to the bit."""
 
 from __future__ import annotations
 
@@ -96,6 +96,6 @@ def test_every_line_runs_and_a_job_continues_from_its_last_file_to_the_bit(
 
 
 def test_the_page_has_the_example_as_it_is() -> None:
-    page = (ROOT / "docs" / "scripts.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "scripts.md").read_text()
     (shown,) = re.findall(r"```python\n(\"\"\"A whole training script.*?)```\n", page, re.S)
     assert shown == EXAMPLE.read_text()

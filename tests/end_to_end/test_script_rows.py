@@ -1,4 +1,4 @@
-"""What users have in their scripts, in a job and alone: the rows of the table in docs/scripts.md."""
+"""What users have in their scripts, in a job and alone: the rows of the table in docs/how-to/scripts.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows 8 to 11 of docs/faults.md: a server is killed at every step of what it writes down, what it wrote is
+"""Rows 8 to 11 of docs/reference/faults.md: a server is killed at every step of what it writes down, what it wrote is
 damaged, and the disk is full. What comes out at the end is what a calm run comes to, bit for bit."""
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "third_party_compressor"
-GUIDE = ROOT / "docs" / "compressors" / "own-compressor.md"
+GUIDE = ROOT / "docs" / "how-to" / "own-compressor.md"
 
 pytestmark = pytest.mark.timeout(300)  # a busy machine starts processes slowly
 

@@ -77,7 +77,7 @@ def test_healthy_waiting_is_not_counted_and_a_lost_member_is() -> None:
         metrics.round_closed(seconds, 8, 0.5, 1)
     assert waited(metrics, 0.9) == 0
     lease_s = 10.0
-    assert waited(metrics, lease_s) > 5  # what docs/metrics.md alerts on
+    assert waited(metrics, lease_s) > 5  # what docs/reference/metrics.md alerts on
     for _ in range(32):
         metrics.round_closed(30.0, 8, 0.5, 1)
     assert waited(metrics, 59.0) == 0

@@ -3,7 +3,7 @@
     task = load("digits:model=cnn")             # a built-in one
     task = load("my_tasks:spirals:points=500")  # your own function, from a module that Python can import
 
-docs/tasks.md says what a task must keep to, with a complete example. Importing this package does not import
+docs/how-to/tasks.md says what a task must keep to, with a complete example. Importing this package does not import
 torch; loading a task does.
 """
 

@@ -1,4 +1,4 @@
-"""What a script does to its model between two steps: a test for each row of the table in docs/scripts.md."""
+"""What a script does to its model between two steps: a test for each row of the table in docs/how-to/scripts.md."""
 
 from __future__ import annotations
 
@@ -358,7 +358,7 @@ def test_a_script_may_do_this_to_its_model(
 
 
 def test_the_table_has_these_rows() -> None:
-    table = (DOCS / "scripts.md").read_text().split(HEADING)[1].split("\n## ")[0]
+    table = (DOCS / "how-to" / "scripts.md").read_text().split(HEADING)[1].split("\n## ")[0]
     listed = re.findall(r"^\| (.+?) \| (works|works, with a warning|is refused) \| ", table, re.M)
     assert listed == [(row.name, row.outcome) for row in ROWS]
 
