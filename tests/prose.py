@@ -1,9 +1,9 @@
-"""Lint the English of docstrings, comments and documentation. `make check` runs it: `python tests/prose.py [PATH ...]`.
+"""Lint the English of docstrings, comments and documentation. `make check` runs it: `tests/prose.py [PATH ...]`.
 
 It reports what a program can see and leaves the rest to readers:
 
 1. A docstring that begins with a word from which no sentence follows, such as "Of" or "What".
-2. A public function whose docstring does not begin with a verb. Properties and dunder methods may begin with a noun.
+2. A public function whose docstring does not begin with a verb (tests/verbs.txt). Properties are exempt.
 3. Words that stand where a noun or a plainer word belongs (`WORDS`).
 4. A sentence of more than `MAX_WORDS` words.
 5. Names that the project has replaced (`NAMES`), in code and prose.
@@ -25,31 +25,27 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_WORDS = 35
-OPENINGS = frozenset("as by of that what whatever which who whoever whom whose from so".split())
-VERBS = frozenset(
-    """
-    abandon accept acknowledge acquire add adjust admit advance aggregate allocate answer append apply approve ask
-    assemble assert assign attach await average back begin bind block bound broadcast build bundle calculate call cancel
-    cast change check choose clamp clear clip clone close collect combine commit compare compile complete compress compute
-    connect construct continue convert copy count cover create cut deal decide decode decompress define delete deliver
-    derive describe detach detect determine discard display divide download drain draw drive drop emit empty enable encode
-    end enqueue enter erase estimate evaluate evict exchange exclude execute exit expect explain export express extend
-    extract fail feed fetch fill filter find finish fit flatten flush fold follow forget format forward free freeze gather
-    generate get give group grow guard halt hand handle hash have hold identify ignore import include increase infer
-    inform initialize insert inspect install interpret interrupt invert iterate join keep kill launch lay learn leave
-    let lift limit link list listen load lock log look lower make map mark mask match measure merge mix move multiply
-    name negotiate normalize note notify number observe offer open order override overwrite pack pad park parse partition
-    pass patch pause perform permute pick place plan plot poll pop predict prefer prepare print process produce
-    propose prove provide publish pull push put quantize query queue quote raise rank rate reach read receive reclaim
-    recompute reconnect record recover reduce refer refill refresh refuse register reject release reload remember remove
-    rename render renew reorder repeat replace replay reply report request require reserve reset resend resolve restart
-    restore restrict resume retry return reuse reverse revoke rewind rewrite roll round run sample satisfy save say scale
-    scan schedule search seed select send separate serialize serve set share shift shorten show shuffle shut sign
-    signal simulate size skip sleep slice solve sort specify split stand start state step stop store stream strip submit
-    subtract suggest sum supply support suspend swap switch synchronize take talk tell terminate test tie time total
-    trace track train transfer translate transpose trim truncate try tune turn undo unpack update upload use validate
-    verify view visit wait wake walk warm warn watch weigh weight widen withdraw work wrap write yield zero called like
-    """.split()
+OPENINGS = frozenset({"as", "by", "of", "that", "what", "whatever", "which", "who", "whose", "from", "so"})
+VERBS = frozenset((ROOT / "tests" / "verbs.txt").read_text().split())
+# "Say what is missing" is plain; "send what is missing" hides the noun.
+_AFTER = "".join(
+    rf"(?<!{verb} )"
+    for verb in (
+        "say",
+        "says",
+        "said",
+        "tell",
+        "tells",
+        "decide",
+        "decides",
+        "know",
+        "knows",
+        "show",
+        "shows",
+        "see",
+        "ask",
+        "explain",
+    )
 )
 WORDS = {
     r"whoever|whomever": "name the actor",
@@ -59,8 +55,7 @@ WORDS = {
     r"so many": "n, or the number of",
     r"of no use": "unused",
     r"goes? on|went on": "continue, resume",
-    r"(?<!say )(?<!says )(?<!said )(?<!tell )(?<!tells )(?<!decide )(?<!decides )(?<!know )(?<!knows )(?<!show )"
-    r"(?<!shows )(?<!see )(?<!ask )(?<!asks )(?<!explain )(?<!explains )(?<!matter )what": "a noun: bytes, message, error",
+    rf"{_AFTER}what": "a noun: bytes, message, error",
     r"who (is|are|was|has|have|can|may|comes?|came)\b": "name the actor",
 }
 NAMES = {  # replaced name: name of today
@@ -73,7 +68,9 @@ NAMES = {  # replaced name: name of today
     "Rated": "RatesAgreed",
     "still_s": "stalled_s",
 }
-LEFT_OUT = re.compile(r"_pb2|^proto/messages\.py$|^CHANGELOG\.md$|^docs/measurements/|^tests/prose\.py$|^tests/test_prose\.py$")
+LEFT_OUT = re.compile(
+    r"_pb2|^proto/messages\.py$|^CHANGELOG\.md$|^docs/measurements/|^tests/prose\.py$|^tests/test_prose\.py$"
+)
 
 _WORDS = re.compile("|".join(rf"\b(?:{words})\b" for words in WORDS), re.I)
 _NAMES = re.compile(rf"\b({'|'.join(NAMES)})\b")
@@ -83,7 +80,7 @@ _ENTRY = re.compile(r"^\s*(?:[-*+] |\d+\. |[\w`*, .]{1,60}: )", re.M)  # of a li
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of a text. Code in backticks counts as one word; list entries and tables' rows stand apart."""
+    """Yield the sentences of a text. Code in backticks counts as one word; entries of lists stand apart."""
     plain = _CODE.sub(lambda match: match[1] or "code", text)
     for block in _ENTRY.sub(lambda match: "\n\n" + match[0], plain).split("\n\n"):
         if "|" not in block:
@@ -91,19 +88,22 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def faults_of_prose(text: str, *, words: bool = True) -> Iterator[str]:
-    """Yield what is wrong with a text: words that rule 3 names, unless `words` is False, and long sentences."""
+    """Yield the faults of a text: long sentences and, if `words` is True, the words of rule 3."""
     for sentence in sentences(text):
         count = len(sentence.split())
         if count > MAX_WORDS:
             yield f'{count} words in a sentence, at most {MAX_WORDS}: "{sentence[:60]} …"'
         if words and not sentence.endswith("?"):
             for match in _WORDS.finditer(sentence):
-                remedy = next(why for each, why in WORDS.items() if re.search(rf"\b(?:{each})\b", match[0], re.I))
-                yield f'"{sentence[max(0, match.start() - 20) : match.end() + 20]}": instead of "{match[0]}", {remedy}'
+                remedy = next(
+                    why for each, why in WORDS.items() if re.search(rf"\b(?:{each})\b", match[0], re.I)
+                )
+                context = sentence[max(0, match.start() - 20) : match.end() + 20]
+                yield f'"{context}": instead of "{match[0]}", {remedy}'
 
 
 def faults_of_docstring(node: ast.AST, docstring: str, *, public: bool) -> Iterator[str]:
-    """Yield what is wrong with the first word of a docstring. public: rule 2 holds for it."""
+    """Yield the faults of a docstring's first word. public: rule 2 applies."""
     first = re.sub(r"\W", "", docstring.split(maxsplit=1)[0]).lower()
     if first in OPENINGS:
         yield f'docstring begins with "{first}": begin with a verb or a noun'
@@ -111,7 +111,7 @@ def faults_of_docstring(node: ast.AST, docstring: str, *, public: bool) -> Itera
         decorators = {ast.unparse(each).split(".")[-1] for each in node.decorator_list}
         hidden = node.name.startswith("_") or decorators & {"property", "cached_property", "setter"}
         if not hidden:
-            yield f'docstring of {node.name} begins with "{first}": begin with a verb (VERBS in tests/prose.py)'
+            yield f'docstring of {node.name} begins with "{first}": begin with a verb (tests/verbs.txt)'
 
 
 def faults_of_code(source: str, *, test: bool) -> Iterator[tuple[int, str]]:
@@ -139,17 +139,25 @@ def faults_of_code(source: str, *, test: bool) -> Iterator[tuple[int, str]]:
 
 def faults_of_page(markdown: str) -> Iterator[tuple[int, str]]:
     """Yield (line, fault) for a page of Markdown, without its code, tables and headings."""
-    without = re.sub(r"^```[\s\S]*?^```|^ {4,}.*$|^\|.*$|^#.*$", lambda match: "\n" * match[0].count("\n"), markdown, flags=re.M)
+    without = re.sub(
+        r"^```[\s\S]*?^```|^ {4,}.*$|^\|.*$|^#.*$",
+        lambda match: "\n" * match[0].count("\n"),
+        markdown,
+        flags=re.M,
+    )
     line = 1
     for block in re.split(r"(\n\s*\n)", without):
-        yield from ((line + block[: len(block) - len(block.lstrip())].count("\n"), each) for each in faults_of_prose(block))
+        yield from (
+            (line + block[: len(block) - len(block.lstrip())].count("\n"), each)
+            for each in faults_of_prose(block)
+        )
         line += block.count("\n")
     for match in _NAMES.finditer(without):
         yield without.count("\n", 0, match.start()) + 1, f"{match[0]} is called {NAMES[match[0]]} now"
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
-    """Print the faults of the files in the repository, or of those that are named; return 1 if there are any."""
+    """Print the faults of all tracked files, or of those that are named; return 1 if there are any."""
     parser = argparse.ArgumentParser(description="Lint docstrings, comments and documentation.")
     parser.add_argument("paths", nargs="*", help="files or folders, relative to the root; all by default")
     wanted: list[str] = parser.parse_args(None if arguments is None else list(arguments)).paths
@@ -159,7 +167,11 @@ def main(arguments: Iterable[str] | None = None) -> int:
         if LEFT_OUT.search(path) or not path.endswith((".py", ".md")):
             continue
         text = (ROOT / path).read_text()
-        faults = faults_of_page(text) if path.endswith(".md") else faults_of_code(text, test=path.startswith("tests/"))
+        faults = (
+            faults_of_page(text)
+            if path.endswith(".md")
+            else faults_of_code(text, test=path.startswith("tests/"))
+        )
         for line, fault in sorted(faults):
             print(f"{path}:{line}: {fault}")
             count += 1
