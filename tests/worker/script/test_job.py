@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -21,6 +23,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import gradwire
 from gradwire.compressors import AbsentPayload
+from gradwire.compressors.four_bit import RunningMagnitude
 from gradwire.planning.parts import arrange
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
@@ -28,6 +31,7 @@ from gradwire.proto.manifest import Manifest
 from gradwire.settings import JobTerms, WorkerSettings, parse_address
 from gradwire.storage.backends import BackendError
 from gradwire.worker.script import membership
+from gradwire.worker.session.own_state import OwnState
 
 BATCH, STEPS, EPOCHS = 4, 3, 2  # steps in an epoch
 Connect = Callable[..., tuple["Server", gradwire.Job]]
@@ -675,3 +679,41 @@ def test_an_optimizers_state_that_is_loaded_brings_its_rates(connect: Connect) -
     (inputs,) = next(iter(job.batches(DATA)))
     take(model, optimizer, inputs)
     assert {header.learning_rates for header, _ in server.parts.values()} == {(0.375,)}
+
+
+AGAIN = """
+import sys
+import scripted, gradwire
+from gradwire.common import stored
+from gradwire.proto import messages as m
+from gradwire.proto.job import job_message
+from gradwire.settings import JobTerms
+from gradwire.worker.script import membership
+from gradwire.worker.session.own_state import OwnState
+
+class Server(scripted.Script):
+    worker = "w0"
+    def join(self, *told):
+        job = job_message(JobTerms(id="j", work="gradients", script=True))
+        return m.JoinResponse(job=job, limits=scripted.LIMITS, rank=0, version=3, initialize=False)
+
+membership.connection_of = lambda settings, metrics: Server()
+assert stored.class_of("running-magnitude") is None  # this process has not compressed anything yet
+job = gradwire.connect(server="localhost", compressor="4bit", state=sys.argv[1], worker_id="w0")
+print(job._member.restored[1]["states"])
+"""
+
+
+def test_a_new_process_reads_the_state_of_its_compressor(tmp_path: Path) -> None:
+    own = OwnState(tmp_path, job="j", worker="w0")
+    tree = {"states": [RunningMagnitude(total=2.0, elements=4.0)], "owner": {"epoch": 0}}
+    own.write(3, tree, lambda error: None)
+    assert own.close()
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", AGAIN, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert "RunningMagnitude(total=2.0, elements=4.0)" in done.stdout, done.stderr
