@@ -264,7 +264,7 @@ class Conductor:
                 case e.InstallSnapshot():
                     self._work(self._take_copy(action.key))
                 case e.Relabel():
-                    self._publishing.replaced()
+                    self._publishing.drop_snapshot()
                     self._work(self.shard.replace(action.version))
                 case e.Disconnect():
                     stream = self.streams.get(action.worker)
@@ -317,11 +317,11 @@ class Conductor:
         checked, checksum = self.shard.reported.checked
         assignment = replace(
             action.assignment,
-            parts=self.ledger.asked(action.assignment.id),
+            parts=self.ledger.asked_parts(action.assignment.id),
             checked=checked,
             checksum=checksum,
         )
-        self._publishing.divide(stream)
+        self._publishing.send_plan_if_stale(stream)
         if action.has != assignment.version:
             self._publishing.update(stream, assignment.version, action.has)
         if not assignment.parts:  # nobody else sends what a lost worker left
@@ -355,13 +355,13 @@ class Conductor:
             for worker, has in action.members.items()
             if (stream := self.streams.get(worker)) is not None
         ]
-        self._publishing.conclude(action.version, members)
+        self._publishing.finish_plan(action.version, members)
         self.metrics.plans.inc()
         self.ledger.forget_parts()
         self._work(self.shard.adopt(plan))
-        self.ledger.give_up_late()
+        self.ledger.stop_late_pushes()
         for stream, _ in members:
-            self._publishing.divide(stream)
+            self._publishing.send_plan_if_stale(stream)
 
     def _open_round(self, action: e.Open) -> None:
         """Parts of the update go out as soon as they are there."""
@@ -383,7 +383,7 @@ class Conductor:
     def _refill(self, action: e.Substitute) -> None:
         if action.assignment != action.lost:
             parts = len(self.shard.reported.plan.parts)
-            missing = len(self.ledger.ask(action.assignment, parts))
+            missing = len(self.ledger.ask_substitute(action.assignment, parts))
             log.info("%s pushes the %d of %d parts that are missing", action.worker, missing, parts)
         self.shard.change_round(action)
 
@@ -394,7 +394,7 @@ class Conductor:
         applying = self.shard.apply(action, pushes, broadcast.add, rates)
         self._work(self._apply(action, broadcast, applying))
         if action.base_version is None:  # a round has closed
-            self.ledger.give_up_late()
+            self.ledger.stop_late_pushes()
 
     async def _apply(self, action: e.Apply, broadcast: Broadcast, applying: Awaitable[Applied]) -> None:
         started = self.now()
@@ -456,7 +456,7 @@ class Conductor:
         await self.shard.replace(key.version, self.copies.pop(key))
         assert self.shard.reported.manifest is not None
         self.metrics.received_raw(self.shard.reported.manifest.raw_bytes)
-        self._publishing.replaced()
+        self._publishing.drop_snapshot()
         self.happen(e.SnapshotInstalled(version=key.version))
 
     # ---- tasks

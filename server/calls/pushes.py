@@ -83,14 +83,14 @@ class Pushes:
         if known.manifest is None:
             raise Refused(refusals.not_initialized(self._stream.worker, f"push {part.seq}"))
         key, older = self._key(part.seq), part.plan < known.plan.number
-        wanted = self._ledger.wants(key, part.part, part.assignment)
+        wanted = self._ledger.needs_part(key, part.part, part.assignment)
         unwanted = self._ledger.unwanted(key)
         if wanted and not older and not self._core.unwanted(*self._stream.id, part.assignment):
             self._stream.arriving.begin(part, known.manifest, known.plan)
             return
         self._stream.arriving.drop(part)
         if wanted or unwanted:  # on a new stream again: the hint may have been lost with the old one
-            self._ledger.give_up(self._stream, part.seq)
+            self._ledger.stop_push(self._stream, part.seq)
         self._say_stored(part)
         self._deliver()  # the push may be complete since the previous stream, which delivers no more
 
@@ -148,7 +148,7 @@ class Pushes:
         continue."""
         pushes_parts = self._core.mode.pushes_parts
         try:
-            if self._ledger.over(self._key(commit.seq)):  # repeated: nothing in it is checked again
+            if self._ledger.is_closed(self._key(commit.seq)):  # repeated: nothing in it is checked again
                 self._repeat(commit)
                 return
             if (commit.exchanged is None) != pushes_parts:
@@ -187,7 +187,7 @@ class Pushes:
     def abandoned(self, abandon: m.Abandon) -> None:
         """Drop an abandoned push. Raises Refused where the stream cannot continue."""
         self._stream.arriving.drop_push(abandon.seq)
-        if not self._ledger.over(self._key(abandon.seq)):
+        if not self._ledger.is_closed(self._key(abandon.seq)):
             self._ledger.abandon(self._key(abandon.seq))
             self._deliver()
 
@@ -227,7 +227,7 @@ class Pushes:
         if not commit.parts or commit.plan != self._core.plan or work is None or work.id != commit.assignment:
             return
         plan, asked = self._reported.plan, work.assignment
-        alone = frozenset(self._ledger.asked(work.id))
+        alone = frozenset(self._ledger.asked_parts(work.id))
         expected = alone or plan.slice(asked.slice, max(1, asked.slices))
         if parts != expected and (alone or len(parts) != len(plan.parts)):
             raise Refused(refusals.parts(self._stream.worker, commit.seq, len(parts), len(expected), asked))
@@ -238,7 +238,7 @@ class Pushes:
         damaged = error.refusal.reason in DAMAGED
         if not again and not (part is not None and damaged):
             part = None
-            if not self._ledger.over(self._key(seq)):  # an accepted push may still have to be applied
+            if not self._ledger.is_closed(self._key(seq)):  # an accepted push may still have to be applied
                 self._ledger.refuse(self._key(seq), error.refusal)
         self._metrics.push_refused(error.refusal.reason)
         log.warning("refused push %d: %s", seq, error)
@@ -261,7 +261,7 @@ class Pushes:
         )
         result = self._conductor.push(event)
         outcome = result.reply.outcome
-        counted = self._ledger.counted(event.key)
+        counted = self._ledger.counted_parts(event.key)
         if counted and outcome.decision is m.Decision.REFUSED:
             outcome = replace(outcome, counted=tuple(sorted(counted)))
         self._stream.outbox.send(outcome)

@@ -262,7 +262,7 @@ class Oracle:
                     self.replace_member(action)
                 missing = set(range(len(self.plan.parts))) - self.final.keys()
                 self.server._refill(action)  # pyright: ignore[reportPrivateUsage]
-                asked = self.server.ledger.asked(action.assignment)
+                asked = self.server.ledger.asked_parts(action.assignment)
                 assert action.assignment == action.lost or set(asked) == missing != set(), f"B: {asked}"
             case e.Exclude():
                 for each in action.assignments:
