@@ -508,7 +508,9 @@ async def test_a_job_cannot_begin_after_its_last_epoch(address: str) -> None:
     async with talk(address) as make:
         raw = make()
         await raw.join()
-        with pytest.raises(Refused, match=r"first epoch: expected below \d+, the epochs of the job, got 429"):
+        with pytest.raises(
+            Refused, match=r"first epoch: expected at most \d+, the epochs of the job, got 429"
+        ):
             await _initialize_header(raw, MANIFEST, epoch=2**32 - 1)
 
 
@@ -552,9 +554,9 @@ async def put_state(raw: Raw, data: bytes, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("size", "fields", "reason", "words"),
     [
-        (24, {"collection": 2}, Reason.STALE, "got those of push 1 for collection 2"),
+        (24, {"collection": 2}, Reason.STALE, "got buffers of push 1 for collection 2"),
         (24, {"collection": 0}, Reason.STALE, "buffers that the worker was asked for"),
-        (24, {"seq": 0, "epoch": 1}, Reason.STALE, "got those that epoch 1 is evaluated with"),
+        (24, {"seq": 0, "epoch": 1}, Reason.STALE, "got buffers of the evaluation of epoch 1"),
         (0, {"frozen": True}, Reason.TENSOR, "got frozen parameters"),
         (0, {"worker": "nobody"}, Reason.NOT_A_MEMBER, "'nobody'"),
         (0, {"job": "another"}, Reason.UNKNOWN_JOB, "got another"),

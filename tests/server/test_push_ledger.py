@@ -278,7 +278,7 @@ def test_the_image_of_a_ledger_and_the_parts_carried_over_make_the_same_ledger()
     ledger.mark_unwanted(key(3))
     other.restore(ledger.image())
     for member, part, checksum, payloads in ledger.stored_parts(1):
-        other.carry(member, part, checksum, payloads)
+        other.restore_part(member, part, checksum, payloads)
     assert other.open(MEMBER) == ledger.open(MEMBER) == {2: PushLife.OPEN, 3: PushLife.UNWANTED}
     assert other.stored(MEMBER) == ledger.stored(MEMBER)
     assert (other.through(MEMBER), other.held) == (1, [key(1), key(2)])

@@ -85,7 +85,7 @@ def test_workers_hear_of_overlap_both_only_where_parts_go_down_early(
     assert service.job.overlap == told
     said = [record.getMessage() for record in caplog.records if "--overlap both" in record.getMessage()]
     assert len(said) == (told != "both")
-    assert all(mode in text and "it is backward" in text for text in said)
+    assert all(mode in text and "replaced by backward" in text for text in said)
 
 
 def test_a_stream_that_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
