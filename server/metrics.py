@@ -215,7 +215,7 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         }
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Replace the figures of the job by an image from `image`."""
+        """Replace the figures of the job by those that `image` returned."""
         self.accepted, self.refused = image["accepted"], image["refused"]
         self.loss_history = image["loss_history"]
 

@@ -56,7 +56,8 @@ class WorkerCall:
             context: the gRPC call, which messages to the worker are written to.
 
         Raises:
-            Refused: the stream cannot continue, and the worker must not reconnect.
+            Refused: the worker is refused or must not reconnect; other ends of the stream abort the call as
+                UNAVAILABLE.
         """
         stream = WorkerStream(hello.worker, hello.incarnation, Outbox(), ArrivingParts(hello.worker))
         attached = self._conductor.decide(e.Attached(*stream.id))

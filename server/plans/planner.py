@@ -112,6 +112,7 @@ class Planner:
 
     @property
     def _measures(self) -> bool:
+        """Whether plans depend on measurements at all."""
         return self._fusion.measured or self._order.measured
 
     def first(self, manifest: Manifest, slices: int = 1, least_bytes: int = LEAST_BYTES) -> Plan:
@@ -214,7 +215,14 @@ class Planner:
         return Link(start_s=scale * link.start_s, byte_s=scale * link.byte_s)
 
     def plan(self, version: int, manifest: Manifest, measured: Measurements) -> Plan | None:
-        """Return the plan that is due at a version; None to keep the present plan, if nothing has drifted."""
+        """Return the plan that is due at a version; None to keep the present plan, because with --replan
+        drift the measurements have not drifted.
+
+        Args:
+            version: present version.
+            manifest: list of the model's tensors.
+            measured: measurements to plan by.
+        """
         if self._replanning.drift and self._planned is not None:
             _, before = self._planned
             full = before.steps < FULL <= measured.steps

@@ -272,7 +272,7 @@ class Downlink:
         }
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Replace the state by an image from `image`. The image's tensors belong to this object
+        """Replace the state by one that `image` returned. The image's tensors belong to this object
         afterwards."""
         self.replica = self._parameters if image["replica"] is None else image["replica"]
         self._has_residual = list(image["behind"])

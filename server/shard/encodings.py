@@ -112,6 +112,7 @@ def held_by(pushes: Sequence[Placed], borders: Int64) -> Held:
 
 
 def _merged(held: Sequence[Indices]) -> Indices:
+    """Return the distinct elements of several lists, ascending."""
     if len(held) == 1:
         return held[0]
     merged: Indices = np.sort(np.concatenate([*held, np.empty(0, np.uint32)]), kind="stable")

@@ -115,6 +115,7 @@ class LocalShard:
         self._reducer.submit(self._load_kernels)
 
     def _load_kernels(self) -> None:
+        """Compile and load the kernels, and log that if it took time."""
         told: list[str] = []
 
         def tell(line: str) -> None:
@@ -288,6 +289,7 @@ class LocalShard:
 
     @staticmethod
     def _report(store: Store, passed_over: int = 0) -> Applied:
+        """Return the report on the present version."""
         return Applied(
             version=store.version,
             passed_over=passed_over,
@@ -310,6 +312,7 @@ class LocalShard:
         return self._then(self._run(self._opened.relabel, version), lambda _: self._replaced(version))
 
     async def _load(self, version: int, snapshot: Assembly) -> None:
+        """Check a snapshot on another thread, then replace the parameters by it."""
         try:
             values = await asyncio.to_thread(snapshot.finish)
         except (
@@ -341,10 +344,12 @@ class LocalShard:
         return self._run(self._encode, self._opened, moments)
 
     async def _values_after(self, round_: _Round, moments: bool) -> EncodedValues:
+        """Wait until a round is applied, then return the encoded values."""
         await round_.closed.wait()
         return await self.values(moments=moments)
 
     def _encode(self, store: Store, moments: bool) -> EncodedValues:
+        """Return the encoded parameters or moments of the present version, which callers share."""
         found = self._values.get((store.version, moments))
         if found is None:
             listed: Sequence[Moment] = ()

@@ -87,6 +87,8 @@ def filled(push: Push, among: Sequence[Push]) -> Push:
 
 
 def _filled(payloads: Payloads, part: int, among: Sequence[Push]) -> Payloads:
+    """Return the payloads of a part with zeros for ranges that are absent here but not in every push of
+    `among`."""
     if not any(isinstance(payload, AbsentPayload) for payload in payloads):
         return payloads
     whole: list[Payload] = []

@@ -109,7 +109,7 @@ class ModelState:
         }
 
     def restore(self, entries: Sequence[Entry], image: Mapping[str, Any]) -> None:
-        """Replace the state by an image from `image`, for a model with these entries."""
+        """Replace the state by one that `image` returned, for a model with these entries."""
         self.entries, self.frozen = entries, image["frozen"]
         self.frozen_digest = frozen_digest(entries, self.frozen)
         self._buffers = _done(image["buffers"])
@@ -185,6 +185,7 @@ class ModelState:
         self._pin(epoch, self._pinned.get(epoch, (-1, None))[0], self._buffers)
 
     def _pin(self, epoch: int, version: int, values: Awaitable[Values]) -> None:
+        """Keep the buffers of an epoch's evaluation, and drop those of the oldest epochs beyond `PINNED`."""
         self._pinned[epoch] = version, values
         while len(self._pinned) > PINNED:
             del self._pinned[min(self._pinned)]
@@ -261,6 +262,8 @@ def _result(values: Awaitable[Values]) -> Values:
 
 
 class _Done:
+    """Values that are known, as an awaitable."""
+
     def __init__(self, values: Mapping[str, Bytes]) -> None:
         self.values = values
 

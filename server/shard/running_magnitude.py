@@ -52,7 +52,7 @@ class RunningCoder:
         return {"states": states, "version": self._version, "whole": whole, "found": found}
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Replace the state by an image from `image`."""
+        """Replace the state by one that `image` returned."""
         self._states, self._version = list(image["states"]), image["version"]
         self._whole, self._found = dict(image["whole"]), dict(image["found"])
 

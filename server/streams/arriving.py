@@ -107,6 +107,7 @@ class ArrivingParts:
                 self._drop(transfer)
 
     def _drop(self, transfer: int) -> None:
+        """Drop a part by its transfer, and remember the transfer, so that later chunks of it are ignored."""
         self._arriving.pop(transfer, None)
         self._dropping[transfer] = None
         while len(self._dropping) > MAX_DROPPING:

@@ -51,6 +51,7 @@ class WorkerStream:
 
     @property
     def id(self) -> tuple[str, int]:
+        """The worker and its incarnation, which identify the member."""
         return self.worker, self.incarnation
 
 

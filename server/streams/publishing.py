@@ -102,12 +102,12 @@ class Publishing:
         return self._growing
 
     def close(self, version: int, workers: Iterable[str]) -> Broadcast:
-        """Return the update to a version whose pushes control has decided, and send it to more workers. It
-        may have parts already.
+        """Return the update to a version whose pushes control has decided: the growing one from `open`, or
+        else a new one. Send it to these workers too, unless they already receive it.
 
         Args:
             version: version that the update leads to.
-            workers: ids of the workers to send it to as well.
+            workers: ids of the workers to send it to.
         """
         growing, self._growing = self._growing, None
         broadcast = growing if growing is not None else Broadcast(version)

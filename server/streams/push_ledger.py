@@ -555,7 +555,7 @@ class PushLedger:
         return {"counted": counted, "members": members}
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Replace the state by an image from `image`, without parts, which `restore_part` adds."""
+        """Replace the state by one that `image` returned, without parts, which `restore_part` adds."""
         self._counted = {key: set(parts) for key, parts in image["counted"].items()}
         for member, plain in image["members"].items():
             pushes = {

@@ -26,6 +26,7 @@ class Broadcast:
         self._listeners: list[Callable[[], None]] = []
 
     def add(self, part: Encoded) -> None:
+        """Add a part, and call the listeners."""
         self.parts.append(part)
         self._tell()
 
