@@ -146,8 +146,8 @@ BAD_PUSHES: list[tuple[Any, Reason, str]] = [
     (rates_of_more_groups, Reason.GROUP, "expected 1, one for each parameter group, or none, got 2"),
     (infinite_rate, Reason.GROUP, "learning_rates: expected finite numbers of at least 0"),
     (infinite_loss, Reason.NON_FINITE, "loss"),
-    (samples_without_parts, Reason.TENSOR, "expected some, with samples, got 0"),
-    (parts_without_samples, Reason.TENSOR, "none where samples is 0"),
+    (samples_without_parts, Reason.TENSOR, "expected at least 1, because the push has samples, got 0"),
+    (parts_without_samples, Reason.TENSOR, "expected 0, because the push has no samples"),
 ]
 
 

@@ -127,5 +127,5 @@ def test_joins_beyond_the_rate_are_put_off_and_change_nothing(monkeypatch: pytes
     monkeypatch.setattr(service_module, "JOINS_AT_ONCE", 2)
     service = service_of("sync")
     assert [join(service, "4bit", worker).rank for worker in "ab"] == [0, 1]
-    with pytest.raises(AssertionError, match=r"more than 0\.001 workers join in a second; try again"):
+    with pytest.raises(AssertionError, match=r"more than 0\.001 workers per second join; try again"):
         join(service, "4bit", "c")
