@@ -39,9 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             checks.check_compressor(effective.settings)
             print(effective.describe())
             return Exit.DONE
-        os.environ.setdefault(
-            "GRPC_VERBOSITY", "NONE"
-        )  # gRPC's own log repeats the errors that gc-server reports
+        # gRPC's own log repeats the errors that gc-server reports.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from ..common.telemetry import set_up_logging
 
         set_up_logging(effective.settings.log_format)

@@ -565,9 +565,8 @@ class Conductor:
         self.working.discard(task)
         if task.cancelled() or (error := task.exception()) is None or self.failed.is_set():
             return
-        if self._stopped and isinstance(
-            error, JournalError
-        ):  # another server will produce that version from the journal
+        # While stopping, this is no failure: another server will produce that version from the journal.
+        if self._stopped and isinstance(error, JournalError):
             return
         self.diverged = isinstance(error, DivergedError)
         if self.diverged:

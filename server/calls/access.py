@@ -68,9 +68,8 @@ class Tokens:
                     f"{LEAST_TOKEN_CHARACTERS} characters, or WORKER-ID:TOKEN; openssl rand -hex 32 makes one"
                 )
             why = why_no_token(token)
-            if (
-                not why and colon and why_no_name(worker)
-            ):  # never quote `worker` here: it may be part of a token
+            # Never quote `worker` here: it may be part of a token.
+            if not why and colon and why_no_name(worker):
                 why = f"WORKER-ID before the colon: expected {NAME_RULE}"
             if why:
                 raise TokenFileError(f"--token-file {self._path}, line {number}: {why}")

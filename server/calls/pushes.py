@@ -23,15 +23,12 @@ from ..streams.outbox import WorkerStream
 
 log = logging.getLogger("gradwire.server")
 
-SMALL_PART_BYTES = (
-    1 << 17
-)  # Largest part that is checked on the event loop, because a thread would cost more.
+# Largest part that is checked on the event loop, because a thread would cost more.
+SMALL_PART_BYTES = 1 << 17
 SCANS_AT_ONCE = 4  # Most parts of one worker that are checked at a time.
 DAMAGED = (Reason.CHECKSUM, Reason.CHUNK)  # The bytes changed in transit, and the worker sends them again.
-NO_MEMBER = (
-    Reason.FENCED,
-    Reason.NOT_A_MEMBER,
-)  # The worker is not a member, so none of its pushes is decided.
+# Reasons that mean that the worker is not a member, so none of its pushes is decided.
+NO_MEMBER = (Reason.FENCED, Reason.NOT_A_MEMBER)
 
 
 class Pushes:
@@ -195,9 +192,8 @@ class Pushes:
             decision = m.Decision.REFUSED
             self._stream.outbox.send(m.Outcome(seq=commit.seq, decision=decision, refusal=refusal))
             return
-        if (
-            member is not None and commit.seq > member.last_seq
-        ):  # an abandoned push, which control does not know
+        # Control knows no abandoned push, so this commit is out of sequence.
+        if member is not None and commit.seq > member.last_seq:
             expected = self._ledger.through(self._stream.id) + 1
             raise Refused(refusals.sequence(self._stream.worker, commit.seq, expected))
         self._decide(commit)
@@ -243,9 +239,8 @@ class Pushes:
                     continue
                 self._decide(commit)
             except Refused as error:
-                if (
-                    error.refusal.reason in NO_MEMBER
-                ):  # the worker may become a member again and commit once more
+                # Not refused for good: the worker may become a member again and commit once more.
+                if error.refusal.reason in NO_MEMBER:
                     raise
                 self._refuse(commit.seq, error)
 
@@ -276,9 +271,8 @@ class Pushes:
         damaged = error.refusal.reason in DAMAGED
         if not again and not (part is not None and damaged):
             part = None
-            if not self._ledger.is_closed(
-                self._key(seq)
-            ):  # an accepted push may still be waiting to be applied, and stays accepted
+            # A closed push keeps its state: if accepted, it may still be waiting to be applied.
+            if not self._ledger.is_closed(self._key(seq)):
                 self._ledger.refuse(self._key(seq), error.refusal)
         self._metrics.push_refused(error.refusal.reason)
         log.warning("refused push %d: %s", seq, error)

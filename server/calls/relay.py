@@ -146,9 +146,8 @@ class Uploads:
     def _relay(self, relay: Relay, chunk: Chunk) -> None:
         """Forward a chunk of a packet, unless the exchange has been replaced or the chunk is damaged."""
         mode = self._conductor.core.mode
-        if (
-            mode.packet_elements(relay.packet.exchange, 1) is None
-        ):  # the exchange has been replaced in the meantime
+        # None: the exchange has been replaced in the meantime.
+        if mode.packet_elements(relay.packet.exchange, 1) is None:
             self._arriving, self._dropping = None, packet_transfer(relay.packet)
             return
         try:

@@ -124,9 +124,8 @@ class Service:
                 self._metrics.refusal(error.refusal.reason)
                 self._refused.say(context.peer(), error.refusal)
                 await abort(context, error.refusal)
-            except (
-                JournalError
-            ) as error:  # another server may continue the job, so the worker should try again
+            # Another server may continue the job, so the worker should try again.
+            except JournalError as error:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
         return guarded

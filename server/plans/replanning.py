@@ -149,9 +149,8 @@ class Replanning:
         measured = self.measured()
         if measured is None:
             return
-        if planner.takes_norms and not any(
-            self._reported.square_norms
-        ):  # that version had no gradient, or is not measured yet
+        # Without norms, that version had no gradient or is not measured yet.
+        if planner.takes_norms and not any(self._reported.square_norms):
             shard.measure_norms(version)
             return
         self._norms_asked = False

@@ -315,9 +315,8 @@ class LocalShard:
         """Check a snapshot on another thread, then replace the parameters by it."""
         try:
             values = await asyncio.to_thread(snapshot.finish)
-        except (
-            Refused
-        ) as refused:  # for values that are not finite, which the shard finds itself when it applies pushes
+        # Raised for values that are not finite, which means here, too, that the job has diverged.
+        except Refused as refused:
             raise DivergedError(f"version {version}: {refused}") from None
         loading = self._run(self._opened.load, version, values)
         await self._then(loading, lambda _: self._replaced(version))

@@ -63,9 +63,8 @@ class ModelState:
         self.frozen: Mapping[str, Bytes] = {}
         self.frozen_digest = b""
         self._buffers: Awaitable[Values] = _done({})  # the job's buffers
-        self._waiting: dict[
-            tuple[str, int], tuple[int, Deposit]
-        ] = {}  # by member: seq of the push, and its buffers
+        # By member: seq of the push, and its buffers.
+        self._waiting: dict[tuple[str, int], tuple[int, Deposit]] = {}
         self._counted: dict[str, Deposit] = {}  # buffers of the newest collection, by worker
         self._newest = 0
         self._changed = False  # whether `_counted` has changed since `_buffers` was computed

@@ -30,9 +30,8 @@ def write_model(
     temporary = path.with_name(path.name + ".partial")
     try:
         temporary.touch()
-        mode = (
-            temporary.stat().st_mode
-        )  # as the process's umask has it: safetensors makes files that only their owner can read
+        # As the process's umask has it: safetensors makes files that only their owner can read.
+        mode = temporary.stat().st_mode
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
         _sort_metadata(temporary)
         temporary.chmod(mode & 0o777)
