@@ -138,8 +138,8 @@ class _Replay:
                     conductor.ledger.abandon(key)
             case r.UNWANTED:
                 key = e.PushKey(*_member(fields), fields["seq"])
-                conductor.ledger.wants(key, 0, fields["assignment"])
-                conductor.ledger.do_without(key)
+                conductor.ledger.needs_part(key, 0, fields["assignment"])
+                conductor.ledger.mark_unwanted(key)
             case r.PLAN:
                 assert conductor.shard.reported.manifest is not None
                 message: m.PlanAnnouncement = decode_envelope(fields["plan"], "ServerMessage")
@@ -186,8 +186,8 @@ class _Replay:
         payloads = received_payloads(part.payloads, record.data, bounds, known.manifest, worker=member[0])
         ledger, checksum = conductor.ledger, fields["checksum"]
         if fields["carried"]:
-            ledger.carry(member, part, checksum, payloads)
-        elif ledger.wants(e.PushKey(*member, part.seq), part.part, part.assignment):
+            ledger.restore_part(member, part, checksum, payloads)
+        elif ledger.needs_part(e.PushKey(*member, part.seq), part.part, part.assignment):
             ledger.check_rates(member, part, max(1, len(known.manifest.groups)))
             ledger.store(member, part, checksum, payloads)
 

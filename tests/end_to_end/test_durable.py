@@ -222,7 +222,7 @@ def test_a_folder_is_one_jobs_and_one_servers(daemons: Daemons, tmp_path: Path) 
     worker = daemons.worker(server.address, "--worker-id", "w0")
     worker.wait_for("ready for work")
     assert stop(server) == 143
-    assert "was begun with 0.02, and goes on only with that" in refused(
+    assert "was started with 0.02; restore --learning-rate 0.02" in refused(
         "--task", TASK, *MOMENTUM, "--learning-rate", "0.5"
     )
     assert "it has nothing of its own to go on with" in refused("--mode", "coded")

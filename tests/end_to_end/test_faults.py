@@ -414,7 +414,7 @@ async def test_parts_that_never_end_take_bounded_memory(daemons: Daemons) -> Non
         assert (outcome.seq, outcome.decision) == (5, m.Decision.REFUSED)
         assert outcome.refusal.reason is Reason.SIZE
         assert "worker 'raw'" in outcome.refusal.message
-        assert "4 parts on their way at once" in outcome.refusal.message
+        assert "4 incomplete parts at once" in outcome.refusal.message
         assert state_of(await status(raw)) == before
 
 

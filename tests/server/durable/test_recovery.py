@@ -443,7 +443,7 @@ async def test_a_server_that_stops_takes_nothing_in_that_the_next_would_not_know
     job = Kept(tmp_path / "0", "sync", "ab", "100000steps")
     await job.open()
     await pause(job.conductor, 0.05)
-    await job.conductor.stop("it was told to", comes_back=True)
+    await job.conductor.stop("it was told to", resumable=True)
     with pytest.raises(JournalError, match="try again"):
         job.conductor.happen(e.Attached("a", 1))
     with pytest.raises(JournalError):
@@ -467,7 +467,7 @@ async def test_a_server_that_stops_does_not_wait_for_who_is_gone_meanwhile(tmp_p
     assert not pausing.done()
     Story(job, 0).cut("b")
     await asyncio.wait_for(pausing, 5)
-    await job.conductor.stop("it was told to", comes_back=True)
+    await job.conductor.stop("it was told to", resumable=True)
 
 
 async def test_a_checkpoint_that_cannot_be_begun_is_not_tried_at_every_version(
