@@ -304,7 +304,7 @@ class HookState:
             )
 
     def _bundle(self, parameters: Sequence[Parameter]) -> Bundle:
-        """Return the bundle of these tensors; create it with their states if DDP has rearranged its buckets."""
+        """Return the bundle of these tensors; create it, with their states, after a rearrangement."""
         key = tuple(each.name for each in parameters)
         if key not in self._bundles:
             for other in [other for other in self._bundles if not {*other}.isdisjoint(key)]:
