@@ -104,7 +104,7 @@ class CodedStrategy(Strategy):
             assignment: assignment with samples, at whose version the replica is.
             samples: number of samples assigned to all workers of the round.
         """
-        self.session.begun(assignment)
+        self.session.mark_answered(assignment)
         step = self._step
         if step is not None and _key(step.assignment) == _key(assignment):
             step.assignment = assignment
