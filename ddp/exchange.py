@@ -61,7 +61,7 @@ def checksum(terms: object, manifest: Manifest, step: int) -> int:
     """Return the CRC-32C by which ranks find out whether they share terms, tensors and step.
 
     Args:
-        terms: settings; their text counts.
+        terms: settings, which are compared by their text.
         manifest: names, shapes and dtypes of the bundle's tensors.
         step: number of steps before this one.
     """

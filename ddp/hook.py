@@ -415,7 +415,9 @@ def _suited(compressor: CompressorSpec, options: OptimizerOptions) -> Compressor
     """Return the compressor, adapted to the optimizer. Log the adaptation, and warn of lost accuracy."""
     chosen = suited(compressor, options, local=False)
     if chosen != compressor:
-        _log.info("compressor %s, because the optimizer is like Adam", chosen)
+        _log.info(
+            "using compressor %s, because the optimizer divides by the root of squared gradients", chosen
+        )
     for line in advice(chosen, options, local=False, server=False):
         _log.warning("%s", line)
     return chosen

@@ -195,7 +195,8 @@ class Auto:
             )
             if whole != self._whole != frozenset(units):
                 log.info(
-                    "compressor auto: %s for %d of %d units", self._name, len(units) - len(whole), len(units)
+                    "compressor auto: using %s for %d of %d units, float32 for the rest",
+                    *(self._name, len(units) - len(whole), len(units)),
                 )
         self._whole = whole
         self._compressor.send_whole(whole)

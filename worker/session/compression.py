@@ -53,7 +53,9 @@ def compression_of(
     """
     chosen = spec if auto else suited(spec, optimizer, local=local)
     if chosen != spec:
-        log.info("compressor %s, because the server's optimizer is %s", chosen, type(optimizer).__name__)
+        log.info(
+            "using compressor %s, because the server's optimizer is %s", chosen, type(optimizer).__name__
+        )
     for line in advice(chosen, optimizer, local=local):
         log.warning("%s", line)
     compressor = ModelCompressor(specs, chosen, rule, terms.seed, rank)

@@ -285,7 +285,7 @@ class Connection:
                 elif isinstance(message, m.Chunk) and values is not None:
                     values.add(message)
                 else:
-                    raise BrokenError("the server's answer is no state of the model")
+                    raise BrokenError("expected the model's state, got another message from the server")
             if values is None or not values.complete:
                 raise BrokenError("the server's answer is incomplete")
             return values.finish()
@@ -317,7 +317,7 @@ class Connection:
                 elif isinstance(message, m.Chunk) and values is not None:
                     values.add(message)
                 else:
-                    raise BrokenError("the server's answer is no state of an optimizer")
+                    raise BrokenError("expected the optimizer's state, got another message from the server")
             if values is None or not values.complete:
                 raise BrokenError("the server's answer is incomplete")
             return version, values.finish()

@@ -62,7 +62,7 @@ def parameter_groups(
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups: list[Group] = []
     number_of: dict[str, int] = {}
-    for place, each in enumerate(given):
+    for index, each in enumerate(given):
         try:
             overrides = dict(each)
             members = _members(overrides.pop("params", ()))
@@ -77,10 +77,10 @@ def parameter_groups(
                     raise ValueError(
                         f"params: expected parameters of the model, got a foreign one, of shape {shape}"
                     )
-                if number_of.setdefault(name, place) != place:
+                if number_of.setdefault(name, index) != index:
                     raise ValueError(f"params: {name!r} is in group {number_of[name]} already")
         except (TypeError, ValueError) as error:
-            raise ValueError(f"parameter group {place}: {error}") from None
+            raise ValueError(f"parameter group {index}: {error}") from None
         groups.append(Group(optimizer=spec, learning_rate=rate))
     left = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     left = [name for name in left if name not in number_of]

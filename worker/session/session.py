@@ -295,12 +295,13 @@ class Session:
                 self._packets.take(message)
             case m.SnapshotRequest() if self._packets is not None:
                 self._packets.apply(message.apply, message.version)
-                self._at(message.version, "asked for a snapshot of")
+                self._at(message.version, "requested a snapshot of")
                 self._packets.snapshot(message.version)
             case None:
                 pass
             case _:
-                raise RuntimeError(f"the server sent a {type(message).__name__} in a job without packets")
+                kind = type(message).__name__
+                raise RuntimeError(f"the server sent a message of type {kind} in a job without coded packets")
 
     def begin_step(
         self,
@@ -354,7 +355,7 @@ class Session:
         Args:
             pushing: push from `begin_step`.
             loss: mean loss of its samples.
-            computing_s: seconds that computing took, where the mode distributes samples by them; otherwise 0.
+            computing_s: seconds that local steps took, where the mode sets their number by it; otherwise 0.
 
         Returns:
             True if payloads were sent. False if the compressor's delay keeps all gradients in the residual
@@ -400,7 +401,7 @@ class Session:
         self._commit(self.seq, assignment, Compressed(), samples, loss, exchanged=exchanged)
 
     def evaluated(self, epoch: int) -> AbstractContextManager[None]:
-        """Return a context in which the model has the job's buffers, as the server's parameters would have.
+        """Return a context in which the model has the job's buffers, for evaluating the server's model.
 
         Args:
             epoch: number of the evaluation, `Assignment.evaluate_epoch`.
@@ -487,7 +488,7 @@ class Session:
                 return None
             if self._updates.invalidate_if_drifted(assignment):
                 return None
-            self._at(assignment.version, "told to work at")
+            self._at(assignment.version, "assigned work at")
             self.saving.begin_work(assignment.version)
             self._updates.count()
             self._metrics.epoch.set(assignment.epoch)
@@ -500,7 +501,9 @@ class Session:
     def _at(self, version: int, order: str) -> None:
         """Raise RuntimeError unless the replica is at the version that the server's order names."""
         if version != self.replica.version:
-            raise RuntimeError(f"{order} version {version} with a replica of {self.replica.version}")
+            raise RuntimeError(
+                f"the server {order} version {version}, the replica is at {self.replica.version}"
+            )
 
     def _commit(
         self,

@@ -171,7 +171,7 @@ class Stream:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if reopen.done():
-                raise BrokenError("another replica is needed")
+                raise BrokenError("the replica is invalid: reconnecting for a snapshot")
             if not reader.done():
                 # If the call has ended, the reader raises the reason; otherwise the writer's error counts.
                 await asyncio.wait((reader,), timeout=LAST_WORD_S)

@@ -79,7 +79,7 @@ class StepTimes:
         self._mark()
 
     def forward(self) -> None:
-        """Called when the forward pass ends."""
+        """Called when the forward pass ends: end the time of the tensor in use."""
         self._add_forward()
 
     def _add_forward(self) -> None:
@@ -89,7 +89,7 @@ class StepTimes:
             self._forward_s[self._tensors if self._using is None else self._using] += passed
 
     def backward(self) -> None:
-        """Called when the backward pass begins."""
+        """Called when the backward pass begins: its time counts from here."""
         self._mark()
 
     def gradient(self, index: int) -> None:

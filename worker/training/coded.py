@@ -56,7 +56,9 @@ def _key(assignment: m.Assignment) -> tuple[object, ...]:
 
 
 class CodedStrategy(Strategy):
-    """Takes the steps of work `exchange`. It handles its session's packets, as the `PacketHandler`.
+    """The strategy of work `exchange`: exchanges gradients as coded packets, and steps the replica.
+
+    It handles its session's packets, as the `PacketHandler`.
 
     Attributes:
         least: smallest number of samples that a block may have.

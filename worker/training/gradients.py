@@ -25,7 +25,7 @@ log = logging.getLogger("gradwire.worker")
 
 
 class GradientStrategy(Strategy):
-    """Takes the steps of work `gradients`.
+    """The strategy of work `gradients`: pushes the gradient of each assignment's samples.
 
     Attributes:
         hooks: hooks that send gradients during backward; None if gradients leave at the end of their step.

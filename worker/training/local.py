@@ -81,7 +81,7 @@ class LocalOptimizer(Protocol):
 
 
 class LocalStrategy(Strategy):
-    """Takes the rounds of work `local`.
+    """The strategy of work `local`: takes rounds of local steps, and pushes the change that each has made.
 
     Attributes:
         optimizer: takes the local steps.

@@ -150,7 +150,7 @@ class Strategy(ABC):
             )
 
     def hand_over(self) -> None:  # noqa: B027
-        """Called when the worker leaves, after its last push: send state that only this worker may have."""
+        """Called when the worker leaves, after its last push: send the replica if it may be the only one."""
 
     # ---- for steps
 
@@ -193,7 +193,7 @@ class Strategy(ABC):
         Args:
             pushing: push with all gradients.
             loss: mean loss of its samples.
-            computing_s: seconds that computing took, where the mode distributes samples by them; otherwise 0.
+            computing_s: seconds that local steps took, where the mode sets their number by it; otherwise 0.
         """
         self.steps += 1
         sent = self.session.commit(pushing, loss, computing_s=computing_s)
@@ -320,7 +320,7 @@ class TrainingStep(ABC):
         strategy, version = self._of, self.assignment.version
         counts = pushing is not None and strategy.final and bool(pushing.checksums)
         if pushing is not None and counts:
-            log.warning("version %d: %s; some of its parts have left", version, why)
+            log.warning("version %d: %s; parts that were sent count, the others are sent empty", version, why)
             pushing.cancel_remaining()
             strategy.commit(pushing, loss if math.isfinite(loss) else 0.0)
         else:
