@@ -30,7 +30,7 @@ HOPELESS = 1.5  # A trial ends early once a step takes this many times as long a
 
 
 class Auto:
-    """Measures steps, and decides which units of the model are compressed. Belongs to the training thread.
+    """Measures steps, and decides which units (groups of tensors) are compressed. Belongs to one thread.
 
     The methods `waited`, `compressed` and `begin` report events; `begin` also decides when a window ends.
 

@@ -69,7 +69,7 @@ class GradientStrategy(Strategy):
     def begin(self, assignment: m.Assignment, samples: int) -> GradientStep:
         return GradientStep(self, assignment, samples)
 
-    def wait_for_step(self, why: str) -> None:
+    def stop_overlap(self, why: str) -> None:
         """Send gradients only after the backward pass from now on, and warn of that.
 
         Args:
@@ -110,7 +110,7 @@ class GradientStep(TrainingStep):
     def skip(self, why: str) -> None:
         self.open = False
         if self.withdraw():
-            self._strategy.wait_for_step(
+            self._strategy.stop_overlap(
                 f"{why}, and the gradients that its backward pass had sent are discarded; to accumulate over "
                 "several batches, put the backward passes of all but the last under job.no_sync()"
             )
@@ -132,7 +132,7 @@ class GradientStep(TrainingStep):
                 raise strategy.give_up(f"{why}, and some parts have left: use --overlap off for this model")
             if why:
                 self.withdraw()
-                strategy.wait_for_step(why)
+                strategy.stop_overlap(why)
         pushing, self._pushing = self._pushing, None
         try:
             if pushing is not None and hooks is not None and hooks.error is not None:
