@@ -148,7 +148,7 @@ def test_a_slow_worker_does_not_hold_up_rounds_that_have_a_backup(daemons: Daemo
     reply = finished(server)
     assert [worker.wait() for worker in workers] == [0, 0, 0]
     assert reply.refused_pushes > 0
-    workers[-1].wait_for(r"push \d+ came too late; its gradient goes out with the next push")
+    workers[-1].wait_for(r"push \d+ arrived too late; its gradient leaves with the next push")
     assert reply.epoch == 8
     assert reply.repeated_samples == 0
 
@@ -315,6 +315,6 @@ def test_a_push_that_is_too_late_stops_on_its_way(daemons: Daemons) -> None:
     assert [worker.wait() for worker in (*workers, late)] == [0, 0, 0]
     assert reply.refused_pushes >= 1
     assert reply.repeated_samples == 0
-    late.wait_for(r"push \d+ came too late; its gradient goes out with the next push")
+    late.wait_for(r"push \d+ arrived too late; its gradient leaves with the next push")
     assert relay.up < (reply.refused_pushes + 1) * gradient / 3  # one was on its way as the job ended
     relay.close()

@@ -191,7 +191,7 @@ def test_a_slow_worker_does_not_hold_up_coded_rounds(daemons: Daemons) -> None:
     reply = finished(server)
     assert [worker.wait() for worker in workers] == [0, 0, 0]
     assert reply.refused_pushes > 0
-    workers[2].wait_for(r"push \d+ was not needed: others have pushed its gradient")
+    workers[2].wait_for(r"push \d+ was not needed: another worker has pushed its gradient")
     assert reply.epoch == 8
     assert reply.repeated_samples == 0
 

@@ -186,7 +186,7 @@ def test_parts_leave_during_backward_until_the_script_changes_gradients(daemons:
         logs[loop] = script.log
     said = "from now on gradients leave after the backward pass"
     assert said not in logs["trained"] + logs["accumulated"]
-    assert "a gradient came twice in one step" in logs["twice"]
+    assert "a gradient arrived twice in one step" in logs["twice"]
     assert "changes gradients between backward() and step() (" in logs["doubled"]
     assert [logs[loop].count(said) for loop in ("twice", "doubled")] == [1, 1]
 

@@ -211,7 +211,7 @@ def loads_before(model: Network) -> None:
 
 
 POINTED_BACK = r"has pointed the data of .* elsewhere"
-PUT_BACK = r"has replaced the values of '.*the job's values are put back"
+PUT_BACK = r"has replaced the values of '.*the job's values are restored"
 WRITTEN = r"has written to '.*does not hear of that"
 ROWS = [
     Row("`load_state_dict(…)` before the first batch", "works", loads_before),
