@@ -4,9 +4,9 @@
 
 is a list of POINT=ACTION. Actions: `kill` sends SIGKILL to the process itself. `sleep:SECONDS` blocks the
 calling thread. An error's name, such as `enospc`, `erofs` or `eio`, raises that OSError. A suffix `@N`
-limits the action to the N-th time that the point is reached, `@N+` to that time and every later one. Without a
-suffix it happens every time. Code calls `reached` with the name of a point. While no point is armed, the call
-tests an empty dictionary and returns.
+limits the action to the N-th time that the point is reached, `@N+` to that time and every later one. Without
+a suffix it happens every time. Code calls `reached` with the name of a point. While no point is armed, the
+call tests an empty dictionary and returns.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, exposition
 from .configuration import Effective, UsageError
 from .naming import printable
 
-# Fields of a JSON log line that identify its process, or, given as `extra=` of the call, a worker it is about.
+# Fields of a JSON log line that identify its process, or, as `extra=` of the call, the worker it is about.
 LOG_FIELDS = ("job", "worker", "rank", "version")
 
 LogFields = Callable[[], Mapping[str, object]]
