@@ -348,7 +348,8 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
     )
     reflection: bool = connection(
         False,
-        "gRPC reflection, for tools such as grpcurl; every peer that reaches the port may use it without a token",
+        "gRPC reflection, for tools such as grpcurl; every peer that reaches the port may use it, without a "
+        "token",
     )
     tls_cert: str = connection("", _TLS_CERT, metavar="FILE")
     tls_key: str = connection("", _TLS_KEY, metavar="FILE")

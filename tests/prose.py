@@ -28,7 +28,7 @@ MAX_WORDS = 35
 OPENINGS = frozenset("as by of that what whatever which who whoever whom whose from so".split())
 VERBS = frozenset(
     """
-    arm declare decorate
+    arm declare decorate has
     abandon accept acknowledge acquire add adjust admit advance aggregate allocate answer append apply approve ask
     assemble assert assign attach await average back begin bind block bound broadcast build bundle calculate call cancel
     cast change check choose clamp clear clip clone close collect combine commit compare compile complete compress compute
