@@ -301,7 +301,7 @@ def test_modes_that_a_script_cannot_do_are_refused(daemons: Daemons, mode: str, 
 def test_scripts_and_tasks_do_not_mix(daemons: Daemons) -> None:
     worker = daemons.worker(job(daemons, 1).address)
     assert worker.wait() == 2
-    worker.wait_for("is one of scripts.*gradwire.connect")
+    worker.wait_for("its workers are scripts.*gradwire.connect")
     server = daemons.server("--task", "small_tasks:regression", "--epochs", "1")
     script = daemons.program("script_loops", "trained", server.address)
     assert script.wait() == 1
