@@ -162,15 +162,15 @@ class JobOptimizer(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     parameter.grad = None if set_to_none else torch.zeros_like(parameter.grad)
 
-    def remembered(self) -> dict[Any, Any]:
-        """Return a copy, on the host, of the state of the optimizer of this worker's own steps."""
-        remembered: dict[Any, Any] = copied(self._of.state_dict()["state"])
-        return remembered
+    def copy_state(self) -> dict[Any, Any]:
+        """Return a copy, on the host, of the state of the optimizer that takes this worker's own steps."""
+        state: dict[Any, Any] = copied(self._of.state_dict()["state"])
+        return state
 
-    def remember(self, remembered: Mapping[Any, Any]) -> None:
-        """Continue from a state that was `remembered`; rates and options stay the script's."""
+    def restore_state(self, state: Mapping[Any, Any]) -> None:
+        """Replace the optimizer's state by one from `copy_state`; rates and options stay the script's."""
         groups = self._of.state_dict()["param_groups"]
-        self.load_state_dict({"state": dict(remembered), "param_groups": groups})
+        self.load_state_dict({"state": dict(state), "param_groups": groups})
 
     def state_dict(self) -> dict[str, Any]:
         """Return what torch's own optimizer would: the state of each parameter that was ever stepped, and the

@@ -45,11 +45,11 @@ class WorkersOptimizer:
                 parameter.grad = as_dense(parameter.grad)
         self.optimizer.step()
 
-    def remembered(self) -> Any:
+    def copy_state(self) -> Any:
         return self.optimizer.image()
 
-    def remember(self, remembered: Any) -> None:
-        self.optimizer.restore(remembered)
+    def restore_state(self, state: Any) -> None:
+        self.optimizer.restore(state)
 
 
 class TaskDriver:

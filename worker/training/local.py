@@ -64,12 +64,12 @@ class LocalOptimizer(Protocol):
         """Take a step by the parameters' gradients. evaluate: computes these, as often as it is called."""
         ...
 
-    def remembered(self) -> Any:
-        """Return what the optimizer remembers, such as momentum: a copy."""
+    def copy_state(self) -> Any:
+        """Return a copy of the optimizer's state, such as its momentum."""
         ...
 
-    def remember(self, remembered: Any) -> None:
-        """Continue from what was `remembered`."""
+    def restore_state(self, state: Any) -> None:
+        """Replace the optimizer's state by one that `copy_state` returned."""
         ...
 
 
@@ -120,11 +120,11 @@ class LocalStrategy(Strategy):
         return batches(samples, self._batch_size or samples, self.session.replica.state.least_samples)
 
     def image(self) -> dict[str, Any]:
-        return {**super().image(), "optimizer": self.optimizer.remembered()}
+        return {**super().image(), "optimizer": self.optimizer.copy_state()}
 
     def restore(self, image: Mapping[str, Any]) -> None:
         super().restore(image)
-        self.optimizer.remember(image["optimizer"])
+        self.optimizer.restore_state(image["optimizer"])
 
 
 class LocalStep(TrainingStep):

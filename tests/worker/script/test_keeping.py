@@ -102,7 +102,7 @@ def test_what_an_optimizer_remembered_does_not_change_with_its_next_steps() -> N
         optimizer.step_here(evaluate)
 
     step()
-    remembered = optimizer.remembered()
+    remembered = optimizer.copy_state()
     before = repr(remembered)
     assert remembered[0]["old_dirs"]
     step()
