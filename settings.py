@@ -136,7 +136,7 @@ class JobSettings:
 
     task: str = training(
         "digits",
-        "task to train: digits, characters, or module:function of your own; only workers import it",
+        "task to train: built-in, such as digits, or module:function of your own; only workers import it",
         metavar=_TASK,
         parse=parse_task,
     )
