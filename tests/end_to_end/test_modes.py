@@ -214,7 +214,7 @@ def test_a_worker_that_leaves_does_not_wait_for_a_server_that_is_away(daemons: D
     assert worker.wait() == 143
     assert time.monotonic() - began < 10  # of the 20 that it has
     worker.wait_for(
-        r"SIGTERM: leaving while the server has been away for \d s with gradients of norm [\d.e-]+ "
+        r"SIGTERM: leaving while the server has been away for \d s; residuals of norm [\d.e-]+ are lost"
     )
 
 

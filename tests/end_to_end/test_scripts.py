@@ -275,7 +275,7 @@ def test_what_a_script_logs_is_the_jobs(daemons: Daemons) -> None:
         ("other_batches", r"the job has 8; start gc-server with --batch-size 64"),
         ("lbfgs", r"LBFGS: the server steps SGD, Adam, AdamW and Adagrad.*attach\(\.\.\., steps='local'\)"),
         ("amsgrad", r"Adam, group 0: amsgrad=True: the server has no amsgrad"),
-        ("forgetful", r"parameter '0\.weight' requires a gradient, and the optimizer has not got it"),
+        ("forgetful", r"parameter '0\.weight' requires a gradient, but the optimizer does not have it"),
     ],
 )
 def test_what_cannot_be_is_said_by_name(daemons: Daemons, loop: str, message: str) -> None:

@@ -41,10 +41,10 @@ class Task:
         evaluate: measures the model on the validation data and returns finite numbers by name, which logs,
             gc-run and /metrics show. The model is in evaluation mode and gradients are off. It may be on any
             device: move the data there.
-        groups: returns the model's parameter groups as mappings, like those of torch's optimizers. `params`
-            holds the parameters; other keys hold the options that differ from the job's, as in
-            `{"params": biases, "weight_decay": 0.0}`. `lr` is the group's learning rate before the job's
-            schedule. Parameters in no group have the job's options. None if the task has no groups.
+        groups: returns the model's parameter groups as mappings, like those of torch's optimizers. The key
+            `params` holds the parameters. Other keys hold the options that differ from the job's, as in
+            `{"params": biases, "weight_decay": 0.0}`. The key `lr` is the group's learning rate before the
+            job's schedule. Parameters in no group have the job's options. None if the task has no groups.
 
     Raises:
         TaskError: `train_samples` is below 1, or an attribute that must be a function is not one.
