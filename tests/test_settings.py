@@ -156,7 +156,7 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
         ("gc-worker", "--server x --compressor 4bti", "did you mean '4bit'?"),
         ("gc-worker", "--server x --compressor topk:ration=4", "did you mean 'ratio'?"),
         ("gc-worker", "--server http://x", "--server (flag): expected host or host:port"),
-        ("gc-worker", "--server x --allow-task my-tasks", "expected names of modules"),
+        ("gc-worker", "--server x --allow-task my-tasks", "expected module names"),
         ("gc-run", "--workres 3", "did you mean '--workers'?"),
         ("gc-run", "--mode coded --compressor 4bit", "exchanges gradients in fixed point"),
         (

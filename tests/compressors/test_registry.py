@@ -108,7 +108,7 @@ def test_options_reach_the_compressor() -> None:
         ("4bit:", "compressor '4bit:': expected key=value after the colon, got ''"),
         ("4bit:levels", "compressor '4bit:levels': expected key=value after the colon, got 'levels'"),
         ("4bit:levels=", "compressor '4bit:levels=': expected key=value after the colon, got 'levels='"),
-        ("4bit:scale=sum,scale=sum", "the key 'scale' is given twice"),
+        ("4bit:scale=sum,scale=sum", "key 'scale' is given twice"),
         ("", "expected name[:key=value,...] in lower case, got the name ''"),
         (" 4bit", "expected name[:key=value,...] in lower case, got the name ' 4bit'"),
     ],

@@ -321,7 +321,7 @@ def test_a_job_outlives_its_server_and_trains_again_under_another_name(
     servers = namespace.start(anew["StatefulSet"])
     worker = namespace.start(anew["Job"])
     assert namespace.exit_code(again) == Exit.DONE
-    assert "nothing was trained here" in namespace.log(again)
+    assert "this worker has trained nothing" in namespace.log(again)
     assert "another nameSuffix" in namespace.log(again)
     assert namespace.exit_code(worker) == Exit.DONE, namespace.log(worker) + namespace.log(servers)
     assert load_file(namespace.volume(anew["StatefulSet"]) / "parameters.safetensors")

@@ -166,7 +166,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_leads_to_the_same_st
     data[-1] ^= 1
     newest.write_bytes(data)
     server = begun(daemons, tmp_path, "--checkpoint-every", "4steps", port=server.port)
-    server.wait_for("a checkpoint cannot be used, and the one before is taken: .*its checksum is not")
+    server.wait_for("a checkpoint cannot be used, and the one before is taken: .*its checksum differs")
     assert result(server, workers) == calm(daemons)
 
 

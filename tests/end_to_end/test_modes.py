@@ -180,7 +180,7 @@ def test_workers_come_and_go_in_every_mode(daemons: Daemons, mode: str) -> None:
     late[0].wait_for("connected as rank")
     workers[1].signal(signal.SIGTERM)
     assert workers[1].wait() == 143
-    workers[1].wait_for("leaving, with everything handed over")
+    workers[1].wait_for("leaving, all residuals pushed")
     reply = finished(server)
     assert [worker.wait() for worker in (workers[2], *late)] == [0, 0, 0]
     assert reply.epoch == 10
@@ -196,7 +196,7 @@ def test_a_worker_that_cannot_hand_over_in_time_says_what_is_lost(daemons: Daemo
     workers[0].signal(signal.SIGTERM)
     assert workers[0].wait() == 143
     workers[0].wait_for(
-        r"SIGTERM: leaving after 1 s with gradients of norm [\d.e-]+ held back and \d unconfirmed pushes"
+        r"SIGTERM: leaving after 1 s; residuals of norm [\d.e-]+ are lost, and \d pushes are unconfirmed"
     )
     workers[1].signal(signal.SIGCONT)
     assert finished(server).epoch == 2
@@ -214,7 +214,7 @@ def test_a_worker_that_leaves_does_not_wait_for_a_server_that_is_away(daemons: D
     assert worker.wait() == 143
     assert time.monotonic() - began < 10  # of the 20 that it has
     worker.wait_for(
-        r"SIGTERM: leaving while the server has been away for \d s with gradients of norm [\d.e-]+ "
+        r"SIGTERM: leaving while the server has been away for \d s; residuals of norm [\d.e-]+ are lost"
     )
 
 

@@ -103,7 +103,7 @@ def test_workers_come_and_go_while_tensors_are_cut_into_slices(daemons: Daemons,
     late[1].wait_for("connected as rank")
     workers[1].signal(signal.SIGTERM)
     assert workers[1].wait() == 143
-    workers[1].wait_for("leaving, with everything handed over")
+    workers[1].wait_for("leaving, all residuals pushed")
     reply = finished(server)
     assert [worker.wait() for worker in (*workers[2:], *late)] == [0] * 4
     assert reply.epoch == 10

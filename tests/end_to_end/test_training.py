@@ -222,7 +222,7 @@ def test_after_the_job_a_worker_has_nothing_to_do(daemons: Daemons) -> None:
     late = daemons.worker(server.address)
     assert late.wait() == 0
     late.wait_for(
-        "nothing was trained here: the job has finished: its 2 epochs are done. To train again, start"
+        "this worker has trained nothing: the job has finished: its 2 epochs are done. To train again, start"
     )
 
 
@@ -382,7 +382,7 @@ def test_an_http_port_in_use_is_said_if_it_was_chosen() -> None:
             "known compressors: 1bit, 2bit, 4bit, 8bit, bf16, dgc, fp16",
         ),
         (("--server", "x", "--compressor", "4bit:depth=3"), 2, "unknown key 'depth'"),
-        (("--server", "x", "--device", "cuda"), 2, "no CUDA device"),
+        (("--server", "x", "--device", "cuda"), 2, "no usable CUDA device"),
     ],
 )
 def test_what_is_wrong_with_a_workers_command_is_said(

@@ -480,8 +480,8 @@ def test_an_epoch_whose_loop_ends_early_comes_again_and_the_log_says_so(
         for inputs, _ in zip(job.batches(DATA), range(2), strict=False):
             take(model, optimizer, inputs[0])
     assert epochs == [0, 0, 1, 1]
-    assert [record.message for record in caplog.records if "comes again" in record.message] == [
-        "epoch 0 comes again: the script's loop over batches ended before all samples of the epoch were "
+    assert [record.message for record in caplog.records if "is repeated" in record.message] == [
+        "epoch 1 is repeated: the script's loop over batches ended before all samples of the epoch were "
         "trained on. To end early, call job.leave()"
     ]
 
@@ -499,7 +499,7 @@ def test_an_evaluation_that_interrupts_an_epoch_is_no_warning(
             take(model, optimizer, inputs)
         seen.append((epoch, job.version - before, job.evaluating))
     assert seen == [(0, 2, True), (0, 1, False), (1, 3, False)]
-    assert "comes again" not in caplog.text
+    assert "is repeated" not in caplog.text
 
 
 def test_what_batches_returns_is_looped_over_in_each_epoch_and_is_no_iterator(connect: Connect) -> None:
@@ -544,14 +544,14 @@ def test_a_job_that_is_not_as_far_as_the_script_is_refused(connect: Connect) -> 
     _, job = connect()
     attached(job)
     job.epochs(start=1)
-    with pytest.raises(gradwire.ScriptError, match=r"start=1\): the job is in epoch 0, with the parameters"):
+    with pytest.raises(gradwire.ScriptError, match=r"start=1\): the job is only in epoch 1, with the parameters"):
         next(iter(job.batches(DATA)))
 
 
 def test_the_script_knows_how_long_the_job_is(connect: Connect) -> None:
     _, job = connect()
     model, optimizer = attached(job)
-    with pytest.raises(gradwire.ScriptError, match=r"total_steps: nobody knows yet .* call job.batches"):
+    with pytest.raises(gradwire.ScriptError, match=r"total_steps: the number of samples .* call job.batches"):
         _ = job.total_steps
     batches = job.batches(DATA)
     assert (len(batches), job.total_steps, job.total_epochs) == (STEPS, EPOCHS * STEPS, EPOCHS)
@@ -589,7 +589,7 @@ def test_a_schedule_of_another_length_than_the_job_is_named(
             take(model, optimizer, inputs)
             schedule.step()
     (said,) = [record.message for record in caplog.records if "made for" in record.message]
-    assert said.startswith("CosineAnnealingLR is made for 9 steps, and the job takes 6: its rates do not get")
+    assert said.startswith("CosineAnnealingLR is made for 9 steps, and the job takes 6: its rates do not reach")
 
 
 def test_a_rank_that_the_server_changes_is_the_scripts(connect: Connect) -> None:
