@@ -28,8 +28,8 @@ processes are on one machine. If the busy lanes need more of a resource than the
 in proportion. Otherwise nothing takes longer than it takes alone.
 
 Latency is half a round trip in each direction, after the bytes, and one round trip for the next assignment. A
-part takes `start_s` of a link besides its bytes. `credit` limits the parts that may be in flight at once: the
-next part then waits until one has arrived and the worker has been told.
+part takes `start_s` of a link besides its bytes. The option `credit` limits the parts that may be in flight:
+the next part then waits until one has arrived and the worker has been told.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Span:
     Attributes:
         lane: name of the lane.
         server: number of the lane's server; 0 for a worker's lane.
-        what: kind of work: backward, compress, send, up, receive, sum, hand, down, take, apply or forward.
+        kind: kind of work: backward, compress, send, up, receive, sum, hand, down, take, apply or forward.
         number: number of its unit (backward, compress, forward) or part (all others).
         start_s: beginning, in seconds since the beginning of backward.
         end_s: end, likewise.
@@ -154,7 +154,7 @@ class Span:
 
     lane: Lane
     server: int
-    what: str
+    kind: str
     number: int
     start_s: float
     end_s: float
@@ -192,7 +192,7 @@ class _Job:
     """One piece of work for a lane.
 
     Attributes:
-        what: kind of work, as in `Span`.
+        kind: work that it is, as in `Span`.
         number: number of its unit or part.
         left: seconds that are left of it, if it runs alone.
         needs: (resource, amount) pairs: the amount of each shared resource that it uses while it runs.
@@ -200,7 +200,7 @@ class _Job:
         start: time at which it began.
     """
 
-    what: str
+    kind: str
     number: int
     left: float
     needs: tuple[tuple[int, float], ...] = ()
@@ -296,8 +296,8 @@ class _Simulation:
         """
         if self._work.overlap == "both":
             return 0.0
-        compressed = max((span.end_s for span in found.spans if span.what == "compress"), default=0.0)
-        up = max((span.end_s for span in found.spans if span.what == "up"), default=0.0) - compressed
+        compressed = max((span.end_s for span in found.spans if span.kind == "compress"), default=0.0)
+        up = max((span.end_s for span in found.spans if span.kind == "up"), default=0.0) - compressed
         others = 1 - 1 / max(1, self._work.workers)
         return max(0.0, min(self._place.uneven * found.busy_s("down"), others * up))
 
@@ -353,7 +353,7 @@ class _Simulation:
             job.left -= speed * passed
             if end <= until:  # not `left <= 0`, which a rounding error may miss
                 lane.busy = None
-                self._spans.append(Span(lane.name, lane.server, job.what, job.number, job.start, until))
+                self._spans.append(Span(lane.name, lane.server, job.kind, job.number, job.start, until))
                 self._done(job)
         while self._later and self._later[0][0] <= self._now:
             _, number, event = heapq.heappop(self._later)
@@ -363,7 +363,7 @@ class _Simulation:
         """Pass a part on to its next lane or event, now that `job` has ended."""
         work, number = self._work, job.number
         half = self._place.rtt_s / 2
-        match job.what:
+        match job.kind:
             case "compress":
                 self._held += work.batches[number].parts
                 self._send()
@@ -387,13 +387,13 @@ class _Simulation:
             case _:
                 pass
 
-    def _when(self, seconds: float, what: str, number: int) -> None:
+    def _when(self, seconds: float, event: str, number: int) -> None:
         """Schedule an event of part `number` in `seconds` from now."""
-        heapq.heappush(self._later, (self._now + seconds, number, what))
+        heapq.heappush(self._later, (self._now + seconds, number, event))
 
-    def _happens(self, what: str, number: int) -> None:
+    def _happens(self, event: str, number: int) -> None:
         """Process an event of part `number`: "update", "arrived" or "heard"."""
-        match what:
+        match event:
             case "update":
                 self._put([self._network], self._handled("take", number, 1))
             case "arrived":
@@ -430,19 +430,19 @@ class _Simulation:
         lane = lanes[self._work.pieces[job.number].server] if len(lanes) > 1 else lanes[0]
         heapq.heappush(lane.ready, (job.turn, job.number, job))
 
-    def _handled(self, what: str, part: int, copies: int) -> _Job:
+    def _handled(self, kind: str, part: int, copies: int) -> _Job:
         """Return the processor's work for sending or receiving a part at one end of its connections.
 
         copies: number of connections that one process serves one after another. Workers do it all at the same
         time.
         """
         place, piece = self._place, self._work.pieces[part]
-        size = piece.up_bytes if what in ("send", "receive") else piece.down_bytes
-        at_once = 1.0 if what in ("receive", "hand") else float(self._work.workers)
+        size = piece.up_bytes if kind in ("send", "receive") else piece.down_bytes
+        at_once = 1.0 if kind in ("receive", "hand") else float(self._work.workers)
         seconds = copies * (place.part_s + size * place.byte_s)
-        return _Job(what, part, seconds, ((_CORES, at_once),), piece.turn)
+        return _Job(kind, part, seconds, ((_CORES, at_once),), piece.turn)
 
-    def _carried(self, what: Lane, part: int) -> _Job:
+    def _carried(self, direction: Lane, part: int) -> _Job:
         """Return the work of a server's link that carries a part from all workers ("up") or to all workers
         ("down").
 
@@ -450,10 +450,10 @@ class _Simulation:
         link is busy for the fraction of that time that it needs.
         """
         work, place, piece = self._work, self._place, self._work.pieces[part]
-        copies = piece.pushes if what == "up" else work.workers
-        size = piece.up_bytes if what == "up" else piece.down_bytes
+        copies = piece.pushes if direction == "up" else work.workers
+        size = piece.up_bytes if direction == "up" else piece.down_bytes
         worker = place.worker.seconds(size)
         seconds = max(place.server.seconds(copies * size), worker)
         share = worker / seconds if seconds else 0.0
-        needs = (((_WORKER_UP if what == "up" else _WORKER_DOWN), share),)
-        return _Job(what, part, seconds, needs, piece.turn)
+        needs = (((_WORKER_UP if direction == "up" else _WORKER_DOWN), share),)
+        return _Job(direction, part, seconds, needs, piece.turn)
