@@ -115,12 +115,12 @@ class FusedFeedback(Protocol):
         ...
 
 
-class FusedApart(Protocol):
+class OutOfPlace(Protocol):
     """A fused compressor that can leave what was not sent elsewhere, and finds a gradient that is not finite
     on the way."""
 
     @property
-    def apart(self) -> bool:
+    def out_of_place(self) -> bool:
         """Whether it does, with these options."""
         ...
 
@@ -242,8 +242,8 @@ def is_fused(compressor: Compressor) -> TypeGuard[FusedFeedback]:
     return hasattr(compressor, "compress_with_residual")
 
 
-def is_apart(compressor: Compressor) -> TypeGuard[FusedApart]:
-    return bool(getattr(compressor, "apart", False))
+def is_out_of_place(compressor: Compressor) -> TypeGuard[OutOfPlace]:
+    return bool(getattr(compressor, "out_of_place", False))
 
 
 class ModelWide(Protocol):

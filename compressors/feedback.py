@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ..common.stored import stored
-from .base import Compressor, StepContext, TensorSpec, is_apart, is_fused
+from .base import Compressor, StepContext, TensorSpec, is_out_of_place, is_fused
 from .indices import decode_indices
 from .kernels import devices
 from .payload import Payload, SparsePayload
@@ -72,7 +72,7 @@ class ErrorFeedback:
     def compress(
         self, gradient: torch.Tensor, state: FeedbackState, context: StepContext
     ) -> tuple[Payload, FeedbackState]:
-        if state.before is not None and self.plain and is_apart(self.compressor):
+        if state.before is not None and self.plain and is_out_of_place(self.compressor):
             sent = self.compressor.compress_with_residual(
                 gradient, state.before, state.inner, context, state.residual
             )

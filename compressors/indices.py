@@ -22,7 +22,7 @@ def sparse_payload(elements: int, indices: Indices, values: ValuePayload) -> Spa
     return _joined(elements, IndexCoding.BITMAP, sparse.encode_bitmap(indices, elements), values)
 
 
-def sparse_bytes(elements: int, count: int) -> int:
+def max_index_bytes(elements: int, count: int) -> int:
     """The most bytes that the indices of a `sparse_payload` take."""
     gaps = sparse.gaps_limit(elements, count, sparse.gaps_low_bits(elements, count))
     return min(gaps, -(-elements // 8))

@@ -220,7 +220,7 @@ class Ledger:
             if buffer is not None:
                 setattr(self, name, buffer.to(device))
 
-    def divide(self, slices: int) -> None:
+    def set_slices(self, slices: int) -> None:
         """Keep the residual in the measure of so many slices. Momentum starts anew."""
         self._move_on()
         if slices != self.slices and self._residual is not None:
@@ -249,7 +249,7 @@ class Ledger:
         """All that was owed went out with the latest step, which cannot be undone: it was float32."""
         self._residual = None
 
-    def settle(self, states: list[Any], usual: Float64, *, undoable: bool) -> Before | None:
+    def commit_without_residual(self, states: list[Any], usual: Float64, *, undoable: bool) -> Before | None:
         """As `commit` of a step of which nothing is kept, where nothing was owed."""
         self._move_on()
         if undoable:
@@ -276,7 +276,7 @@ class Ledger:
             if any(first <= start and end <= last for first, last in but):
                 continue
             if isinstance(payload, DensePayload) and payload.format is DenseFormat.FLOAT32:
-                self._owe_whole(start, end)
+                self._send_whole_again(start, end)
             owed = self.residual[start:end]
             if sent.slices == self.slices:
                 add_update(payload, owed)
@@ -285,7 +285,7 @@ class Ledger:
                 owed.add_(values, alpha=sent.slices / self.slices)
             saturate(owed)
 
-    def _owe_whole(self, start: int, end: int) -> None:
+    def _send_whole_again(self, start: int, end: int) -> None:
         """Float32 payloads that are put back go out as float32 again: each may be a spike."""
         first, last = bisect_right(self._starts, start) - 1, bisect_left(self._starts, end)
         self.usual = self.usual.copy()

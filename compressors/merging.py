@@ -39,11 +39,11 @@ def compress_together(
     inner: Any,
     context: StepContext,
     *,
-    owing: bool,
+    with_residual: bool,
 ) -> tuple[list[list[Payload]], Any]:
     """One call for stretches, given as ranges in flat order, whose gradients lie end to end in `gradient`.
 
-    inner: the state. owing: whether the ledger may hold something, and its draft has to be written.
+    inner: the state. with_residual: whether the ledger may hold something, and its draft has to be written.
 
     Returns payloads by stretch, and the next state. Raises FloatingPointError as the compressor does.
     """
@@ -53,7 +53,7 @@ def compress_together(
         ledger.take(ranges, state)
         inner = state.inner
     else:
-        if owing:
+        if with_residual:
             gradient = devices.saturate(gradient + gathered(ledger.residual, ranges, gradient.device))
             for start, end in ranges:
                 ledger.draft[start:end].zero_()

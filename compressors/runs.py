@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import cast
 
-from .base import Compressor, Neighbours, Spanning, TensorSpec, is_apart
+from .base import Compressor, Neighbours, Spanning, TensorSpec, is_out_of_place
 from .entry import How, Joined
 from .feedback import ErrorFeedback, without_feedback
 from .registry import CompressorSpec
@@ -46,7 +46,9 @@ class Run:
 def checks_alone(compressor: Compressor) -> bool:
     """Whether a gradient on the host that is not finite is found while it is compressed in a call of its
     own; in a call for several it always is."""
-    return isinstance(compressor, ErrorFeedback) and is_apart(compressor.compressor) and compressor.plain
+    return (
+        isinstance(compressor, ErrorFeedback) and is_out_of_place(compressor.compressor) and compressor.plain
+    )
 
 
 def runs_of(

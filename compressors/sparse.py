@@ -81,7 +81,7 @@ class Sparse:
         return self.drawn is not None
 
     @property
-    def apart(self) -> bool:
+    def out_of_place(self) -> bool:
         """Whether `compress_with_residual` takes `left`."""
         return self.add_and_select is not None
 

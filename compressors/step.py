@@ -78,7 +78,7 @@ class Step:
         # Clipping, and plans for the whole model, take all gradients before any is compressed.
         self._whole = bool(model.wrapping.clip or (model.planned and not flush))
         # Whether the ledger has or gets something that outlasts the step.
-        self._owing = any(model.feedback) or flush or not model.ledger.unused
+        self._with_residual = any(model.feedback) or flush or not model.ledger.unused
         self._gradients: dict[int, torch.Tensor] = {}
         self._magnitudes: dict[int, Magnitudes] = {}
         self._keep: dict[int, int] = {}
@@ -117,7 +117,7 @@ class Step:
             done.update(self._compressed(each))
         return done
 
-    def cease(self) -> list[int]:
+    def cancel_remaining(self) -> list[int]:
         """Compress no more. What is not sent is left as it was before the step, and no gradient of it is
         kept.
 
@@ -133,14 +133,14 @@ class Step:
     def commit(self, *, undoable: bool = False) -> Before | None:
         """The step is pushed. Returns the ledger of before, if the push may have to be undone."""
         assert not self._units_left, "every gradient has to come first"
-        if self._owing:
+        if self._with_residual:
             before = self._ledger.commit(self._states, self._usual, undoable=undoable)
             all_of_it = len(self._compressed_units) == len(self.plan.units) and not self._absent
             whole = self.sends and self._wanted is None and all_of_it
             if whole and before is None and not any(self._model.feedback):
                 self._ledger.clear()
             return before
-        return self._ledger.settle(self._states, self._usual, undoable=undoable)
+        return self._ledger.commit_without_residual(self._states, self._usual, undoable=undoable)
 
     def _compressed(self, number: int) -> dict[int, list[Payload]]:
         """The parts of a unit whose gradients are all there."""
@@ -251,7 +251,7 @@ class Step:
         for place in planned:
             compressor, gradient = model.compressors[place], self._gradients[place]
             if not isinstance(compressor, ErrorFeedback):
-                gradient = self._with_owed(place)
+                gradient = self._plus_residual(place)
             else:
                 state = self._ledger.opened(self._range(place), gradient.device, self._states[place])
                 added = compressor.accumulate(gradient, state)
@@ -289,7 +289,7 @@ class Step:
 
     def _leave(self, start: int, end: int) -> None:
         """What the ledger holds of a range stays there."""
-        if self._owing:
+        if self._with_residual:
             self._ledger.draft[start:end].copy_(self._ledger.residual[start:end])
             if self._ledger.velocity is not None and self._ledger.draft_velocity is not None:
                 self._ledger.draft_velocity[start:end].copy_(self._ledger.velocity[start:end])
@@ -332,7 +332,7 @@ class Step:
                 [(starts[run.first], starts[run.last]) for run in stretches],
                 self._states[first],
                 replace(self._context(first), keep=keep, magnitudes=None),
-                owing=self._owing,
+                with_residual=self._with_residual,
             )
         except FloatingPointError:
             for place in places:
@@ -397,13 +397,15 @@ class Step:
             tensors = Neighbours(sizes, lambda place: self._context(run.first + place))
             compressor = spanning(compressor, tensors)
         if compressor == LOSSLESS:  # the copy of the gradients is the payload
-            if self._owing:
+            if self._with_residual:
                 devices.add_to(gradient, self._ledger.residual[start:end])
                 self._ledger.draft[start:end].zero_()
             data = gradient.numpy().view(np.uint8)
             return DensePayload(format=DenseFormat.FLOAT32, elements=end - start, data=data)
         given = [(start, end)], self._states[run.first], self._context(run.first)
-        ((payload,),), _ = compress_together(compressor, gradient, self._ledger, *given, owing=self._owing)
+        ((payload,),), _ = compress_together(
+            compressor, gradient, self._ledger, *given, with_residual=self._with_residual
+        )
         return payload
 
     def _tensor(self, place: int) -> list[Payload]:
@@ -439,10 +441,10 @@ class Step:
         ledger.draft[start:end].zero_()
         return dense_payload(DenseFormat.FLOAT32, total.cpu().numpy())
 
-    def _with_owed(self, place: int) -> torch.Tensor:
+    def _plus_residual(self, place: int) -> torch.Tensor:
         """The gradient for a compressor that keeps nothing: what was put back goes out with it."""
         gradient, (start, end) = self._gradients[place], self.plan.starts[place : place + 2]
-        if self._owing:
+        if self._with_residual:
             owed = self._ledger.residual[start:end].to(gradient.device)
             gradient = self._gradients[place] = devices.saturate(gradient + owed)
             self._magnitudes[place] = devices.magnitudes(gradient)
@@ -450,8 +452,8 @@ class Step:
 
     def _without_feedback(self, place: int) -> list[Payload]:
         start, end = self.plan.starts[place : place + 2]
-        gradient = self._gradients[place] if place in self._keep else self._with_owed(place)
-        if self._owing:
+        gradient = self._gradients[place] if place in self._keep else self._plus_residual(place)
+        if self._with_residual:
             self._ledger.draft[start:end].zero_()
         if self._flush:
             self._ledger.draft[start:end].copy_(gradient)

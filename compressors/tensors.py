@@ -139,6 +139,6 @@ class ModelTensors:
         pairs = zip(self.compressors, self.specs, strict=True)
         return [without_feedback(compressor).init(spec) for compressor, spec in pairs]
 
-    def divide(self, slices: int) -> None:
+    def set_slices(self, slices: int) -> None:
         """From now on steps send one of so many slices. Momentum starts anew."""
-        self.ledger.divide(slices)
+        self.ledger.set_slices(slices)

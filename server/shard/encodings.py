@@ -21,7 +21,7 @@ from ...compressors import (
     QuantizedPayload,
     SparsePayload,
     decode_indices,
-    sparse_bytes,
+    max_index_bytes,
 )
 from .mean import Payloads
 
@@ -111,7 +111,7 @@ def _merged(held: Sequence[Indices]) -> Indices:
 def most_bytes(format: str, elements: int, count: int | None) -> int:
     """Return an upper bound of the bytes that `count` of the elements take; None for all of them."""
     size = FORMATS[format].element_bytes
-    return elements * size if count is None else count * size + sparse_bytes(elements, count)
+    return elements * size if count is None else count * size + max_index_bytes(elements, count)
 
 
 def most(kinds: Sequence[str]) -> str:

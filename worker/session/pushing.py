@@ -78,7 +78,7 @@ class Pushing:
     def cancel_remaining(self) -> None:
         """Send the remaining parts empty, because the others cannot be taken back. The gradients of the
         remaining parts stay in the ledger."""
-        for part in self._compressing.cease():
+        for part in self._compressing.cancel_remaining():
             self._send(part, ())
 
     def commit(self, slices: int, *, undoable: bool) -> Compressed:
