@@ -1,4 +1,4 @@
-"""What the room offers that needs torch; `__init__` imports it when the first of these is asked for."""
+"""The names of this room that need torch; `__init__` imports this file when the first of them is used."""
 
 from .base import Compressor as Compressor
 from .base import FusedFeedback as FusedFeedback
