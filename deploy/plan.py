@@ -255,7 +255,7 @@ def changes(profile: JobProfile) -> dict[str, JobProfile]:
 
 def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Prediction]) -> str:
     """Return the reason for the choice, and the resource that would speed it up most."""
-    choice, limit = chosen.choice, chosen.limit
+    choice, limit = chosen.choice, chosen.bottleneck
     ring = next((each.step_s for each in ranked if each.choice.mode == "ring fp32"), None)
     beside = f", {ring / chosen.step_s:.2g} times as fast as a ring of float32" if ring else ""
     took = f"{chosen.busy_s[limit]:.3g} s of it"
@@ -304,7 +304,7 @@ def plain(prediction: Prediction) -> dict[str, Any]:
     """Return a prediction for JSON, without its timeline."""
     fields = dataclasses.fields(prediction)
     values = {field.name: getattr(prediction, field.name) for field in fields if field.name != "timeline"}
-    values |= {"busy_s": dict(prediction.busy_s), "limit": prediction.limit}
+    values |= {"busy_s": dict(prediction.busy_s), "limit": prediction.bottleneck}
     choice = values.pop("choice")
     return dataclasses.asdict(choice) | {"compressor": choice.compressor.name} | values
 

@@ -73,7 +73,7 @@ def _table(title: str, rows: Sequence[Prediction], chosen: Prediction) -> Table:
         table.add_row(
             *map(Text, (choice.compressor.name, choice.mode, choice.overlap, choice.fusion, choice.order)),
             *(f"{each.step_s:.4g}", f"{each.up_bytes / 1e6:.4g}", f"{each.down_bytes / 1e6:.4g}"),
-            each.limit,
+            each.bottleneck,
             style="bold" if each is chosen else None,
         )
     return table
@@ -90,7 +90,7 @@ def draw(path: Path, model: str, prediction: Prediction) -> None:
             bars = [
                 (span.start_s, span.end_s - span.start_s)
                 for span in spans
-                if span.what == what and span.lane == lane and span.server == 0
+                if span.kind == what and span.lane == lane and span.server == 0
             ]
             if bars:
                 place = LANES[::-1].index(lane)

@@ -22,7 +22,7 @@ from ...compressors import (
     QuantizedPayload,
     SparsePayload,
     decode_indices,
-    sparse_bytes,
+    max_index_bytes,
 )
 from .mean import Payloads
 
@@ -124,7 +124,7 @@ def most_bytes(format: str, elements: int, count: int | None) -> int:
     """Return an upper bound of the encoded bytes of `count` among `elements` elements in a dense format.
     count: None for all elements."""
     size = FORMATS[format].element_bytes
-    return elements * size if count is None else count * size + sparse_bytes(elements, count)
+    return elements * size if count is None else count * size + max_index_bytes(elements, count)
 
 
 def most(kinds: Sequence[str]) -> str:

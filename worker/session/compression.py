@@ -114,7 +114,7 @@ class Compression:
         given = assignment.slice, assignment.slices
         if given != self._slice:
             self._slice = given
-            self.compressor.divide(max(1, assignment.slices))
+            self.compressor.set_slices(max(1, assignment.slices))
         # Members of a group compute the same gradient and send different slices: each has a rank of its own.
         self.compressor.rank = rank * max(1, assignment.slices) + assignment.slice
         wanted = None

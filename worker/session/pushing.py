@@ -97,7 +97,7 @@ class Pushing:
 
         The gradients of the remaining parts stay in the residual.
         """
-        for part in self._compressing.cease():
+        for part in self._compressing.cancel_remaining():
             self._send(part, ())
 
     def commit(self, slices: int, *, undoable: bool) -> Compressed:
