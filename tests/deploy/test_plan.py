@@ -61,7 +61,7 @@ def test_seamgs_makes_about_as_few_parts_as_the_best_division_by_time(
 
 def test_several_servers_are_a_what_if(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*GIVEN.split(), "--servers", "4", "--compressors", "4bit"]) == Exit.DONE
-    assert "That is one server: 4 are a what-if" in capsys.readouterr().out
+    assert "A job has one server: the prediction for 4 servers is hypothetical" in capsys.readouterr().out
 
 
 def test_json_has_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
