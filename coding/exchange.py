@@ -46,9 +46,7 @@ class Exchange:
         return not self.missing
 
     def encoded(self, index: int) -> Words:
-        """Return the data of packet `index`, which this node sends: the sum of its slices, shape
-        (packet_elements,).
-        """
+        """Return the data of packet `index`, which this node sends, shape (packet_elements,)."""
         packet = self._plan.packets[index]
         assert packet.sender == self._node
         data = np.zeros(self._width, np.uint32)
@@ -58,11 +56,10 @@ class Exchange:
         return data
 
     def take(self, index: int, data: Words) -> None:
-        """Add the one slice that packet `index` contains and this node lacks to the sum. A repeated packet is
-        ignored.
+        """Add the one slice of packet `index` that this node lacks to the sum. Ignore a repeated packet.
 
         Args:
-            index: of the packet in the plan.
+            index: index of the packet in the plan.
             data: the packet's elements, shape (packet_elements,). Not changed.
 
         Raises:
@@ -89,8 +86,9 @@ class Exchange:
         self.missing.discard(index)
 
     def sums(self) -> npt.NDArray[np.int64]:
-        """Return the exact sum of all blocks' gradients, as fixed-point integers, shape (elements,). Call it
-        when complete.
+        """Return the exact sum of all blocks' gradients, as fixed-point integers, shape (elements,).
+
+        Call it when complete.
         """
         assert self.complete
         return self._sum
@@ -100,8 +98,9 @@ class Exchange:
 
 
 def packet_elements(elements: int, slices: int) -> int:
-    """Return the number of elements in a packet: those of the largest slice. Shorter slices are padded with
-    zeros.
+    """Return the number of elements in a packet: those of the largest slice.
+
+    Shorter slices are padded with zeros.
 
     Args:
         elements: number of elements of a gradient.

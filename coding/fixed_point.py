@@ -18,12 +18,12 @@ Words = npt.NDArray[np.uint32]
 
 
 def to_fixed_point(values: Float32, out: Words, scale: float = 1.0) -> int:
-    """Write `values` times `scale` to `out` as fixed-point integers, rounded to the nearest step, ties to
-    even.
+    """Write `values` times `scale` to `out` as fixed-point integers, rounded to nearest, ties to even.
 
     Args:
         values: shape (elements,).
         out: receives the integers as two's complement, shape (elements,).
+        scale: factor of the values.
 
     Returns:
         The number of values outside the range, which were clipped. NaN counts as outside and becomes 0.
@@ -44,8 +44,12 @@ def to_fixed_point(values: Float32, out: Words, scale: float = 1.0) -> int:
 
 
 def from_fixed_point(sums: npt.NDArray[np.int64], out: Float32, scale: float = 1.0) -> None:
-    """Convert sums of fixed-point integers to float32, times `scale`, and write them to `out`. Each is
-    rounded once.
+    """Convert sums of fixed-point integers, times `scale`, to float32 in `out`, rounding once.
+
+    Args:
+        sums: shape (elements,).
+        out: receives the values, shape (elements,).
+        scale: factor of the sums.
     """
     for start in range(0, sums.size, _PIECE):
         values = sums[start : start + _PIECE].astype(np.float64)

@@ -46,8 +46,9 @@ class PlannedPacket:
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """The assignment of blocks to nodes and the packets of one exchange. Server and workers derive equal
-    plans.
+    """The assignment of blocks to nodes, and the packets, of one exchange.
+
+    All processes derive the same plan.
 
     Attributes:
         nodes: number of nodes.
@@ -94,8 +95,9 @@ def is_possible(nodes: int, redundancy: int) -> bool:
 
 @lru_cache(maxsize=64)
 def coded_plan(nodes: int, redundancy: int) -> ExchangePlan:
-    """Return the exchange plan for this number of nodes and this redundancy. Equal arguments return the same
-    object.
+    """Return the exchange plan for this number of nodes and this redundancy.
+
+    Equal arguments return the same object.
 
     Raises:
         ValueError: if the redundancy is not possible for `nodes` nodes.
@@ -119,8 +121,7 @@ def coded_plan(nodes: int, redundancy: int) -> ExchangePlan:
 
 
 def resent(original: ExchangePlan, senders: Sequence[int], present: Iterable[int]) -> ExchangePlan:
-    """Return the plan that repeats a failed exchange: each block's sender sends its whole gradient to all
-    other nodes.
+    """Return the plan that repeats a failed exchange: every block is sent whole to all other nodes.
 
     Nodes that have computed a block also receive it, because their gradient may differ from the sender's.
 

@@ -55,8 +55,9 @@ def step_seconds(times: UncodedTimes, nodes: int, redundancy: int) -> float:
 
 
 def possible(nodes: int) -> list[int]:
-    """Return every redundancy that `nodes` nodes can use, ascending. 1 is always among them, up to
-    `MAX_NODES` nodes.
+    """Return every redundancy that `nodes` nodes can use, ascending.
+
+    Up to `MAX_NODES` nodes, 1 is always among them.
     """
     return [r for r in range(1, max(nodes, 2)) if is_possible(nodes, r)]
 
@@ -82,8 +83,7 @@ def without_redundancy(nodes: int, redundancy: int, measured: UncodedTimes) -> U
 
 @dataclass
 class AdaptiveRedundancy:
-    """The choice of the next step's redundancy from the measured times of recent steps. Coded mode's control
-    has one.
+    """The choice of the next step's redundancy from the times of recent steps. Coded mode has one.
 
     Attributes:
         nodes: number of nodes in the remembered steps, 0 before the first.
@@ -100,13 +100,14 @@ class AdaptiveRedundancy:
     _chosen: int = 1
 
     def note(self, nodes: int, redundancy: int, measured: UncodedTimes) -> None:
-        """Record the times of a finished step. Discard all recorded times instead if the number of nodes has
-        changed.
+        """Record the times of a finished step, or discard all records if the number of nodes has changed.
 
         The first step of a new number of nodes is not recorded either: it is not representative.
 
         Args:
-            measured: seconds of the phases of this step, which ran at `redundancy`.
+            nodes: number of nodes in the step.
+            redundancy: redundancy of the step.
+            measured: seconds of the step's phases.
         """
         if nodes != self.nodes:
             self.nodes = nodes
@@ -116,9 +117,7 @@ class AdaptiveRedundancy:
 
     @property
     def typical(self) -> UncodedTimes | None:
-        """Median times of the recorded steps, converted to redundancy 1; None before there are `FEWEST`
-        steps.
-        """
+        """Median times of the recorded steps at redundancy 1; None before there are `FEWEST` steps."""
         if len(self._times) < self.FEWEST:
             return None
         return UncodedTimes(

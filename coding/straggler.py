@@ -60,8 +60,7 @@ class StragglerCode:
         return [float(self.matrix[member, part]) for part in parts_of(member, self.members, self.stragglers)]
 
     def decoding_weights(self, present: Sequence[int]) -> list[float]:
-        """Return the factor for each present member's push; the weighted pushes add up to the sum over all
-        parts.
+        """Return a weight for each present member's push, with which they add up to the sum over all parts.
 
         Of all possible weights, these have the smallest norm.
 
@@ -115,9 +114,7 @@ def straggler_code(members: int, stragglers: int) -> StragglerCode:
 
 
 def _frequencies(members: int, stragglers: int) -> Float64:
-    """Return H: the sampled cosines and sines whose frequencies lie symmetrically about the highest one, n /
-    2.
-    """
+    """Return H: sampled cosines and sines with frequencies symmetric about the highest one, n / 2."""
     places = np.arange(members)
     signs = (-1.0) ** places  # the highest frequency
     offsets = np.arange(stragglers // 2) + (1.0 if stragglers % 2 else 0.5)

@@ -51,8 +51,11 @@ def add_server(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
 
 
 def add_access_files(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
-    """Add the options for the files of TLS and a token, with defaults from variables such as GC_TLS_CA in
-    `environ`.
+    """Add the options for the files of TLS and a token.
+
+    Args:
+        parser: receives the options.
+        environ: environment variables; GC_TLS_CA and the like give the defaults.
     """
     for name, text in ACCESS_FILES.items():
         variable, flag = f"GC_{name.upper()}", f"--{name.replace('_', '-')}"
@@ -61,8 +64,9 @@ def add_access_files(parser: argparse.ArgumentParser, environ: Mapping[str, str]
 
 
 def access_files_of(given: argparse.Namespace) -> dict[str, str]:
-    """Return the paths of the files for TLS and a token by name, as `Target` takes them; "" where none is
-    given.
+    """Return the paths of the files for TLS and a token by name, as `Target` takes them.
+
+    Files that are not given are "".
 
     Raises:
         argparse.ArgumentTypeError: if a file does not exist, or there is a certificate without its key.
@@ -106,17 +110,13 @@ def file_to_write(text: str) -> Path:
 
 
 def plot_to_write(text: str) -> Path:
-    """Parse the path of a picture, and check that it can be written and that matplotlib, which draws it, is
-    installed.
-    """
+    """Parse the path of a picture; check that it can be written and that matplotlib is installed."""
     check_module("matplotlib")
     return file_to_write(text)
 
 
 def check_module(name: str) -> None:
-    """Raise argparse.ArgumentTypeError, with the remedy, unless module `name` of the extra `run` is
-    installed.
-    """
+    """Raise argparse.ArgumentTypeError unless this module of the extra `run` is installed."""
     if find_spec(name) is None:
         raise argparse.ArgumentTypeError(
             f"{name} is not installed; run pip install '.[run]' in a checkout of Gradwire"

@@ -48,8 +48,7 @@ def end_group() -> None:
 
 
 def main() -> int:
-    """Call `main` of the module named by the first command-line argument with the remaining ones; return its
-    code.
+    """Call `main` of the module that the first argument names with the other arguments; return its code.
 
     Meanwhile a thread ends the process if its parent ends.
     """

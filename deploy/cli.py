@@ -65,9 +65,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
 
 def baseline_of(settings: RunSettings) -> RunSettings | None:
-    """Return the settings of the uncompressed run to compare with; None if `settings` are uncompressed
-    themselves.
-    """
+    """Return the settings of the uncompressed run to compare with; None if `settings` are uncompressed."""
     mode = registry.parse(settings.mode).baseline or settings.mode
     plain = dataclasses.replace(settings, mode=mode, compressor="none", downlink="none")
     # With compressor none, downlink auto sends float32, so it equals none.
@@ -76,8 +74,7 @@ def baseline_of(settings: RunSettings) -> RunSettings | None:
 
 
 def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: Interrupt) -> int:
-    """Train with `settings` and with those of the baseline, and print and write the results; return the exit
-    code.
+    """Train with `settings` and with those of the baseline, show and write the results; return the exit code.
 
     Args:
         directory: for logs, parameters, report and plot.
@@ -131,8 +128,7 @@ def _lines(child: Child, prefix: str) -> list[str]:
 
 
 def _prepare(settings: RunSettings, interrupt: Interrupt) -> list[str]:
-    """Check the compressor and the task in a process of their own, show its progress, and return its
-    warnings.
+    """Check compressor and task in a process of their own, showing its progress; return its warnings.
 
     Raises:
         RunError: if no worker could use the compressor or the task.

@@ -78,9 +78,7 @@ def _server_settings(settings: RunSettings, port: int, output: Path) -> ServerSe
 
 
 def _arguments(settings: ServerSettings | WorkerSettings) -> list[str]:
-    """Return every option of a daemon as an argument, so that no variable and no configuration file changes
-    any.
-    """
+    """Return every option of a daemon as an argument, so that no variable or file changes one."""
     found: list[str] = []
     cls: type[Any] = type(settings)
     for name, each in options_of(cls).items():

@@ -81,8 +81,9 @@ class RunPlan:
 
 
 def train(plan: RunPlan, watcher: Watcher, interrupt: Interrupt) -> StatusResponse:
-    """Train the job to its end and return the server's last status. Every process has ended when this
-    returns.
+    """Train the job to its end and return the server's last status.
+
+    Every process has ended when this returns.
 
     Args:
         plan: the run.
@@ -114,8 +115,9 @@ def train(plan: RunPlan, watcher: Watcher, interrupt: Interrupt) -> StatusRespon
 
 
 def _addresses(children: Sequence[Child]) -> str:
-    """Return a line with the addresses of all processes' metrics; empty until every running process has
-    logged its own.
+    """Return a line with the addresses of all processes' metrics.
+
+    It is empty until every running process has logged its own.
     """
     found: list[str] = []
     for child in children:

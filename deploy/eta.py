@@ -8,8 +8,7 @@ from ..settings import JobTerms, parse_evaluate_every
 
 
 def fraction(status: StatusResponse) -> float | None:
-    """Return the finished fraction of a job, 0 to 1, by the limit that it will reach first; None without a
-    limit.
+    """Return the finished fraction of a job, 0 to 1, by its nearest limit; None without a limit.
 
     The limits are epochs, steps and seconds.
     """
@@ -58,9 +57,7 @@ def reached(job: JobTerms, epochs: float, version: int) -> str:
 
 
 def when(evaluation: EpochStatus, job: JobTerms) -> str:
-    """Return text for the point of training at which an evaluation ran: its epoch, or its step for jobs by
-    steps.
-    """
+    """Return text that locates an evaluation in training: by its epoch, or by its step for jobs by steps."""
     every = parse_evaluate_every(job.evaluate_every)
     if every.unit == "epochs" and not job.max_steps:
         epochs = evaluation.epoch if job.evaluate_every == "1epoch" else evaluation.epochs

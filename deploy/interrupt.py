@@ -45,9 +45,7 @@ class Interrupt:
         self._previous: dict[signal.Signals, Any] = {}
 
     def pause(self, seconds: float) -> None:
-        """Sleep for `seconds`. Raise `Interrupted` as soon as a signal arrives, or at once if one has arrived
-        before.
-        """
+        """Sleep for `seconds`. Raise `Interrupted` at a signal, or at once if one has arrived before."""
         if self._event.wait(seconds):
             raise Interrupted(self._number)
 
@@ -67,8 +65,9 @@ class Interrupt:
 
 @contextmanager
 def interrupted() -> Generator[None]:
-    """Raise `Interrupted` in the main thread at the first of `SIGNALS`, and ignore later ones, in a with
-    block.
+    """Raise `Interrupted` in the main thread at the first of `SIGNALS`, in a with block.
+
+    Later signals are ignored until the end of the block.
     """
 
     def end(number: int, frame: FrameType | None) -> NoReturn:

@@ -14,8 +14,9 @@ from ..proto.messages import StatusResponse
 
 @dataclasses.dataclass(frozen=True)
 class LiveJob:
-    """A running job, as `live_job_of` derives it from its server's status. gc-plan and gc-run predict its
-    steps.
+    """A running job in the terms of the planner, derived from its server's status by `live_job_of`.
+
+    gc-plan and gc-run predict its steps.
 
     Attributes:
         name: name of its task.
@@ -53,8 +54,7 @@ class LiveJob:
 
 
 def live_job_of(status: StatusResponse, *, workers: int, rtt_s: float = 0.0) -> LiveJob | None:
-    """Return the running job that a server's status describes; None if the server has too few measurements
-    yet.
+    """Return the running job that a server's status describes; None if measurements are too few.
 
     Args:
         status: of the server, requested with measurements.

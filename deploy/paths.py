@@ -17,8 +17,7 @@ RUNS = Path("runs")
 
 @contextlib.contextmanager
 def run_directory(settings: RunSettings) -> Generator[Path]:
-    """Make the directory for a run's files and yield it, in a with block; remove it afterwards if it is
-    empty.
+    """Make the directory for a run's files and yield it, in a with block; remove it if it stays empty.
 
     It is the directory of --out, else a new one in `RUNS`.
 
@@ -47,8 +46,9 @@ def run_directory(settings: RunSettings) -> Generator[Path]:
 
 
 def _make_new(label: str) -> Path:
-    """Make a new directory in `RUNS` and return it, with a number in its name if another run started in the
-    same second.
+    """Make a new directory in `RUNS` and return it.
+
+    Its name ends with a number if another run started in the same second.
     """
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9]+', '-', label)}"
     path, number = RUNS / name, 1
@@ -87,8 +87,9 @@ def json_path(settings: RunSettings) -> Path | None:
 
 
 def _try_to_write(directory: Path) -> None:
-    """Raise OSError unless a file can be made in `directory`. Permissions do not suffice: a disk may be
-    read-only.
+    """Raise OSError unless a file can be made in `directory`.
+
+    Permissions do not suffice: a disk may be read-only.
     """
     with tempfile.TemporaryFile(dir=directory):
         pass

@@ -61,8 +61,10 @@ def seconds(text: str) -> float:
 
 
 def computation(text: str) -> Callable[[int], float]:
-    """Parse seconds per step or samples per second; return a function from a step's samples to the step's
-    seconds.
+    """Parse seconds per step or samples per second.
+
+    Returns:
+        A function from the number of samples of a step to the step's seconds.
     """
     match = _SAMPLES.fullmatch(text)
     if match is None:
@@ -137,8 +139,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def profile_of(given: argparse.Namespace) -> JobProfile:
-    """Return the job that the options describe: each tensor's share of the computation, the links and the
-    workers.
+    """Return the job that the options describe, in the planner's terms.
 
     Raises:
         SpecError: if --model or --bandwidth is missing, or the model is unknown.
@@ -249,8 +250,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def commands(profile: JobProfile, choice: StepOptions) -> list[str]:
-    """Return the command lines that start the server and a worker with these options, leaving out default
-    values.
+    """Return the command lines that start the server and a worker with these options.
+
+    Options that have their default value are left out.
 
     Args:
         profile: the job.
@@ -266,9 +268,7 @@ def commands(profile: JobProfile, choice: StepOptions) -> list[str]:
 
 
 def changes(profile: JobProfile) -> dict[str, JobProfile]:
-    """Return copies of the job, each with one resource twice as fast or large, by a phrase that names the
-    change.
-    """
+    """Return copies of the job, each with one resource improved twofold, by a phrase for the change."""
     found = {
         "links twice as fast": dataclasses.replace(
             profile,
@@ -288,8 +288,7 @@ def changes(profile: JobProfile) -> dict[str, JobProfile]:
 
 
 def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Prediction]) -> str:
-    """Return text that explains the recommendation: its time, the slowest resource, and the most useful
-    improvement.
+    """Return text that explains the recommendation: its time, its slowest resource, the best improvement.
 
     Args:
         profile: the job.

@@ -24,8 +24,9 @@ _COLORS = {
 
 
 def show(model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: Prediction) -> None:
-    """Print a table with the fastest options of each compressor and mode, and one with all options of the
-    chosen pair.
+    """Print a table with the fastest options of each compressor and mode.
+
+    A second table has all options of the recommended compressor and mode.
 
     Args:
         model: name of the model or task.
@@ -52,8 +53,9 @@ def show(model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: 
 
 
 def best_few(ranked: Sequence[Prediction]) -> list[Prediction]:
-    """Return the fastest prediction of each compressor with sync, and of the `FEW` fastest compressors with
-    other modes.
+    """Return the fastest prediction of each compressor and mode.
+
+    Of modes other than sync, only the `FEW` fastest compressors are included.
 
     Args:
         ranked: all predictions, the fastest first.

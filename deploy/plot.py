@@ -56,9 +56,7 @@ def write_plot(path: Path, runs: Sequence[RunResult]) -> None:
 
 
 def shown_metric(runs: Sequence[RunResult]) -> str:
-    """Return the name of the metric to plot: `accuracy` if the task reports it, else `loss`, else the first
-    by name.
-    """
+    """Return the name of the metric to plot: `accuracy` if it is reported, else `loss`, else the first."""
     names = sorted({name for run in runs for each in run.evaluations for name in each.metrics})
     return next((name for name in ("accuracy", "loss", *names) if name in names), "accuracy")
 

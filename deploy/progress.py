@@ -38,7 +38,7 @@ def metrics(evaluation: EpochStatus) -> str:
 
 
 def speed(status: StatusResponse) -> str:
-    """Return text with the learning rate, the steps per second and the time left, leaving out unknown ones."""
+    """Return text with the learning rate, the steps per second and the time left, as far as known."""
     rate = f"learning rate {status.learning_rate:.3g}" if status.learning_rate else ""
     steps = f"{1 / status.step_seconds:.3g} steps/s" if status.step_seconds else ""
     left = seconds_left(status)
@@ -46,9 +46,7 @@ def speed(status: StatusResponse) -> str:
 
 
 def traffic(status: StatusResponse) -> str:
-    """Return text with the bytes on the wire in each direction, and how many times fewer they are than
-    float32.
-    """
+    """Return text with the bytes on the wire in each direction, and their ratio to float32."""
     count = status.traffic
     return (
         f"up {size(count.wire_bytes_up)} ({ratio(count.raw_bytes_up, count.wire_bytes_up)})  "

@@ -120,9 +120,7 @@ class RunResult:
     losses: tuple[tuple[int, float], ...] = ()
 
     def bytes_at(self, version: int) -> float:
-        """Return the bytes on the wire in both directions up to `version`, assuming that every step takes
-        equally many.
-        """
+        """Return the bytes on the wire, both directions, up to `version`, taking all steps as equal."""
         total = self.wire_bytes_up + self.wire_bytes_down
         return total * version / self.steps if self.steps else 0.0
 
@@ -182,9 +180,7 @@ def to_json(result: RunResult, baseline: RunResult | None) -> str:
 
 
 def json_values(value: Any) -> Any:
-    """Convert a value for JSON: keys become strings, and None replaces NaN and infinities, which JSON does
-    not have.
-    """
+    """Convert a value for JSON: keys become strings, NaN and infinities become None."""
     if isinstance(value, dict):
         return {str(key): json_values(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if isinstance(value, list | tuple):
@@ -203,9 +199,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def table_of(result: RunResult, baseline: RunResult | None) -> Table:
-    """Make a table for a terminal with the figures of a run and, if there is a baseline, its figures and the
-    differences.
-    """
+    """Make a table for a terminal with a run's figures and, given a baseline, those and the differences."""
     workers, epochs = _count(result.workers, "worker"), _count(result.epochs, "epoch")
     # Text everywhere, because rich would read a name of a task or metric such as [/x] as markup.
     end = "" if result.finished else ", stopped before its end"

@@ -128,8 +128,9 @@ def _bandwidth(call: Call, trip_s: float) -> Finding:
 
 
 def _rate(size: int, seconds: float) -> str:
-    """Return the rate as text, such as `about 95 Mbit/s`. A transfer of at most 1 ms gives only a lower
-    bound.
+    """Return the rate as text, such as `about 95 Mbit/s`.
+
+    A transfer of at most 1 ms gives only a lower bound.
     """
     mbit = size * 8 / 1e6 / max(seconds, 1e-3)
     return f"more than {mbit:,.0f} Mbit/s" if seconds <= 1e-3 else f"about {mbit:,.3g} Mbit/s"

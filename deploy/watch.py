@@ -115,9 +115,7 @@ def showing(*, as_json: bool, live: bool) -> Generator[Show]:
 
 
 def to_json_dict(status: StatusResponse) -> dict[str, Any]:
-    """Return a status as a JSON object, with `steps_per_second` and `seconds_left` added, each None if
-    unknown.
-    """
+    """Return a status as a JSON object, with `steps_per_second` and `seconds_left`, None if unknown."""
     from .eta import seconds_left
     from .report import json_values
 
@@ -130,7 +128,7 @@ def to_json_dict(status: StatusResponse) -> dict[str, Any]:
 
 
 def page(status: StatusResponse) -> RenderableType:
-    """Return a page for rich that shows a status: facts about the job, a table of members, and lost workers."""
+    """Return a page for rich that shows a status: facts, a table of members, and lost workers."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

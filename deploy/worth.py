@@ -14,8 +14,7 @@ from .report import RunResult
 
 
 def remark(result: RunResult, baseline: RunResult | None, job: LiveJob | None) -> str:
-    """Return a remark of one or two sentences if the run's steps took longer than those of the uncompressed
-    run, else "".
+    """Return a remark if the run's steps took longer than those of the uncompressed run, else "".
 
     Args:
         result: of the run.
