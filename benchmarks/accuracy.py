@@ -159,7 +159,10 @@ def train(job: TrainingJob) -> TrainingRun:
 
 
 class Bench:
-    """A context in which the jobs of a suite run, each once. Jobs without daemons run several at a time."""
+    """A context that runs the trainings of a suite and remembers their results, so that each runs once.
+
+    Trainings without daemons run several at a time.
+    """
 
     def __init__(self, suite: Suite, given: argparse.Namespace) -> None:
         """Args:

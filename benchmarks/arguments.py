@@ -65,7 +65,7 @@ def amount(text: str) -> float:
 
 
 def numbers(most: int) -> Callable[[str], list[int]]:
-    """Return a parser for whole numbers from 1 to `most`, separated by commas."""
+    """Return a function that parses whole numbers from 1 to `most`, separated by commas."""
 
     def parse(text: str) -> list[int]:
         found = whole_numbers(text)
@@ -78,7 +78,7 @@ def numbers(most: int) -> Callable[[str], list[int]]:
 
 
 def some_of(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return a parser for a selection of these names, separated by commas."""
+    """Return a function that parses some of these names from text, separated by commas."""
 
     def parse(text: str) -> list[str]:
         chosen = text.split(",")

@@ -87,14 +87,14 @@ REPLAY_HEADINGS = ("pushes", "journal", "arrived in", "read in", "times faster")
 
 
 def replay_cells(row: Replay) -> list[object]:
-    """Return the cells of a row of the journal's table, in the order of `REPLAY_HEADINGS`."""
+    """Return the cells of one row of the table about the long journal."""
     times = row.arrived_s / row.read_s
     size, arrived, read = f"{row.journal_bytes / 1e6:.0f} MB", f"{row.arrived_s:.1f} s", f"{row.read_s:.1f} s"
     return [row.pushes, size, arrived, read, f"{times:.1f}"]
 
 
 def cells(row: DurabilityRow) -> list[object]:
-    """Return the cells of a row of the table of jobs, in the order of `HEADINGS`."""
+    """Return the cells of one row of the table of jobs."""
     return [
         row.job,
         f"{1e3 * statistics.median(row.step_s['']):.1f}",

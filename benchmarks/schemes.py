@@ -43,19 +43,24 @@ def uncoded(nodes: int, redundancy: int) -> ExchangePlan:
 
 @lru_cache(maxsize=64)
 def unicast(nodes: int, redundancy: int) -> ExchangePlan:
-    """Return the plan in which each of C(n,r) blocks has one holder, which sends it to each node alone."""
+    """Return the plan in which each of C(n,r) blocks has one holder, which sends it to every node in turn.
+
+    Each packet has one target.
+    """
     return _one_target_each(multicast(nodes, redundancy))
 
 
 @lru_cache(maxsize=64)
 def multicast(nodes: int, redundancy: int) -> ExchangePlan:
-    """Return the plan in which each of C(n,r) blocks has one holder, which sends it once for all nodes."""
+    """Return the plan in which each of C(n,r) blocks has one holder, which sends it in one packet to all
+    nodes.
+    """
     return _one_holder_each(nodes, comb(nodes, redundancy))
 
 
 @lru_cache(maxsize=64)
 def summed(nodes: int, redundancy: int) -> ExchangePlan:
-    """Return the plan in which each node holds one block, its part of the batch, and sends it once."""
+    """Return the plan in which each node holds one block, its part of the batch, and sends it in one packet."""
     return _one_holder_each(nodes, nodes)
 
 

@@ -26,7 +26,7 @@ class ComputedStep:
 
     @property
     def ended(self) -> float:
-        """Time of the last gradient."""
+        """Time of the last gradient, by the monotonic clock."""
         return max(self.produced)
 
     @property

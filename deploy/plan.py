@@ -61,7 +61,7 @@ def seconds(text: str) -> float:
 
 
 def computation(text: str) -> Callable[[int], float]:
-    """Parse seconds per step or samples per second.
+    """Parse seconds per step, such as 300ms, or samples per second, such as 250/s.
 
     Returns:
         A function from the number of samples of a step to the step's seconds.
@@ -288,7 +288,7 @@ def changes(profile: JobProfile) -> dict[str, JobProfile]:
 
 
 def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Prediction]) -> str:
-    """Return text that explains the recommendation: its time, its slowest resource, the best improvement.
+    """Return the recommendation as text: its time, its slowest resource, and the most useful improvement.
 
     Args:
         profile: the job.

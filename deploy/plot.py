@@ -67,11 +67,14 @@ def literal(text: str) -> str:
 
 
 def panels(titles: Sequence[str], **shared: Any) -> tuple[Any, list[Any]]:
-    """Make a matplotlib figure with one panel for each title, side by side; return it and the panels' axes.
+    """Make a matplotlib figure with one panel for each title, side by side.
 
     Args:
-        titles: of the panels.
+        titles: titles of the panels.
         shared: further arguments of matplotlib's `Figure.subplots`, such as `sharey`.
+
+    Returns:
+        The figure, and the axes of each panel.
     """
     from matplotlib.figure import Figure
 

@@ -37,7 +37,7 @@ _TABLE = re.compile(r"(<!-- ((?:options|metrics) of [\w -]+), by make docs -->\n
 
 
 def tables() -> dict[str, str]:
-    """Return the Markdown of every table of `PAGES`, by the name in its comment."""
+    """Return the Markdown of every table of `PAGES`, by name, such as "options of gc-plan"."""
     found = {f"options of {command}": _of_command(cls) for cls, command in COMMANDS.items()}
     found |= {f"options of {command}": of_parser(make()) for command, make in PARSERS.items()}
     found["options of modes"] = _of_modes()

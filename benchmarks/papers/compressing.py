@@ -110,9 +110,12 @@ def cells(row: CompressingRow) -> list[object]:
 
 
 def compressors(ratio: int) -> dict[str, tuple[str, int]]:
-    """Return our spec and its delay for each compressor of the thesis, by the thesis's name.
+    """Return the spec of each of our compressors and its delay in batches, by the thesis's name for it.
 
-    The specs have no warm-up in the first epochs. ratio: elements for each that is sent.
+    The specs have no warm-up in the first epochs.
+
+    Args:
+        ratio: number of elements for each that is sent.
     """
     plain = {"GCAC": "gcac", "L1": "l1", "Top-K": "topk", "DGC": "dgc"}
     fixed = {"GCAC": "", "L1": "", "Top-K": "", "DGC": ",warmup=0"}

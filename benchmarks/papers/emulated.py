@@ -92,7 +92,12 @@ HEADINGS = (
 
 
 def cells(row: MethodRow, method: Method) -> list[object]:
-    """Return the cells of a row of the table, in the order of `HEADINGS`."""
+    """Return the cells of one row of the printed table.
+
+    Args:
+        row: measurements of the method.
+        method: the method, for its options.
+    """
     return [
         *(row.model, row.workers, f"{row.share:.2f}", row.method, method.options),
         *(f"{row.step_seconds:.3f}", f"{row.computing_seconds:.3f}"),
@@ -117,20 +122,20 @@ def computation(exchange_seconds: float, share: float) -> float:
 
 
 def exchange_seconds(setup: Setup, method: Method) -> float:
-    """Measure the seconds of a step's upload, processing and download, without computation beside them."""
+    """Measure the seconds of a step's upload, processing and download, without concurrent computation."""
     quick = replace(setup, seconds=PAUSE_S, fusion=method.fusion)
     found = run_ours(quick, method.compressor, "auto", "off")
     return found.step_seconds - found.computing_seconds
 
 
 def record(setup: Setup, method: Method) -> Recorded:
-    """Train with a method and return the recorded run."""
+    """Train a setup with a method, on real daemons, and return the recorded run."""
     fitted = replace(setup, fusion=method.fusion, mode=method.mode)
     return run_ours(fitted, method.compressor, "auto", method.overlap)
 
 
 def split(recorded: Recorded, first: int, last: int) -> tuple[float, float]:
-    """Return the mean seconds of the steps from `first` until before `last`, and of their computation."""
+    """Return the mean duration and the mean computation of the steps `first` to `last` - 1, in seconds."""
     steps = last - first
     whole = fmean((trace[last].began - trace[first].began) / steps for trace in recorded.traces)
     computing = fmean(step.seconds for trace in recorded.traces for step in trace[first:last])

@@ -119,7 +119,7 @@ def code_of(arguments: list[str]) -> object:
         ("--model resnet50 --bandwidth 1gbit --computation fast", "or samples per second such as 250/s"),
         ("--model resnet50 --bandwidth 1gbit --workers 0", "expected a whole number from 1, got '0'"),
         ("--model resnet50 --bandwidth 1gbit --compressors 4bti", "did you mean '4bit'?"),
-        ("--model resnet50 --bandwidth 1gbit --compressors auto", "it chooses by what it measures"),
+        ("--model resnet50 --bandwidth 1gbit --compressors auto", "it chooses by measuring"),
         ("--model resnet50 --bandwidth 1gbit --json /nowhere/at/all", "expected a file in a folder"),
     ],
 )
