@@ -1,4 +1,5 @@
-"""Real networks with the tensors of `layers`: ResNet-20, -56 and -110 for small images, ResNet-50 for large.
+"""Real networks with the tensors of `layers`: ResNet-20, -56 and -110 for small images, ResNet-50 for large
+ones.
 
 Source: He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016).
 """
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 
 def _normalized(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
+    """Make a convolution followed by batch normalization."""
     convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
 
@@ -30,6 +32,8 @@ class _Padded(nn.Module):
 
 
 class _Residual(nn.Module):
+    """A residual block: the sum of a path and a shortcut, followed by ReLU."""
+
     def __init__(self, path: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
         self.path, self.shortcut = path, shortcut
@@ -40,6 +44,7 @@ class _Residual(nn.Module):
 
 
 def _head(inputs: int, classes: int) -> list[nn.Module]:
+    """Make the layers from feature maps to the scores of the classes."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
 
 
@@ -75,7 +80,7 @@ def _resnet_of_ten_classes(depth: int) -> nn.Module:
     return nn.Sequential(*found, *_head(64, 10))
 
 
-# By name: what makes it, pixels of a side of its images, and its classes.
+# By name: function that makes the network, pixels per side of its images, and number of classes.
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "resnet20": (partial(_resnet_of_ten_classes, 20), 32, 10),
     "resnet50": (_resnet50, 224, 1000),
@@ -85,7 +90,15 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
 
 
 def noise(name: str, samples: int) -> tuple[Tensor, Tensor]:
-    """Return images, float32 (samples, 3, side, side), and labels, int64 (samples,), always the same ones."""
+    """Return images and labels of noise for a network of `NETWORKS`, the same ones in every call.
+
+    Args:
+        name: name of the network.
+        samples: number of images.
+
+    Returns:
+        Images, float32 (samples, 3, side, side), and labels, int64 (samples,).
+    """
     _, side, classes = NETWORKS[name]
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(samples, 3, side, side, generator=generator)

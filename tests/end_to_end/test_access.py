@@ -180,7 +180,7 @@ def test_certificates_are_not_overwritten_and_keys_are_their_owners(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert certs.main([str(files / "ours"), "--host", "else"]) == Exit.USAGE
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     for name in ("ca", "server", "w"):
         assert (files / "ours" / f"{name}.key").stat().st_mode & 0o777 == 0o600
     assert certs.main([str(files / "ours"), "--client", "another"]) == 0  # of the same authority
