@@ -42,7 +42,7 @@ VERBS = frozenset(
     pass patch pause perform permute pick place plan plot poll pop predict prefer prepare print process produce
     propose prove provide publish pull push put quantize query queue quote raise rank rate reach read receive reclaim
     recompute reconnect record recover reduce refer refill refresh refuse register reject release reload remember remove
-    rename render renew reorder repeat replace replay reply report request require reserve reset resend resolve restart
+    rename render renew reorder repeat replace replay reply report request requeue require reserve reset resend resolve restart
     restore restrict resume retry return reuse reverse revoke rewind rewrite roll round run sample satisfy save say scale
     scan schedule search seed select send separate serialize serve set share shift shorten show shuffle shut sign
     signal simulate size skip sleep slice solve sort specify split stand start state step stop store stream strip submit

@@ -170,7 +170,7 @@ def usual(seconds: float = 0.1) -> list[ShareFit]:
 
 def whole(paces: list[ShareFit]) -> list[float]:
     """Seconds of those that others are compared with."""
-    return sorted(each.seconds for each in paces if each.tells(BATCH))
+    return sorted(each.seconds for each in paces if each.is_reference(BATCH))
 
 
 def answer(pace: ShareFit, seconds: float, times: int = ENOUGH, others: list[ShareFit] | None = None) -> None:
