@@ -527,13 +527,13 @@ class Core(JobState):
             text = f"evaluation {event.epoch} by {member.name} was not asked for and is ignored"
             return [e.Note(text=text, warning=True)]
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(event.metrics.items()))
-        what = f"evaluation {event.epoch}"
+        label = f"evaluation {event.epoch}"
         if (
             self.rules.evaluate_every == "1epoch" and not self.stopped
         ):  # the number is that of complete epochs
-            what = f"after {event.epoch} epoch{'s' if event.epoch != 1 else ''}"
-        what += f", version {event.version}"
-        noted = [e.Note(text=f"{what}: {text} (by {member.name})"), *self._keep_best(event)]
+            label = f"after {event.epoch} epoch{'s' if event.epoch != 1 else ''}"
+        label += f", version {event.version}"
+        noted = [e.Note(text=f"{label}: {text} (by {member.name})"), *self._keep_best(event)]
         if self.phase is Phase.FINISHING and event.epoch == self.last_evaluation:
             self.phase = Phase.FINISHED
             return [*noted, e.Finish(), *self._finish(now)]
@@ -571,7 +571,7 @@ class Core(JobState):
             raise Refused(self._finished(worker))
 
     def _finished(self, worker: str) -> Refusal:
-        return refusals.finished(worker, self.stopped or f"its {self.rules.epochs} epochs are done")
+        return refusals.finished(worker, self.stopped or f"all of its {self.rules.epochs} epochs are done")
 
     # ---- time
 
