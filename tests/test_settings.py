@@ -276,7 +276,7 @@ def test_the_outer_optimizer_is_named_inside_of_a_mode() -> None:
 
 
 def test_inverse_rates_need_an_optimizer_that_notices() -> None:
-    with pytest.raises(UsageError, match="takes no notice of how large they are; use sgd"):
+    with pytest.raises(UsageError, match="is independent of their magnitude; use sgd"):
         check_together(RunSettings(mode="async:rate=inverse", optimizer="adam"))
     check_together(RunSettings(mode="async:rate=inverse", optimizer="sgd"))
 

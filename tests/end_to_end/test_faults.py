@@ -242,7 +242,7 @@ def partitioned(daemons: Daemons, folder: Path, *, lease_s: float, one_way_s: fl
         far = daemons.worker(f"127.0.0.1:{relay.port}", "--worker-id", "far", "--give-up-seconds", "300")
         poll(lambda: asked(server).version > 3, "no progress")
         relay.partition("up")
-        server.wait_for(r"\(far\) is lost: not heard of for")
+        server.wait_for(r"\(far\) is lost: no message for")
         version = asked(server).version
         time.sleep(max(0.0, one_way_s - lease_s))
         relay.partition("up", "down")
@@ -293,7 +293,7 @@ def test_a_partition_between_network_namespaces(daemons: Daemons) -> None:
             started += [near, far]
             server.wait_for("after 1 epoch,")
             ended.drop("up")
-            server.wait_for(r"\(far\) is lost: not heard of for")
+            server.wait_for(r"\(far\) is lost: no message for")
             ended.drop("down")
             time.sleep(60)
             ended.heal()

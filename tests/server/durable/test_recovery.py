@@ -401,7 +401,7 @@ async def test_a_server_whose_checkpoints_fail_ends_when_the_journal_is_at_its_l
     assert sum(bytes_of(tmp_path / "0", folder.SEGMENT)) == job.recorder.journal_bytes
     assert limit < job.recorder.journal_bytes <= limit + each
     assert job.conductor.unwritten
-    assert "no room, and the journal since the last one has" in job.conductor.failure
+    assert "no room, and the journal since the last checkpoint has" in job.conductor.failure
     for restart, works in enumerate((False, True), 1):
         if works:
             monkeypatch.setattr(StateFolder, "write", write)
@@ -528,6 +528,6 @@ async def test_a_segment_without_the_one_before_is_refused_by_name(tmp_path: Pat
         await one_version(job)
     shutil.rmtree(tmp_path / "0" / "checkpoint-0000000004")
     (tmp_path / "0" / "journal-0000000002.log").unlink()
-    with pytest.raises(StateError, match=r"journal-0000000002.log is gone.*journal-0000000004.log leads"):
+    with pytest.raises(StateError, match=r"journal-0000000002.log is missing.*journal-0000000004.log continues"):
         await job.killed(tmp_path / "1")
     job.shard.close()
