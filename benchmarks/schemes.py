@@ -60,7 +60,7 @@ def multicast(nodes: int, redundancy: int) -> ExchangePlan:
 
 @lru_cache(maxsize=64)
 def summed(nodes: int, redundancy: int) -> ExchangePlan:
-    """Return the plan in which each node holds one block, its part of the batch, and sends it in one packet."""
+    """Return the plan in which each node holds one block, its part of the batch, and sends one packet."""
     return _one_holder_each(nodes, nodes)
 
 

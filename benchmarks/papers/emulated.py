@@ -117,7 +117,7 @@ def shares(text: str) -> list[float]:
 
 
 def computation(exchange_seconds: float, share: float) -> float:
-    """Return the seconds of computation for which the exchange takes the fraction `share` of both together."""
+    """Return the seconds of computation that leave the exchange the fraction `share` of both together."""
     return exchange_seconds * (1 - share) / share
 
 

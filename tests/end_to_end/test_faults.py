@@ -1,4 +1,4 @@
-"""Faults of the link between real processes: the rows of docs/reference/faults.md that other tests do not have.
+"""Faults of the link between real processes: rows of docs/reference/faults.md that other tests do not have.
 
 `--seed` of the relay's plan is in the note of whatever fails. `-m slow` has what takes minutes.
 """
@@ -374,8 +374,8 @@ def test_a_link_of_a_megabit_and_300_ms_changes_nothing(daemons: Daemons) -> Non
 
 
 async def test_a_worker_that_sends_absurd_gradients_does_not_move_the_median(daemons: Daemons) -> None:
-    """Row 17, over the wire: the mean is not protected, as docs/reference/faults.md says; the median stays among the
-    others' gradients."""
+    """Row 17 of docs/reference/faults.md, over the wire: the mean is not protected; the median stays among
+    the gradients of the other workers."""
     server = daemons.server(
         "--task", "digits", "--min-workers", "3", "--aggregation", "median", "--learning-rate", "1"
     )

@@ -84,6 +84,8 @@ def test_a_worker_that_waits_for_others_does_not_hang(daemons: Daemons) -> None:
     of_worker = free_port()
     server = job(daemons, free_port(), "--task", "small_tasks:regression")
     daemons.worker(server.address, "--worker-id", "w0", "--http-port", str(of_worker))
-    server.wait_for(r"the job has waited 1\d.* have 1 of 2")  # seconds, said every ten, and more than STATED_S
+    server.wait_for(
+        r"the job has waited 1\d.* have 1 of 2"
+    )  # seconds, said every ten, and more than STATED_S
     assert get(of_worker, "/livez") == (200, "alive\n")
     assert all(each.stalled_seconds < STATED_S for each in asked(server).members)

@@ -1,5 +1,5 @@
-"""Rows 8 to 11 of docs/reference/faults.md: a server is killed at every step of what it writes down, what it wrote is
-damaged, and the disk is full. What comes out at the end is what a calm run comes to, bit for bit."""
+"""Rows 8 to 11 of docs/reference/faults.md: a server is killed at every step of its writing, its files are
+damaged, and the disk is full. The job ends with the parameters of a calm run, bit for bit."""
 
 from __future__ import annotations
 
@@ -148,7 +148,9 @@ def test_checkpoints_that_cannot_be_written_are_said_and_cost_nothing(
     """The one before and the journal stay, and lead to the same bits."""
     server = begun(daemons, tmp_path, failpoints="checkpoint.written=enospc@2+")
     workers = joined(daemons, server, *WORKER)
-    server.wait_for("could not be written: .*No space left on device.*the previous checkpoint and the journal stay")
+    server.wait_for(
+        "could not be written: .*No space left on device.*the previous checkpoint and the journal stay"
+    )
     poll(lambda: asked(server).version > 12, "training stands still")
     killed(server)
     assert [each.name for each in tmp_path.glob("checkpoint-*")] == ["checkpoint-0000000000"]

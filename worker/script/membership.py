@@ -65,7 +65,8 @@ class Membership:
             self.terms = job_terms(self.reply.job)
             self.work = script_work(self.terms)
             if settings.state:
-                self.compressor.build()  # registers the classes of its state, without which that cannot be read
+                # This registers the classes of the compressor's state, without which that cannot be read.
+                self.compressor.build()
                 self.own = OwnState(settings.state, job=self.terms.id, worker=self.connection.worker)
                 self.restored = None if self.reply.initialize else self.own.read(self.reply.version)
         except BaseException as error:

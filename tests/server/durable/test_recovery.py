@@ -528,6 +528,8 @@ async def test_a_segment_without_the_one_before_is_refused_by_name(tmp_path: Pat
         await one_version(job)
     shutil.rmtree(tmp_path / "0" / "checkpoint-0000000004")
     (tmp_path / "0" / "journal-0000000002.log").unlink()
-    with pytest.raises(StateError, match=r"journal-0000000002.log is missing.*journal-0000000004.log continues"):
+    with pytest.raises(
+        StateError, match=r"journal-0000000002.log is missing.*journal-0000000004.log continues"
+    ):
         await job.killed(tmp_path / "1")
     job.shard.close()

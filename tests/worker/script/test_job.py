@@ -544,7 +544,9 @@ def test_a_job_that_is_not_as_far_as_the_script_is_refused(connect: Connect) -> 
     _, job = connect()
     attached(job)
     job.epochs(start=1)
-    with pytest.raises(gradwire.ScriptError, match=r"start=1\): the job is only in epoch 1, with the parameters"):
+    with pytest.raises(
+        gradwire.ScriptError, match=r"start=1\): the job is only in epoch 1, with the parameters"
+    ):
         next(iter(job.batches(DATA)))
 
 
@@ -589,7 +591,9 @@ def test_a_schedule_of_another_length_than_the_job_is_named(
             take(model, optimizer, inputs)
             schedule.step()
     (said,) = [record.message for record in caplog.records if "made for" in record.message]
-    assert said.startswith("CosineAnnealingLR is made for 9 steps, and the job takes 6: its rates do not reach")
+    assert said.startswith(
+        "CosineAnnealingLR is made for 9 steps, and the job takes 6: its rates do not reach"
+    )
 
 
 def test_a_rank_that_the_server_changes_is_the_scripts(connect: Connect) -> None:

@@ -1,4 +1,5 @@
-"""What a script does to its model between two steps: a test for each row of the table in docs/how-to/scripts.md."""
+"""Changes of a script to its model between two steps: a test for each row of the table in
+docs/how-to/scripts.md."""
 
 from __future__ import annotations
 
