@@ -83,7 +83,9 @@ class Sgd:
         """Step `parameters` in place with torch's SGD, and update their state in `memory`.
 
         Args:
+            parameters, gradients: tensors to step, and the gradient of each.
             memory: state tensors by torch's name, one for each parameter.
+            learning_rate: learning rate of this step.
         """
         from torch.optim.sgd import sgd
 
@@ -145,7 +147,9 @@ class Adam:
         """Step `parameters` in place with torch's Adam or AdamW, and update their state in `memory`.
 
         Args:
+            parameters, gradients: tensors to step, and the gradient of each.
             memory: state tensors by torch's name, one for each parameter.
+            learning_rate: learning rate of this step.
         """
         from torch.optim.adam import adam
         from torch.optim.adamw import adamw
@@ -220,7 +224,9 @@ class Adagrad:
         """Step `parameters` in place with torch's Adagrad, and update their state in `memory`.
 
         Args:
+            parameters, gradients: tensors to step, and the gradient of each.
             memory: state tensors by torch's name, one for each parameter.
+            learning_rate: learning rate of this step.
         """
         from torch.optim.adagrad import adagrad
 

@@ -191,8 +191,8 @@ class Position:
                 yield batch
             rest = None
         raise ScriptError(
-            "job.steps: the loader has no batches (left), and the epoch is not over; pass an iterable that "
-            "can be iterated more than once, such as a DataLoader, not a generator"
+            "job.steps: the loader has no batches, or has run out of them before the epoch is over; pass an "
+            "iterable that can be iterated more than once, such as a DataLoader, not a generator"
         )
 
 
