@@ -48,7 +48,7 @@ class Sgd:
 
     Attributes:
         momentum: factor of the momentum buffer, from 0 to below 1; 0 for no momentum.
-        weight_decay: factor of the parameter that is added to its gradient.
+        weight_decay: multiple of the parameter that is added to its gradient.
         nesterov: True for Nesterov momentum.
         undoes_weights: False: a scaled gradient makes a scaled step.
     """
@@ -110,7 +110,7 @@ class Adam:
     Attributes:
         beta1, beta2: decay of the averages of gradients and of their squares, from 0 to below 1.
         eps: term added to the denominator.
-        weight_decay: factor of the parameter that is added to its gradient.
+        weight_decay: multiple of the parameter that is added to its gradient.
         undoes_weights: True: scaling all gradients by a constant leaves the step unchanged.
         leaves_zeros: False: an element whose gradient is 0 still moves.
     """
@@ -188,7 +188,7 @@ class Adagrad:
 
     Attributes:
         lr_decay: decay of the learning rate per step.
-        weight_decay: factor of the parameter that is added to its gradient.
+        weight_decay: multiple of the parameter that is added to its gradient.
         initial_accumulator_value: initial sum of squared gradients.
         eps: term added to the denominator.
         undoes_weights: True: scaling all gradients by a constant leaves the step almost unchanged.

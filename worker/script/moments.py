@@ -16,8 +16,8 @@ from .terms import ScriptError
 
 
 def moments_of(state: Mapping[torch.Tensor, Mapping[str, Any]], replica: Replica) -> Moments:
-    """Return the state of an optimizer of this process in the form that is sent, for the server's optimizer
-    to start from.
+    """Return the state of this process's optimizer in the form in which it is uploaded to the server's
+    optimizer.
 
     Args:
         state: attribute `state` of the optimizer, by parameter.

@@ -131,7 +131,7 @@ def restore_random_state(state: Tree) -> None:
 
 
 class Position:
-    """The position of a script in the loader of `job.steps`.
+    """The position of a script in the loader of `job.steps`, saved and restored with the worker's state.
 
     A loader draws its order when its iteration begins. A pass is therefore restored by iterating anew with
     the random state of its beginning, and dropping the batches that were taken before.
