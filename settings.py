@@ -424,8 +424,8 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
 
 
 def access_files(settings: WorkerSettings) -> dict[str, str]:
-    """Return the paths of the worker's TLS and token files by option name; empty text for a file not
-    given."""
+    """Return the paths of the worker's TLS and token files by option name, such as "tls_ca"; empty text for a
+    file that was not given."""
     names = ("tls_ca", "tls_cert", "tls_key", "token_file")
     return {name: getattr(settings, name) for name in names}
 

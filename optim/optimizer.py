@@ -129,7 +129,8 @@ class Remembered:
         return tensor if self.end - self.start == tensor.numel() else tensor[self.start : self.end]
 
     def alike(self, other: Remembered) -> bool:
-        """Return True if both runs of a parameter have the same step count and the same state tensors set."""
+        """Return True if both runs of a parameter have the same step count, and the same of their state
+        tensors exist."""
         import torch
 
         for name, tensor in self.memory.items():
@@ -231,7 +232,7 @@ class Optimizer:
     def of_groups(
         cls, groups: Sequence[OptimizerGroup], parameters: Sequence[torch.Tensor], group_of: Sequence[int]
     ) -> Optimizer:
-        """Return an optimizer of several groups.
+        """Return an optimizer of parameters in several groups.
 
         Args:
             groups: hyperparameters of each group.

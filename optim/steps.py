@@ -48,7 +48,7 @@ class Sgd:
 
     Attributes:
         momentum: factor of the momentum buffer, from 0 to below 1; 0 for no momentum.
-        weight_decay: factor of the parameter that is added to its gradient.
+        weight_decay: multiple of the parameter that is added to its gradient.
         nesterov: True for Nesterov momentum.
         undoes_weights: False: a scaled gradient makes a scaled step.
     """
@@ -83,7 +83,9 @@ class Sgd:
         """Step `parameters` in place with torch's SGD, and update their state in `memory`.
 
         Args:
+            parameters, gradients: tensors to step, and the gradient of each.
             memory: state tensors by torch's name, one for each parameter.
+            learning_rate: learning rate of this step.
         """
         from torch.optim.sgd import sgd
 
@@ -108,7 +110,7 @@ class Adam:
     Attributes:
         beta1, beta2: decay of the averages of gradients and of their squares, from 0 to below 1.
         eps: term added to the denominator.
-        weight_decay: factor of the parameter that is added to its gradient.
+        weight_decay: multiple of the parameter that is added to its gradient.
         undoes_weights: True: scaling all gradients by a constant leaves the step unchanged.
         leaves_zeros: False: an element whose gradient is 0 still moves.
     """
@@ -145,7 +147,9 @@ class Adam:
         """Step `parameters` in place with torch's Adam or AdamW, and update their state in `memory`.
 
         Args:
+            parameters, gradients: tensors to step, and the gradient of each.
             memory: state tensors by torch's name, one for each parameter.
+            learning_rate: learning rate of this step.
         """
         from torch.optim.adam import adam
         from torch.optim.adamw import adamw
@@ -184,7 +188,7 @@ class Adagrad:
 
     Attributes:
         lr_decay: decay of the learning rate per step.
-        weight_decay: factor of the parameter that is added to its gradient.
+        weight_decay: multiple of the parameter that is added to its gradient.
         initial_accumulator_value: initial sum of squared gradients.
         eps: term added to the denominator.
         undoes_weights: True: scaling all gradients by a constant leaves the step almost unchanged.
@@ -220,7 +224,9 @@ class Adagrad:
         """Step `parameters` in place with torch's Adagrad, and update their state in `memory`.
 
         Args:
+            parameters, gradients: tensors to step, and the gradient of each.
             memory: state tensors by torch's name, one for each parameter.
+            learning_rate: learning rate of this step.
         """
         from torch.optim.adagrad import adagrad
 

@@ -103,7 +103,7 @@ def write_files(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
 
 
 def size(tree: Any) -> int:
-    """Return the bytes of the tensors and arrays of a tree."""
+    """Return the total number of bytes of the tensors and arrays in a tree."""
     tensors: dict[str, torch.Tensor] = {}
     pack(tree, tensors)
     return sum(each.nbytes for each in tensors.values())

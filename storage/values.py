@@ -41,7 +41,8 @@ _NAME = "$"
 
 
 class DamagedError(Exception):
-    """Data that differ from those written; the message names the file or value, and the damage."""
+    """Stored data differ from the data that were written; the message names the file or value, and the
+    damage."""
 
 
 # ---- writing

@@ -10,11 +10,13 @@ from ..common.metrics import MetricSet, counter, gauge, histogram
 
 
 class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
-    """The metrics of one worker. The daemon or a script creates them; the session, steps and driver count.
+    """The Prometheus metrics of one worker. The daemon or a script creates them; the session and the driver
+    count.
 
     Attributes:
-        wire_up, wire_down: `_wire` for the pushes and for the updates of this worker's compressor.
-        raw_up, raw_down: `_raw` for the pushes and for the updates of this worker's compressor.
+        wire_up, wire_down: counters of the bytes that this worker sends and receives, with its compressor as
+            label.
+        raw_up, raw_down: counters of the bytes of its pushes and of the updates, as if sent as float32.
     """
 
     info = gauge(

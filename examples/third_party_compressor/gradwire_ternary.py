@@ -3,8 +3,7 @@
     r = g + e;  m = a running mean of |r|;  send sign(r) * level where |r| > factor * m, else 0
 
 The level is the mean of |r| over the elements that are sent, which minimizes the squared error for that
-choice of elements. Source: Li, Zhang and Liu, "Ternary Weight Networks" (2016), which quantizes weights this
-way.
+choice of elements. Source: Li, Zhang and Liu, "Ternary Weight Networks" (2016), which does this to weights.
 """
 
 from __future__ import annotations

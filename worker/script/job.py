@@ -171,8 +171,8 @@ class Job:
 
     @property
     def evaluating(self) -> bool:
-        """True if the server has asked this worker to evaluate: it shows the numbers logged now as the ended
-        epoch's metrics."""
+        """True if the server has asked this worker to evaluate. It reports numbers that are logged now as the
+        last epoch's metrics."""
         return self._assignments is not None and self._assignments.evaluating
 
     @property
@@ -430,7 +430,7 @@ class Job:
         """Return the batches of the script's own loader for as long as the epoch lasts, as an iterable with a
         length.
 
-        The loader decides which samples they hold; each batch counts the same. The length is for the present
+        The loader decides which samples they hold; every batch has the same weight. The length is for the present
         number of workers.
 
         Args:

@@ -16,8 +16,8 @@ from .terms import ScriptError
 
 
 def moments_of(state: Mapping[torch.Tensor, Mapping[str, Any]], replica: Replica) -> Moments:
-    """Return the state of an optimizer of this process in the form that is sent, for the server's optimizer
-    to start from.
+    """Return the state of this process's optimizer in the form in which it is uploaded to the server's
+    optimizer.
 
     Args:
         state: attribute `state` of the optimizer, by parameter.
@@ -48,10 +48,11 @@ def moments_of(state: Mapping[torch.Tensor, Mapping[str, Any]], replica: Replica
 
 
 def state_of(moments: Moments, replica: Replica) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the state of the server's optimizer by parameter, as torch's own optimizer would have it.
+    """Return the state of the server's optimizer by parameter, in the form of a torch optimizer's attribute
+    `state`.
 
     Args:
-        moments: state as it was sent: flat arrays by index of the parameter and torch's name.
+        moments: state as it was downloaded: flat arrays by index of the parameter and torch's name.
         replica: this worker's copy of the job's parameters.
     """
     found: dict[torch.Tensor, dict[str, torch.Tensor]] = {}

@@ -107,7 +107,7 @@ class JobOptimizer(torch.optim.Optimizer):
         return [len(group["params"]) for group in self._wrapped.param_groups]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse another group with ScriptError; only the constructor may add groups."""
+        """Raise ScriptError, because the groups of a job are fixed; only the constructor may add groups."""
         if hasattr(self, "_sizes"):
             raise ScriptError(_FIXED)
         super().add_param_group(param_group)
@@ -211,12 +211,15 @@ class JobOptimizer(torch.optim.Optimizer):
         return {**found, "state": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a `state_dict`, before the first batch of a new job; the server's optimizer starts from it.
+        """Load a `state_dict` of the script's own kind of optimizer.
 
-        If several workers begin a job, the first one's state counts, as with parameters.
+        If the server takes the steps, this is possible only before the first batch of a new job; the server's
+        optimizer starts from that state. If several workers begin a job, the first one's state counts, as
+        with parameters.
 
         Raises:
-            ScriptError: the job has begun, or the state_dict belongs to another kind of optimizer.
+            ScriptError: the job has begun and the server takes the steps, or the state_dict belongs to
+                another kind of optimizer.
         """
         if self._begun and not self._here and state_dict["state"]:
             raise ScriptError(

@@ -64,7 +64,8 @@ class Schedules:
 
     @property
     def steps(self) -> int:
-        """Largest number of steps that a scheduler stepped once per step has taken; 0 if there is none."""
+        """Largest number of steps taken by a scheduler that the script steps once per training step; 0 if
+        there is none."""
         return max(
             (steps_taken(scheduler) or 0 for scheduler, each in self._each if each == "step"), default=0
         )

@@ -131,7 +131,7 @@ def restore_random_state(state: Tree) -> None:
 
 
 class Position:
-    """The position of a script in the loader of `job.steps`.
+    """The position of a script in the loader of `job.steps`, saved and restored with the worker's state.
 
     A loader draws its order when its iteration begins. A pass is therefore restored by iterating anew with
     the random state of its beginning, and dropping the batches that were taken before.
@@ -191,8 +191,8 @@ class Position:
                 yield batch
             rest = None
         raise ScriptError(
-            "job.steps: the loader has no batches (left), and the epoch is not over; pass an iterable that "
-            "can be iterated more than once, such as a DataLoader, not a generator"
+            "job.steps: the loader has no batches, or has run out of them before the epoch is over; pass an "
+            "iterable that can be iterated more than once, such as a DataLoader, not a generator"
         )
 
 

@@ -48,7 +48,8 @@ class DistrustedError(Exception):
 
 
 class Stopped(BaseException):
-    """Ends a forward pass that is no longer needed. A BaseException, so that no task handles it."""
+    """Raised within a forward pass to end it when it is no longer needed. A BaseException, so that no task
+    handles it."""
 
 
 class _Watch(TorchFunctionMode):
@@ -125,8 +126,8 @@ class Early:
         return self.loss
 
     def fits(self, session: Session, assignment: m.Assignment) -> bool:
-        """Return True if `assignment` is new, equals the expected one, and the replica was not reset
-        meanwhile."""
+        """Return True if `assignment` is new and equals the expected one, and the replica's parameters were
+        not reset since the work began."""
         return (
             session.is_new(assignment)
             and session.replica.undone == self.undone
@@ -135,8 +136,8 @@ class Early:
 
 
 def expected_after(assignment: m.Assignment) -> m.Assignment:
-    """Return the assignment that follows `assignment` in the normal case: the next version, with the
-    announced samples."""
+    """Return the assignment expected after this one: the next version, with the samples that
+    `assignment.next` announces."""
     return replace(assignment, version=assignment.version + 1, ranges=assignment.next, next=())
 
 
@@ -212,7 +213,7 @@ def look_ahead(
         if _compiled_frames() != frames:
             raise DistrustedError("part of the model is compiled")
         if replica.check():
-            raise DistrustedError("the task replaces the data of parameters while they are updated")
+            raise DistrustedError("the task points parameters' data elsewhere while they are updated")
         for unseen in watch.unseen.values():  # may have been used through an alias, or on another thread
             needed(unseen)
             if replica.has_moved(unseen):

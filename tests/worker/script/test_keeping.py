@@ -64,7 +64,7 @@ def test_values_and_objects_are_found_again() -> None:
 def test_what_cannot_be_written_down_is_refused_by_name_and_changes_nothing() -> None:
     state = State({})
     state["loss"] = 1.0
-    with pytest.raises(ScriptError, match=r"job.state\['loss'\]: .*keep plain values"):
+    with pytest.raises(ScriptError, match=r"job.state\['loss'\]: .*use plain values"):
         state["loss"] = nn.functional.mse_loss
     with pytest.raises(ScriptError, match=r"job.state\['complex'\]"):
         state["complex"] = {1j}
