@@ -121,7 +121,8 @@ class Compressor(Protocol):
 
 
 class FusedFeedback(Protocol):
-    """A compressor that adds the residual, compresses, and keeps the unsent rest, in one pass over memory."""
+    """A compressor that adds the residual, compresses the sum, and stores the new residual, in one pass over
+    memory."""
 
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor, state: Any, context: StepContext
@@ -135,14 +136,14 @@ class FusedFeedback(Protocol):
 
 
 class OutOfPlace(Protocol):
-    """A fused compressor that can write the unsent rest to another tensor than the residual.
+    """A fused compressor that can write the new residual to another tensor than the old one.
 
     It also finds a gradient that is not finite during the same pass.
     """
 
     @property
     def out_of_place(self) -> bool:
-        """True if the compressor can do so with its present options."""
+        """True if the compressor, with its present options, can write the new residual to another tensor."""
         ...
 
     def compress_with_residual(
@@ -160,8 +161,8 @@ class OutOfPlace(Protocol):
             residual: float32, shape (elements,); not changed if `left` is given.
             state: state of the compressor.
             context: facts about the step.
-            left: tensor that receives `gradient + residual - decode(payload)`; None to write that to
-                `residual`.
+            left: tensor that receives the new residual, `gradient + residual - decode(payload)`; None to
+                overwrite `residual` with it.
 
         Raises:
             FloatingPointError: the gradient lies on the host and is not finite. The contents of `left` are
@@ -187,7 +188,7 @@ class InBlocks(Protocol):
         Args:
             gradients: gradients of the tensors, float32, contiguous, of one dimension each.
             residual: residuals of all tensors, end to end; not changed.
-            left: tensor of the same shape, which receives the unsent rest.
+            left: tensor of the same shape, which receives the new residuals.
             states: state of each tensor.
             samples: number of samples over which the mean gradients were taken.
 
@@ -273,7 +274,7 @@ class Stateless:
 class Fused:
     """A base for compressors whose `compress_with_residual` also works with None for the residual.
 
-    Without a residual, the unsent rest is dropped.
+    Without a residual, the error of compression is dropped.
     """
 
     __slots__ = ()
@@ -296,7 +297,7 @@ def is_fused(compressor: Compressor) -> TypeGuard[FusedFeedback]:
 
 
 def is_out_of_place(compressor: Compressor) -> TypeGuard[OutOfPlace]:
-    """Return True if the compressor can write the unsent rest to another tensor (`OutOfPlace`)."""
+    """Return True if the compressor can write the new residual to another tensor (`OutOfPlace`)."""
     return bool(getattr(compressor, "out_of_place", False))
 
 

@@ -122,9 +122,17 @@ class FourBit(Fused):
         states: Sequence[RunningMagnitude],
         samples: int,
     ) -> tuple[QuantizedPayload, list[RunningMagnitude], Float64]:
-        """Compress several tensors in one pass; the contract is that of `base.InBlocks`.
+        """Compress each `gradient + residual` to a block of one payload, in one pass (see `base.InBlocks`).
 
-        Returns the payload, the next states, and the sum of |g| of each tensor.
+        Args:
+            gradients: gradients of consecutive tensors, float32, one dimension each.
+            residual: their residuals, end to end; not changed.
+            left: tensor that receives the new residuals.
+            states: running magnitude of each tensor.
+            samples: number of samples over which the mean gradients were taken.
+
+        Returns:
+            The payload, the next states, and the sum of |g| of each tensor.
         """
         format = CodeFormat.SIGNED_4BIT
         running = self.options.levels is Levels.RUNNING

@@ -48,14 +48,15 @@ Ranges = Sequence[tuple[int, int]]
 class Before:
     """The contents of the ledger before a step, from which the step can be undone.
 
-    As soon as something else has changed the ledger, it holds the change that the step made instead.
+    As soon as something other than the step has changed the ledger, they are replaced by a difference: the
+    previous residual minus the residual after the step.
 
     Attributes:
         residual: float32, shape (elements,): the previous residual, or the difference to add in order to undo
             the step. None if there was no residual.
         velocity: float32, shape (elements,): the previous velocity. None without momentum correction, and
-            once this is a difference.
-        states: previous states of the compressors; None once this is a difference.
+            once the residual is a difference.
+        states: previous states of the compressors; None once the residual is a difference.
         usual: previous `Ledger.usual`.
         slices: number of slices for which the residual is scaled.
     """
@@ -157,15 +158,17 @@ class Ledger:
     def opened(
         self, ranges: Ranges, device: torch.device, inner: Any, *, begun: bool = False
     ) -> FeedbackState:
-        """Return the state on which `ErrorFeedback` works, for ranges that count as one tensor.
+        """Return the residual and velocity of some ranges, as the state that `ErrorFeedback` updates in
+        place.
 
-        Its tensors are views of the draft where possible. `take` writes them back where they are copies.
+        The ranges count as one tensor. The state's tensors are views of the draft where possible; `take`
+        writes back those that are copies.
 
         Args:
             ranges: start and end of each range, in flat order.
             device: device of the gradient.
             inner: state of the compressor inside `ErrorFeedback`.
-            begun: True if the draft already holds the result of the first half of the step; False to begin
+            begun: True if the draft already holds the result of `ErrorFeedback.accumulate`; False to begin
                 with the ledger's contents.
         """
         beside = begun or device == self._device

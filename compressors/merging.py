@@ -46,13 +46,13 @@ def compress_together(
     *,
     with_residual: bool,
 ) -> tuple[list[list[Payload]], Any]:
-    """Compress several stretches in one call, as one tensor; return the payloads of each stretch, and the
-    next state.
+    """Compress several stretches of tensors in one call, as one tensor; return each stretch's payloads, and
+    the next state.
 
     Args:
         compressor: compressor, with or without feedback.
         gradient: gradients of the stretches, end to end.
-        ledger: ledger whose residual is added, and whose draft is written.
+        ledger: ledger whose residual is added, and whose draft receives the new residual.
         ranges: start and end of each stretch, in flat order.
         inner: state of the compressor.
         context: context of the call.

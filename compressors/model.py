@@ -67,8 +67,8 @@ class ModelCompressor(ModelTensors):
         return self._whole(self.begin(samples, **step), gradients)
 
     def flush(self, gradients: Sequence[torch.Tensor | None], *, workers: int = 1) -> list[Payload]:
-        """Send these gradients and the whole ledger, as float32; return the payloads. The ledger is empty
-        afterwards.
+        """Encode these gradients and everything in the ledger as float32; return the payloads. The ledger is
+        then empty.
 
         Args:
             gradients: gradient of each tensor, in manifest order; None where there is none.

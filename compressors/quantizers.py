@@ -174,7 +174,8 @@ def always(value: T) -> Callable[[Any], T]:
 
 
 def lost(loss: float, kind: type[Any] = NoOptions) -> Callable[[Any], float]:
-    """Return an `adam_loss` function for a loss that was measured with the default options of `kind` only."""
+    """Return an `adam_loss` function: it returns `loss` for the default options of `kind`, and 1 for all
+    others."""
     return lambda options: loss if options == kind() else 1.0
 
 

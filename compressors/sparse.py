@@ -88,7 +88,7 @@ class Sparse:
 
     @property
     def out_of_place(self) -> bool:
-        """True if `compress_with_residual` can write the unsent rest to another tensor."""
+        """True if `compress_with_residual` can write the new residual to another tensor."""
         return self.add_and_select is not None
 
     def compress_with_residual(
@@ -101,7 +101,7 @@ class Sparse:
     ) -> tuple[SparsePayload, Any]:
         """Compress `gradient + residual`; return the payload and the next state of the coder.
 
-        left: tensor that receives the unsent rest, only if `out_of_place`; None to write it to `residual`.
+        left: tensor that receives the new residual, only if `out_of_place`; None to write it to `residual`.
         """
         elements = residual.numel()
         keep = self.keep(elements, context)

@@ -38,9 +38,17 @@ class TwoBit(Fused, Stateless):
         states: Sequence[None],
         samples: int,
     ) -> tuple[QuantizedPayload, list[None], Float64]:
-        """Compress several tensors in one pass; the contract is that of `base.InBlocks`.
+        """Compress each `gradient + residual` to a block of one payload, in one pass (see `base.InBlocks`).
 
-        Returns the payload, the states as given, and the sum of |g| of each tensor.
+        Args:
+            gradients: gradients of consecutive tensors, float32, one dimension each.
+            residual: their residuals, end to end; not changed.
+            left: tensor that receives the new residuals.
+            states: None for each tensor.
+            samples: number of samples over which the mean gradients were taken.
+
+        Returns:
+            The payload, the states as given, and the sum of |g| of each tensor.
         """
         format = CodeFormat.SIGNED_2BIT
         level = self.options.threshold / self.options.scale.factor(samples)

@@ -99,16 +99,16 @@ def keeps_accuracy(later: Layer, earlier: Layer) -> bool:
 def seamgs(
     layers: Sequence[Layer], link: Link, may: Callable[[Layer, Layer], bool] = keeps_accuracy
 ) -> list[FusionGroup]:
-    """Return the groups of SEAMGS, the last layers first: merge a layer into the group behind it if Q1 and
-    `may` hold.
+    """Return the groups of SEAMGS, the last layers first.
 
-    It takes time O(layers).
+    A layer joins the group behind it if backward produces the layer's gradient before the group's message
+    could have started to carry bytes (Q1), and if `may` allows it. It takes time O(layers).
 
     Args:
         layers: measurements, in forward order.
         link: measured link.
-        may: function of (later, earlier) that returns True if merging them is acceptable for accuracy; Q2
-            unless a test or a benchmark compares rules.
+        may: function of (later, earlier) that returns True if merging them is acceptable for accuracy. The
+            default is Q2; tests and benchmarks compare other rules.
     """
     if not layers:
         return []

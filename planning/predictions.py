@@ -320,10 +320,10 @@ WORTH = 0.03
 
 
 def recommend(ranked: Sequence[Prediction]) -> Prediction:
-    """Return the recommended prediction among those of sync modes.
+    """Return the prediction to recommend among those of sync modes.
 
-    All that take about as long as the fastest are candidates. Of these, it is the one that sends the most of
-    a gradient, and then the one with the fewest settings that differ from the defaults.
+    Candidates are all predictions that are at most a few percent slower than the fastest. Among them, those
+    that send the most of a gradient are preferred, then the fewest settings that differ from the defaults.
     """
     ours = [each for each in ranked if each.choice.mode.startswith("sync")]
     least = min(each.step_s for each in ours)

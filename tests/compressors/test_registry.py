@@ -296,8 +296,8 @@ def test_auto_names_the_compressor_that_is_left_where_it_loses() -> None:
     ("spec", "words"),
     [
         ("auto:compressor=none", "expected a lossy compressor without momentum"),
-        ("auto:compressor=dgc", "and no momentum"),
-        ("auto:compressor=krngc/momentum=0", "plan for the whole model"),
+        ("auto:compressor=dgc", "without momentum"),
+        ("auto:compressor=krngc/momentum=0", "budget for the whole model"),
         ("auto:compressor=4bit/delay=2", "got '4bit:delay=2'"),
         ("auto:compressor=5bit", "unknown compressor '5bit'"),
         ("auto:ratio=5", "unknown key 'ratio'"),
