@@ -120,7 +120,7 @@ class RunResult:
     losses: tuple[tuple[int, float], ...] = ()
 
     def bytes_at(self, version: int) -> float:
-        """Return the bytes on the wire up to `version`, in both directions, if all steps took equally many."""
+        """Return the bytes on the wire up to `version`, in both directions, if all steps took as many."""
         total = self.wire_bytes_up + self.wire_bytes_down
         return total * version / self.steps if self.steps else 0.0
 
