@@ -33,7 +33,7 @@ from .arguments import at_least_one, json_option, option
 from .jobs import DIGITS_SAMPLES, run_job, wait_for
 
 DURABILITIES = ("", "none", "journal", "fsync")  # values of --durability; "" for no --state
-READ = re.compile(r"and (\d+) pushes of the journal read in ([0-9.]+) s")
+READ = re.compile(r"and (\d+) pushes of the journal (?:read )?in ([0-9.]+) s")  # in the server's log
 WORKERS = 2
 
 
