@@ -184,7 +184,7 @@ class Bench:
             self._pool.shutdown(cancel_futures=True)
 
     def run(self, task: str, setup: TrainingSetup) -> list[TrainingRun]:
-        """Train one setup with every seed, or find it trained; return the results, one per seed.
+        """Return the results of training a setup, one per seed. It is trained unless it has been before.
 
         The scores are also printed on standard error.
         """

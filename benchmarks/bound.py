@@ -30,7 +30,7 @@ EDGE = 0.05
 
 
 def produced_by_part(plan: Plan, computed: ComputedStep) -> list[float]:
-    """Return for each part the seconds from the start of a step until it can be compressed.
+    """Return for each part the seconds from the start of a step until it can be compressed, in plan order.
 
     A part is compressed together with its whole unit, once backward has all of the unit's gradients.
 
@@ -49,7 +49,7 @@ def produced_by_part(plan: Plan, computed: ComputedStep) -> list[float]:
 def step_bound(
     overlap: Overlap, produced: Sequence[float], shares: Sequence[float], up: float, down: float
 ) -> float:
-    """Return the least seconds of a step.
+    """Return the least seconds of a step that links and computation allow.
 
     Args:
         overlap: value of --overlap.

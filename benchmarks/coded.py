@@ -174,7 +174,7 @@ def bytes_part(workers: Sequence[int], mbit: float) -> list[CodedRow]:
 
 
 def formula(scheme: str, nodes: int, r: int) -> tuple[float, float]:
-    """Return by a scheme's formula the block gradients that the server receives in a step, and that it sends.
+    """Return the block gradients that the server receives and sends in a step, by a scheme's formula.
 
     Args:
         scheme: name in `SCHEMES`.
@@ -226,12 +226,14 @@ def time_part(nodes: int, mbit: float) -> list[CodedRow]:
 
 
 def accuracy_part(workers: Sequence[int], seed: int, mbit: float, directory: Path) -> list[dict[str, Any]]:
-    """Measure steps to the target accuracy by real training, and seconds per step without it.
+    """Measure for each competitor the steps to the target accuracy, and the seconds per step.
+
+    The steps are those of real training; the seconds are measured with emulated computation.
 
     Args:
         workers: numbers of workers, measured one after the other.
         seed: seed of the training.
-        mbit: Mbit/s of each link, for the seconds per step, whose computation is emulated.
+        mbit: Mbit/s of each link, for the seconds per step.
         directory: for logs.
 
     Returns:

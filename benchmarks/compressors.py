@@ -65,7 +65,9 @@ def default_specs() -> list[str]:
 
 
 def promised_ratio(spec: str, payload: Payload) -> float | None:
-    """Return the ratio of float32 to a payload's bytes by the spec; None if it depends on the gradient.
+    """Return the compression ratio that a spec promises; None if it depends on the gradient.
+
+    The ratio is that of the float32 bytes to the payload's.
 
     Args:
         spec: spec of the compressor.
@@ -161,7 +163,7 @@ def measure(spec: str, elements: int, dtype: str, repeats: int) -> dict[str, Any
 
 
 def selection_ratios(elements: int, repeats: int) -> Mapping[str, float]:
-    """Return by peer how many times longer it takes than our exact selection of the largest 1 %."""
+    """Return how many times longer peers take than our exact selection of the largest 1 %, by their names."""
     tensor = torch.randn(elements, generator=torch.Generator().manual_seed(0)) * 0.02
     values, keep = tensor.numpy(), max(1, elements // TOP)
     residual = np.zeros_like(values)
@@ -184,7 +186,9 @@ def selection_ratios(elements: int, repeats: int) -> Mapping[str, float]:
 
 
 def index_ratio(density: float, elements: int) -> float:
-    """Return the bits per index of uniformly random positions, relative to their entropy.
+    """Return how many bits an index of a sparse payload takes, relative to the entropy of its position.
+
+    The positions are uniformly random.
 
     Args:
         density: fraction of the elements that is kept, 0 to 1.

@@ -28,7 +28,11 @@ OURS = "gradwire:"  # prefix of a hook that is a compressor of ours
 
 
 def main(arguments: list[str]) -> int:
-    """Train for the number of steps in `arguments`, listed at the head of this file; return the exit code."""
+    """Train without a server, or compute alone, for a number of steps; return the exit code.
+
+    Args:
+        arguments: the program's arguments, which the head of this file lists.
+    """
     model, seconds, real, trace, steps, *peers = arguments
     torch.set_num_threads(1)
     hook = ""

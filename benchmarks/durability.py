@@ -33,7 +33,7 @@ from .arguments import at_least_one, json_option, option
 from .jobs import DIGITS_SAMPLES, run_job, wait_for
 
 DURABILITIES = ("", "none", "journal", "fsync")  # values of --durability; "" for no --state
-READ = re.compile(r"and (\d+) pushes of the journal read in ([0-9.]+) s")
+READ = re.compile(r"and (\d+) pushes of the journal (?:read )?in ([0-9.]+) s")  # in the server's log
 WORKERS = 2
 
 
@@ -152,9 +152,15 @@ def measured(name: str, job: RunSettings, turns: int, directory: Path) -> Durabi
 
 
 def trained(job: RunSettings, durability: str, state: Path, logs: Path) -> StatusResponse:
-    """Train a job, without --state if `durability` is "", and return the server's last status.
+    """Train a job with a value of --durability and return the server's last status.
 
     There are no checkpoints after the first one, so the journal contains the whole job.
+
+    Args:
+        job: settings of the job.
+        durability: value of --durability; "" trains without --state.
+        state: folder of --state.
+        logs: folder for logs.
     """
     kept = ("--state", str(state), "--durability", durability, "--checkpoint-every", "1000000steps")
     return run_job(job, logs, server_options=kept if durability else ())
@@ -175,7 +181,16 @@ def replay(pushes: int, directory: Path) -> Replay:
 
 
 def read_again(job: RunSettings, state: Path, directory: Path) -> tuple[int, float]:
-    """Start a server on an earlier server's state; return how many pushes it has read, and the seconds."""
+    """Start a server on an earlier server's state, and wait until it has read the journal.
+
+    Args:
+        job: settings of the job.
+        state: folder of --state.
+        directory: for logs and parameters.
+
+    Returns:
+        The number of pushes in the journal, and the seconds that the server has read.
+    """
     with Children(directory) as children:
         arguments = server_arguments(job, free_port(), directory / PARAMETERS)
         child = children.start("server", "gradwire.server.cli", [*arguments, "--state", str(state)])

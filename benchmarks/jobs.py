@@ -114,11 +114,11 @@ def nodes_of(workers: int) -> list[str]:
 
 
 def one_slower(workers: int, factor: float) -> Callable[[int], Program]:
-    """Return a function from a rank to a worker program for `paced` tasks, with one slow worker.
+    """Return a function from a rank to the worker program for `paced` tasks; the last worker is slow.
 
     Args:
-        workers: number of workers; the last one is slow.
-        factor: factor of its times.
+        workers: number of workers.
+        factor: factor of the slow worker's sleep.
     """
     return lambda rank: ("gradwire.benchmarks.paced", str(factor if rank == workers - 1 else 1))
 

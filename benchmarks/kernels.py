@@ -65,7 +65,12 @@ class Case:
 
 
 def payload_of(spec: str, gradient: torch.Tensor) -> Payload:
-    """Return a worker's payload for this gradient from a second step, with a residual from the first."""
+    """Return the payload that a worker makes of this gradient in a step with a residual.
+
+    Args:
+        spec: spec of the compressor.
+        gradient: gradient of one matrix; also compressed once before, which makes the residual.
+    """
     compressor = model_compressor(spec, gradient.numel())
     compressor.compress([gradient], 32, version=0)
     return compressor.compress([gradient], 32, version=1)[0]

@@ -126,7 +126,7 @@ class EmulatedJob:
             self.step("packet", e.PacketRelayed(**names, index=index))
 
     def microseconds(self, kind: str) -> str:
-        """Return the mean microseconds of control per event of this kind, as text; "" if there was none."""
+        """Return the mean microseconds of control per event of this kind, as text; "" without events."""
         return f"{self.seconds[kind] / self.steps[kind] * 1e6:.0f}" if self.steps[kind] else ""
 
 

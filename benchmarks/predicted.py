@@ -78,7 +78,7 @@ class PredictedRow:
         return predict(self.profile(costs or Costs()), self.choice).step_s
 
     def profile(self, costs: Costs) -> JobProfile:
-        """Return the job as the planner describes it."""
+        """Return the job as the planner describes it, with these costs of processors."""
         return profile(self.model, self.mbit, self.workers, self.emulated_s, self.computing_s, costs)
 
 
@@ -134,9 +134,9 @@ def cells(row: PredictedRow) -> list[object]:
 
 
 def ended_early(setup: Setup, expected_s: float, choice: StepOptions) -> Setup:
-    """Return the setup, with fewer steps if it would take longer than `ENOUGH_S`.
+    """Return the setup with fewer steps if it would take longer than `ENOUGH_S`, else unchanged.
 
-    There remain enough steps for a plan by measurement, if the options ask for one.
+    Enough steps remain for a plan by measurement, if the options ask for one.
 
     Args:
         setup: the job.

@@ -48,7 +48,7 @@ untyped: Any = grpc  # grpc annotates its handlers only in part
 
 
 def tcp_peer(port: Any, size: int) -> None:
-    """Receive `size` bytes again and again on a TCP connection, and answer one byte each time.
+    """Receive `size` bytes again and again on one TCP connection, and answer one byte each time.
 
     Args:
         port: queue that receives the port it listens on.
@@ -69,12 +69,12 @@ def tcp_peer(port: Any, size: int) -> None:
 
 
 async def serve(port: Any, handler: Any, options: Any) -> None:
-    """Run a gRPC server with this one method on a free port.
+    """Run a gRPC server with one method, on a free port, until the process ends.
 
     Args:
         port: queue that receives the port.
         handler: handler of the method.
-        options: of the gRPC server.
+        options: options of the gRPC server.
     """
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((untyped.method_handlers_generic_handler("peer", {"Push": handler}),))
@@ -129,9 +129,9 @@ def raw_tcp(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
 
 
 def unary(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
-    """Connect to `unary_peer` on this port; return a function that sends the data in one message.
+    """Connect to `unary_peer` on this port and return a function that sends the data in one message.
 
-    The function waits for the answer.
+    The returned function also waits for the answer.
     """
     channel: Any = grpc.insecure_channel(f"127.0.0.1:{port}", UNLIMITED)
     call: Any = channel.unary_unary(METHOD, pb.Chunk.SerializeToString, pb.Chunk.FromString)
@@ -144,9 +144,9 @@ def unary(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
 
 
 def bare_stream(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
-    """Connect to `stream_peer` on this port; return a function that streams the data in chunks.
+    """Connect to `stream_peer` on this port and return a function that streams the data in chunks.
 
-    The function waits for the answer.
+    The returned function also waits for the answer.
     """
     chunks = [data[at : at + CHUNK_BYTES].tobytes() for at in range(0, data.size, CHUNK_BYTES)]
     loop = uvloop.new_event_loop()
@@ -178,7 +178,9 @@ def timed(push: Callable[[], None]) -> float:
 
 
 def measure(size: int, repeats: int) -> dict[str, list[float]]:
-    """Time pushes of `size` bytes alternately with the peers; return each repetition's seconds by name.
+    """Time pushes alternately with the peers, and return the seconds of each repetition, by name.
+
+    The names are "push" and those of the peers.
 
     Args:
         size: bytes of a push.

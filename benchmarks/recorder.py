@@ -111,7 +111,10 @@ class LinkRecorder:
         return max((usage.peak_bytes[node] for usage in self.usages if usage.at <= end), default=0)
 
     def cpu_between(self, begin: float, end: float) -> float:
-        """Return the CPU seconds of all processes between two times, up to the interval between samples."""
+        """Return the CPU seconds of all processes between two times of the monotonic clock.
+
+        The times are accurate to the interval between two samples.
+        """
         spent = [usage.cpu_seconds for usage in self.usages if begin <= usage.at <= end]
         return spent[-1] - spent[0] if spent else 0.0
 

@@ -31,7 +31,7 @@ Scheme = Callable[[int, int], ExchangePlan]  # from the numbers of nodes and of 
 
 @lru_cache(maxsize=64)
 def uncoded(nodes: int, redundancy: int) -> ExchangePlan:
-    """Return the plan in which every r-subset of the nodes holds a block, sent whole to all other nodes.
+    """Return the plan in which every r-subset of the nodes holds a block, sent whole to each node without it.
 
     Each packet has one target.
     """
@@ -43,7 +43,7 @@ def uncoded(nodes: int, redundancy: int) -> ExchangePlan:
 
 @lru_cache(maxsize=64)
 def unicast(nodes: int, redundancy: int) -> ExchangePlan:
-    """Return the plan in which each of C(n,r) blocks has one holder, which sends it to every node in turn.
+    """Return the plan in which each of C(n,r) blocks has one holder, which sends it to each other node alone.
 
     Each packet has one target.
     """
@@ -52,15 +52,16 @@ def unicast(nodes: int, redundancy: int) -> ExchangePlan:
 
 @lru_cache(maxsize=64)
 def multicast(nodes: int, redundancy: int) -> ExchangePlan:
-    """Return the plan in which each of C(n,r) blocks has one holder, which sends it in one packet to all
-    nodes.
-    """
+    """Return the plan in which each of C(n,r) blocks has one holder, which sends one packet for all nodes."""
     return _one_holder_each(nodes, comb(nodes, redundancy))
 
 
 @lru_cache(maxsize=64)
 def summed(nodes: int, redundancy: int) -> ExchangePlan:
-    """Return the plan in which each node holds one block, its part of the batch, and sends one packet."""
+    """Return the plan in which each node holds one block, its part of the batch, and sends one packet.
+
+    Each packet is for all other nodes.
+    """
     return _one_holder_each(nodes, nodes)
 
 

@@ -227,11 +227,11 @@ class _Metrics:
 
 
 def run_peer(setup: Setup, hook: str) -> Recorded:
-    """Run the same training with torch's DistributedDataParallel and return the recorded run.
+    """Train with torch's DistributedDataParallel instead of our daemons and return the recorded run.
 
     Args:
         setup: the job.
-        hook: name of a communication hook of the program `ddp`.
+        hook: name of a communication hook, as the program `ddp` takes it.
     """
     _, *nodes = nodes_of(setup.workers)
     with Star(nodes, setup.mbit) as star, tempfile.TemporaryDirectory() as folder:
@@ -255,13 +255,16 @@ def run_peer(setup: Setup, hook: str) -> Recorded:
 
 
 def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool) -> tuple[Alone, Setup]:
-    """Measure upload, download and computation, each alone, and return them with the setup.
+    """Measure upload, download and computation of a job, each alone.
 
     Args:
         setup: the job.
         compressor: spec of the compressor.
         downlink: spec of the compressor of updates.
         as_long: have the returned setup emulate as many seconds of computation as the exchange takes.
+
+    Returns:
+        The measurements and the setup, which is the given one unless `as_long`.
     """
     quick = replace(setup, seconds=PAUSE_S, real=0)
     exchange = run_ours(quick, compressor, downlink, "off")
@@ -284,7 +287,7 @@ def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool
 
 
 def uploads_and_downloads(exchange: Recorded) -> Iterator[tuple[float, float]]:
-    """Yield the seconds of upload and of download of each counted step, if nothing overlapped in the run."""
+    """Yield the seconds of the upload and of the download in each counted step of a run without overlap."""
     samples = exchange.recorder.samples
     # A step lasts from the first end of a worker's computation to the first end in the next step.
     ends = [min(step.ended for step in steps) for steps in zip(*exchange.counted, strict=True)]

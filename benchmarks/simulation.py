@@ -53,7 +53,7 @@ def train(
     optimizer: str = "sgd",
     downlink: str = "auto",
 ) -> SimulatedRun:
-    """Train a task with simulated workers and server, and return accuracies and bytes.
+    """Train a task with simulated workers and a simulated server, and return accuracies and bytes.
 
     Args:
         task: the task.

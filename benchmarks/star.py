@@ -34,7 +34,7 @@ LATENCY = "400ms"
 
 
 def check_network() -> None:
-    """Raise `BenchError` unless this process can make a network: it needs `ip`, `tc` and root."""
+    """Raise `BenchError` unless this process can make a network: `ip`, `tc` and root are needed."""
     missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
     if missing:
         raise BenchError(f"{', '.join(missing)}: not found; install the package iproute2")
@@ -50,7 +50,10 @@ def _run(*command: str) -> None:
 
 
 class Star:
-    """A context in which the network exists. Programs run on its nodes under the commands of `prefix`."""
+    """A context in which a network of shaped links exists, with a namespace for each node.
+
+    A program runs on a node when it is started with the command that `prefix` returns.
+    """
 
     def __init__(self, nodes: Sequence[str], mbit: float | None) -> None:
         """Args:

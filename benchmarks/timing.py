@@ -30,7 +30,7 @@ def wall(task: Callable[[], object], calls: int = 1) -> float:
 def interleaved(
     tasks: Sequence[Callable[[], object]], repeats: int, timed: Callable[[Callable[[], object]], float] = wall
 ) -> list[float]:
-    """Run the tasks alternately and return the median seconds of each.
+    """Run the tasks alternately and return the median seconds of each, in the order of `tasks`.
 
     The first round, which compiles, is left out.
 

@@ -39,7 +39,10 @@ Trace = list[ComputedStep]
 
 
 class TraceWriter:
-    """Hooks of a network that write its trace. Every parameter must get a gradient in every step."""
+    """Hooks of a network that write a line with the times of each step to the process's trace file.
+
+    Every parameter must get a gradient in every step.
+    """
 
     def __init__(self, network: nn.Module, folder: Path) -> None:
         """Register the hooks.
@@ -74,7 +77,7 @@ class TraceWriter:
 
 
 def read(folder: Path) -> list[Trace]:
-    """Return the traces in a folder, one for each process."""
+    """Read all trace files in a folder and return the traces, one for each process."""
     found: list[Trace] = []
     for path in sorted(folder.iterdir()):
         lines = [list(map(float, line.split())) for line in path.read_text().splitlines()]

@@ -48,10 +48,10 @@ def least_bytes(payload: Payload) -> float:
 
 
 def measure(compressor_spec: str, elements: int, pushes: int) -> dict[str, Any]:
-    """Push a random gradient a number of times to a server of its own, and return a row as a JSON object.
+    """Push a random gradient several times to a server of its own, and return a row as a JSON object.
 
-    In the row, "least_bytes" is the result of `least_bytes`, and "interface_bytes" the bytes on the interface
-    of each push.
+    In the row, "least_bytes" is the least possible size of a push, and "interface_bytes" has the bytes on the
+    interface for each push.
 
     Args:
         compressor_spec: spec of the compressor.

@@ -16,8 +16,8 @@ from .plan import ExchangePlan
 class Exchange:
     """One node's state in one exchange: the sum of all blocks' gradients as far as packets have arrived.
 
-    Coded mode's workers make one per step. Packets can be encoded in any order and taken in any order; the
-    sum is the same to the bit.
+    A worker of coded mode makes one per step. Packets can be encoded and taken in any order; the sum is the
+    same to the bit.
 
     Attributes:
         missing: indices of the packets that this node has not received yet.
@@ -46,7 +46,11 @@ class Exchange:
         return not self.missing
 
     def encoded(self, index: int) -> Words:
-        """Return the data of packet `index`, which this node sends, shape (packet_elements,)."""
+        """Return the data of a packet that this node sends: a sum of slices, shape (packet_elements,).
+
+        Args:
+            index: index of the packet in the plan.
+        """
         packet = self._plan.packets[index]
         assert packet.sender == self._node
         data = np.zeros(self._width, np.uint32)
@@ -56,7 +60,9 @@ class Exchange:
         return data
 
     def take(self, index: int, data: Words) -> None:
-        """Add the one slice of packet `index` that this node lacks to the sum. Ignore a repeated packet.
+        """Decode a received packet: add the one slice that this node lacks to the sum.
+
+        Ignore a repeated packet.
 
         Args:
             index: index of the packet in the plan.
@@ -86,9 +92,9 @@ class Exchange:
         self.missing.discard(index)
 
     def sums(self) -> npt.NDArray[np.int64]:
-        """Return the exact sum of all blocks' gradients, as fixed-point integers, shape (elements,).
+        """Return the exact sum of all blocks' gradients as fixed-point integers, shape (elements,).
 
-        Call it when complete.
+        Call it only when the exchange is complete.
         """
         assert self.complete
         return self._sum

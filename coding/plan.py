@@ -86,7 +86,10 @@ class ExchangePlan:
 
 
 def is_possible(nodes: int, redundancy: int) -> bool:
-    """Return True when `nodes` nodes can use this redundancy within `MAX_BLOCKS` and `MAX_PACKETS`."""
+    """Return True when this redundancy is allowed for `nodes` nodes.
+
+    The exchange must have at most `MAX_BLOCKS` blocks and `MAX_PACKETS` packets.
+    """
     if not 1 <= redundancy < max(nodes, 2):
         return False
     packets = comb(nodes, redundancy + 1) * (redundancy + 1)
@@ -156,7 +159,11 @@ def plan(nodes: int, redundancy: int) -> ExchangePlan:
 
 @contextmanager
 def planning_with(make_plan: Callable[[int, int], ExchangePlan]) -> Generator[None]:
-    """Have `plan` call `make_plan(nodes, redundancy)` in this process, for the duration of a with block."""
+    """Have `plan` call another function in this process, for the duration of a with block.
+
+    Args:
+        make_plan: function from the number of nodes and the redundancy to a plan.
+    """
     global _make_plan
     before, _make_plan = _make_plan, make_plan
     try:

@@ -26,7 +26,7 @@ from .plan import is_possible
 
 @dataclass(frozen=True, slots=True)
 class UncodedTimes:
-    """Durations of the two phases of a step at redundancy 1, or of a step as measured.
+    """The durations of the two phases of a step, usually at redundancy 1.
 
     Attributes:
         computing: seconds that a worker computes gradients.
@@ -38,12 +38,17 @@ class UncodedTimes:
 
 
 def load(nodes: int, redundancy: int) -> int:
-    """Return the number of block gradients' worth of elements that each node downloads in an exchange."""
+    """Return the load of a node's download in an exchange, in units of one block's gradient.
+
+    Args:
+        nodes: number of nodes.
+        redundancy: number of nodes that compute each block.
+    """
     return comb(nodes - 1, redundancy)
 
 
 def step_seconds(times: UncodedTimes, nodes: int, redundancy: int) -> float:
-    """Return the predicted seconds of a step at `redundancy`: T(r) of this module's model.
+    """Return the predicted seconds of a step at `redundancy`: T(r) in the head of this file.
 
     Args:
         times: seconds of a step's phases at redundancy 1.
@@ -55,7 +60,7 @@ def step_seconds(times: UncodedTimes, nodes: int, redundancy: int) -> float:
 
 
 def possible(nodes: int) -> list[int]:
-    """Return every redundancy that `nodes` nodes can use, ascending.
+    """Return every redundancy that this number of nodes can use, ascending.
 
     Up to `MAX_NODES` nodes, 1 is always among them.
     """
@@ -72,10 +77,12 @@ def fastest(times: UncodedTimes, nodes: int) -> int:
 
 
 def without_redundancy(nodes: int, redundancy: int, measured: UncodedTimes) -> UncodedTimes:
-    """Convert the times of a step at `redundancy` to those predicted for a step at redundancy 1.
+    """Convert the measured times of a step at `redundancy` to predicted times at redundancy 1.
 
     Args:
-        measured: seconds of the phases of a step at `redundancy`.
+        nodes: number of nodes in the step.
+        redundancy: redundancy of the step.
+        measured: seconds of the step's phases.
     """
     factor = load(nodes, 1) / load(nodes, redundancy) if nodes > 1 else 1.0
     return UncodedTimes(measured.computing / redundancy, measured.exchanging * factor)
@@ -83,7 +90,7 @@ def without_redundancy(nodes: int, redundancy: int, measured: UncodedTimes) -> U
 
 @dataclass
 class AdaptiveRedundancy:
-    """The choice of the next step's redundancy from the times of recent steps. Coded mode has one.
+    """The control's choice of each step's redundancy in coded mode, by the times of recent steps.
 
     Attributes:
         nodes: number of nodes in the remembered steps, 0 before the first.

@@ -35,12 +35,11 @@ ROUNDING = 1e-10  # a weight of a smaller magnitude is 0
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StragglerCode:
-    """The matrix of a gradient code for one number of members, and the weights that decode it.
+    """A gradient code for one number of members: the coefficients of their pushes, and how to decode the sum.
 
     Attributes:
-        matrix: B, the coefficient of each part in each member's push, shape (members, parts), with parts =
-            members.
-        stragglers: s, the number of members whose pushes may be missing.
+        matrix: coefficient B of each part in each member's push, shape (members, parts), of equal sides.
+        stragglers: number s of members whose pushes may be missing.
     """
 
     matrix: Float64
@@ -52,7 +51,7 @@ class StragglerCode:
         return len(self.matrix)
 
     def coefficients(self, member: int) -> list[float]:
-        """Return the factor of each part's gradient sum in the push of `member`, in the order of `parts_of`.
+        """Return the coefficients of a member's parts in its push, in the order of `parts_of`.
 
         Their magnitudes are 1 on average, so that a push is about as large as a sum over the member's
         samples.
@@ -60,9 +59,10 @@ class StragglerCode:
         return [float(self.matrix[member, part]) for part in parts_of(member, self.members, self.stragglers)]
 
     def decoding_weights(self, present: Sequence[int]) -> list[float]:
-        """Return a weight for each present member's push, with which they add up to the sum over all parts.
+        """Return the weights with which the present members' pushes add up to the sum over all parts.
 
-        Of all possible weights, these have the smallest norm.
+        There is one for each member, in the order of `present`. Of all possible weights, these have the
+        smallest norm.
 
         Args:
             present: members whose pushes have arrived.

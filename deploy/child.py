@@ -25,10 +25,10 @@ GRACE_SECONDS = 5.0
 
 
 def hold(lifeline: int, orphaned: threading.Event) -> None:
-    """Wait until the other end of the lifeline closes, then end this process and its process group.
+    """Wait until the parent ends, then end this process and its process group.
 
     Args:
-        lifeline: file descriptor of the pipe.
+        lifeline: file descriptor of a pipe whose other end the parent holds open.
         orphaned: set once the parent has ended.
     """
     while os.read(lifeline, 1):  # returns no bytes at the end of the pipe
@@ -48,9 +48,9 @@ def end_group() -> None:
 
 
 def main() -> int:
-    """Call `main` of the module that the first argument names with the other arguments; return its code.
+    """Call `main` of the module that the first command-line argument names; return its exit code.
 
-    Meanwhile a thread ends the process if its parent ends.
+    The module gets the other arguments. Meanwhile a thread ends the process if its parent ends.
     """
     lifeline = os.dup(0)
     with open(os.devnull) as nothing:  # the module must not read from the lifeline

@@ -9,5 +9,5 @@ class Console(rich.console.Console):
     """Rich's console that passes on the error of a closed pipe. All commands print tables with it."""
 
     def on_broken_pipe(self) -> None:
-        """Called when standard output is a closed pipe. Raises BrokenPipeError instead of exiting."""
+        """Called when standard output is a closed pipe. Raise BrokenPipeError instead of exiting."""
         raise BrokenPipeError

@@ -21,18 +21,18 @@ def server_arguments(settings: RunSettings, port: int, output: Path) -> list[str
 
     Args:
         settings: options of gc-run.
-        port: that the server listens on.
+        port: port that the server listens on.
         output: file for the final parameters.
     """
     return _arguments(_server_settings(settings, port, output))
 
 
 def worker_arguments(settings: RunSettings, port: int, index: int) -> list[str]:
-    """Return the command-line arguments of one gc-worker.
+    """Return the command-line arguments of one gc-worker for a run.
 
     Args:
         settings: options of gc-run.
-        port: of the server.
+        port: port of the server.
         index: number of the worker, from 0.
     """
     own: dict[str, Any] = {

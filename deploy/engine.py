@@ -50,13 +50,13 @@ FATAL = (Exit.USAGE, Exit.REFUSED, Exit.TASK)
 
 
 class Watcher:
-    """The receiver of a run's progress. This base class ignores it; `progress` has those that show it."""
+    """The interface through which `train` reports a run's progress. This base class ignores it."""
 
     def update(self, status: StatusResponse, alive: int) -> None:
         """Called several times a second with the server's last status.
 
         Args:
-            status: of the server.
+            status: status of the server.
             alive: number of worker processes that run.
         """
 
@@ -145,7 +145,11 @@ class _Silence:
         self._told = False
 
     def asked(self, *, answered: bool) -> None:
-        """Record an attempt to ask the server. answered: whether it has answered."""
+        """Record an attempt to ask the server for its status.
+
+        Args:
+            answered: whether the server has answered.
+        """
         seconds = time.monotonic() - self._since
         name = f"{self._server.name} (pid {self._server.pid})"
         if answered:

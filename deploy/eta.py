@@ -34,7 +34,7 @@ def seconds_left(status: StatusResponse) -> float | None:
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds as `1:02:03` or `2:03`; a dash for None."""
+    """Return seconds as text such as `1:02:03` or `2:03`; a dash for None."""
     if seconds is None:
         return "–"
     minutes, rest = divmod(round(seconds), 60)
@@ -43,7 +43,7 @@ def duration(seconds: float | None) -> str:
 
 
 def reached(job: JobTerms, epochs: float, version: int) -> str:
-    """Return text such as `3/10 epochs  step 120/400`: the progress, and the job's limits where it has them.
+    """Return the progress of a job as text, with its limits: `3/10 epochs  step 120/400`.
 
     Args:
         job: terms of the job, which hold the limits.
@@ -57,7 +57,7 @@ def reached(job: JobTerms, epochs: float, version: int) -> str:
 
 
 def when(evaluation: EpochStatus, job: JobTerms) -> str:
-    """Return text that locates an evaluation in training: by its epoch, or by its step for jobs by steps."""
+    """Return text that says at which epoch an evaluation took place, or at which step for jobs by steps."""
     every = parse_evaluate_every(job.evaluate_every)
     if every.unit == "epochs" and not job.max_steps:
         epochs = evaluation.epoch if job.evaluate_every == "1epoch" else evaluation.epochs

@@ -23,11 +23,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal arrived. A BaseException, so that only a command's entry point catches it.
+    """The exception of a signal. A BaseException, so that only a command's entry point catches it.
 
     Attributes:
         number: the signal.
-        status: the job's last status; None if training had not begun, or is not known to have begun.
+        status: the job's last status if training had begun, else None.
     """
 
     def __init__(self, number: signal.Signals) -> None:
@@ -65,7 +65,7 @@ class Interrupt:
 
 @contextmanager
 def interrupted() -> Generator[None]:
-    """Raise `Interrupted` in the main thread at the first of `SIGNALS`, in a with block.
+    """Have the first of `SIGNALS` raise `Interrupted` in the main thread, for the duration of a with block.
 
     Later signals are ignored until the end of the block.
     """

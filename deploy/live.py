@@ -14,15 +14,15 @@ from ..proto.messages import StatusResponse
 
 @dataclasses.dataclass(frozen=True)
 class LiveJob:
-    """A running job in the terms of the planner, derived from its server's status by `live_job_of`.
+    """A running job in the terms of the planner, so that gc-plan and gc-run can predict its steps.
 
-    gc-plan and gc-run predict its steps.
+    `live_job_of` makes it from a server's status.
 
     Attributes:
-        name: name of its task.
-        profile: measurements of its server.
-        compressor: spec of its first worker's compressor.
-        choice: its other options; the compressor in it is not set.
+        name: name of the job's task.
+        profile: model, links and computation as the job's server has measured them.
+        compressor: spec of the first worker's compressor.
+        choice: mode and options of the exchange; the compressor in it is not set.
         step_s: measured seconds of a step.
     """
 
@@ -41,7 +41,7 @@ class LiveJob:
         return dataclasses.replace(self.choice, compressor=parse_compressor(self.compressor).compression())
 
     def comparison(self) -> str:
-        """Return a sentence that compares the measured with the predicted seconds of a step."""
+        """Return a sentence with the job's options, and the measured and predicted seconds of a step."""
         what = f"{self.compressor}, {self.choice.mode}, overlap {self.choice.overlap}"
         what += f", fusion {self.choice.fusion}, order {self.choice.order}"
         try:
@@ -54,10 +54,10 @@ class LiveJob:
 
 
 def live_job_of(status: StatusResponse, *, workers: int, rtt_s: float = 0.0) -> LiveJob | None:
-    """Return the running job that a server's status describes; None if measurements are too few.
+    """Return the running job of a server's status, in the planner's terms; None if it lacks measurements.
 
     Args:
-        status: of the server, requested with measurements.
+        status: status, requested with measurements.
         workers: number of workers to assume.
         rtt_s: seconds of a round trip between a worker and the server.
     """

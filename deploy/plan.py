@@ -81,13 +81,13 @@ def computation(text: str) -> Callable[[int], float]:
 
 
 def computation_of(model: str, samples: int) -> float:
-    """Return the seconds that a worker is assumed to compute per step if --computation is not given.
+    """Return the seconds of computation per step that are assumed without --computation.
 
     The model's multiplications count three times: once for the forward pass, twice for backward.
 
     Args:
         model: name of the model.
-        samples: number of samples that the worker computes per step.
+        samples: number of samples that a worker computes per step.
 
     Raises:
         ValueError: if the model is unknown.
@@ -172,7 +172,7 @@ def profile_of(given: argparse.Namespace) -> JobProfile:
 
 
 def live_job(server: str, files: Mapping[str, str]) -> LiveJob:
-    """Ask a server for its job and measurements, and return them as a job to predict.
+    """Ask a running job's server for its measurements, and return the job in the planner's terms.
 
     Args:
         server: HOST[:PORT].
@@ -268,7 +268,7 @@ def commands(profile: JobProfile, choice: StepOptions) -> list[str]:
 
 
 def changes(profile: JobProfile) -> dict[str, JobProfile]:
-    """Return copies of the job, each with one resource improved twofold, by a phrase for the change."""
+    """Return variants of the job, each with one resource doubled, by a phrase that names the change."""
     found = {
         "links twice as fast": dataclasses.replace(
             profile,

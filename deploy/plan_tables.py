@@ -24,9 +24,9 @@ _COLORS = {
 
 
 def show(model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: Prediction) -> None:
-    """Print a table with the fastest options of each compressor and mode.
+    """Print tables of predictions: the fastest options of each compressor and mode, then a second table.
 
-    A second table has all options of the recommended compressor and mode.
+    The second table has all options of the recommended compressor and mode.
 
     Args:
         model: name of the model or task.
@@ -101,7 +101,7 @@ def draw(path: Path, model: str, prediction: Prediction) -> None:
     Args:
         path: file to write.
         model: name of the model or task, for the title.
-        prediction: of the step.
+        prediction: prediction of the step.
     """
     choice = prediction.choice
     figure, (axes,) = panels([f"{model}: {choice.compressor}, {choice.overlap}, {prediction.step_s:.3g} s"])

@@ -34,7 +34,9 @@ class RunError(Exception):
 
 
 class Child:
-    """One running module, in a session of its own, so that a terminal's Ctrl-C reaches only the parent.
+    """A process that runs one module and ends with its parent.
+
+    It has a session of its own, so that a terminal's Ctrl-C reaches only the parent.
 
     Attributes:
         name: name of the process in messages.
@@ -103,7 +105,7 @@ class Child:
             os.killpg(self.pid, number)
 
     def close(self) -> None:
-        """Close the lifeline. Call it once the process has ended."""
+        """Close the pipe that ends the child with its parent. Call it once the child has ended."""
         self._process.communicate()
 
 
@@ -144,7 +146,7 @@ class Children:
 
 
 def wait(children: Sequence[Child], *, seconds: float) -> bool:
-    """Wait until all processes have ended, for at most `seconds`; return True when they have."""
+    """Wait until all processes have ended, for at most `seconds`; return True when all have ended."""
     deadline = time.monotonic() + seconds
     while any(child.code is None for child in children):
         if time.monotonic() > deadline:

@@ -55,10 +55,10 @@ def traffic(status: StatusResponse) -> str:
 
 
 def members(status: StatusResponse, alive: int, workers: int) -> str:
-    """Return text with the number of workers that run, and the server's reason for waiting, if it waits.
+    """Return text with the number of running workers and the server's reason for waiting, if it waits.
 
     Args:
-        status: of the server.
+        status: status of the server.
         alive: number of worker processes that run.
         workers: number of workers that were started.
     """
@@ -141,7 +141,7 @@ def progress(console: Console, label: str, workers: int) -> Generator[Watcher]:
     """Yield a watcher that shows a run's progress: a live display on a terminal, lines elsewhere.
 
     Args:
-        console: shows the progress.
+        console: console that shows the progress.
         label: name of the run, such as its compressor.
         workers: number of workers that were started.
     """

@@ -47,11 +47,11 @@ def tables() -> dict[str, str]:
 
 
 def filled(text: str, tables: Mapping[str, str]) -> str:
-    """Return a page in which the text between each pair of comments is replaced by the table that they name.
+    """Return a page with the table of each pair of comments replaced by the one in `tables`.
 
     Args:
-        text: of the page.
-        tables: Markdown of the tables, by name.
+        text: Markdown of the page.
+        tables: Markdown of the tables, by the name in the first comment.
     """
     return _TABLE.sub(lambda match: f"{match[1]}{tables[match[2]]}\n{match[3]}", text)
 

@@ -120,7 +120,7 @@ class RunResult:
     losses: tuple[tuple[int, float], ...] = ()
 
     def bytes_at(self, version: int) -> float:
-        """Return the bytes on the wire, both directions, up to `version`, taking all steps as equal."""
+        """Return the bytes on the wire up to `version`, in both directions, if all steps took as many."""
         total = self.wire_bytes_up + self.wire_bytes_down
         return total * version / self.steps if self.steps else 0.0
 
@@ -173,7 +173,10 @@ def result_of(settings: RunSettings, status: StatusResponse) -> RunResult:
 
 
 def to_json(result: RunResult, baseline: RunResult | None) -> str:
-    """Return a JSON object of the result's fields and of `baseline`, which has the same fields or is null."""
+    """Return a JSON object with the fields of the result, and the key `baseline`.
+
+    Its value has the same fields for the baseline, or is null without one.
+    """
     content = dataclasses.asdict(result)
     content["baseline"] = None if baseline is None else dataclasses.asdict(baseline)
     return json.dumps(json_values(content), indent=2, allow_nan=False) + "\n"
@@ -189,7 +192,7 @@ def json_values(value: Any) -> Any:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` by way of a temporary file: an error leaves the previous file as it was."""
+    """Write `text` to `path` through a temporary file. After an error the previous file is unchanged."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(text)
@@ -199,7 +202,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def table_of(result: RunResult, baseline: RunResult | None) -> Table:
-    """Make a table for a terminal with a run's figures and, given a baseline, those and the differences."""
+    """Make a table of a run's figures for a terminal, with a baseline beside them if there is one.
+
+    Args:
+        result: result of the run.
+        baseline: result of the uncompressed run; its figures and the differences get columns.
+    """
     workers, epochs = _count(result.workers, "worker"), _count(result.epochs, "epoch")
     # Text everywhere, because rich would read a name of a task or metric such as [/x] as markup.
     end = "" if result.finished else ", stopped before its end"

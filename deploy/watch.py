@@ -93,7 +93,7 @@ Show = Callable[["StatusResponse"], None]
 
 @contextlib.contextmanager
 def showing(*, as_json: bool, live: bool) -> Generator[Show]:
-    """Yield a function that shows a status on standard output, in a with block.
+    """Yield a function that prints a status on standard output, in a with block.
 
     Args:
         as_json: print each status as a line of JSON.
@@ -128,7 +128,7 @@ def to_json_dict(status: StatusResponse) -> dict[str, Any]:
 
 
 def page(status: StatusResponse) -> RenderableType:
-    """Return a page for rich that shows a status: facts, a table of members, and lost workers."""
+    """Return a status as a page that rich can print: facts, a table of members, and lost workers."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -184,7 +184,7 @@ def _doing(member: MemberStatus) -> Text:
 
 
 def facts(status: StatusResponse) -> Generator[tuple[str, str]]:
-    """Yield pairs of a name and a text, one for each line about the job as a whole."""
+    """Yield the lines about the job as a whole, each as a name and a text."""
     from ..proto.job import job_terms
     from ..proto.messages import Phase
     from .eta import duration, seconds_left, when

@@ -14,10 +14,10 @@ from .report import RunResult
 
 
 def remark(result: RunResult, baseline: RunResult | None, job: LiveJob | None) -> str:
-    """Return a remark if the run's steps took longer than those of the uncompressed run, else "".
+    """Return a remark on useful links if the run's steps took longer than uncompressed ones, else "".
 
     Args:
-        result: of the run.
+        result: result of the run.
         baseline: result of the uncompressed run; None if there was none.
         job: the compressed run by its server's measurements; None if there are too few.
     """

@@ -117,12 +117,22 @@ def shares(text: str) -> list[float]:
 
 
 def computation(exchange_seconds: float, share: float) -> float:
-    """Return the seconds of computation that leave the exchange the fraction `share` of both together."""
+    """Return the seconds of computation for which an exchange takes a given fraction of both together.
+
+    Args:
+        exchange_seconds: seconds of the exchange.
+        share: fraction, 0 to 1.
+    """
     return exchange_seconds * (1 - share) / share
 
 
 def exchange_seconds(setup: Setup, method: Method) -> float:
-    """Measure the seconds of a step's upload, processing and download, without concurrent computation."""
+    """Measure the seconds of a step's upload, processing and download, with hardly any computation.
+
+    Args:
+        setup: model and links; its computation is replaced by a pause between exchanges.
+        method: method to train with.
+    """
     quick = replace(setup, seconds=PAUSE_S, fusion=method.fusion)
     found = run_ours(quick, method.compressor, "auto", "off")
     return found.step_seconds - found.computing_seconds

@@ -63,7 +63,10 @@ STAGES = 4  # epochs, with a learning rate each
 
 
 def share_of(model: str) -> float:
-    """Return the share of communication in SSGD, as table 2 implies it by H = 8 and H = 16, in the mean."""
+    """Return the mean share of communication in a step of SSGD that the paper's table 2 implies.
+
+    One share follows from the time with H = 8, the other from the time with H = 16.
+    """
     ssgd, *local = TABLE_2.get(model, TABLE_2["resnet50"])[:3]
     return fmean(
         (1 - seconds / ssgd) / (1 - 1 / steps) for seconds, steps in zip(local, (8, 16), strict=True)

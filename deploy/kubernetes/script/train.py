@@ -1,4 +1,4 @@
-"""An example of a script in a job: digits with a small network. Its options are GC_* variables."""
+"""An example of a training script in a job: digits with a small network. Variables GC_* hold its options."""
 
 from typing import Any
 
