@@ -89,7 +89,7 @@ def _of_command(cls: type[object]) -> str:
     rows = [_row(each) for name, each in options.items() if name not in from_daemons]
     if from_daemons:
         flags = ", ".join(f"`{options[name].flag}`" for name in options if name in from_daemons)
-        rows.append(f"\nAnd, as above: {flags}.")
+        rows.append(f"| others | | | as of `gc-server` and `gc-worker`: {flags} |")
     return "\n".join(["| option | values | default | meaning |", "|---|---|---|---|", *rows])
 
 
