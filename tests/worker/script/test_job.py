@@ -531,7 +531,9 @@ def test_a_script_whose_file_has_all_epochs_of_the_job_is_told_so(
 
 def test_a_script_that_wants_other_epochs_than_the_job_is_refused(connect: Connect) -> None:
     _, job = connect()
-    with pytest.raises(gradwire.ScriptError, match=r"job.epochs\(5\): the job has 2 epochs; start gc-server with"):
+    with pytest.raises(
+        gradwire.ScriptError, match=r"job.epochs\(5\): the job has 2 epochs; start gc-server with"
+    ):
         job.epochs(5)
     with pytest.raises(gradwire.ScriptError, match="expected 0 to 2"):
         job.epochs(start=-1)
