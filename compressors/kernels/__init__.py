@@ -15,9 +15,9 @@ from . import devices as devices
 from . import linear as linear
 from . import selection as selection
 from . import sparse as sparse
+from .notices import tell_of_compiling as tell_of_compiling
 from .reference import FLOAT32_MAX as FLOAT32_MAX
 from .reference import Magnitudes as Magnitudes
-from .saying import tell_of_compiling as tell_of_compiling
 from .threads import set_threads as set_threads
 
 # Each compiles a part of the kernels, or loads it from the cache.

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..payload import Float32, Int64
 from .checks import check
-from .late import choosing as loops
+from .lazy import block_selection_loops as loops
 from .selection_reference import Selection
 from .threads import run
 

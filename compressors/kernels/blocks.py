@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..payload import Int64, code_words
-from .late import CHUNK
+from .lazy import CHUNK
 from .reference import SUM_BLOCK
 
 # Rows of a layout.

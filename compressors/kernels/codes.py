@@ -15,9 +15,9 @@ from numba.misc.special import literally
 
 from . import vectors as v
 from .blocks import CHUNK_PIECES, ELEMENTS, PIECES, WORDS
-from .compiling import block_of, copy, elements_of, kernel, take
+from .compiling import block_of, copy, elements_of, fetch_add, kernel
 from .dense import bits_of, read_float32
-from .late import CHUNK, LANES
+from .lazy import CHUNK, LANES
 from .reference import SUM_BLOCK
 
 # Bytes ahead at which memory is asked for: one page, where the processor's own prefetching stops.
@@ -78,38 +78,38 @@ def _code(kind, tables, total):
     """Sixteen codes, and what they leave of the total, once that is kept within the finite range."""
     lowest, second, fourth, sixth, thirds, worths, base = tables
     sign = v.sign(total)
-    size = v.saturated(v.differing(total, sign))
+    size = v.saturated(v.xor(total, sign))
     if kind == 2:
         beyond = v.at_least(size, lowest)
         code = v.where(beyond, v.all_words(2), v.all_words(0))
         code = v.where(v.at_least(total, lowest), v.all_words(3), code)
         # What the level leaves of itself is +0, also where it is negative.
-        worth = v.where(beyond, v.differing(lowest, sign), v.all_floats(np.float32(0.0)))
-        return code, v.subtract(v.differing(size, sign), worth)
+        worth = v.where(beyond, v.xor(lowest, sign), v.all_floats(np.float32(0.0)))
+        return code, v.subtract(v.xor(size, sign), worth)
     if kind == DOUBLING:
         code = v.power(size, base)
     else:
         # Binary search in seven levels: against the fourth, the second or sixth, and one of the other four.
         beyond = v.above(size, fourth)
         index = v.where(beyond, v.all_words(2), v.all_words(0))
-        index = v.add_set(index, v.above(size, v.where(beyond, sixth, second)))
-        code = v.add_set(v.twice(index), v.above(size, v.lookup_four(thirds, index)))
+        index = v.add_mask(index, v.above(size, v.where(beyond, sixth, second)))
+        code = v.add_mask(v.twice(index), v.above(size, v.lookup_four(thirds, index)))
     worth = v.lookup_eight(worths, code)
-    code = v.where(v.above(total, lowest), v.either(code, v.all_words(8)), code)
-    return code, v.differing(v.subtract(size, worth), sign)
+    code = v.where(v.above(total, lowest), v.bitwise_or(code, v.all_words(8)), code)
+    return code, v.xor(v.subtract(size, worth), sign)
 
 
 @njit
 def _quantize(kind, bits, cursor, gradient, residual, levels, share, data, elements):
     kept, tables = residual.size > 0, _tables(bits, levels, share, 0)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < elements:
         for i in range(start, min(start + CHUNK, elements), LANES):
             code, left = _code(kind, tables, _total(gradient, residual, i, kept))
             v.store_codes(data, i * bits >> 3, code, bits)
             if kept:
                 v.store(residual, i, left)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
@@ -154,7 +154,7 @@ def _quantize_blocks(
     # The last elements of a block, fewer than a vector: gradient, residual and what is left; and their codes.
     padded, packed = np.zeros(3 * LANES, np.float32), np.zeros(LANES * bits // 8, np.uint8)
     padded_at = np.uint64(padded.ctypes.data)
-    first = take(cursor, CHUNK_PIECES)
+    first = fetch_add(cursor, CHUNK_PIECES)
     while first < layout[PIECES, -1]:
         pieces_end = min(first + CHUNK_PIECES, layout[PIECES, -1])
         for block in range(block_of(layout, first), block_of(layout, pieces_end - 1) + 1):
@@ -174,7 +174,7 @@ def _quantize_blocks(
                         v.prefetch(gradient, np.uint64(4 * i + AHEAD))
                         here = v.load_floats(gradient, np.uint64(4 * i))
                         lanes = v.add_widened(lanes, v.magnitude(here))
-                        count = v.add_set(count, v.nonzero(here))
+                        count = v.add_mask(count, v.nonzero(here))
                     if doubling:
                         _quantize_part(
                             DOUBLING,
@@ -201,7 +201,7 @@ def _quantize_blocks(
                     copy(residual, at + whole, at + end, padded, LANES)
                     here = v.load(padded, 0)
                     lanes = v.add_widened(lanes, v.magnitude(here))
-                    count = v.add_set(count, v.nonzero(here))
+                    count = v.add_mask(count, v.nonzero(here))
                     rests = padded[LANES:]
                     _quantize_part(bits, bits, tables, padded_at, rests, rests, packed, 0, 0, 0, LANES, False)
                     copy(rests, 0, end - whole, left, at + whole)
@@ -209,7 +209,7 @@ def _quantize_blocks(
                     copy(packed, 0, ((end - whole) * bits + 31) // 32 * 4, data, code_at + whole * bits // 8)
                 piece = layout[PIECES, block] + begin // SUM_BLOCK
                 sums[piece], counts[piece] = v.sum_doubles(lanes), v.sum_words(count)
-        first = take(cursor, CHUNK_PIECES)
+        first = fetch_add(cursor, CHUNK_PIECES)
     if stream:
         v.fence()
 
@@ -258,9 +258,9 @@ def _sum(bits, cursor, addresses, tables, layout, out, keep, stream):
     bits = literally(bits)
     group = 16 * 32 // bits  # elements in sixteen words, of 64 bytes
     payloads, blocks, pieces = addresses.size, layout.shape[1] - 1, layout[PIECES, -1]
-    first = take(cursor, CHUNK_PIECES)
+    first = fetch_add(cursor, CHUNK_PIECES)
     while first < pieces:
-        following = take(cursor, CHUNK_PIECES)
+        following = fetch_add(cursor, CHUNK_PIECES)
         pieces_end = min(first + CHUNK_PIECES, pieces)
         end, beyond = _byte_of(bits, layout, pieces_end), _byte_of(bits, layout, following)
         for block in range(block_of(layout, first), block_of(layout, pieces_end - 1) + 1):
@@ -321,7 +321,7 @@ def sum_8bit(cursor, addresses, tables, layout, out, keep):
     tables: float32 (256 * payloads * blocks,), the worth of each code, by payload, then by block.
     """
     payloads, blocks, pieces = addresses.size, layout.shape[1] - 1, layout[PIECES, -1]
-    first = take(cursor, CHUNK_PIECES)
+    first = fetch_add(cursor, CHUNK_PIECES)
     while first < pieces:
         pieces_end = min(first + CHUNK_PIECES, pieces)
         for block in range(block_of(layout, first), block_of(layout, pieces_end - 1) + 1):
@@ -333,4 +333,4 @@ def sum_8bit(cursor, addresses, tables, layout, out, keep):
                     byte = v.load_byte(addresses[w], np.uint64(code + i))
                     total += tables[256 * (w * blocks + block) + byte]
                 out[at + i] = total
-        first = take(cursor, CHUNK_PIECES)
+        first = fetch_add(cursor, CHUNK_PIECES)

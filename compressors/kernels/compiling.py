@@ -12,9 +12,9 @@ import numba
 from numba import types
 from numba.extending import intrinsic
 
-from . import saying
+from . import notices
 from .blocks import ELEMENTS, PIECES
-from .once import OneCompiles
+from .compile_lock import LockedCache
 from .reference import SUM_BLOCK
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
@@ -34,24 +34,24 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
     try:
         compiled = numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:  # "no locator available": numba found no folder that it may write to
-        saying.uncached()
+        notices.uncached()
         return numba.njit(nogil=True)(function)
-    cache = OneCompiles(compiled._cache, f"{function.__module__}.{function.__qualname__}")
+    cache = LockedCache(compiled._cache, f"{function.__module__}.{function.__qualname__}")
     cache.unlock_on_failure(compiled._compiler)
     compiled._cache = cache
     return compiled
 
 
 @intrinsic
-def take(typingctx, cursor, amount):
+def fetch_add(typingctx, cursor, amount):
     """Add `amount` to cursor[0] (int64) and return its value before: where this thread's own range starts.
 
     A kernel takes ranges in a loop of its own:
 
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
         while start < size:
             ...
-            start = take(cursor, CHUNK)
+            start = fetch_add(cursor, CHUNK)
 
     Threads that the system starts late, or runs on a busy core, thereby do less instead of being waited for.
     The loop is written out in each kernel, because numba never releases an array that was passed to a

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..payload import Bytes, CodeFormat, DenseFormat, Float32, Float64, Int64
 from .blocks import ELEMENTS, WORDS, layout_of
 from .checks import address, addresses, check, check_signed, checked_pair, code_addresses, in_order
-from .late import LANES, codes, dense, linear_sums
+from .lazy import LANES, codes, dense, linear_sums
 from .reference import SUM_BLOCK, Magnitudes
 from .threads import run
 

@@ -14,8 +14,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from . import vectors as v
-from .compiling import copy, kernel, take
-from .late import CHUNK, LANES
+from .compiling import copy, fetch_add, kernel
+from .lazy import CHUNK, LANES
 from .reference import BFLOAT16_MAX, FLOAT16_MAX, FLOAT32_MAX, SUM_BLOCK
 
 FLOAT32, BFLOAT16, FLOAT16 = range(3)
@@ -56,7 +56,7 @@ float_of = _bitcast(types.uint32, types.float32, ir.FloatType())
 def magnitudes(cursor, values, sums, counts):
     """`reference.magnitudes` of each block, to sums (float64) and counts (int64)."""
     padded, address = np.empty(LANES, np.float32), np.uint64(values.ctypes.data)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < values.size:
         for first in range(start, min(start + CHUNK, values.size), SUM_BLOCK):
             last = min(first + SUM_BLOCK, values.size)
@@ -65,15 +65,15 @@ def magnitudes(cursor, values, sums, counts):
             for i in range(first, whole, LANES):
                 v.prefetch(address, np.uint64(4 * (i + SUM_BLOCK)))
                 here = v.load(values, i)
-                lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
+                lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_mask(count, v.nonzero(here))
             if whole < last:
                 padded[:] = np.float32(0.0)
                 copy(values, whole, last, padded)
                 here = v.load(padded, 0)
-                lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
+                lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_mask(count, v.nonzero(here))
             sums[first // SUM_BLOCK] = v.sum_doubles(lanes)
             counts[first // SUM_BLOCK] = v.sum_words(count)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
@@ -90,18 +90,18 @@ def sampled_magnitudes(addresses, sizes, largest, stride, totals, nonzero):
         whole = size // step * step
         for i in range(0, whole, step):
             here = v.load_floats(address, np.uint64(4 * i))
-            lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
+            lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_mask(count, v.nonzero(here))
         if step == LANES and whole < size:
             padded[:] = np.float32(0.0)
             for k in range(size - whole):
                 padded[k] = read_float32(address, whole + k)
             here = v.load(padded, 0)
-            lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
+            lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_mask(count, v.nonzero(here))
         totals[tensor], nonzero[tensor] = v.sum_doubles(lanes), v.sum_words(count)
 
 
 @njit
-def left_of(residual, scratch, first, end):
+def residual_slice(residual, scratch, first, end):
     """What was left of these elements, to be replaced by what is left now; zeros where nobody wants it."""
     if residual.size > 0:
         return residual[first:end]
@@ -164,12 +164,12 @@ def _read(format, address, i):
 @kernel
 def widen(cursor, format, address, out):
     """`reference.decode_dense`."""
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < out.size:
         values = out[start : min(start + CHUNK, out.size)]
         for k in range(values.size):
             values[k] = _read(format, address, start + k)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @njit
@@ -193,7 +193,7 @@ def _add(format, address, weight, first, sums):
 @kernel
 def sum_dense(cursor, format, addresses, weights, out, keep):
     """`reference.add_dense` on top of `out` if `keep`, otherwise of zero."""
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < out.size:
         for first in range(start, min(start + CHUNK, out.size), BLOCK):
             sums = out[first : min(first + BLOCK, out.size)]
@@ -201,18 +201,18 @@ def sum_dense(cursor, format, addresses, weights, out, keep):
                 sums[:] = np.float32(0.0)
             for w in range(addresses.size):
                 _add(format, addresses[w], weights[w], first, sums)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
 def round_dense(cursor, format, gradient, residual, data):
     """`reference.encode_dense` for the 16-bit formats. data: uint16. residual: empty if nobody wants it."""
     scratch = np.empty(CHUNK if residual.size == 0 else 0, np.float32)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < gradient.size:
         stop = min(start + CHUNK, gradient.size)
         # Slices, because an index from 0 is known not to be negative; otherwise LLVM would not vectorize.
-        g, e, out = gradient[start:stop], left_of(residual, scratch, start, stop), data[start:stop]
+        g, e, out = gradient[start:stop], residual_slice(residual, scratch, start, stop), data[start:stop]
         if format == BFLOAT16:
             for i in range(g.size):
                 total = _clip(g[i] + e[i], FLOAT32_MAX)
@@ -225,13 +225,13 @@ def round_dense(cursor, format, gradient, residual, data):
                 bits = _float16(total)
                 out[i] = bits
                 e[i] = total - _from_float16(bits)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
 def find_code(cursor, bits, address, words, found):
     """Set found[0] if any of so many 32-bit words holds the forbidden code: 1000 of 4 bits, 01 of 2."""
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < words:
         hits = np.uint32(0)
         if bits == 4:
@@ -246,13 +246,13 @@ def find_code(cursor, bits, address, words, found):
             hits &= np.uint32(0x55555555)
         if hits != 0:
             found[0] = 1
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
 def find_non_finite(cursor, format, address, elements, found):
     """Set found[0] if any exponent is all ones: an infinity or a NaN."""
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < elements:
         stop = min(start + CHUNK, elements)
         hits = np.uint32(0)
@@ -266,4 +266,4 @@ def find_non_finite(cursor, format, address, elements, found):
                 hits |= np.uint32((read_uint16(address, i) & mask) == mask)
         if hits != 0:
             found[0] = 1
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)

@@ -17,7 +17,7 @@ import torch
 
 from ..payload import Bytes, CodeFormat, Float32, Float64, Int64, code_words
 from . import cpu, selection
-from .late import cuda
+from .lazy import cuda
 from .reference import FLOAT32_MAX, Magnitudes
 from .selection_reference import Indices, Selection
 
@@ -29,7 +29,7 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def can_stay(tensor: torch.Tensor) -> bool:
+def has_kernels_for(tensor: torch.Tensor) -> bool:
     """Whether the kernels below take the tensor where it is. Others have to be copied to the host first."""
     return tensor.device.type == "cpu" or (tensor.is_cuda and _has_triton())
 

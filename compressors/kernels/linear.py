@@ -11,7 +11,7 @@ import numpy as np
 
 from ..payload import BUCKET_STEP, Bytes, CodeFormat, Float32, check_linear, code_bytes
 from .checks import address, addresses, check, checked_pair, code_addresses, in_order
-from .late import linear_loops, linear_sums
+from .lazy import linear_loops, linear_sums
 from .reference import FLOAT32_MAX, SUM_BLOCK
 from .threads import run
 

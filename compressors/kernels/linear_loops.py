@@ -18,9 +18,9 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from . import vectors as v
-from .compiling import copy, kernel, take
-from .dense import _clip, bits_of, left_of
-from .late import CHUNK, LANES
+from .compiling import copy, fetch_add, kernel
+from .dense import _clip, bits_of, residual_slice
+from .lazy import CHUNK, LANES
 from .linear_reference import MULTIPLIERS, STEP
 from .reference import FLOAT32_MAX, SUM_BLOCK
 
@@ -125,16 +125,16 @@ def piece_maxima(cursor, gradient, residual, bucket, maxima):
     """The largest magnitude in each piece of the sum, to maxima: uint32, the bits of a float32."""
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
     scratch = np.empty(SUM_BLOCK, np.float32)
-    start = take(cursor, several)
+    start = fetch_add(cursor, several)
     while start < maxima.size:
         for p in range(start, min(start + several, maxima.size)):
             first, last = _piece(p, bucket, gradient.size)
-            g, e, largest = gradient[first:last], left_of(residual, scratch, first, last), np.uint32(0)
+            g, e, largest = gradient[first:last], residual_slice(residual, scratch, first, last), np.uint32(0)
             for i in range(g.size):
                 here = bits_of(_clip(g[i] + e[i], FLOAT32_MAX)) & np.uint32(0x7FFFFFFF)
                 largest = here if here > largest else largest
             maxima[p] = largest
-        start = take(cursor, several)
+        start = fetch_add(cursor, several)
 
 
 @kernel
@@ -142,7 +142,7 @@ def piece_squares(cursor, gradient, residual, bucket, sums):
     """The sum of squares in each piece of the sum, to sums: float64."""
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
     padded = np.empty((2, LANES), np.float32)
-    start = take(cursor, several)
+    start = fetch_add(cursor, several)
     while start < sums.size:
         for p in range(start, min(start + several, sums.size)):
             first, last = _piece(p, bucket, gradient.size)
@@ -154,7 +154,7 @@ def piece_squares(cursor, gradient, residual, bucket, sums):
                 _pad(gradient, residual, whole, last, padded)
                 lanes = add_squares(lanes, _total(padded[0], padded[1], 0))
             sums[p] = v.sum_doubles(lanes)
-        start = take(cursor, several)
+        start = fetch_add(cursor, several)
 
 
 @njit
@@ -163,14 +163,14 @@ def _add_sides(gradient, residual, i, upper, lower, count):
     not_negative = v.at_least(total, zero)
     upper = v.add_widened(upper, v.where(not_negative, total, zero))
     lower = v.add_widened(lower, v.where(not_negative, zero, total))
-    return upper, lower, v.add_set(count, not_negative)
+    return upper, lower, v.add_mask(count, not_negative)
 
 
 @kernel
 def side_sums(cursor, gradient, residual, uppers, lowers, counts):
     """`linear_reference.side_sums` of each block, but for the second count."""
     padded = np.empty((2, LANES), np.float32)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), SUM_BLOCK):
             last = min(first + SUM_BLOCK, gradient.size)
@@ -186,7 +186,7 @@ def side_sums(cursor, gradient, residual, uppers, lowers, counts):
             block = first // SUM_BLOCK
             uppers[block], lowers[block] = v.sum_doubles(upper), v.sum_doubles(lower)
             counts[block] = np.int64(v.sum_words(count)) - padding
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 # ---- quantize ----
@@ -237,13 +237,13 @@ def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_r
     scratch = np.empty(BLOCK, np.float32)
     noise = np.empty(BLOCK, np.float32)
     last, mask = np.float32(2 ** (bits - 1) - 1), np.uint32(2**bits - 1)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
             if at_random:
                 _fill_uniform(seed, first, noise[: end - first])
-            here, index, left = first, first // bucket, left_of(residual, scratch, first, end)
+            here, index, left = first, first // bucket, residual_slice(residual, scratch, first, end)
             while here < end:
                 scale, stop = scales[index], min((index + 1) * bucket, end)
                 # Slices, because an index from 0 is known not to be negative.
@@ -257,7 +257,7 @@ def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_r
                     _round_to_nearest(g, e, c, scale, last, mask)
                 here, index = stop, index + 1
             _store(bits, codes, end - first, packed, data, first)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
@@ -265,18 +265,18 @@ def quantize_binary(cursor, gradient, residual, low, high, data):
     """`linear_reference.quantize_binary`."""
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
     scratch = np.empty(BLOCK, np.float32)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
-            g, e, c = gradient[first:end], left_of(residual, scratch, first, end), codes[: end - first]
+            g, e, c = gradient[first:end], residual_slice(residual, scratch, first, end), codes[: end - first]
             for i in range(c.size):
                 total = _clip(g[i] + e[i], FLOAT32_MAX)
                 upper = total >= np.float32(0.0)
                 c[i] = np.uint8(upper)
                 e[i] = _clip(total - (high if upper else low), FLOAT32_MAX)
             _store(1, codes, end - first, packed, data, first)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @njit(inline="always")
@@ -296,15 +296,15 @@ def quantize_ternary(cursor, gradient, residual, level, data, seed):
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
     scratch = np.empty(BLOCK, np.float32)
     noise = np.empty(BLOCK, np.float32)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
-            g, e, c = gradient[first:end], left_of(residual, scratch, first, end), codes[: end - first]
+            g, e, c = gradient[first:end], residual_slice(residual, scratch, first, end), codes[: end - first]
             if level > 0:
                 _fill_uniform(seed, first, noise[: end - first])
                 _send_at_random(g, e, c, level, noise[: end - first])
             else:
                 _round_to_zero(g, e, c)
             _store(2, codes, end - first, packed, data, first)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)

@@ -14,9 +14,9 @@ from numba.extending import intrinsic
 
 from . import vectors as v
 from .blocks import CHUNK_PIECES, ELEMENTS, PIECES, WORDS
-from .compiling import block_of, elements_of, kernel, take
+from .compiling import block_of, elements_of, fetch_add, kernel
 from .dense import read_float32
-from .late import CHUNK, LANES
+from .lazy import CHUNK, LANES
 from .linear_loops import BLOCK, load_uint64
 
 # Sixteen signed bytes, as float32.
@@ -107,7 +107,7 @@ def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep
 
     addresses, scales: uint64 (payloads,), where codes and scales begin. size: of a payload's codes, in bytes.
     """
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < out.size:
         for first in range(start, min(start + CHUNK, out.size), BLOCK):
             end = min(first + BLOCK, out.size)
@@ -118,7 +118,7 @@ def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep
                 for ahead in range(0, BLOCK * bits // 8, 64):
                     v.prefetch(addresses[w], np.uint64(end * bits // 8 + ahead))
                 _add_codes(bits, bucket, addresses[w], size, scales[w], weights[w], out, first, end)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
@@ -129,7 +129,7 @@ def add_binary(cursor, addresses, tables, layout, out, keep):
     layout: of the blocks (`blocks.layout_of`).
     """
     blocks = layout.shape[1] - 1
-    first = take(cursor, CHUNK_PIECES)
+    first = fetch_add(cursor, CHUNK_PIECES)
     while first < layout[PIECES, -1]:
         pieces_end = min(first + CHUNK_PIECES, layout[PIECES, -1])
         for block in range(block_of(layout, first), block_of(layout, pieces_end - 1) + 1):
@@ -160,7 +160,7 @@ def add_binary(cursor, addresses, tables, layout, out, keep):
                     byte = v.load_byte(addresses[w], np.uint64(code + i // 8))
                     total += tables[2 * (w * blocks + block) + ((byte >> (i % 8)) & 1)]
                 out[at + i] = total
-        first = take(cursor, CHUNK_PIECES)
+        first = fetch_add(cursor, CHUNK_PIECES)
 
 
 @njit
@@ -186,7 +186,7 @@ def find_code(cursor, bits, address, elements, size, found):
         tops |= np.uint64(1) << np.uint64(bits * k + bits - 1)
         ones |= np.uint64(2 ** (bits - 1) - 1) << np.uint64(bits * k)
     groups = elements // 8
-    start = take(cursor, CHUNK // 8)
+    start = fetch_add(cursor, CHUNK // 8)
     while start < groups:
         stop = min(start + CHUNK // 8, groups)
         hits = np.uint64(0)
@@ -195,7 +195,7 @@ def find_code(cursor, bits, address, elements, size, found):
             hits |= x & ~((x & ones) + ones)
         if hits & tops != 0:
             found[0] = 1
-        start = take(cursor, CHUNK // 8)
+        start = fetch_add(cursor, CHUNK // 8)
     if elements % 8 and start < groups + CHUNK // 8:  # only the thread that came first to the end
         x = _read_codes(bits, address, size, groups)
         valid = (np.uint64(1) << np.uint64(elements % 8 * bits)) - np.uint64(1)

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from ..payload import Float32
 from .checks import address, check, check_keep
 from .cpu import STREAM_ELEMENTS
-from .late import BINS, CHUNK, LANES
-from .late import selecting as loops
+from .lazy import BINS, CHUNK, LANES
+from .lazy import selection_loops as loops
 from .reference import add_saturating
 from .selection_reference import Indices, Score, Selection
 from .threads import Scratch, run
@@ -66,7 +66,7 @@ def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center
     check("values", values, np.float32, values.size)
     check_keep(keep, values.size)
 
-    floor = -np.inf if values.size <= SMALL or not score.leaves_zeros(center) else LEAST
+    floor = -np.inf if values.size <= SMALL or not score.excludes_zeros(center) else LEAST
     lowest = max(floor, _guess(sample(values), values.size, keep, score, center))
     candidates = _collect(values, score, center, lowest, room=_room(keep, values.size))
     if candidates is None or (candidates.indices.size < keep and lowest > floor):
@@ -99,10 +99,10 @@ def add_and_select(gradient: Float32, residual: Float32, keep: int, left: Float3
 
 def add_to(residual: Float32, gradient: Float32) -> None:
     """residual += gradient, saturating."""
-    add_apart(gradient, residual, residual)
+    add_into(gradient, residual, residual)
 
 
-def add_apart(gradient: Float32, residual: Float32, left: Float32) -> None:
+def add_into(gradient: Float32, residual: Float32, left: Float32) -> None:
     """Leave the saturating sum of both in `left`. Raises FloatingPointError as `add_and_select`."""
     check("gradient", gradient, np.float32, gradient.size)
     check("residual", residual, np.float32, gradient.size)
@@ -252,7 +252,7 @@ def _best(candidates: _Candidates, keep: int, score: Score, center: float) -> Se
     scores = score.of(those, center)
     threshold = np.float32(_lowest_of_highest(scores.copy(), keep))
     above = int(np.count_nonzero(scores > threshold))
-    if threshold == 0 and score.leaves_zeros(center):
+    if threshold == 0 and score.excludes_zeros(center):
         keep = above
     indices, values = np.empty(keep + LANES, np.uint32), np.empty(keep + LANES, np.float32)
     loops.keep_best(scores, threshold, keep - above, places, found, those, indices, values)

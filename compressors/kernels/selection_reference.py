@@ -21,7 +21,7 @@ class Score(Enum):
     LARGEST = 1
     SMALLEST = 2
 
-    def leaves_zeros(self, center: float) -> bool:
+    def excludes_zeros(self, center: float) -> bool:
         """Whether zeros are chosen by nobody: they are nothing to send."""
         return self is Score.MAGNITUDE and not center
 
@@ -52,7 +52,7 @@ class Selection(NamedTuple):
 def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center: float = 0.0) -> Selection:
     """The `keep` elements of highest score; of equals that with the lower index. No zeros by magnitude."""
     chosen = np.sort(np.argsort(-score.of(values, center), kind="stable")[:keep])
-    if score.leaves_zeros(center):
+    if score.excludes_zeros(center):
         chosen = chosen[values[chosen] != 0]
     return Selection(chosen.astype(np.uint32), values[chosen])
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from ..payload import Bytes, Float32
 from .checks import addresses, check
-from .late import LANES
-from .late import sparse_loops as loops
+from .lazy import LANES
+from .lazy import sparse_loops as loops
 from .sparse_reference import Indices
 from .threads import run
 

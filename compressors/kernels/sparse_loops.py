@@ -7,9 +7,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .compiling import kernel, take
+from .compiling import fetch_add, kernel
 from .dense import read_float32, read_uint32
-from .late import CHUNK
+from .lazy import CHUNK
 
 # What is wrong with encoded gaps, by status[0].
 WRONG = "", "more of them", "an index beyond the last element", "padding that is not zero"
@@ -155,7 +155,7 @@ def sum_sparse(cursor, indices, values, counts, weights, out, keep):
 
     indices, values: uint64 (payloads,), where the uint32 and the float32 of each begin.
     """
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < out.size:
         stop = min(start + CHUNK, out.size)
         if not keep:
@@ -168,4 +168,4 @@ def sum_sparse(cursor, indices, values, counts, weights, out, keep):
                     break
                 out[i] += weights[w] * read_float32(values[w], k)
                 k += 1
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)

@@ -15,7 +15,7 @@ from numba import njit, types
 from numba.core import cgutils, codegen, config
 from numba.extending import intrinsic, models, register_model
 
-from .late import LANES
+from .lazy import LANES
 from .reference import FLOAT32_MAX
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -72,20 +72,20 @@ multiply = binary(ir.IRBuilder.fmul)
 subtract = binary(ir.IRBuilder.fsub)
 above = binary(lambda builder, a, b: builder.fcmp_ordered(">", a, b), MASK)
 at_least = binary(lambda builder, a, b: builder.fcmp_ordered(">=", a, b), MASK)
-either = binary(ir.IRBuilder.or_)
+bitwise_or = binary(ir.IRBuilder.or_)
 twice = unary(lambda builder, words: builder.shl(words, WORDS.constant(1)))
 magnitude = unary(lambda builder, a: _call(builder, "llvm.fabs.v16f32", a.type, a))
 # sums + a in float64, exact as far as a is concerned.
 add_widened = binary(lambda builder, sums, a: builder.fadd(sums, builder.fpext(a, sums.type)))
 # counts + 1 in every lane where the mask is set: less -1, which is how a processor has the mask at hand.
-add_set = binary(lambda builder, counts, mask: builder.sub(counts, builder.sext(mask, counts.type)))
+add_mask = binary(lambda builder, counts, mask: builder.sub(counts, builder.sext(mask, counts.type)))
 # Where a number is not zero; a NaN is not.
 nonzero = unary(lambda builder, a: builder.fcmp_unordered("!=", a, FLOATS.constant(0.0)), MASK)
 # The sign bit alone, and the bits of either one but not of both: with the sign of a number, its magnitude.
 sign = unary(lambda builder, a: _on_bits(builder, builder.and_, a, FLOATS.constant(-0.0)))
-differing = binary(lambda builder, a, b: _on_bits(builder, builder.xor, a, b))
+xor = binary(lambda builder, a, b: _on_bits(builder, builder.xor, a, b))
 # Where the one mask is set and the other is not.
-without = binary(lambda builder, mask, other: builder.and_(mask, builder.not_(other)))
+and_not = binary(lambda builder, mask, other: builder.and_(mask, builder.not_(other)))
 
 
 def _call(builder, name, result, *args):

@@ -12,7 +12,7 @@ from ...proto.manifest import Manifest
 from ...proto.moments import Moments, MomentValues
 from ...proto.refusal import Reason, Refused, refused
 from ...proto.state import TRANSFER, EntryValues, encode_values
-from ...proto.transfer import Bytes, Passage
+from ...proto.transfer import Bytes, ChunkValidator
 from ..conductor import Conductor
 from ..job import events as e
 from ..job import refusals
@@ -42,9 +42,11 @@ class StateCalls:
         await self._read(values, requests, member)
         return values.finish()
 
-    async def _read(self, passage: Passage, requests: AsyncIterator[Any], member: tuple[str, int]) -> None:
-        while not passage.complete:
-            passage.add(await self._next_chunk(requests, member[0]))
+    async def _read(
+        self, chunks: ChunkValidator, requests: AsyncIterator[Any], member: tuple[str, int]
+    ) -> None:
+        while not chunks.complete:
+            chunks.add(await self._next_chunk(requests, member[0]))
             # Heartbeats on another stream of the connection wait behind the upload.
             self._conductor.happen(e.KeepAlive(*member))
 
@@ -61,7 +63,7 @@ class StateCalls:
         why = self._why_not(header)
         if why is not None:  # read to the end: a worker that still writes would not see why the call ended
             size = sum(map(entry_bytes, entries))
-            await self._read(Passage(TRANSFER, size, worker=header.worker), requests, member)
+            await self._read(ChunkValidator(TRANSFER, size, worker=header.worker), requests, member)
             raise why
         values = await self.receive(requests, entries, member)
         why = self._why_not(header)

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from gradwire.compressors import set_threads
 from gradwire.compressors.kernels import selection, selection_reference
-from gradwire.compressors.kernels.late import CHUNK
+from gradwire.compressors.kernels.lazy import CHUNK
 from gradwire.compressors.kernels.selection import RUN, SMALL, STRIDE
 from gradwire.compressors.kernels.selection_reference import Score, Selection
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gradwire.compressors import set_threads
 from gradwire.compressors.kernels import sparse, sparse_reference
-from gradwire.compressors.kernels.late import CHUNK
+from gradwire.compressors.kernels.lazy import CHUNK
 from gradwire.compressors.kernels.sparse_reference import Indices
 
 CASES = [(0, 0), (1, 0), (1, 1), (10, 3), (64, 64), (65, 1), (1000, 100), (1000, 1000), (50_000, 500)]

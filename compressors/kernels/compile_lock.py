@@ -22,13 +22,13 @@ import os
 import time
 from pathlib import Path
 
-from . import saying
+from . import notices
 
 WAIT_SECONDS = 120.0  # for one kernel; the largest takes a few seconds on an idle processor
 POLL_SECONDS = 0.05
 
 
-class OneCompiles:
+class LockedCache:
     """A kernel's cache as numba uses it, with a lock from when the kernel is missing until it is saved."""
 
     def __init__(self, cache, name: str) -> None:
@@ -45,7 +45,7 @@ class OneCompiles:
             self._lock()
             found = self._cache.load_overload(sig, target_context)
             if found is None:
-                saying.compiling()
+                notices.compiling()
             else:
                 self._unlock()
         return found
@@ -79,7 +79,7 @@ class OneCompiles:
                 0o666,
             )
             if not self._try_lock():
-                saying.waiting(os.pread(self._file, 20, 0).decode(errors="replace"))
+                notices.waiting(os.pread(self._file, 20, 0).decode(errors="replace"))
                 deadline = time.monotonic() + WAIT_SECONDS
                 while not self._try_lock():
                     if time.monotonic() >= deadline:

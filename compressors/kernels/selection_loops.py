@@ -12,9 +12,9 @@ import numpy as np
 from numba import njit
 
 from . import vectors as v
-from .compiling import copy, kernel, take
+from .compiling import copy, fetch_add, kernel
 from .dense import bits_of
-from .late import BINS, CHUNK, LANES
+from .lazy import BINS, CHUNK, LANES
 
 MAGNITUDE, LARGEST, SMALLEST = range(3)
 AHEAD = 4096
@@ -37,7 +37,7 @@ def _hand_over(indices, values, count, start, stop, found, found_values, places,
     """
     while count > 0 and indices[count - 1] >= stop:  # what the padding gave
         count -= 1
-    chunk, at = start // CHUNK, take(total, count)
+    chunk, at = start // CHUNK, fetch_add(total, count)
     places[chunk, 0], places[chunk, 1] = at, count
     if at + count <= found.size:
         copy(indices, 0, count, found, at)
@@ -54,7 +54,7 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
     lows, highs = v.all_floats(lowest), v.all_floats(beyond)
     indices, taken = np.empty(CHUNK + LANES, np.uint32), np.empty(CHUNK + LANES, np.float32)
     padded = np.empty(LANES, np.float32)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < values.size:
         stop, at = min(start + CHUNK, values.size), 0
         whole = start + (stop - start) // LANES * LANES
@@ -62,7 +62,7 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
             v.prefetch(address, np.uint64(4 * i + AHEAD))
             here = v.load(values, i)
             scored = _score(here, score, centers)
-            chosen = v.without(v.at_least(scored, lows), v.at_least(scored, highs))
+            chosen = v.and_not(v.at_least(scored, lows), v.at_least(scored, highs))
             at += v.store_chosen(indices, taken, at, v.words_from(i), here, chosen)
         rest = stop - whole
         if rest > 0:
@@ -70,10 +70,10 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
             copy(values, whole, stop, padded)
             here = v.load(padded, 0)
             scored = _score(here, score, centers)
-            chosen = v.without(v.at_least(scored, lows), v.at_least(scored, highs))
+            chosen = v.and_not(v.at_least(scored, lows), v.at_least(scored, highs))
             at += v.store_chosen(indices, taken, at, v.words_from(whole), here, chosen)
         _hand_over(indices, taken, at, start, stop, found, found_values, places, total)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
@@ -89,7 +89,7 @@ def add_and_collect(
     zeros = v.all_floats(np.float32(0.0))  # until there is a NaN
     indices, taken = np.empty(CHUNK + LANES, np.uint32), np.empty(CHUNK + LANES, np.float32)
     padded = np.zeros((2, LANES), np.float32)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < gradient.size:
         stop, at = min(start + CHUNK, gradient.size), 0
         whole = start + (stop - start) // LANES * LANES
@@ -117,11 +117,11 @@ def add_and_collect(
             chosen = v.at_least(v.magnitude(summed), lows)
             at += v.store_chosen(indices, taken, at, v.words_from(whole), summed, chosen)
         _hand_over(indices, taken, at, start, stop, found, found_values, places, total)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
     if stream:
         v.fence()
     if v.any_lane(v.nonzero(zeros)):
-        take(odd, 1)
+        fetch_add(odd, 1)
 
 
 @njit
@@ -147,7 +147,7 @@ def keep_best(scores, threshold, ties, places, found, values, kept, kept_values)
             if i + LANES <= end:
                 scored = v.load(scores, i)
                 higher = v.above(scored, limits)
-                if not v.any_lane(v.without(v.at_least(scored, limits), higher)):
+                if not v.any_lane(v.and_not(v.at_least(scored, limits), higher)):
                     words = v.load_words(address, np.uint64(4 * i))
                     at += v.store_chosen(kept, kept_values, at, words, v.load(values, i), higher)
                     i += LANES
@@ -164,25 +164,25 @@ def keep_best(scores, threshold, ties, places, found, values, kept, kept_values)
 @kernel
 def put(cursor, out, indices, values):
     """out[indices] = values; the indices are distinct."""
-    start = take(cursor, CHUNK // 16)
+    start = fetch_add(cursor, CHUNK // 16)
     while start < indices.size:
         for i in range(start, min(start + CHUNK // 16, indices.size)):
             out[np.int64(indices[i])] = values[i]
-        start = take(cursor, CHUNK // 16)
+        start = fetch_add(cursor, CHUNK // 16)
 
 
 @kernel
 def histogram(cursor, values, score, center, counts):
     """How many scores have each upper half of their ordered bits; added to counts (int64, shape (BINS,))."""
     own = np.zeros(BINS, np.int64)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < values.size:
         for i in range(start, min(start + CHUNK, values.size)):
             value = _score_of_one(values[i], score, center)
             bits = bits_of(np.float32(value + np.float32(0.0)))  # no negative zero
             flip = np.uint32(0xFFFFFFFF) if bits >> np.uint32(31) else np.uint32(0x80000000)
             own[np.uint32(bits ^ flip) >> np.uint32(16)] += 1
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
     for k in range(BINS):
         if own[k]:
-            take(counts[k : k + 1], own[k])
+            fetch_add(counts[k : k + 1], own[k])

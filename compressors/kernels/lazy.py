@@ -15,10 +15,10 @@ LANES = 16  # elements of a vector
 # microseconds) that taking costs nothing, short enough that threads end together.
 CHUNK = 1 << 18
 
-BINS = 1 << 16  # of the histogram in `selecting`
+BINS = 1 << 16  # of the histogram in `selection_loops`
 
 
-class Late:
+class LazyModule:
     """A module of this package; its attributes import it."""
 
     def __init__(self, name: str) -> None:
@@ -30,6 +30,7 @@ class Late:
         return value
 
 
-codes, dense, selecting, sparse_loops = Late("codes"), Late("dense"), Late("selecting"), Late("sparse_loops")
-linear_loops, linear_sums, cuda = Late("linear_loops"), Late("linear_sums"), Late("cuda")
-choosing = Late("choosing")
+codes, dense = LazyModule("codes"), LazyModule("dense")
+linear_loops, linear_sums = LazyModule("linear_loops"), LazyModule("linear_sums")
+selection_loops, block_selection_loops = LazyModule("selection_loops"), LazyModule("block_selection_loops")
+sparse_loops, cuda = LazyModule("sparse_loops"), LazyModule("cuda")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .compiling import kernel, take
+from .compiling import fetch_add, kernel
 from .dense import bits_of
 
 DIGITS = ((20, 11), (10, 10), (0, 10))  # of a score: how far to shift it, and how many bits
@@ -56,7 +56,7 @@ def _last(values, center, least, keep, bins):
 def choose(cursor, values, starts, keeps, lowest, centers, places, indices, chosen, counts):
     """`selection_reference.select_blocks`: what block b chooses goes to places[b] and on, counts[b] of it."""
     bins = np.empty(1 << 11, np.int32)
-    first = take(cursor, BLOCKS)
+    first = fetch_add(cursor, BLOCKS)
     while first < keeps.size:
         for b in range(first, min(first + BLOCKS, keeps.size)):
             block, center = values[starts[b] : starts[b + 1]], centers[b]
@@ -83,4 +83,4 @@ def choose(cursor, values, starts, keeps, lowest, centers, places, indices, chos
                 chosen[at] = block[i]
                 at += 1
             counts[b] = among
-        first = take(cursor, BLOCKS)
+        first = fetch_add(cursor, BLOCKS)
