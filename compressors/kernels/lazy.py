@@ -1,7 +1,7 @@
-"""Modules of compiled kernels, imported at the first use of one: numba takes a fifth of a daemon's start, and
-Triton is an extra.
+"""Modules of compiled kernels that are imported at the first use of one of their names.
 
-What callers and kernels agree on stands here, so that asking for it imports no numba.
+Importing numba takes a fifth of a daemon's start, and Triton is an optional extra. The constants that callers
+and kernels share are defined here, so that reading them imports no numba.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 
 LANES = 16  # elements of a vector
 
-# Elements that a thread takes at a time: a multiple of every kernel's block, long enough (tens of
-# microseconds) that taking costs nothing, short enough that threads end together.
+# Elements that a thread claims at a time: a multiple of every kernel's block, long enough (tens of
+# microseconds) that claiming costs nothing, short enough that threads end together.
 CHUNK = 1 << 18
 
-BINS = 1 << 16  # of the histogram in `selection_loops`
+BINS = 1 << 16  # bins of the histogram in `selection_loops`
 
 
 class LazyModule:
-    """A module of this package; its attributes import it."""
+    """A stand-in for a module of this package, which is imported when an attribute is first read."""
 
     def __init__(self, name: str) -> None:
         self._module = name
