@@ -182,7 +182,11 @@ def saturate(values: torch.Tensor) -> torch.Tensor:
 
 
 def add_to(residual: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Add `gradient` to `residual` in place, and clip the sum to the finite float32 range."""
+    """Add `gradient` to `residual` in place, and clip the sum to the finite float32 range.
+
+    Raises:
+        FloatingPointError: the gradient is on the host and not finite.
+    """
     if on_gpu(residual):
         saturate(residual.add_(gradient))
     else:

@@ -1,30 +1,34 @@
-"""Tell listeners once that this process compiles kernels, or waits for one that does. Imports no numba."""
+"""Notices that this process compiles kernels, or waits for a process that does. Imports no numba."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 COMPILING = "compiling kernels, once per machine"
-UNCACHED = "compiling kernels, in every process: no folder can be written for them; set NUMBA_CACHE_DIR"
+UNCACHED = (
+    "compiling kernels, in every process: no cache folder is writeable; set NUMBA_CACHE_DIR to one that is"
+)
 
 Tell = Callable[[str], None]
 _said: set[Callable[..., None]] = set()
 
 
-def _nobody(line: str) -> None:
+def _ignore(line: str) -> None:
     pass
 
 
-_tell: Tell = _nobody
-_doing: Tell = _nobody
+_tell: Tell = _ignore
+_doing: Tell = _ignore
 
 
-def tell_of_compiling(tell: Tell, doing: Tell = _nobody) -> None:
-    """Say that this process compiles a kernel, or waits for another process that does.
+def tell_of_compiling(tell: Tell, doing: Tell = _ignore) -> None:
+    """Register the callbacks for notices that this process compiles a kernel, or waits for a process that
+    does.
 
     Args:
-        tell: called with a line the first time, on the thread that needs the kernel.
-        doing: likewise, for each kernel.
+        tell: called with the notice, the first time for each kind of notice, on the thread that needs the
+            kernel.
+        doing: called with the notice for each kernel, on the same thread.
     """
     global _tell, _doing
     _tell, _doing = tell, doing
@@ -32,19 +36,26 @@ def tell_of_compiling(tell: Tell, doing: Tell = _nobody) -> None:
 
 
 def compiling() -> None:
+    """Notify the listeners that this process compiles a kernel."""
     _say(compiling, COMPILING)
 
 
 def uncached() -> None:
+    """Notify the listeners that compiled kernels cannot be cached on disk."""
     _say(uncached, UNCACHED)
 
 
 def waiting(process: str) -> None:
-    """process: its id; empty if it has not written it yet."""
+    """Notify the listeners that this process waits for another one to compile a kernel.
+
+    Args:
+        process: id of the other process; empty if it has not written its id to the lock file yet.
+    """
     _say(waiting, f"waiting for process {process or '?'}, which compiles kernels")
 
 
 def _say(kind: Callable[..., None], line: str) -> None:
+    """Pass the line to `doing`, and the first time for this kind also to `tell`."""
     _doing(line)
     if kind not in _said:
         _said.add(kind)
