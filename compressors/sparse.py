@@ -132,7 +132,7 @@ class Sparse:
         def add_and_select(
             gradient: torch.Tensor, residual: torch.Tensor, _: int, left: torch.Tensor
         ) -> Selection:
-            selection.add_apart(gradient.numpy(), residual.numpy(), left.numpy())
+            selection.add_into(gradient.numpy(), residual.numpy(), left.numpy())
             return select(left)
 
         return replace(self, select=select, add_and_select=add_and_select)

@@ -239,7 +239,7 @@ class Step:
         on_host = gradient.device.type == "cpu" and not devices.on_gpu(gradient)
         if self._in_runs and self._model.checks[index] and on_host:
             return gradient.contiguous()
-        if not (self._model.on_gpu[index] and devices.can_stay(gradient)):
+        if not (self._model.on_gpu[index] and devices.has_kernels_for(gradient)):
             gradient = gradient.cpu()
         gradient = gradient.contiguous()
         if gradient.device.type != "cpu":  # the ledger lies where any gradient is compressed

@@ -50,7 +50,7 @@ class Manifest:
         """The number of the parameter group of each tensor."""
         return tuple(tensor.group for tensor in self.tensors)
 
-    def stepped_by(self, job: OptimizerGroup) -> tuple[OptimizerGroup, ...]:
+    def optimizer_groups(self, job: OptimizerGroup) -> tuple[OptimizerGroup, ...]:
         """Return optimizer and learning rate of each parameter group. job: those of the job."""
         groups = [
             OptimizerGroup(

@@ -14,7 +14,7 @@ from ..optim.steps import COUNT
 from .manifest import Manifest
 from .messages import Moment
 from .refusal import Reason, Refused, refused
-from .transfer import Collection, encode_chunks
+from .transfer import TransferBuffer, encode_chunks
 
 TRANSFER = 2  # number of their chunks
 NEVER_NEGATIVE = (COUNT, "exp_avg_sq", "sum")  # torch takes square roots of them
@@ -30,7 +30,7 @@ def encode_moments(moments: Moments) -> tuple[tuple[Moment, ...], Iterator[bytes
     return listed, encode_chunks(TRANSFER, [values.view(np.uint8) for _, _, values in named])
 
 
-class MomentValues(Collection):
+class MomentValues(TransferBuffer):
     """The values of moments while their bytes arrive."""
 
     def __init__(self, moments: Sequence[Moment], manifest: Manifest, *, worker: str) -> None:

@@ -168,13 +168,13 @@ def generic_handler(
     return _Methods(methods, admit)
 
 
-class Refusing:
+class RefusalLog:
     """Says which calls were refused: a few a second, so that nobody fills a disk with what is refused."""
 
     def __init__(self) -> None:
         self._rate = Rate(LINES_PER_S, LINES_AT_ONCE)
 
-    def say(self, peer: str, refusal: Refusal) -> None:
+    def warn(self, peer: str, refusal: Refusal) -> None:
         if self._rate.take(time.monotonic()):
             more = self._rate.put_off()
             log.warning("refused %s: %s%s", peer, sentence(refusal), f" (and {more} others)" if more else "")
@@ -185,7 +185,7 @@ class _Methods:
 
     def __init__(self, methods: dict[str, Any], admit: Callable[[Mapping[str, Any]], Refusal | None]) -> None:
         self._methods, self._admit = methods, admit
-        self._refused = Refusing()
+        self._refused = RefusalLog()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         path = handler_call_details.method
@@ -201,7 +201,7 @@ class _Methods:
         refused = why
 
         async def refuse(_: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-            self._refused.say(context.peer(), refused)
+            self._refused.warn(context.peer(), refused)
             await abort(context, refused)
             raise AssertionError("an aborted call goes on")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from .entries import entry_bytes
 from .messages import Entry, EntryKind
-from .transfer import Bytes, Collection, encode_chunks
+from .transfer import Bytes, TransferBuffer, encode_chunks
 
 TRANSFER = 1  # number of their chunks
 
@@ -27,7 +27,7 @@ def frozen_digest(entries: Sequence[Entry], values: Mapping[str, Bytes]) -> byte
     return digest.digest()
 
 
-class EntryValues(Collection):
+class EntryValues(TransferBuffer):
     """The values of entries while their bytes arrive. The entries have been checked."""
 
     def __init__(self, entries: Sequence[Entry], *, worker: str) -> None:

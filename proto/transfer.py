@@ -325,7 +325,7 @@ def _refused(error: PayloadError, worker: str, field: str) -> Refused:
 
 
 @dataclasses.dataclass(eq=False)
-class Passage:
+class ChunkValidator:
     """One transfer while its bytes pass by.
 
     Chunks come in order and, but for the last, in full size, each with the checksum of everything up to its
@@ -371,7 +371,7 @@ class Passage:
 
 
 @dataclasses.dataclass(eq=False)
-class Collection(Passage):
+class TransferBuffer(ChunkValidator):
     """The bytes of one transfer. The buffer is allocated at construction, so check the header first."""
 
     def __post_init__(self) -> None:
@@ -383,7 +383,7 @@ class Collection(Passage):
         self.data[at : self._filled] = chunk.data
 
 
-class Assembly(Collection):
+class Assembly(TransferBuffer):
     """The payloads of one transfer while their bytes arrive; their headers have been checked."""
 
     def __init__(

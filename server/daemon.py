@@ -74,7 +74,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
     job = OptimizerGroup(options=optimizer, learning_rate=rate)
 
     def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
-        groups, group_of = manifest.stepped_by(job), manifest.groups_of_parts(plan)
+        groups, group_of = manifest.optimizer_groups(job), manifest.groups_of_parts(plan)
         if mode.workers_step:  # the server steps by the change of a worker's parameters, which has no groups
             groups = (job,) * len(groups)
         return Store(

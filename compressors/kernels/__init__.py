@@ -1,8 +1,9 @@
-"""The hot loops, chosen in one place: the rest of the room imports them from here.
+"""The hot loops of the compressors. The rest of `compressors` imports them from here.
 
-`reference` and its like say in plain numpy what each kernel computes, `cpu`, `linear`, `selection` and
-`sparse` compute it fast, `cuda` some of it on a GPU, and tests hold them equal bit for bit. `devices` takes
-torch tensors and chooses between the two by where they lie.
+`reference` and the other `*_reference` files compute each result in plain numpy. `cpu`, `linear`,
+`selection`, `block_selection` and `sparse` compute the same bits fast, and `cuda` computes some of them on a
+GPU. Tests compare both bit for bit. `devices` takes torch tensors and calls `cuda` for those on a GPU, the
+compiled loops for all others.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ from . import devices as devices
 from . import linear as linear
 from . import selection as selection
 from . import sparse as sparse
+from .notices import tell_of_compiling as tell_of_compiling
 from .reference import FLOAT32_MAX as FLOAT32_MAX
 from .reference import Magnitudes as Magnitudes
-from .saying import tell_of_compiling as tell_of_compiling
 from .threads import set_threads as set_threads
 
-# Each compiles a part of the kernels, or loads it from the cache.
+# Each function compiles the kernels of its module, or loads them from the cache.
 WARM_UPS = (cpu.warm_up, linear.warm_up, selection.warm_up, block_selection.warm_up, sparse.warm_up)
 
 
 def warm_up(stopped: Callable[[], bool] = lambda: False) -> None:
-    """Compile every kernel, or load it from the cache, so that no later call has to wait for it.
+    """Compile every kernel, or load it from the cache on disk, so that no later call waits for a compilation.
 
-    The first time on a machine takes half a minute of a processor.
+    The first time on a machine takes half a minute of one core.
 
     Args:
-        stopped: whether to leave the rest to later calls.
+        stopped: called before each group of kernels; when it returns True, the remaining kernels are left to
+            the calls that need them.
     """
     for part in WARM_UPS:
         if stopped():

@@ -1,4 +1,4 @@
-"""Selection in many small blocks of one array: the function of `selection_reference`, compiled."""
+"""Selection in many small blocks of one array: the compiled `selection_reference.select_blocks`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from ..payload import Float32, Int64
 from .checks import check
-from .late import choosing as loops
+from .lazy import block_selection_loops as loops
 from .selection_reference import Selection
 from .threads import run
 
@@ -14,15 +14,21 @@ from .threads import run
 def select_blocks(
     values: Float32, sizes: Int64, keeps: Int64, lowest: Float32, centers: Float32
 ) -> Selection:
-    """See `selection_reference.select_blocks`.
+    """Select at most `keeps[b]` elements of block b, those with the largest |x - centers[b]| of `lowest[b]`
+    or more.
+
+    Of equal magnitudes the lower index is selected. Blocks should be small: one thread reads each several
+    times.
 
     Args:
-        values: finite.
-        sizes: int64, shape (blocks,), elements of each, `values.size` in all. Blocks should be small: one
-            thread goes through each of them several times.
-        keeps: int64, shape (blocks,), from 0 to the block's size.
-        lowest: shape (blocks,), not negative.
-        centers: shape (blocks,), finite.
+        values: all blocks, end to end; finite.
+        sizes: number of elements of each block, shape (blocks,), `values.size` in all.
+        keeps: limit for each block, shape (blocks,), from 0 to the block's size.
+        lowest: lowest magnitude to select, shape (blocks,), not negative.
+        centers: center of each block, shape (blocks,), finite.
+
+    Returns:
+        The selected elements; indices count from the beginning of `values`.
     """
     check("values", values, np.float32, values.size)
     check("sizes", sizes, np.int64, sizes.size)
@@ -30,12 +36,12 @@ def select_blocks(
     check("lowest", lowest, np.float32, sizes.size)
     check("centers", centers, np.float32, sizes.size)
     if ((keeps < 0) | (keeps > sizes)).any():
-        raise ValueError("keeps: expected 0 to the size of each block")
+        raise ValueError("keeps: expected values from 0 to the size of each block")
     starts, places = _starts(sizes), _starts(keeps)
     if starts[-1] != values.size:
         raise ValueError(f"sizes: expected {values.size} elements in all, got {starts[-1]}")
     if not (lowest >= 0).all():
-        raise ValueError("lowest: expected scores, which are not negative")
+        raise ValueError("lowest: expected values of at least 0, without NaN")
     room = int(places[-1])
     indices, chosen = np.empty(room, np.uint32), np.empty(room, np.float32)
     counts = np.empty(sizes.size, np.int64)
@@ -48,13 +54,13 @@ def select_blocks(
 
 
 def warm_up() -> None:
-    """Compile every kernel, or load it from the cache."""
+    """Compile every kernel of this module, or load it from the cache."""
     two, ones = np.full(2, 2, np.int64), np.ones(2, np.float32)
     select_blocks(np.arange(4, dtype=np.float32), two, two - 1, ones, ones)
 
 
 def _starts(sizes: Int64) -> Int64:
-    """How many there are before each, and in all."""
+    """Return the sum of the sizes before each block, and the sum of all, shape (blocks + 1,)."""
     starts = np.zeros(sizes.size + 1, np.int64)
     np.cumsum(sizes, out=starts[1:])
     return starts

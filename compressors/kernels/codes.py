@@ -1,10 +1,10 @@
 # mypy: ignore-errors
 # pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
-"""Kernels over packed codes: quantize with feedback, and the sum of many payloads.
+"""Kernels over packed codes: quantization with error feedback, and the sum of many payloads.
 
-The sum reads 32-bit words as lanes: shifting 16 words right by 4j leaves code j of each word in its low bits,
-so a payload costs one load per 128 elements and then a shift, a lookup and an addition per 16. The sums are
-accumulated in that transposed order, in registers, and put in order once, after the last payload.
+The sum reads 32-bit words as lanes. Shifting 16 words right by 4j leaves code j of each word in its low bits.
+So a payload costs one load per 128 elements, then a shift, a lookup and an addition per 16. The sums are
+accumulated in registers in this transposed order, and reordered once, after the last payload.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from numba.misc.special import literally
 
 from . import vectors as v
 from .blocks import CHUNK_PIECES, ELEMENTS, PIECES, WORDS
-from .compiling import block_of, copy, elements_of, kernel, take
+from .compiling import block_of, copy, elements_of, fetch_add, kernel
 from .dense import bits_of, read_float32
-from .late import CHUNK, LANES
+from .lazy import CHUNK, LANES
 from .reference import SUM_BLOCK
 
-# Bytes ahead at which memory is asked for: one page, where the processor's own prefetching stops.
+# Bytes ahead of the current ones to prefetch: one page, where the processor's own prefetching stops.
 AHEAD = 4096
-# Elements of a gradient that are added up, and then quantized while they are in the first-level cache.
+# Elements of a gradient that are summed, and then quantized while they are still in the first-level cache.
 PART = 1024
-# Of levels each of which is the next lower one doubled: then a code is a difference of exponents.
+# The kind of levels each of which is twice the one below: then a code is a difference of exponents.
 DOUBLING = 8
 
 
 @njit
 def _total(gradient, residual, i, kept):
-    """gradient + residual, if there is one; `_code` keeps it within the finite range."""
+    """Return sixteen elements of gradient + residual from index i on; of the gradient alone unless `kept`.
+
+    The sum may overflow; `_code` clips it to the finite range.
+    """
     v.prefetch(np.uint64(gradient.ctypes.data), np.uint64(4 * i + AHEAD))
     if not kept:
         return v.load(gradient, i)
@@ -40,7 +43,7 @@ def _total(gradient, residual, i, kept):
 
 @njit
 def _tables(bits, levels, share, block):
-    """What `_code` needs of a block's levels: where each begins to be sent, and what it is worth."""
+    """Return the vectors that `_code` needs of one block's levels: thresholds, values, exponent base."""
     if bits == 2:
         level = v.all_floats(levels[block])
         return level, level, level, level, level, level, v.all_words(0)
@@ -52,7 +55,8 @@ def _tables(bits, levels, share, block):
     flat = values.reshape(-1)
     lowest, fourth = v.all_floats(values[0, 0]), v.all_floats(share * levels[first + 3])
     second, sixth = v.all_floats(share * levels[first + 1]), v.all_floats(share * levels[first + 5])
-    # What is larger than the lowest one by anything is at least this much doubled.
+    # Any float above the lowest threshold is at least the next float above it; `base` is half of that one, so
+    # that `power` counts from 1 there.
     base = v.all_words(np.uint32(bits_of(values[0, 0]) + np.uint32(1) - np.uint32(1 << 23)))
     thirds, worths = v.load(flat, 0), v.load(flat, LANES)
     return lowest, second, fourth, sixth, thirds, worths, base
@@ -60,8 +64,10 @@ def _tables(bits, levels, share, block):
 
 @njit
 def _kind(bits, levels, share, block):
-    """`DOUBLING` if each of the seven levels, and so where it begins to be sent, is the next lower one
-    doubled, otherwise the bits."""
+    """Return the algorithm for one block's codes, `DOUBLING` or the number of bits.
+
+    It is `DOUBLING` for 4 bits if each of the seven thresholds is exactly twice the one below it.
+    """
     if bits == 2:
         return bits
     lowest = bits_of(share * levels[7 * block])
@@ -75,46 +81,64 @@ def _kind(bits, levels, share, block):
 
 @njit
 def _code(kind, tables, total):
-    """Sixteen codes, and what they leave of the total, once that is kept within the finite range."""
+    """Quantize sixteen elements.
+
+    Args:
+        kind: the algorithm, from `_kind`.
+        tables: the vectors from `_tables`.
+        total: gradient + residual; clipped here to the finite range.
+
+    Returns:
+        The codes and the quantization errors.
+    """
     lowest, second, fourth, sixth, thirds, worths, base = tables
     sign = v.sign(total)
-    size = v.saturated(v.differing(total, sign))
+    size = v.saturated(v.xor(total, sign))
     if kind == 2:
         beyond = v.at_least(size, lowest)
         code = v.where(beyond, v.all_words(2), v.all_words(0))
         code = v.where(v.at_least(total, lowest), v.all_words(3), code)
-        # What the level leaves of itself is +0, also where it is negative.
-        worth = v.where(beyond, v.differing(lowest, sign), v.all_floats(np.float32(0.0)))
-        return code, v.subtract(v.differing(size, sign), worth)
+        # The sign is applied before the subtraction, so that an error of zero is +0 for negative elements,
+        # too.
+        worth = v.where(beyond, v.xor(lowest, sign), v.all_floats(np.float32(0.0)))
+        return code, v.subtract(v.xor(size, sign), worth)
     if kind == DOUBLING:
         code = v.power(size, base)
     else:
-        # Binary search in seven levels: against the fourth, the second or sixth, and one of the other four.
+        # Binary search in seven thresholds: against the fourth, then the second or sixth, then one of the odd
+        # ones.
         beyond = v.above(size, fourth)
         index = v.where(beyond, v.all_words(2), v.all_words(0))
-        index = v.add_set(index, v.above(size, v.where(beyond, sixth, second)))
-        code = v.add_set(v.twice(index), v.above(size, v.lookup_four(thirds, index)))
+        index = v.add_mask(index, v.above(size, v.where(beyond, sixth, second)))
+        code = v.add_mask(v.twice(index), v.above(size, v.lookup_four(thirds, index)))
     worth = v.lookup_eight(worths, code)
-    code = v.where(v.above(total, lowest), v.either(code, v.all_words(8)), code)
-    return code, v.differing(v.subtract(size, worth), sign)
+    code = v.where(v.above(total, lowest), v.bitwise_or(code, v.all_words(8)), code)
+    return code, v.xor(v.subtract(size, worth), sign)
 
 
 @njit
 def _quantize(kind, bits, cursor, gradient, residual, levels, share, data, elements):
+    """Quantize the first `elements` elements, a multiple of 16, with one set of levels."""
     kept, tables = residual.size > 0, _tables(bits, levels, share, 0)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < elements:
         for i in range(start, min(start + CHUNK, elements), LANES):
             code, left = _code(kind, tables, _total(gradient, residual, i, kept))
             v.store_codes(data, i * bits >> 3, code, bits)
             if kept:
                 v.store(residual, i, left)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
 def quantize_4bit(cursor, gradient, residual, levels, share, data, elements):
-    """`reference.quantize` for a multiple of 16 elements. residual: empty if nobody wants it."""
+    """Quantize gradient + residual to codes of 4 bits, as defined by `reference.quantize`.
+
+    Args:
+        residual: replaced by the quantization error; empty for zeros, and the error is dropped.
+        levels: the seven levels.
+        elements: number of elements, a multiple of 16.
+    """
     if _kind(4, levels, share, 0) == DOUBLING:
         _quantize(DOUBLING, 4, cursor, gradient, residual, levels, share, data, elements)
     else:
@@ -123,16 +147,25 @@ def quantize_4bit(cursor, gradient, residual, levels, share, data, elements):
 
 @kernel
 def quantize_2bit(cursor, gradient, residual, levels, share, data, elements):
-    """As `quantize_4bit`, for one level and codes of 2 bits."""
+    """Quantize gradient + residual to codes of 2 bits with one level, as defined by `reference.quantize`.
+
+    Args:
+        residual: replaced by the quantization error; empty for zeros, and the error is dropped.
+        levels: the one level.
+        elements: number of elements, a multiple of 16.
+    """
     _quantize(2, 2, cursor, gradient, residual, levels, share, data, elements)
 
 
 @njit
 def _quantize_part(kind, bits, tables, gradient, residual, left, data, code_at, at, first, end, past):
-    """Elements of a block from `first` to `end`, a multiple of 16 of them.
+    """Quantize the elements of a block from `first` to `end`, a multiple of 16 elements.
 
-    at, code_at: where the block begins in the residual and in the data. past: write what is left past the
-    cache.
+    Args:
+        gradient: address of the block's gradient.
+        at: index of the block's first element in `residual` and `left`.
+        code_at: index of the block's first byte in `data`.
+        past: True to write the quantization errors past the cache.
     """
     ahead = np.uint64(residual.ctypes.data + AHEAD)
     for i in range(first, end, LANES):
@@ -150,11 +183,12 @@ def _quantize_part(kind, bits, tables, gradient, residual, left, data, code_at, 
 def _quantize_blocks(
     bits, cursor, gradients, residual, left, levels, share, layout, data, sums, counts, stream
 ):
+    """Quantize all blocks, piece by piece, and measure the gradient of each piece."""
     bits = literally(bits)
-    # The last elements of a block, fewer than a vector: gradient, residual and what is left; and their codes.
+    # For the last elements of a block, fewer than a vector: gradient, residual and error; and their codes.
     padded, packed = np.zeros(3 * LANES, np.float32), np.zeros(LANES * bits // 8, np.uint8)
     padded_at = np.uint64(padded.ctypes.data)
-    first = take(cursor, CHUNK_PIECES)
+    first = fetch_add(cursor, CHUNK_PIECES)
     while first < layout[PIECES, -1]:
         pieces_end = min(first + CHUNK_PIECES, layout[PIECES, -1])
         for block in range(block_of(layout, first), block_of(layout, pieces_end - 1) + 1):
@@ -167,14 +201,15 @@ def _quantize_blocks(
                 end = min(begin + SUM_BLOCK, stop)
                 whole = begin + (end - begin) // LANES * LANES
                 lanes, count = v.no_doubles(), v.all_words(0)
-                # In turn, because in one loop they would take more registers than most processors have.
+                # Measure a part, then quantize it: one loop for both would need more registers than most
+                # processors have.
                 for part in range(begin, whole, PART):
                     last = min(part + PART, whole)
                     for i in range(part, last, LANES):
                         v.prefetch(gradient, np.uint64(4 * i + AHEAD))
                         here = v.load_floats(gradient, np.uint64(4 * i))
                         lanes = v.add_widened(lanes, v.magnitude(here))
-                        count = v.add_set(count, v.nonzero(here))
+                        count = v.add_mask(count, v.nonzero(here))
                     if doubling:
                         _quantize_part(
                             DOUBLING,
@@ -201,15 +236,15 @@ def _quantize_blocks(
                     copy(residual, at + whole, at + end, padded, LANES)
                     here = v.load(padded, 0)
                     lanes = v.add_widened(lanes, v.magnitude(here))
-                    count = v.add_set(count, v.nonzero(here))
+                    count = v.add_mask(count, v.nonzero(here))
                     rests = padded[LANES:]
                     _quantize_part(bits, bits, tables, padded_at, rests, rests, packed, 0, 0, 0, LANES, False)
                     copy(rests, 0, end - whole, left, at + whole)
-                    # Zeros leave code 0, the padding.
+                    # The zeros behind the elements have code 0, which is the padding.
                     copy(packed, 0, ((end - whole) * bits + 31) // 32 * 4, data, code_at + whole * bits // 8)
                 piece = layout[PIECES, block] + begin // SUM_BLOCK
                 sums[piece], counts[piece] = v.sum_doubles(lanes), v.sum_words(count)
-        first = take(cursor, CHUNK_PIECES)
+        first = fetch_add(cursor, CHUNK_PIECES)
     if stream:
         v.fence()
 
@@ -218,11 +253,17 @@ def _quantize_blocks(
 def quantize_blocks_4bit(
     cursor, gradients, residual, left, levels, share, layout, data, sums, counts, stream
 ):
-    """`reference.quantize_blocks`, but for adding up what is found in each piece.
+    """Quantize several blocks to codes of 4 bits, as defined by `reference.quantize_blocks`.
 
-    gradients: uint64 (blocks,), where each begins. layout: of the blocks (`blocks.layout_of`).
-    sums, counts: float64 and int64 (pieces,): of |gradient|, and of what is not zero.
-    stream: write what is left past the cache; only if it starts at a multiple of 64 bytes.
+    The magnitudes are written piece by piece; `add_pieces` sums them for each block.
+
+    Args:
+        gradients: address of each block's gradient, uint64 (blocks,).
+        left: receives the quantization errors.
+        layout: layout of the blocks, from `blocks.layout_of`.
+        sums, counts: receive the sum of |gradient| (float64) and the number of non-zero elements (int64) of
+            each piece.
+        stream: True to write the errors past the cache; `left` must then begin at a multiple of 64 bytes.
     """
     _quantize_blocks(4, cursor, gradients, residual, left, levels, share, layout, data, sums, counts, stream)
 
@@ -231,13 +272,19 @@ def quantize_blocks_4bit(
 def quantize_blocks_2bit(
     cursor, gradients, residual, left, levels, share, layout, data, sums, counts, stream
 ):
-    """As `quantize_blocks_4bit`."""
+    """Quantize several blocks to codes of 2 bits; the arguments are those of `quantize_blocks_4bit`."""
     _quantize_blocks(2, cursor, gradients, residual, left, levels, share, layout, data, sums, counts, stream)
 
 
 @kernel
 def add_pieces(layout, sums, counts, totals, nonzero):
-    """Add up what is found in the pieces of each block, in order."""
+    """Sum the magnitudes of each block's pieces, in order.
+
+    Args:
+        layout: layout of the blocks, from `blocks.layout_of`.
+        sums, counts: sum of |gradient| and number of non-zero elements of each piece.
+        totals, nonzero: receive the same of each block, float64 and int64 (blocks,).
+    """
     for block in range(totals.size):
         total, count = 0.0, 0
         for piece in range(layout[PIECES, block], layout[PIECES, block + 1]):
@@ -248,19 +295,20 @@ def add_pieces(layout, sums, counts, totals, nonzero):
 
 @njit
 def _byte_of(bits, layout, piece):
-    """Where the codes of a piece begin."""
+    """Return the index of the byte in a payload at which the codes of a piece begin."""
     block = block_of(layout, piece)
     return 4 * layout[WORDS, block] + (piece - layout[PIECES, block]) * (SUM_BLOCK * bits // 8)
 
 
 @njit
 def _sum(bits, cursor, addresses, tables, layout, out, keep, stream):
+    """Add the values of all payloads' codes to `out`, for the code width `bits`."""
     bits = literally(bits)
-    group = 16 * 32 // bits  # elements in sixteen words, of 64 bytes
+    group = 16 * 32 // bits  # elements in sixteen words, which are 64 bytes
     payloads, blocks, pieces = addresses.size, layout.shape[1] - 1, layout[PIECES, -1]
-    first = take(cursor, CHUNK_PIECES)
+    first = fetch_add(cursor, CHUNK_PIECES)
     while first < pieces:
-        following = take(cursor, CHUNK_PIECES)
+        following = fetch_add(cursor, CHUNK_PIECES)
         pieces_end = min(first + CHUNK_PIECES, pieces)
         end, beyond = _byte_of(bits, layout, pieces_end), _byte_of(bits, layout, following)
         for block in range(block_of(layout, first), block_of(layout, pieces_end - 1) + 1):
@@ -269,9 +317,9 @@ def _sum(bits, cursor, addresses, tables, layout, out, keep, stream):
             whole = start + (stop - start) // group * group
             for i in range(start, whole, group):
                 sums = v.load_sums(out, at + i, bits) if keep else v.no_sums(bits)
-                # Processors follow only so many streams by themselves. While this page is summed, the next
-                # one of each payload is asked for, one payload after the other: as many lines per group as
-                # payloads.
+                # A processor prefetches only a few streams on its own. While this page is summed, the next
+                # page of each payload is prefetched, one payload after the other: as many cache lines per
+                # group as there are payloads.
                 byte = code + i * bits // 8
                 line = byte % AHEAD // 64 * payloads
                 page = byte - byte % AHEAD + AHEAD
@@ -298,30 +346,42 @@ def _sum(bits, cursor, addresses, tables, layout, out, keep, stream):
 
 @kernel
 def sum_4bit(cursor, addresses, tables, layout, out, keep, stream):
-    """Add payloads up, in their order, on top of `out` if `keep`, otherwise of zero.
+    """Add payloads of 4-bit codes to `out`, one payload after the other.
 
-    addresses: uint64 (payloads,), where codes begin.
-    tables: float32 (16 * payloads * blocks,), the worth of each code, by payload, then by block.
-    layout: of the blocks (`blocks.layout_of`).
-    stream: write past the cache; only if `out` starts at a multiple of 64 bytes, and each block in it.
+    Args:
+        addresses: address of each payload's codes, uint64 (payloads,).
+        tables: weighted value of each code, by payload, then by block, float32 (16 * payloads * blocks,).
+        layout: layout of the blocks, from `blocks.layout_of`.
+        keep: True to add to the values in `out`; False to start from zeros.
+        stream: True to write past the cache; `out` and each block in it must then begin at a multiple of 64
+            bytes.
     """
     _sum(4, cursor, addresses, tables, layout, out, keep, stream)
 
 
 @kernel
 def sum_2bit(cursor, addresses, tables, layout, out, keep, stream):
-    """As `sum_4bit`; a table holds its four entries four times over, because neighbours reach its index."""
+    """Add payloads of 2-bit codes to `out`; the arguments are those of `sum_4bit`.
+
+    A table holds its four entries four times, because its index has four bits, two of them the next code's.
+    """
     _sum(2, cursor, addresses, tables, layout, out, keep, stream)
 
 
 @kernel
 def sum_8bit(cursor, addresses, tables, layout, out, keep):
-    """Add payloads up as `sum_4bit` does, element by element: a table of 256 entries is no vector lookup.
+    """Add payloads of 8-bit codes to `out`, one payload after the other.
 
-    tables: float32 (256 * payloads * blocks,), the worth of each code, by payload, then by block.
+    It works element by element, because a table of 256 entries does not fit a vector lookup.
+
+    Args:
+        addresses: address of each payload's codes, uint64 (payloads,).
+        tables: weighted value of each code, by payload, then by block, float32 (256 * payloads * blocks,).
+        layout: layout of the blocks, from `blocks.layout_of`.
+        keep: True to add to the values in `out`; False to start from zeros.
     """
     payloads, blocks, pieces = addresses.size, layout.shape[1] - 1, layout[PIECES, -1]
-    first = take(cursor, CHUNK_PIECES)
+    first = fetch_add(cursor, CHUNK_PIECES)
     while first < pieces:
         pieces_end = min(first + CHUNK_PIECES, pieces)
         for block in range(block_of(layout, first), block_of(layout, pieces_end - 1) + 1):
@@ -333,4 +393,4 @@ def sum_8bit(cursor, addresses, tables, layout, out, keep):
                     byte = v.load_byte(addresses[w], np.uint64(code + i))
                     total += tables[256 * (w * blocks + block) + byte]
                 out[at + i] = total
-        first = take(cursor, CHUNK_PIECES)
+        first = fetch_add(cursor, CHUNK_PIECES)

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
-"""How a kernel is compiled, and how the threads that run it share the work."""
+"""Compilation of kernels, and the helpers by which the threads that run one share its work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numba
 from numba import types
 from numba.extending import intrinsic
 
-from . import saying
+from . import notices
 from .blocks import ELEMENTS, PIECES
-from .once import OneCompiles
+from .compile_lock import LockedCache
 from .reference import SUM_BLOCK
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
@@ -22,40 +22,41 @@ _FINGERPRINT = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCE
 
 
 def kernel(function: Callable[..., None]) -> Callable[..., None]:
-    """Compile on first call, without the interpreter lock, and cache the machine code on disk.
+    """Compile a function on its first call, to run without the interpreter lock; cache the machine code on
+    disk.
 
-    Numba keeps the cache beside the source, or in the user's cache folder where that is read-only, under the
-    name of the processor. Where neither can be written, as in a locked-down container, each process compiles
-    for itself.
+    Numba keeps the cache beside the source, or in the user's cache folder if the source's is read-only, one
+    for each processor name. If neither is writeable, as in a locked-down container, each process compiles for
+    itself.
     """
-    # Numba names the cache file after the function and notices changes only in the file where it stands. With
-    # all sources of this folder in the name, a kernel compiled from older ones is never found.
+    # Numba names the cache file after the function and notices changes only in the file that defines it. With
+    # a hash of all sources in the name, a kernel compiled from older sources is never loaded.
     function.__qualname__ += "_" + _FINGERPRINT
     try:
         compiled = numba.njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # "no locator available": numba found no folder that it may write to
-        saying.uncached()
+    except RuntimeError:  # "no locator available": numba found no writeable folder
+        notices.uncached()
         return numba.njit(nogil=True)(function)
-    cache = OneCompiles(compiled._cache, f"{function.__module__}.{function.__qualname__}")
+    cache = LockedCache(compiled._cache, f"{function.__module__}.{function.__qualname__}")
     cache.unlock_on_failure(compiled._compiler)
     compiled._cache = cache
     return compiled
 
 
 @intrinsic
-def take(typingctx, cursor, amount):
-    """Add `amount` to cursor[0] (int64) and return its value before: where this thread's own range starts.
+def fetch_add(typingctx, cursor, amount):
+    """Add `amount` to cursor[0] (int64) atomically, and return its value before.
 
-    A kernel takes ranges in a loop of its own:
+    A thread claims ranges of the elements with it, in a loop that each kernel writes out:
 
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
         while start < size:
             ...
-            start = take(cursor, CHUNK)
+            start = fetch_add(cursor, CHUNK)
 
-    Threads that the system starts late, or runs on a busy core, thereby do less instead of being waited for.
-    The loop is written out in each kernel, because numba never releases an array that was passed to a
-    generator (`@njit` with `yield`): every call would leak its cursor.
+    Threads that start late, or run on a busy core, thereby do less, and no other thread waits for them. The
+    loop is no shared generator, because numba never releases an array passed to one (`@njit` with `yield`):
+    every call would leak its cursor.
     """
 
     def codegen(context, builder, signature, args):
@@ -67,10 +68,10 @@ def take(typingctx, cursor, amount):
 
 @numba.njit
 def copy(source, start, stop, target, at=0):
-    """Source elements from `start` to `stop` go to the target, from `at` on; they must fit.
+    """Copy source[start:stop] to `target` from index `at` on; the target must be long enough.
 
-    A loop, because to assign one slice to another compares their shapes, and numba takes seconds to compile
-    the words of that error.
+    It is a loop, because assigning one slice to another compares their shapes, and numba takes seconds to
+    compile the message of that error.
     """
     given, out = source[start:stop], target[at : at + stop - start]
     for k in range(given.size):
@@ -79,7 +80,7 @@ def copy(source, start, stop, target, at=0):
 
 @numba.njit
 def block_of(layout, piece):
-    """The block that holds a piece (`blocks`); the last one for any beyond."""
+    """Return the block that holds a piece, for a `layout` of `blocks`; the last block for any later piece."""
     low, high = 0, layout.shape[1] - 2
     while low < high:
         middle = (low + high) // 2
@@ -92,8 +93,15 @@ def block_of(layout, piece):
 
 @numba.njit
 def elements_of(layout, block, first, pieces_end):
-    """Return where the elements of `block` in the pieces from `first` to `pieces_end` begin and end, counted
-    from the block's first element; the same number twice if there are none."""
+    """Return the range of a block's elements that lie in the pieces from `first` to `pieces_end`.
+
+    Args:
+        layout: layout of the blocks, from `blocks.layout_of`.
+        first, pieces_end: numbers of the first piece and of the piece after the last.
+
+    Returns:
+        Start and end, counted from the block's first element; equal if the block has no element there.
+    """
     before, size = layout[PIECES, block], layout[ELEMENTS, block + 1] - layout[ELEMENTS, block]
     start = (max(first, before) - before) * SUM_BLOCK
     stop = (min(pieces_end, layout[PIECES, block + 1]) - before) * SUM_BLOCK

@@ -1,7 +1,7 @@
-"""The kernels of `reference`, compiled: the functions of the same names, the same bits, on several threads.
+"""Compiled versions of the functions in `reference`: the same names, the same bits, on several threads.
 
-What stands here is the border between Python and machine code: compiled code trusts the sizes and addresses
-that it is given, so every array is checked on this side.
+Compiled code trusts the sizes and addresses that it receives, so every array is checked in this file before a
+loop runs.
 """
 
 from __future__ import annotations
@@ -14,24 +14,30 @@ import numpy.typing as npt
 from ..payload import Bytes, CodeFormat, DenseFormat, Float32, Float64, Int64
 from .blocks import ELEMENTS, WORDS, layout_of
 from .checks import address, addresses, check, check_signed, checked_pair, code_addresses, in_order
-from .late import LANES, codes, dense, linear_sums
+from .lazy import LANES, codes, dense, linear_sums
 from .reference import SUM_BLOCK, Magnitudes
 from .threads import run
 
-# Sums at least this large bypass the cache: nothing of them would be left in it when they are read.
+# A sum with at least this many elements bypasses the cache: the cache would have evicted it before it is
+# read.
 STREAM_ELEMENTS = 1 << 22
 
-# Of a format, as the kernels know it.
+# The number by which the loops in `dense` know each format.
 _NUMBERS = {format: number for number, format in enumerate(DenseFormat)}
 
 
 def magnitudes(values: Float32) -> Magnitudes:
+    """Return the sum of absolute values and the number of non-zero elements of `values`."""
     sums, counts = block_magnitudes(values)
     return Magnitudes(in_order(sums), int(counts.sum()))
 
 
 def block_magnitudes(values: Float32) -> tuple[Float64, Int64]:
-    """Of each `SUM_BLOCK` elements: the sum of their absolute values, and how many are not 0."""
+    """Sum the absolute values, and count the non-zero elements, of each block of `SUM_BLOCK` elements.
+
+    Returns:
+        The sums (float64) and the counts (int64), both of shape (blocks,); the last block may be short.
+    """
     check("values", values, np.float32, values.size)
     blocks = -(-values.size // SUM_BLOCK)
     sums, counts = np.zeros(blocks), np.zeros(blocks, np.int64)
@@ -42,9 +48,17 @@ def block_magnitudes(values: Float32) -> tuple[Float64, Int64]:
 def sampled_magnitudes(
     tensors: npt.NDArray[np.uint64], sizes: Int64, largest: int, stride: int
 ) -> tuple[Float64, Int64]:
-    """Return the magnitudes of tensors that the caller has checked: by address, each of so many elements.
+    """Return the sum of absolute values and the number of non-zero elements of each tensor, or of a sample of
+    it.
 
-    largest, stride: of tensors of more than `largest` elements the kernel reads 16 of every `stride`.
+    Args:
+        tensors: address of each tensor's first float32, which the caller has checked, shape (tensors,).
+        sizes: number of elements of each tensor, shape (tensors,).
+        largest: number of elements up to which all of a tensor is read.
+        stride: of a larger tensor, the first 16 of every `stride` elements are read.
+
+    Returns:
+        The sums (float64) and the counts (int64), both of shape (tensors,).
     """
     check("sizes", sizes, np.int64, sizes.size)
     check("tensors", tensors, np.uint64, sizes.size)
@@ -62,7 +76,16 @@ def quantize(
     *,
     share: float = 1.0,
 ) -> None:
-    """See `reference.quantize`. residual: None stands for zeros, and nobody wants what is left."""
+    """Quantize gradient + residual; write the codes to `data` and the quantization error to `residual`.
+
+    Args:
+        format: SIGNED_4BIT or SIGNED_2BIT.
+        residual: as many elements as the gradient, replaced by the error; None for zeros, and the error is
+            dropped.
+        levels: the format's positive levels, ascending.
+        data: the packed codes, `format.code_bytes(elements)` bytes.
+        share: fraction of a level from which SIGNED_4BIT sends it; SIGNED_2BIT ignores it.
+    """
     check_signed(format)
     left = checked_pair(gradient, residual)
     check("levels", levels, np.float32, format.level_count)
@@ -72,7 +95,8 @@ def quantize(
     run(kernel, whole, gradient, left, levels, np.float32(share), data, whole)
     rest = gradient.size - whole
     if rest:
-        # The last few elements: the same kernel on a copy with zeros behind, which become the padding.
+        # The last elements, fewer than a vector: run the same kernel on a copy followed by zeros, whose codes
+        # are the padding.
         padded = np.zeros((2, LANES), np.float32)
         padded[0, :rest] = gradient[whole:]
         if residual is not None:
@@ -95,7 +119,22 @@ def quantize_blocks(
     *,
     share: float = 1.0,
 ) -> tuple[Float64, Int64]:
-    """See `reference.quantize_blocks`."""
+    """Quantize several tensors in one pass, each with its own levels.
+
+    Args:
+        format: SIGNED_4BIT or SIGNED_2BIT.
+        gradients: one flat float32 array for each block.
+        residual: residuals of all blocks, end to end.
+        left: receives the quantization errors of all blocks, end to end; `residual` itself, or memory that
+            does not overlap it.
+        levels: `format.level_count` levels of each block, end to end.
+        data: receives the packed codes; those of each block begin with a new 32-bit word.
+        share: fraction of a level from which SIGNED_4BIT sends it.
+
+    Returns:
+        The sum of absolute values (float64) and the number of non-zero elements (int64) of each gradient,
+            shape (blocks,). If a sum is not finite, the block's codes and errors are undefined.
+    """
     for gradient in gradients:
         check("gradient", gradient, np.float32, gradient.size)
     sizes = np.array([gradient.size for gradient in gradients], np.int64)
@@ -113,7 +152,23 @@ def quantize_at(
     *,
     share: float = 1.0,
 ) -> tuple[Float64, Int64]:
-    """`quantize_blocks` of gradients that the caller has checked: by address, each of so many elements."""
+    """Quantize several tensors in one pass, like `quantize_blocks`, but with the gradients given by address.
+
+    Args:
+        format: SIGNED_4BIT or SIGNED_2BIT.
+        gradients: address of each block's first float32, which the caller has checked, shape (blocks,).
+        sizes: number of elements of each block, shape (blocks,).
+        residual: residuals of all blocks, end to end.
+        left: receives the quantization errors of all blocks, end to end; `residual` itself, or memory that
+            does not overlap it.
+        levels: `format.level_count` levels of each block, end to end.
+        data: receives the packed codes; those of each block begin with a new 32-bit word.
+        share: fraction of a level from which SIGNED_4BIT sends it.
+
+    Returns:
+        The sum of absolute values (float64) and the number of non-zero elements (int64) of each gradient,
+            shape (blocks,).
+    """
     check_signed(format)
     layout = layout_of(format.bits, sizes)
     elements, words, pieces = (int(count) for count in layout[:, -1])
@@ -124,7 +179,7 @@ def quantize_at(
     check("data", data, np.uint8, 4 * words, written=True)
     in_place = address(left) == address(residual)
     if not in_place and np.may_share_memory(left, residual):
-        raise ValueError("left: expected the memory of the residual, or other memory throughout")
+        raise ValueError("left: expected the same memory as residual, or memory that does not overlap it")
     stream = not in_place and elements >= STREAM_ELEMENTS and address(left) % 64 == 0
     sums, counts = np.empty(pieces), np.empty(pieces, np.int64)
     kernel = codes.quantize_blocks_4bit if format.bits == 4 else codes.quantize_blocks_2bit
@@ -144,6 +199,16 @@ def add_quantized(
     keep: bool = True,
     sizes: Int64 | None = None,
 ) -> None:
+    """Add the decoded values of quantized payloads to `out`, one payload after the other.
+
+    Args:
+        datas: packed codes of each payload.
+        tables: weighted value of each code, shape (payloads, blocks, 2**bits), or (payloads, 2**bits) for one
+            block.
+        out: the sum, flat float32.
+        keep: True to add to the values in `out`; False to start from zeros.
+        sizes: number of elements of each block, shape (blocks,); None for one block.
+    """
     layout = layout_of(format.bits, np.array([out.size], np.int64) if sizes is None else sizes)
     starts, words = layout[ELEMENTS], layout[WORDS]
     flat = tables.reshape(-1)
@@ -165,6 +230,13 @@ def add_quantized(
 def add_dense(
     format: DenseFormat, datas: Sequence[Bytes], weights: Float32, out: Float32, *, keep: bool = True
 ) -> None:
+    """Add `weights[w]` times the values of payload w to `out`, one payload after the other.
+
+    Args:
+        datas: bytes of each payload, in `format`.
+        weights: one float32 for each payload.
+        keep: True to add to the values in `out`; False to start from zeros.
+    """
     check("out", out, np.float32, out.size, written=True)
     check("weights", weights, np.float32, len(datas))
     codes_at = code_addresses(datas, format.element_bytes * out.size)
@@ -172,21 +244,31 @@ def add_dense(
 
 
 def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32 | None, data: Bytes) -> None:
-    """See `reference.encode_dense`. residual: as in `quantize`."""
+    """Round gradient + residual to a 16-bit format; write the bytes to `data` and the rounding error to
+    `residual`.
+
+    Args:
+        residual: replaced by the error; None for zeros, and the error is dropped.
+
+    Raises:
+        ValueError: `format` is FLOAT32, which needs no rounding.
+    """
     if format is DenseFormat.FLOAT32:
-        raise ValueError("format: expected one of 16 bits, float32 has nothing to round")
+        raise ValueError("format: expected one of 16 bits, got float32")
     check("data", data, np.uint8, format.element_bytes * gradient.size, written=True)
     left = checked_pair(gradient, residual)
     run(dense.round_dense, gradient.size, _NUMBERS[format], gradient, left, data.view(np.uint16))
 
 
 def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
+    """Convert the values in `data` to float32, exactly, and write them to `out`."""
     check("out", out, np.float32, out.size, written=True)
     check("data", data, np.uint8, format.element_bytes * out.size)
     run(dense.widen, out.size, _NUMBERS[format], address(data), out)
 
 
 def has_forbidden_code(format: CodeFormat, data: Bytes) -> bool:
+    """Return True if any code in `data`, padding included, is the one code that is never sent."""
     check_signed(format)
     words = data.size // 4
     check("data", data, np.uint8, 4 * words)
@@ -196,6 +278,7 @@ def has_forbidden_code(format: CodeFormat, data: Bytes) -> bool:
 
 
 def all_finite(format: DenseFormat, data: Bytes) -> bool:
+    """Return True if `data` holds neither an infinity nor a NaN."""
     elements = data.size // format.element_bytes
     check("data", data, np.uint8, elements * format.element_bytes)
     found = np.zeros(1, np.uint8)
@@ -229,6 +312,9 @@ def warm_up() -> None:
 
 
 def _table_of_16(tables: Float32, format: CodeFormat) -> Float32:
-    """Tables by code, flat, each repeated to 16 entries: a vector lookup sees a neighbour's bits, too."""
+    """Return the tables, flat, with each repeated to fill 16 entries.
+
+    A vector lookup takes four bits as its index. For shorter codes the upper ones belong to the next code.
+    """
     entries = 2**format.bits
     return np.tile(tables.reshape(-1, entries), (1, LANES // entries)).reshape(-1)

@@ -1,8 +1,8 @@
-"""The kernels of `reference` and `selection_reference` on a GPU: the same functions, the same bits.
+"""Triton versions of functions in `reference` and `selection_reference`: the same names, the same bits.
 
-They take torch tensors that lie on one device, so that a gradient is compressed before it is copied to the
-host. They need Triton, which the extra `cuda` brings. Without a GPU they run in Triton's interpreter, slowly,
-if TRITON_INTERPRET=1 was set before Triton was imported; that is how they are tested where there is none.
+They take torch tensors on one device, so that a gradient is compressed before it is copied to the host. They
+need Triton, which the extra `cuda` installs. Without a GPU they run slowly in Triton's interpreter, if
+TRITON_INTERPRET=1 was set before Triton was imported; tests use this on machines without a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .checks import check_keep, check_signed
 QUANTIZE_BLOCK = 1024
 SELECT_BLOCK = 2048
 BLOCKS_PER_PROGRAM = 16
-# The 32 bits of a key, highest first: where each part begins and how wide it is.
+# Shift and width of each of the three digits of a 32-bit key, highest digit first.
 PARTS = ((21, 11), (10, 11), (0, 10))
 
 
@@ -32,7 +32,15 @@ def quantize(
     *,
     share: float = 1.0,
 ) -> None:
-    """See `reference.quantize`. data: uint8, `format.code_bytes(elements)` long."""
+    """Quantize gradient + residual on the GPU; write the codes to `data` and the error to `residual`.
+
+    Args:
+        format: SIGNED_4BIT or SIGNED_2BIT.
+        gradient, residual: flat float32 of the same length.
+        levels: the format's positive levels, ascending, on the host.
+        data: receives the packed codes, uint8, `format.code_bytes(elements)` long.
+        share: fraction of a level from which SIGNED_4BIT sends it; SIGNED_2BIT ignores it.
+    """
     elements = gradient.numel()
     _check("gradient", gradient, torch.float32, elements)
     _check("residual", residual, torch.float32, elements)
@@ -51,9 +59,10 @@ def quantize(
 
 
 def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> torch.Tensor:
-    """The `keep` elements with the largest |x - center|: int32 indices, ascending. Around 0, no zeros.
+    """Return the indices of the `keep` elements with the largest |x - center|, int32, ascending.
 
-    Of equal scores the lower index is taken. Three passes find the threshold, two write the indices.
+    With center 0 no zeros are selected. Of equal magnitudes the lower index is selected. Three passes find
+    the threshold, and two write the indices.
     """
     _check("values", values, torch.float32, values.numel())
     check_keep(keep, values.numel())
@@ -76,7 +85,12 @@ def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> torch.Ten
 
 
 def add_and_select(gradient: torch.Tensor, residual: torch.Tensor, keep: int) -> torch.Tensor:
-    """Leave the saturating sum in `residual` and select from it by magnitude."""
+    """Replace `residual` by the saturating sum gradient + residual, and select the `keep` largest magnitudes
+    in it.
+
+    Returns:
+        Indices of the selected elements, int32, ascending.
+    """
     _check("gradient", gradient, torch.float32, residual.numel())
     _check("residual", residual, torch.float32, residual.numel())
     if residual.numel():
@@ -86,10 +100,14 @@ def add_and_select(gradient: torch.Tensor, residual: torch.Tensor, keep: int) ->
 
 
 def median(values: torch.Tensor) -> float:
-    """The element in the middle of the sorted order; of an even number the lower of two."""
+    """Return the median of `values`; of an even number of elements, the lower of the middle two.
+
+    Raises:
+        ValueError: `values` is empty.
+    """
     _check("values", values, torch.float32, values.numel())
     if not values.numel():
-        raise ValueError("values: expected at least one element")
+        raise ValueError("values: expected at least one element, got none")
     rank = values.numel() - (values.numel() - 1) // 2
     key, _ = _threshold(values, rank, 0.0, ordered=True)
     bits = key - 0x80000000 if key >= 0x80000000 else 0xFFFFFFFF - key
@@ -97,7 +115,12 @@ def median(values: torch.Tensor) -> float:
 
 
 def _threshold(values: torch.Tensor, rank: int, center: float, *, ordered: bool) -> tuple[int, int]:
-    """The key of the element of this rank, from 1 for the highest, and how many keys are higher."""
+    """Return the key of the element of rank `rank`, and the number of keys above it.
+
+    Args:
+        rank: 1 for the highest key.
+        ordered: True to compare x itself; False to compare |x - center|.
+    """
     prefix, above = 0, 0
     programs = -(-values.numel() // (SELECT_BLOCK * BLOCKS_PER_PROGRAM))
     for shift, width in PARTS:
@@ -118,11 +141,12 @@ def _threshold(values: torch.Tensor, rank: int, center: float, *, ordered: bool)
 
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: int) -> None:
-    """Raise `ValueError` unless a kernel may take `tensor` for `size` consecutive elements of `dtype`."""
+    """Raise ValueError unless `tensor` holds `size` consecutive elements of `dtype`."""
     if tensor.dtype != dtype or tensor.shape != (size,) or not tensor.is_contiguous():
         got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
         raise ValueError(f"{name}: expected contiguous {dtype} of shape ({size},), got {got}")
 
 
 def _launch(kernel: Any, programs: int, *arguments: object, **constants: object) -> None:
+    """Run a Triton kernel on a grid of `programs` programs."""
     kernel[(programs,)](*arguments, **constants)

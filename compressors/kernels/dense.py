@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 # pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
-"""Kernels over dense values and over raw bytes: mostly plain loops, which LLVM vectorizes well.
+"""Kernels over dense values and raw bytes: mostly plain loops, which LLVM vectorizes well.
 
-Received data is read through addresses, because a payload may lie anywhere in a message: read-only, at any
-alignment. `FLOAT32`, `BFLOAT16` and `FLOAT16` are the places of the formats in `DenseFormat`.
+They read received data through addresses, because a payload may lie anywhere in a message: read-only, at any
+alignment. `FLOAT32`, `BFLOAT16` and `FLOAT16` are the positions of the formats in `DenseFormat`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from . import vectors as v
-from .compiling import copy, kernel, take
-from .late import CHUNK, LANES
+from .compiling import copy, fetch_add, kernel
+from .lazy import CHUNK, LANES
 from .reference import BFLOAT16_MAX, FLOAT16_MAX, FLOAT32_MAX, SUM_BLOCK
 
 FLOAT32, BFLOAT16, FLOAT16 = range(3)
-# Elements of a sum that stay in the first-level cache while payload after payload is added to them.
+# Elements of a sum that stay in the first-level cache while one payload after the other is added to them.
 BLOCK = 2048
 
 
 def _reader(numba_type, llvm):
+    """Return an intrinsic that reads element `index` of an array of this type at an address, at any
+    alignment.
+    """
+
     @intrinsic
     def read(typingctx, address, index):
         def codegen(context, builder, signature, args):
@@ -41,6 +45,8 @@ read_float32 = _reader(types.float32, ir.FloatType())
 
 
 def _bitcast(source, target, llvm):
+    """Return an intrinsic that reinterprets the bits of a `source` value as a `target` value."""
+
     @intrinsic
     def cast(typingctx, value):
         return target(source), lambda context, builder, signature, args: builder.bitcast(args[0], llvm)
@@ -54,9 +60,15 @@ float_of = _bitcast(types.uint32, types.float32, ir.FloatType())
 
 @kernel
 def magnitudes(cursor, values, sums, counts):
-    """`reference.magnitudes` of each block, to sums (float64) and counts (int64)."""
+    """Write the sum of absolute values and the number of non-zero elements of each block of `SUM_BLOCK`
+    elements.
+
+    Args:
+        sums: receives the sums, float64 (blocks,), added as by `reference.ordered_sum`.
+        counts: receives the counts, int64 (blocks,).
+    """
     padded, address = np.empty(LANES, np.float32), np.uint64(values.ctypes.data)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < values.size:
         for first in range(start, min(start + CHUNK, values.size), SUM_BLOCK):
             last = min(first + SUM_BLOCK, values.size)
@@ -65,23 +77,26 @@ def magnitudes(cursor, values, sums, counts):
             for i in range(first, whole, LANES):
                 v.prefetch(address, np.uint64(4 * (i + SUM_BLOCK)))
                 here = v.load(values, i)
-                lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
+                lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_mask(count, v.nonzero(here))
             if whole < last:
                 padded[:] = np.float32(0.0)
                 copy(values, whole, last, padded)
                 here = v.load(padded, 0)
-                lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
+                lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_mask(count, v.nonzero(here))
             sums[first // SUM_BLOCK] = v.sum_doubles(lanes)
             counts[first // SUM_BLOCK] = v.sum_words(count)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
 def sampled_magnitudes(addresses, sizes, largest, stride, totals, nonzero):
     """Write the sum of absolute values and the number of non-zero elements of each tensor.
 
-    addresses: where each tensor's float32 begin. largest: number of elements up to which all are read; of a
-    larger tensor the kernel reads the first 16 of every `stride`.
+    Args:
+        addresses: address of each tensor's first float32, uint64 (tensors,).
+        largest: number of elements up to which all of a tensor is read.
+        stride: of a larger tensor, the first 16 of every `stride` elements are read.
+        totals, nonzero: receive the sums and counts, float64 and int64 (tensors,).
     """
     padded = np.zeros(LANES, np.float32)
     for tensor in range(sizes.size):
@@ -90,19 +105,22 @@ def sampled_magnitudes(addresses, sizes, largest, stride, totals, nonzero):
         whole = size // step * step
         for i in range(0, whole, step):
             here = v.load_floats(address, np.uint64(4 * i))
-            lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
+            lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_mask(count, v.nonzero(here))
         if step == LANES and whole < size:
             padded[:] = np.float32(0.0)
             for k in range(size - whole):
                 padded[k] = read_float32(address, whole + k)
             here = v.load(padded, 0)
-            lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_set(count, v.nonzero(here))
+            lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_mask(count, v.nonzero(here))
         totals[tensor], nonzero[tensor] = v.sum_doubles(lanes), v.sum_words(count)
 
 
 @njit
-def left_of(residual, scratch, first, end):
-    """What was left of these elements, to be replaced by what is left now; zeros where nobody wants it."""
+def residual_slice(residual, scratch, first, end):
+    """Return residual[first:end], to be read and then replaced by the error.
+
+    If `residual` is empty, there is none: return zeros in `scratch`, and the error written there is dropped.
+    """
     if residual.size > 0:
         return residual[first:end]
     scratch[: end - first] = np.float32(0.0)
@@ -111,26 +129,28 @@ def left_of(residual, scratch, first, end):
 
 @njit
 def _clip(value, limit):
+    """Return `value`, limited to the range from -limit to limit; a NaN becomes `limit`."""
     value = value if value < limit else limit
     return value if value > -limit else -limit
 
 
 @njit
 def _bfloat16(value):
-    """The bits of the nearest bfloat16, ties to even; saturating."""
+    """Return the bits of the nearest bfloat16, ties to even, clipped to the finite range."""
     bits = bits_of(_clip(value, BFLOAT16_MAX))
     return np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
 
 
 @njit
 def _float16(value):
-    """The bits of the nearest float16, ties to even; saturating."""
+    """Return the bits of the nearest float16, ties to even, clipped to the finite range."""
     bits = bits_of(_clip(value, FLOAT16_MAX))
     size = np.uint32(bits & np.uint32(0x7FFFFFFF))
-    # Normal: exponents differ by 112; 13 bits of the fraction are rounded away.
+    # Case 1, a normal float16: the exponents differ by 112; 13 bits of the fraction are rounded away.
     odd = (size >> np.uint32(13)) & np.uint32(1)
     normal = np.uint32(size - np.uint32(0x38000000) + np.uint32(0xFFF) + odd) >> np.uint32(13)
-    # Below 2**-14: the spacing of float32 just above 0.5 is that of small float16, so adding 0.5 rounds.
+    # Case 2, below 2**-14: the spacing of float32 just above 0.5 is that of small float16, so adding 0.5
+    # rounds.
     small = np.uint32(bits_of(float_of(size) + np.float32(0.5)) - np.uint32(0x3F000000))
     rounded = small if size < np.uint32(0x38800000) else normal
     return rounded | ((bits >> np.uint32(16)) & np.uint32(0x8000))
@@ -144,7 +164,7 @@ def _from_bfloat16(bits):
 @njit
 def _from_float16(bits):
     size = np.uint32((np.uint32(bits) & np.uint32(0x7FFF)) << np.uint32(13))
-    # As float32 its exponent is too small by 112; multiplying is exact, for small values too.
+    # Read as float32 its exponent is too small by 112; multiplying is exact, for small values too.
     widened = bits_of(float_of(size) * np.float32(2.0**112))
     if size >= np.uint32(0x0F800000):  # an infinity or a NaN
         widened = np.uint32(widened | np.uint32(0x7F800000))
@@ -153,7 +173,7 @@ def _from_float16(bits):
 
 @njit
 def _read(format, address, i):
-    """Element i as float32."""
+    """Return element i of the payload at `address` as float32."""
     if format == FLOAT32:
         return read_float32(address, i)
     if format == BFLOAT16:
@@ -163,25 +183,28 @@ def _read(format, address, i):
 
 @kernel
 def widen(cursor, format, address, out):
-    """`reference.decode_dense`."""
-    start = take(cursor, CHUNK)
+    """Convert the values at `address`, in `format`, to float32, exactly, and write them to `out`."""
+    start = fetch_add(cursor, CHUNK)
     while start < out.size:
         values = out[start : min(start + CHUNK, out.size)]
         for k in range(values.size):
             values[k] = _read(format, address, start + k)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @njit
 def _add(format, address, weight, first, sums):
-    """sums[k] += weight * element first + k. Two roundings: LLVM may not fuse them unless told to."""
+    """Add weight * element (first + k) of the payload at `address` to sums[k], for each k.
+
+    Multiplication and addition round separately: LLVM fuses them only on request.
+    """
     done = 0
     if format != FLOAT16:
         weights, size = v.all_floats(weight), 4 if format == FLOAT32 else 2
         done = sums.size // LANES * LANES
         for k in range(0, done, LANES):
             here = np.uint64((first + k) * size)
-            # The same payload's next block; the processor itself follows only so many streams.
+            # Prefetch the same payload's next block: on its own a processor follows only a few streams.
             v.prefetch(address, np.uint64((first + k + BLOCK) * size))
             values = v.load_floats(address, here) if format == FLOAT32 else v.load_bfloats(address, here)
             v.store(sums, k, v.add(v.load(sums, k), v.multiply(weights, values)))
@@ -192,8 +215,13 @@ def _add(format, address, weight, first, sums):
 
 @kernel
 def sum_dense(cursor, format, addresses, weights, out, keep):
-    """`reference.add_dense` on top of `out` if `keep`, otherwise of zero."""
-    start = take(cursor, CHUNK)
+    """Add `weights[w]` times the values of payload w to `out`, one payload after the other.
+
+    Args:
+        addresses: address of each payload, uint64 (payloads,).
+        keep: True to add to the values in `out`; False to start from zeros.
+    """
+    start = fetch_add(cursor, CHUNK)
     while start < out.size:
         for first in range(start, min(start + CHUNK, out.size), BLOCK):
             sums = out[first : min(first + BLOCK, out.size)]
@@ -201,18 +229,24 @@ def sum_dense(cursor, format, addresses, weights, out, keep):
                 sums[:] = np.float32(0.0)
             for w in range(addresses.size):
                 _add(format, addresses[w], weights[w], first, sums)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
 def round_dense(cursor, format, gradient, residual, data):
-    """`reference.encode_dense` for the 16-bit formats. data: uint16. residual: empty if nobody wants it."""
+    """Round gradient + residual to a 16-bit format; write the bits to `data` (uint16), the error to
+    `residual`.
+
+    Args:
+        residual: replaced by the rounding error; empty for zeros, and the error is dropped.
+    """
     scratch = np.empty(CHUNK if residual.size == 0 else 0, np.float32)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < gradient.size:
         stop = min(start + CHUNK, gradient.size)
-        # Slices, because an index from 0 is known not to be negative; otherwise LLVM would not vectorize.
-        g, e, out = gradient[start:stop], left_of(residual, scratch, start, stop), data[start:stop]
+        # Slices, because LLVM knows that an index counted from 0 is not negative; otherwise it would not
+        # vectorize.
+        g, e, out = gradient[start:stop], residual_slice(residual, scratch, start, stop), data[start:stop]
         if format == BFLOAT16:
             for i in range(g.size):
                 total = _clip(g[i] + e[i], FLOAT32_MAX)
@@ -225,13 +259,15 @@ def round_dense(cursor, format, gradient, residual, data):
                 bits = _float16(total)
                 out[i] = bits
                 e[i] = total - _from_float16(bits)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
 def find_code(cursor, bits, address, words, found):
-    """Set found[0] if any of so many 32-bit words holds the forbidden code: 1000 of 4 bits, 01 of 2."""
-    start = take(cursor, CHUNK)
+    """Set found[0] if any of `words` 32-bit words holds the code that is never sent: 1000 of 4 bits, 01 of 2
+    bits.
+    """
+    start = fetch_add(cursor, CHUNK)
     while start < words:
         hits = np.uint32(0)
         if bits == 4:
@@ -246,13 +282,13 @@ def find_code(cursor, bits, address, words, found):
             hits &= np.uint32(0x55555555)
         if hits != 0:
             found[0] = 1
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
 def find_non_finite(cursor, format, address, elements, found):
-    """Set found[0] if any exponent is all ones: an infinity or a NaN."""
-    start = take(cursor, CHUNK)
+    """Set found[0] if the exponent of any of `elements` elements is all ones: an infinity or a NaN."""
+    start = fetch_add(cursor, CHUNK)
     while start < elements:
         stop = min(start + CHUNK, elements)
         hits = np.uint32(0)
@@ -266,4 +302,4 @@ def find_non_finite(cursor, format, address, elements, found):
                 hits |= np.uint32((read_uint16(address, i) & mask) == mask)
         if hits != 0:
             found[0] = 1
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)

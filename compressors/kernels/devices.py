@@ -1,8 +1,8 @@
-"""Kernels over torch tensors, wherever these lie: compiled by numba on the CPU, by Triton on a GPU.
+"""Kernels over torch tensors on any device: compiled by numba for the CPU, by Triton for a GPU.
 
-What leaves here is on the host and already small: codes, or the chosen elements. So a gradient that lies on
-a GPU is compressed before it is copied. Apart from `magnitudes`, whose sum a GPU adds up in another order,
-both give the same bits.
+Results are on the host and already small: codes, or the selected elements. So a gradient on a GPU is
+compressed before it is copied. Both implementations give the same bits, except for `magnitudes`, whose sum a
+GPU adds in another order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from ..payload import Bytes, CodeFormat, Float32, Float64, Int64, code_words
 from . import cpu, selection
-from .late import cuda
+from .lazy import cuda
 from .reference import FLOAT32_MAX, Magnitudes
 from .selection_reference import Indices, Selection
 
@@ -29,30 +29,39 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def can_stay(tensor: torch.Tensor) -> bool:
-    """Whether the kernels below take the tensor where it is. Others have to be copied to the host first."""
+def has_kernels_for(tensor: torch.Tensor) -> bool:
+    """Return True if the functions in this file accept the tensor on its device; otherwise copy it to the
+    host first.
+    """
     return tensor.device.type == "cpu" or (tensor.is_cuda and _has_triton())
 
 
 def on_gpu(what: torch.Tensor | torch.device) -> bool:
-    """Whether a tensor lies on a GPU, or a device is one."""
+    """Return True if the tensor is on a GPU, or the device is one."""
     return what.is_cuda if isinstance(what, torch.Tensor) else what.type == "cuda"
 
 
 def magnitudes(values: torch.Tensor) -> Magnitudes:
-    """See `reference.magnitudes`."""
+    """Return the sum of absolute values and the number of non-zero elements of `values`."""
     if not on_gpu(values):
         return cpu.magnitudes(values.numpy())
-    # One copy to the host, because each waits for the GPU.
+    # Both numbers in one copy to the host, because each copy waits for the GPU.
     parts = values.abs().sum(dtype=torch.float64), values.count_nonzero().to(torch.float64)
     total, nonzero = torch.stack(parts).cpu().numpy()
     return Magnitudes(float(total), int(nonzero))
 
 
 def sampled_magnitudes(tensors: Sequence[torch.Tensor]) -> tuple[Float64, Int64]:
-    """Return the sum of absolute values and the number of non-zero elements of each tensor, of a large one
-    those of the sample `selection.sample`, in one call. All tensors lie on the host, contiguous float32 of
-    one dimension."""
+    """Return the sum of absolute values and the number of non-zero elements of each tensor, in one call.
+
+    A tensor of more than `selection.SMALL` elements is measured by the sample that `selection.sample` takes.
+
+    Args:
+        tensors: contiguous float32 tensors of one dimension, on the host.
+
+    Returns:
+        The sums (float64) and the counts (int64), both of shape (tensors,).
+    """
     _check_blocks(tensors, torch.device("cpu"))
     sizes = np.array([tensor.numel() for tensor in tensors], np.int64)
     places = np.array([tensor.data_ptr() for tensor in tensors], np.uint64)
@@ -60,7 +69,7 @@ def sampled_magnitudes(tensors: Sequence[torch.Tensor]) -> tuple[Float64, Int64]
 
 
 def finite(values: torch.Tensor) -> bool:
-    """Whether there is neither an infinity nor a NaN. values: of shape (elements,)."""
+    """Return True if `values`, of one dimension, holds neither an infinity nor a NaN."""
     return math.isfinite(magnitudes(values).total)
 
 
@@ -72,7 +81,16 @@ def quantize(
     *,
     share: float = 1.0,
 ) -> Bytes:
-    """The codes of `reference.quantize`; what is left goes to `residual`, in place."""
+    """Quantize gradient + residual, return the packed codes, and leave the quantization error in `residual`.
+
+    Args:
+        format: SIGNED_4BIT or SIGNED_2BIT.
+        gradient: contiguous float32 of one dimension.
+        residual: as many elements as the gradient, replaced by the error; None for zeros, and the error is
+            dropped.
+        levels: the format's positive levels, ascending.
+        share: fraction of a level from which SIGNED_4BIT sends it; SIGNED_2BIT ignores it.
+    """
     size = format.code_bytes(gradient.numel())
     if not on_gpu(gradient):
         data = np.empty(size, np.uint8)
@@ -94,9 +112,23 @@ def quantize_blocks(
     *,
     share: float = 1.0,
 ) -> tuple[Bytes, Float64, Int64]:
-    """The codes, totals and nonzero of `reference.quantize_blocks`; what is left goes to `left`.
+    """Quantize several tensors in one pass, each with its own levels.
 
     All tensors are contiguous float32 of one dimension, on the same device.
+
+    Args:
+        format: SIGNED_4BIT or SIGNED_2BIT.
+        gradients: one for each block.
+        residual: residuals of all blocks, end to end.
+        left: receives the quantization errors of all blocks, end to end; `residual` itself, or memory that
+            does not overlap it.
+        levels: `format.level_count` levels of each block, end to end.
+        share: fraction of a level from which SIGNED_4BIT sends it.
+
+    Returns:
+        The packed codes of all blocks, and of each gradient the sum of absolute values and the number of
+            non-zero elements, shape (blocks,). If a sum is not finite, the block's codes and errors are
+            undefined.
     """
     _check_blocks(gradients, residual.device)
     sizes = np.array([gradient.numel() for gradient in gradients], np.int64)
@@ -109,13 +141,13 @@ def quantize_blocks(
 
 
 def _check_blocks(gradients: Sequence[torch.Tensor], device: torch.device) -> None:
-    """Raise ValueError unless each is contiguous float32 of one dimension on the device."""
+    """Raise ValueError unless each tensor is contiguous float32 of one dimension on `device`."""
     for gradient in gradients:
         if gradient.dtype is not torch.float32 or gradient.ndim != 1 or not gradient.is_contiguous():
             got = f"{gradient.dtype} of shape {tuple(gradient.shape)}"
             raise ValueError(f"gradient: expected contiguous torch.float32 of one dimension, got {got}")
         if gradient.device != device:
-            raise ValueError(f"gradient: expected it on {device}, got {gradient.device}")
+            raise ValueError(f"gradient: expected a tensor on {device}, got one on {gradient.device}")
 
 
 def _quantize_blocks_on_gpu(
@@ -139,18 +171,22 @@ def _quantize_blocks_on_gpu(
     ):
         found[0, block], found[1, block] = gradient.abs().sum(dtype=torch.float64), gradient.count_nonzero()
         cuda.quantize(format, gradient, own_left, table, own_codes, share=share)
-    # One copy to the host each, because each waits for the GPU.
+    # One copy to the host for all blocks' numbers, because each copy waits for the GPU.
     totals, nonzero = found.cpu().numpy()
     return codes.cpu().numpy(), totals, nonzero.astype(np.int64)
 
 
 def saturate(values: torch.Tensor) -> torch.Tensor:
-    """Kept within the finite float32 range, in place."""
+    """Clip `values` to the finite float32 range, in place, and return them."""
     return values.clamp_(-_LARGEST, _LARGEST)
 
 
 def add_to(residual: torch.Tensor, gradient: torch.Tensor) -> None:
-    """residual += gradient, saturating."""
+    """Add `gradient` to `residual` in place, and clip the sum to the finite float32 range.
+
+    Raises:
+        FloatingPointError: the gradient is on the host and not finite.
+    """
     if on_gpu(residual):
         saturate(residual.add_(gradient))
     else:
@@ -158,7 +194,7 @@ def add_to(residual: torch.Tensor, gradient: torch.Tensor) -> None:
 
 
 def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> Selection:
-    """The `keep` elements with the largest |x - center|."""
+    """Return the `keep` elements with the largest |x - center|; with center 0, no zeros are selected."""
     if not on_gpu(values):
         return selection.select(values.numpy(), keep, center=center)
     return _chosen(values, cuda.select(values, keep, center=center))
@@ -167,9 +203,14 @@ def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> Selection
 def add_and_select(
     gradient: torch.Tensor, residual: torch.Tensor, keep: int, left: torch.Tensor
 ) -> Selection:
-    """Leave the saturating sum of both in `left`, which may be `residual`, and select from it by magnitude.
+    """Write the saturating sum gradient + residual to `left`, and return its `keep` elements of largest
+    magnitude.
 
-    Raises FloatingPointError for a gradient on the host that is not finite.
+    Args:
+        left: receives the sum; it may be `residual` itself.
+
+    Raises:
+        FloatingPointError: the gradient is on the host and not finite.
     """
     if not on_gpu(residual):
         return selection.add_and_select(gradient.numpy(), residual.numpy(), keep, left.numpy())
@@ -179,14 +220,14 @@ def add_and_select(
 
 
 def median(values: torch.Tensor) -> float:
-    """The element in the middle of the sorted order; of an even number the lower of two."""
+    """Return the median of `values`; of an even number of elements, the lower of the middle two."""
     if not on_gpu(values):
         return selection.median(values.numpy())
     return float(cuda.median(values))
 
 
 def put(out: torch.Tensor, indices: Indices, values: Float32) -> None:
-    """out[indices] = values. indices: ascending."""
+    """Assign `values` to the elements of `out` at `indices`, which are ascending and distinct."""
     if on_gpu(out):
         places = torch.from_numpy(indices.astype(np.int64)).to(out.device)
         out[places] = torch.from_numpy(values).to(out.device)
@@ -195,4 +236,5 @@ def put(out: torch.Tensor, indices: Indices, values: Float32) -> None:
 
 
 def _chosen(values: torch.Tensor, indices: torch.Tensor) -> Selection:
+    """Return the selection, on the host, of the elements of `values` at `indices`."""
     return Selection(indices.cpu().numpy().view(np.uint32), values[indices.long()].cpu().numpy())

@@ -1,6 +1,7 @@
-"""The kernels of `linear_reference`, compiled: functions of the same names, the same bits, several threads.
+"""Compiled versions of the functions in `linear_reference`: the same names, the same bits, on several
+threads.
 
-As in `cpu`, everything that machine code would trust is checked on this side of the border.
+Machine code trusts the sizes and addresses that it receives, so every array is checked in this file first.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ import numpy as np
 
 from ..payload import BUCKET_STEP, Bytes, CodeFormat, Float32, check_linear, code_bytes
 from .checks import address, addresses, check, checked_pair, code_addresses, in_order
-from .late import linear_loops, linear_sums
+from .lazy import linear_loops, linear_sums
 from .reference import FLOAT32_MAX, SUM_BLOCK
 from .threads import run
 
 
 def bucket_maxima(gradient: Float32, residual: Float32 | None, bucket: int) -> Float32:
-    """See `linear_reference.bucket_maxima`. residual: None stands for zeros, here and below."""
+    """Return the largest magnitude of gradient + residual in each bucket, float32 of shape (buckets,).
+
+    Args:
+        residual: as many elements as the gradient; None for zeros.
+        bucket: elements of a bucket; the last bucket may be shorter.
+    """
     left = checked_pair(gradient, residual)
     bucket, pieces = _cut(bucket, gradient.size)
     maxima = np.zeros(pieces, np.uint32)
@@ -27,11 +33,17 @@ def bucket_maxima(gradient: Float32, residual: Float32 | None, bucket: int) -> F
 
 
 def bucket_norms(gradient: Float32, residual: Float32 | None, bucket: int) -> Float32:
+    """Return the Euclidean norm of gradient + residual in each bucket, float32 of shape (buckets,).
+
+    Args:
+        residual: as many elements as the gradient; None for zeros.
+        bucket: elements of a bucket; the last bucket may be shorter.
+    """
     left = checked_pair(gradient, residual)
     bucket, pieces = _cut(bucket, gradient.size)
     sums = np.zeros(pieces)
     run(linear_loops.piece_squares, gradient.size, gradient, left, bucket, sums.reshape(-1))
-    # Accumulating adds one after the other, which `sum` does not.
+    # Accumulating adds the pieces one after the other; `sum` would use another order, with other bits.
     totals = np.add.accumulate(sums, axis=1)[:, -1]
     norms: Float32 = np.minimum(np.sqrt(totals), np.float64(FLOAT32_MAX)).astype(np.float32)
     return norms
@@ -47,7 +59,17 @@ def quantize_linear(
     *,
     seed: int | None,
 ) -> None:
-    """See `linear_reference.quantize_linear`. What is left is dropped where there is no residual."""
+    """Round gradient + residual to multiples of each bucket's scale; write the codes to `data`, the error to
+    `residual`.
+
+    Args:
+        bits: bits of a code, 2 to 8.
+        bucket: elements that share a scale.
+        residual: replaced by the rounding error; None for zeros, and the error is dropped.
+        scales: scale of each bucket, finite and not negative; a bucket with scale 0 gets codes 0.
+        data: receives the packed codes.
+        seed: seed of stochastic rounding; None rounds to nearest, ties to even.
+    """
     left = checked_pair(gradient, residual)
     check("scales", scales, np.float32, _buckets(bucket, gradient.size, bits))
     check("data", data, np.uint8, code_bytes(bits, gradient.size), written=True)
@@ -66,10 +88,20 @@ def add_linear(
     *,
     keep: bool = True,
 ) -> None:
+    """Add the weighted values of linear payloads to `out`, one payload after the other.
+
+    Args:
+        bits: bits of a code, 2 to 8.
+        bucket: elements that share a scale.
+        datas: packed codes of each payload.
+        scales: scales of each payload's buckets.
+        weights: one float32 for each payload.
+        keep: True to add to the values in `out`; False to start from zeros.
+    """
     check("out", out, np.float32, out.size, written=True)
     check("weights", weights, np.float32, len(datas))
     if len(scales) != len(datas):
-        raise ValueError(f"scales: expected one array per payload, {len(datas)}, got {len(scales)}")
+        raise ValueError(f"scales: expected {len(datas)} arrays, one for each payload, got {len(scales)}")
     size, buckets = code_bytes(bits, out.size), _buckets(bucket, out.size, bits)
     for scale in scales:
         check("scales", scale, np.float32, buckets)
@@ -78,6 +110,9 @@ def add_linear(
 
 
 def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
+    """Return True if the code of any of the `elements` elements is the most negative integer, which is never
+    sent.
+    """
     check_linear(bits, BUCKET_STEP)
     size = code_bytes(bits, elements)
     check("data", data, np.uint8, size)
@@ -87,6 +122,14 @@ def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
 
 
 def side_sums(gradient: Float32, residual: Float32 | None) -> tuple[float, int, float, int]:
+    """Sum the non-negative and the negative elements of gradient + residual separately.
+
+    Args:
+        residual: as many elements as the gradient; None for zeros.
+
+    Returns:
+        Sum and number of the elements that are at least 0, then sum and number of the negative elements.
+    """
     left = checked_pair(gradient, residual)
     blocks = -(-gradient.size // SUM_BLOCK)
     uppers, lowers, counts = np.zeros(blocks), np.zeros(blocks), np.zeros(blocks, np.int64)
@@ -98,6 +141,13 @@ def side_sums(gradient: Float32, residual: Float32 | None) -> tuple[float, int, 
 def quantize_binary(
     gradient: Float32, residual: Float32 | None, low: float, high: float, data: Bytes
 ) -> None:
+    """Send `high` for each element of gradient + residual that is at least 0, and `low` for every other
+    element.
+
+    Args:
+        residual: replaced by the quantization error; None for zeros, and the error is dropped.
+        data: receives the packed codes, one bit an element: 1 for `high`.
+    """
     left = checked_pair(gradient, residual)
     check("data", data, np.uint8, code_bytes(1, gradient.size), written=True)
     lower, upper = np.float32(low), np.float32(high)
@@ -107,6 +157,15 @@ def quantize_binary(
 def quantize_ternary(
     gradient: Float32, residual: Float32 | None, level: float, data: Bytes, *, seed: int
 ) -> None:
+    """Send `level` with the sign of r = gradient + residual, with probability |r| / level, and zero
+    otherwise.
+
+    Args:
+        residual: replaced by the quantization error; None for zeros, and the error is dropped.
+        level: magnitude to send; 0 sends zeros only.
+        data: receives the packed codes of `CodeFormat.SIGNED_2BIT`.
+        seed: seed of the random numbers.
+    """
     left = checked_pair(gradient, residual)
     check("data", data, np.uint8, CodeFormat.SIGNED_2BIT.code_bytes(gradient.size), written=True)
     size, start = np.float32(level), _word(seed)
@@ -114,7 +173,7 @@ def quantize_ternary(
 
 
 def warm_up() -> None:
-    """As `cpu.warm_up`, for the kernels in here."""
+    """Compile every kernel of this module, or load it from the cache."""
     ones = np.ones(17, np.float32)
     data = np.zeros(code_bytes(8, ones.size), np.uint8)
     scales = bucket_maxima(ones, None, BUCKET_STEP)
@@ -130,17 +189,20 @@ def warm_up() -> None:
 
 
 def _buckets(bucket: int, elements: int, bits: int = 8) -> int:
-    """How many buckets so many elements fill; the last one perhaps in part."""
+    """Return the number of buckets that `elements` elements fill; the last one may be short."""
     check_linear(bits, bucket)
     return -(-elements // bucket)
 
 
 def _cut(bucket: int, elements: int) -> tuple[int, tuple[int, int]]:
-    """The bucket, no longer than needed, and into how many pieces of `SUM_BLOCK` all buckets are cut."""
+    """Return the bucket length, limited to the elements, and the shape of all pieces: buckets, pieces of each
+    bucket.
+    """
     buckets = _buckets(bucket, elements)
     bucket = min(bucket, max(elements, 1))
     return bucket, (buckets, -(-bucket // SUM_BLOCK))
 
 
 def _word(seed: int) -> np.uint64:
+    """Return the seed modulo 2**64."""
     return np.uint64(seed % 2**64)

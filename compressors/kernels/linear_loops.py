@@ -1,13 +1,13 @@
 # mypy: ignore-errors
 # pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
-"""Kernels that make linear, binary and ternary codes; `linear_reference` says what they compute.
+"""Kernels that produce linear, binary and ternary codes; `linear_reference` defines their results.
 
-Blocks that stay in the first-level cache are gone through several times: random numbers and codes of one byte
-each, by plain loops that LLVM vectorizes, then packing, eight codes at a time in a 64-bit word and alike for
-every number of bits. What reads the codes again is in `linear_sums`.
+Each block of elements stays in the first-level cache and is read several times. Plain loops, which LLVM
+vectorizes, compute random numbers and codes of one byte each. Then the codes are packed, eight at a time in a
+64-bit word, by the same steps for every number of bits. The kernels in `linear_sums` read the packed codes.
 
-What is called per bucket is inlined by numba itself: an array that is passed on has its references counted,
-which takes longer than a short bucket.
+Functions that run once per bucket are inlined by numba itself: numba counts references of an array that is
+passed to a function, which takes longer than a short bucket.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from . import vectors as v
-from .compiling import copy, kernel, take
-from .dense import _clip, bits_of, left_of
-from .late import CHUNK, LANES
+from .compiling import copy, fetch_add, kernel
+from .dense import _clip, bits_of, residual_slice
+from .lazy import CHUNK, LANES
 from .linear_reference import MULTIPLIERS, STEP
 from .reference import FLOAT32_MAX, SUM_BLOCK
 
 # Elements whose codes, random numbers and sums stay in the first-level cache. A multiple of 64.
 BLOCK = 2048
-# The float32 next to it are 1 apart. Adding it rounds what is small to an integer, ties to even, and leaves
-# the integer's two's complement in the lowest bits; subtracting it gives the integer as a float32.
+# Neighbouring float32 of this size are 1 apart. Adding it rounds a small number to an integer, ties to even,
+# and leaves the integer's two's complement in the lowest bits; subtracting it gives the integer as a float32.
 INTEGERS = np.float32(1.5 * 2**23)
 
 load_uint64 = v.load_at(types.uint64, v.I64)
@@ -35,7 +35,7 @@ load_uint64 = v.load_at(types.uint64, v.I64)
 
 @intrinsic
 def store_uint64(typingctx, address, offset, value):
-    """To `offset` bytes after an address, however aligned."""
+    """Store a 64-bit word `offset` bytes after an address, at any alignment."""
 
     def codegen(context, builder, signature, args):
         builder.store(args[2], builder.inttoptr(builder.add(*args[:2]), v.I64.as_pointer()), align=1)
@@ -44,19 +44,21 @@ def store_uint64(typingctx, address, offset, value):
 
 
 def _add_squares(builder, sums, a):
-    """sums + a * a in float64, where the square is exact."""
+    """Return sums + a * a in float64, where the square of a float32 is exact."""
     wide = builder.fpext(a, sums.type)
     return builder.fadd(sums, builder.fmul(wide, wide))
 
 
 add_squares = v.binary(_add_squares)
-# a / b of float32, without numba's check for zero: it raises, so that LLVM could not vectorize.
+# a / b of float32, without numba's check for zero: the check raises, and LLVM could not vectorize the loop.
 divide = v.binary(ir.IRBuilder.fdiv)
 
 
 @njit
 def _total(gradient, residual, i):
-    """Sixteen of gradient + residual, which is empty where there is none."""
+    """Return sixteen elements of the saturating sum gradient + residual; of the gradient if `residual` is
+    empty.
+    """
     if residual.size == 0:
         return v.load(gradient, i)
     return v.saturated_sum(v.load(gradient, i), v.load(residual, i))
@@ -67,27 +69,33 @@ def _total(gradient, residual, i):
 
 @njit
 def _pack(bits, codes, packed):
-    """The low `bits` bits of codes[8 * k] and so on, to packed[k * bits] and so on; `bits` below 8.
+    """Pack codes of fewer than 8 bits: the low `bits` bits of each byte of `codes`, end to end, into
+    `packed`.
 
-    codes: a multiple of 8, with no higher bits set. packed: 8 bytes longer than the packed codes.
+    Args:
+        codes: one code per byte without higher bits, a multiple of 8 codes.
+        packed: receives the packed codes; 8 bytes longer than they are.
     """
     source, target = np.uint64(codes.ctypes.data), np.uint64(packed.ctypes.data)
-    # Neighbouring bytes are moved together, then pairs of codes, then fours.
+    # Join neighbouring codes, then neighbouring pairs, then neighbouring fours.
     single, pair, four = np.uint64(8 - bits), np.uint64(16 - 2 * bits), np.uint64(32 - 4 * bits)
     for k in range(codes.size // 8):
         x = load_uint64(source, np.uint64(8 * k))
         x = (x & np.uint64(0x00FF00FF00FF00FF)) | ((x & np.uint64(0xFF00FF00FF00FF00)) >> single)
         x = (x & np.uint64(0x0000FFFF0000FFFF)) | ((x & np.uint64(0xFFFF0000FFFF0000)) >> pair)
         x = (x & np.uint64(0x00000000FFFFFFFF)) | ((x & np.uint64(0xFFFFFFFF00000000)) >> four)
-        # Eight bytes, of which the next ones overwrite all but the first `bits`.
+        # All eight bytes are written; the next iteration overwrites all but the first `bits` of them.
         store_uint64(target, np.uint64(bits * k), x)
 
 
 @njit
 def _store(bits, codes, count, packed, data, first):
-    """Write codes[:count], one per byte, to where codes from element `first` on belong in `data`.
+    """Pack codes[:count], one per byte, and write them to `data` at the place of element `first`.
 
-    first: a multiple of 32. count: so is this, except at the end of `data`, where zeros come after.
+    Args:
+        count: number of codes; a multiple of 32 except at the end of `data`, where zeros fill the last word.
+        packed: scratch memory, 8 bytes longer than the packed codes.
+        first: index of the first element, a multiple of 32.
     """
     end = -(-count // 32) * 32
     codes[count:end] = np.uint8(0)
@@ -105,7 +113,7 @@ def _store(bits, codes, count, packed, data, first):
 
 @njit
 def _piece(p, bucket, elements):
-    """The range of elements that is piece p: each bucket is cut into pieces of `SUM_BLOCK` by itself."""
+    """Return start and end of piece p: each bucket is cut into pieces of `SUM_BLOCK` elements on its own."""
     pieces = -(-bucket // SUM_BLOCK)
     first = p // pieces * bucket + p % pieces * SUM_BLOCK
     return min(first, elements), min(first + SUM_BLOCK, (p // pieces + 1) * bucket, elements)
@@ -113,7 +121,7 @@ def _piece(p, bucket, elements):
 
 @njit
 def _pad(gradient, residual, whole, last, padded):
-    """The last few elements of both, and zeros behind."""
+    """Copy the elements from `whole` to `last` of gradient and residual into `padded`, followed by zeros."""
     padded[:] = np.float32(0.0)
     copy(gradient, whole, last, padded[0])
     if residual.size > 0:
@@ -122,27 +130,29 @@ def _pad(gradient, residual, whole, last, padded):
 
 @kernel
 def piece_maxima(cursor, gradient, residual, bucket, maxima):
-    """The largest magnitude in each piece of the sum, to maxima: uint32, the bits of a float32."""
+    """Write the largest magnitude of gradient + residual in each piece to `maxima`, as the bits of a float32
+    (uint32).
+    """
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
     scratch = np.empty(SUM_BLOCK, np.float32)
-    start = take(cursor, several)
+    start = fetch_add(cursor, several)
     while start < maxima.size:
         for p in range(start, min(start + several, maxima.size)):
             first, last = _piece(p, bucket, gradient.size)
-            g, e, largest = gradient[first:last], left_of(residual, scratch, first, last), np.uint32(0)
+            g, e, largest = gradient[first:last], residual_slice(residual, scratch, first, last), np.uint32(0)
             for i in range(g.size):
                 here = bits_of(_clip(g[i] + e[i], FLOAT32_MAX)) & np.uint32(0x7FFFFFFF)
                 largest = here if here > largest else largest
             maxima[p] = largest
-        start = take(cursor, several)
+        start = fetch_add(cursor, several)
 
 
 @kernel
 def piece_squares(cursor, gradient, residual, bucket, sums):
-    """The sum of squares in each piece of the sum, to sums: float64."""
+    """Write the sum of squares of gradient + residual in each piece to `sums` (float64)."""
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
     padded = np.empty((2, LANES), np.float32)
-    start = take(cursor, several)
+    start = fetch_add(cursor, several)
     while start < sums.size:
         for p in range(start, min(start + several, sums.size)):
             first, last = _piece(p, bucket, gradient.size)
@@ -154,23 +164,31 @@ def piece_squares(cursor, gradient, residual, bucket, sums):
                 _pad(gradient, residual, whole, last, padded)
                 lanes = add_squares(lanes, _total(padded[0], padded[1], 0))
             sums[p] = v.sum_doubles(lanes)
-        start = take(cursor, several)
+        start = fetch_add(cursor, several)
 
 
 @njit
 def _add_sides(gradient, residual, i, upper, lower, count):
+    """Add sixteen elements of gradient + residual to the sums of non-negative and negative elements, and
+    count the former.
+    """
     total, zero = _total(gradient, residual, i), v.all_floats(np.float32(0.0))
     not_negative = v.at_least(total, zero)
     upper = v.add_widened(upper, v.where(not_negative, total, zero))
     lower = v.add_widened(lower, v.where(not_negative, zero, total))
-    return upper, lower, v.add_set(count, not_negative)
+    return upper, lower, v.add_mask(count, not_negative)
 
 
 @kernel
 def side_sums(cursor, gradient, residual, uppers, lowers, counts):
-    """`linear_reference.side_sums` of each block, but for the second count."""
+    """Sum the non-negative and the negative elements of gradient + residual in each block of `SUM_BLOCK`.
+
+    Args:
+        uppers, lowers: receive the sum of each block's non-negative and of its negative elements, float64.
+        counts: receives the number of each block's non-negative elements, int64.
+    """
     padded = np.empty((2, LANES), np.float32)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), SUM_BLOCK):
             last = min(first + SUM_BLOCK, gradient.size)
@@ -182,11 +200,11 @@ def side_sums(cursor, gradient, residual, uppers, lowers, counts):
             if whole < last:
                 _pad(gradient, residual, whole, last, padded)
                 upper, lower, count = _add_sides(padded[0], padded[1], 0, upper, lower, count)
-                padding = whole + LANES - last  # zeros, which count as not negative
+                padding = whole + LANES - last  # number of padding zeros, which count as not negative
             block = first // SUM_BLOCK
             uppers[block], lowers[block] = v.sum_doubles(upper), v.sum_doubles(lower)
             counts[block] = np.int64(v.sum_words(count)) - padding
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 # ---- quantize ----
@@ -194,7 +212,9 @@ def side_sums(cursor, gradient, residual, uppers, lowers, counts):
 
 @njit
 def _fill_uniform(seed, first, noise):
-    """`linear_reference.uniform` of the elements from `first` on."""
+    """Fill `noise` with the random numbers that `linear_reference.uniform` gives the elements from `first`
+    on.
+    """
     state = seed + np.uint64(first) * np.uint64(STEP)
     for i in range(noise.size):
         state += np.uint64(STEP)
@@ -205,6 +225,7 @@ def _fill_uniform(seed, first, noise):
 
 @njit(inline="always")
 def _round_to_nearest(gradient, residual, codes, scale, last, mask):
+    """Round each element to the nearest multiple of `scale`, ties to even; leave the error in `residual`."""
     for i in range(codes.size):
         total = _clip(gradient[i] + residual[i], FLOAT32_MAX)
         shifted = _clip(divide(total, scale), last) + INTEGERS
@@ -214,6 +235,7 @@ def _round_to_nearest(gradient, residual, codes, scale, last, mask):
 
 @njit(inline="always")
 def _round_at_random(gradient, residual, codes, scale, last, mask, noise):
+    """Round each element to a multiple of `scale`, up or down at random; leave the error in `residual`."""
     for i in range(codes.size):
         total = _clip(gradient[i] + residual[i], FLOAT32_MAX)
         multiple = _clip(divide(total, scale) + noise[i], last)
@@ -225,6 +247,7 @@ def _round_at_random(gradient, residual, codes, scale, last, mask, noise):
 
 @njit(inline="always")
 def _round_to_zero(gradient, residual, codes):
+    """Give each element code 0; leave the whole sum in `residual`."""
     for i in range(codes.size):
         codes[i] = np.uint8(0)
         residual[i] = _clip(gradient[i] + residual[i], FLOAT32_MAX)
@@ -232,21 +255,28 @@ def _round_to_zero(gradient, residual, codes):
 
 @kernel
 def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_random, seed):
-    """`linear_reference.quantize_linear`, stochastic if `at_random`."""
+    """Round gradient + residual to multiples of each bucket's scale, as defined by
+    `linear_reference.quantize_linear`.
+
+    Args:
+        residual: replaced by the rounding error; empty for zeros, and the error is dropped.
+        data: receives the packed codes.
+        at_random: True for stochastic rounding with `seed`; False to round to nearest.
+    """
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
     scratch = np.empty(BLOCK, np.float32)
     noise = np.empty(BLOCK, np.float32)
     last, mask = np.float32(2 ** (bits - 1) - 1), np.uint32(2**bits - 1)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
             if at_random:
                 _fill_uniform(seed, first, noise[: end - first])
-            here, index, left = first, first // bucket, left_of(residual, scratch, first, end)
+            here, index, left = first, first // bucket, residual_slice(residual, scratch, first, end)
             while here < end:
                 scale, stop = scales[index], min((index + 1) * bucket, end)
-                # Slices, because an index from 0 is known not to be negative.
+                # Slices, because LLVM knows that an index counted from 0 is not negative.
                 g, c = gradient[here:stop], codes[here - first : stop - first]
                 e = left[here - first : stop - first]
                 if not scale > 0:
@@ -257,30 +287,37 @@ def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_r
                     _round_to_nearest(g, e, c, scale, last, mask)
                 here, index = stop, index + 1
             _store(bits, codes, end - first, packed, data, first)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
 def quantize_binary(cursor, gradient, residual, low, high, data):
-    """`linear_reference.quantize_binary`."""
+    """Send `high` where gradient + residual is at least 0, otherwise `low`, as codes of one bit in `data`.
+
+    Args:
+        residual: replaced by the quantization error; empty for zeros, and the error is dropped.
+    """
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
     scratch = np.empty(BLOCK, np.float32)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
-            g, e, c = gradient[first:end], left_of(residual, scratch, first, end), codes[: end - first]
+            g, e, c = gradient[first:end], residual_slice(residual, scratch, first, end), codes[: end - first]
             for i in range(c.size):
                 total = _clip(g[i] + e[i], FLOAT32_MAX)
                 upper = total >= np.float32(0.0)
                 c[i] = np.uint8(upper)
                 e[i] = _clip(total - (high if upper else low), FLOAT32_MAX)
             _store(1, codes, end - first, packed, data, first)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @njit(inline="always")
 def _send_at_random(gradient, residual, codes, level, noise):
+    """Send `level` with the sign of each element, with probability magnitude / level; leave the error in
+    `residual`.
+    """
     for i in range(codes.size):
         total = _clip(gradient[i] + residual[i], FLOAT32_MAX)
         sent = noise[i] < divide(abs(total), level)
@@ -292,19 +329,26 @@ def _send_at_random(gradient, residual, codes, level, noise):
 
 @kernel
 def quantize_ternary(cursor, gradient, residual, level, data, seed):
-    """`linear_reference.quantize_ternary`."""
+    """Send `level` with the sign of r = gradient + residual, with probability |r| / level, as codes of two
+    bits.
+
+    Args:
+        residual: replaced by the quantization error; empty for zeros, and the error is dropped.
+        level: magnitude to send; 0 sends zeros only.
+        data: receives the packed codes.
+    """
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
     scratch = np.empty(BLOCK, np.float32)
     noise = np.empty(BLOCK, np.float32)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
-            g, e, c = gradient[first:end], left_of(residual, scratch, first, end), codes[: end - first]
+            g, e, c = gradient[first:end], residual_slice(residual, scratch, first, end), codes[: end - first]
             if level > 0:
                 _fill_uniform(seed, first, noise[: end - first])
                 _send_at_random(g, e, c, level, noise[: end - first])
             else:
                 _round_to_zero(g, e, c)
             _store(2, codes, end - first, packed, data, first)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)

@@ -1,13 +1,14 @@
-"""What the kernels over linear, binary and ternary codes compute, in plain numpy.
+"""Results of the kernels over linear, binary and ternary codes, defined in plain numpy.
 
-As in `reference`: meant to be checked by eye, and the compiled kernels are held to it bit for bit. Sums and
-products are rounded to float32 after each operation, as written, unless said otherwise.
+The code is meant to be checked by eye; tests hold the compiled kernels to it bit for bit. Sums and products
+are rounded to float32 after each operation, as written, unless a docstring says otherwise.
 
-Linear codes are two's-complement integers of 2 to 8 bits; a code is worth its integer times the float32 scale
-of its bucket: a fixed number of consecutive elements, a multiple of 32; the last bucket may be short. The
-most negative integer is never sent, so that both signs reach equally far. Binary codes are one bit.
+A linear code is a two's-complement integer of 2 to 8 bits. Its value is the integer times the float32 scale
+of its bucket. A bucket is a fixed number of consecutive elements, a multiple of 32; the last one may be
+short. The most negative integer is never sent, so that both signs reach equally far. A binary code is one
+bit.
 
-Both are packed without gaps, as by `gradwire.compressors.pack_codes`.
+Codes are packed without gaps, as by `gradwire.compressors.pack_codes`.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ import numpy.typing as npt
 from ..payload import Bytes, Float32, pack_codes, unpack_codes
 from .reference import FLOAT32_MAX, add_saturating, ordered_sum
 
-# splitmix64: the n-th state is n times this odd number on from the seed, all modulo 2**64.
+# splitmix64: the n-th state is the seed plus n times this odd number, modulo 2**64.
 STEP = 0x9E3779B97F4A7C15
 MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def unpack_signed(bits: int, data: Bytes, elements: int) -> npt.NDArray[np.int32]:
-    """Like `unpack_codes`, as the integers in two's complement that the codes are."""
+    """Return the integers in two's complement that the codes of `elements` elements stand for."""
     codes = unpack_codes(bits, data, elements)
     return codes - ((codes >> (bits - 1)) << bits)
 
 
 def uniform(seed: int, elements: int) -> Float32:
-    """For each element a number in [0, 1), a multiple of 2**-24, from the seed and the element's index alone.
+    """Return a random number in [0, 1), a multiple of 2**-24, for each element.
 
-    So the number of threads does not show, and any part of it can be computed by itself. splitmix64's last
-    step is left out: it would not change the upper 24 bits.
+    Each number depends only on the seed and the element's index. So the number of threads does not change it,
+    and any range can be computed alone. The last step of splitmix64 is left out: it would not change the
+    upper 24 bits.
     """
     with np.errstate(over="ignore"):
         state = np.uint64(seed % 2**64) + np.arange(1, elements + 1, dtype=np.uint64) * np.uint64(STEP)
@@ -45,12 +47,12 @@ def uniform(seed: int, elements: int) -> Float32:
 
 
 def per_element(scales: Float32, bucket: int, elements: int) -> Float32:
-    """The scale of every element's bucket."""
+    """Return for every element the scale of its bucket."""
     return np.repeat(scales, bucket)[:elements] if bucket < elements else np.repeat(scales, elements)
 
 
 def bucket_maxima(gradient: Float32, residual: Float32, bucket: int) -> Float32:
-    """The largest magnitude of gradient + residual in every bucket."""
+    """Return the largest magnitude of gradient + residual in each bucket, float32 of shape (buckets,)."""
     sizes = np.abs(add_saturating(gradient, residual))
     return np.array(
         [sizes[start : start + bucket].max() for start in range(0, sizes.size, bucket)], np.float32
@@ -58,9 +60,9 @@ def bucket_maxima(gradient: Float32, residual: Float32, bucket: int) -> Float32:
 
 
 def bucket_norms(gradient: Float32, residual: Float32, bucket: int) -> Float32:
-    """The Euclidean norm of gradient + residual in every bucket, at most the largest float32.
+    """Return the Euclidean norm of gradient + residual in each bucket, limited to the largest float32.
 
-    Summed in float64, by `reference.ordered_sum` from the beginning of each bucket.
+    The squares are added in float64 by `reference.ordered_sum`, whose blocks begin anew with each bucket.
     """
     squares = add_saturating(gradient, residual).astype(np.float64) ** 2
     norms = [
@@ -79,12 +81,18 @@ def quantize_linear(
     *,
     seed: int | None,
 ) -> None:
-    """Round r = gradient + residual to a multiple of its bucket's scale, which is finite and not negative.
+    """Round r = gradient + residual to a multiple of its bucket's scale; write codes to `data`, the error to
+    `residual`.
 
-    seed: None rounds to the nearest, ties to even. Otherwise rounding is stochastic: up with the probability
-    that makes the expected value r. What lies beyond the last code becomes the last code, and where the scale
-    is 0 the code is 0. Codes go to `data`, what is left of r to `residual`. The caller chooses scales whose
-    product with the last code is finite.
+    A multiple beyond the last code becomes the last code.
+
+    Args:
+        bits: bits of a code, 2 to 8.
+        bucket: elements that share a scale.
+        scales: scale of each bucket, not negative; its product with the last code is finite. Scale 0 gives
+            code 0.
+        seed: None to round to nearest, ties to even. Otherwise rounding is stochastic: up with the
+            probability that makes the expected value r.
     """
     total, scale = add_saturating(gradient, residual), per_element(scales, bucket, gradient.size)
     last = np.float32(2 ** (bits - 1) - 1)
@@ -109,7 +117,12 @@ def add_linear(
     *,
     keep: bool = True,
 ) -> None:
-    """Add (weight * scale) * code to `out`, one payload after the other; `keep` as in `add_quantized`."""
+    """Add weight * scale * code to `out`, one payload after the other.
+
+    Args:
+        datas, scales, weights: packed codes, bucket scales and weight of each payload.
+        keep: True to add to the values in `out`; False to start from zeros.
+    """
     if not keep:
         out[:] = 0.0
     for data, scale, weight in zip(datas, scales, weights, strict=True):
@@ -118,14 +131,18 @@ def add_linear(
 
 
 def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
-    """Whether any element's code is the integer that is never sent."""
+    """Return True if the code of any element is the most negative integer, which is never sent."""
     return bool((unpack_codes(bits, data, elements) == 2 ** (bits - 1)).any())
 
 
 def side_sums(gradient: Float32, residual: Float32) -> tuple[float, int, float, int]:
-    """Of r = gradient + residual: the sum of what is not negative, how many; the sum of the others, how many.
+    """Sum the non-negative and the negative elements of gradient + residual separately, by
+    `reference.ordered_sum`.
 
-    By `reference.ordered_sum`: the other side's elements add zeros.
+    An element of the other side adds zero to a sum, and keeps its place in the order.
+
+    Returns:
+        Sum and number of the elements that are at least 0, then sum and number of the negative elements.
     """
     total = add_saturating(gradient, residual).astype(np.float64)
     upper = total >= 0
@@ -135,7 +152,9 @@ def side_sums(gradient: Float32, residual: Float32) -> tuple[float, int, float, 
 
 
 def quantize_binary(gradient: Float32, residual: Float32, low: float, high: float, data: Bytes) -> None:
-    """Send `high` where r = gradient + residual is not negative, else `low`; the rest stays in `residual`."""
+    """Send `high` where r = gradient + residual is at least 0, otherwise `low`; leave the error in
+    `residual`.
+    """
     total = add_saturating(gradient, residual)
     upper = total >= 0
     residual[:] = add_saturating(total, -np.where(upper, np.float32(high), np.float32(low)))
@@ -143,9 +162,11 @@ def quantize_binary(gradient: Float32, residual: Float32, low: float, high: floa
 
 
 def quantize_ternary(gradient: Float32, residual: Float32, level: float, data: Bytes, *, seed: int) -> None:
-    """Send `level` with the sign of r = gradient + residual, with probability |r| / level, otherwise zero.
+    """Send `level` with the sign of r = gradient + residual, with probability |r| / level, and zero
+    otherwise.
 
-    Codes are those of `CodeFormat.SIGNED_2BIT`; what is left of r stays in `residual`. Level 0 sends zeros.
+    Codes are those of `CodeFormat.SIGNED_2BIT`; the quantization error stays in `residual`. Level 0 sends
+    zeros only.
     """
     total, size = add_saturating(gradient, residual), np.float32(level)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

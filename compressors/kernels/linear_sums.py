@@ -1,8 +1,10 @@
 # mypy: ignore-errors
 # pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
-"""Kernels that read linear and binary codes: sums of many payloads, and the scan for what is never sent.
+"""Kernels that read linear and binary codes: sums of many payloads, and the search for the code that is never
+sent.
 
-To add, payload after payload is read into vectors, for a block of sums that stays in the first-level cache.
+A sum is computed block by block, so that it stays in the first-level cache while one payload after the other
+is added to it.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from numba.extending import intrinsic
 
 from . import vectors as v
 from .blocks import CHUNK_PIECES, ELEMENTS, PIECES, WORDS
-from .compiling import block_of, elements_of, kernel, take
+from .compiling import block_of, elements_of, fetch_add, kernel
 from .dense import read_float32
-from .late import CHUNK, LANES
+from .lazy import CHUNK, LANES
 from .linear_loops import BLOCK, load_uint64
 
-# Sixteen signed bytes, as float32.
+# Load sixteen signed bytes, as float32.
 load_integers = v.load_at(
     v.FLOATS,
     ir.VectorType(v.I8, LANES),
@@ -29,15 +31,15 @@ load_integers = v.load_at(
 
 @intrinsic
 def load_codes(typingctx, address, offset, bits):
-    """Sixteen codes of 2 to 7 bits from `offset` bytes after an address, as float32.
+    """Load sixteen two's-complement codes of 2 to 7 bits, `offset` bytes after an address, as float32.
 
-    They are the integers in two's complement. As many bytes are read as the codes have, and up to 6 more.
+    It reads the bytes of the codes, and up to 6 bytes more.
     """
 
     def codegen(context, builder, signature, args):
         address, offset, bits = args
         lanes = ir.VectorType(v.I64, LANES)
-        # Eight codes fit in a word: every lane gets the word that holds its code, and moves it down.
+        # Eight codes fit in a word: every lane receives the word that holds its code, and shifts it down.
         halves = ir.Constant(lanes, ir.Undefined)
         for half in (0, 1):
             place = builder.add(builder.add(address, offset), builder.mul(bits, v.I64(half)))
@@ -47,7 +49,7 @@ def load_codes(typingctx, address, offset, bits):
         every = v.broadcast(builder, bits)
         down = builder.mul(every, ir.Constant(lanes, [*range(8)] * 2))
         codes = builder.trunc(builder.lshr(words, down), v.WORDS.llvm)
-        # Up and down again: what stood above is gone, the sign is everywhere above.
+        # Shift up and down again: this removes the codes above, and extends the sign.
         up = builder.sub(v.WORDS.constant(32), builder.trunc(every, v.WORDS.llvm))
         codes = builder.ashr(builder.shl(codes, up), up)
         return builder.sitofp(codes, v.FLOATS.llvm)
@@ -57,7 +59,7 @@ def load_codes(typingctx, address, offset, bits):
 
 @intrinsic
 def choose(typingctx, word, shift, a, b):
-    """In lane j, a where bit shift + j of a 64-bit word is set, else b."""
+    """Return in lane j the value `a` if bit shift + j of a 64-bit word is set, otherwise `b`."""
 
     def codegen(context, builder, signature, args):
         bits = builder.trunc(builder.lshr(args[0], args[1]), ir.IntType(LANES))
@@ -69,7 +71,7 @@ def choose(typingctx, word, shift, a, b):
 
 @njit
 def _code(bits, address, i):
-    """Code i as float32."""
+    """Return code i as float32."""
     place = i * bits
     x = np.int64(v.load_byte(address, np.uint64(place // 8))) >> (place % 8)
     if place % 8 + bits > 8:
@@ -79,15 +81,15 @@ def _code(bits, address, i):
 
 @njit
 def _add_codes(bits, bucket, address, size, scales, weight, out, first, end):
-    """Add one payload to the block of `out` from `first`, a multiple of 32, to `end`."""
+    """Add one payload to the elements of `out` from `first`, a multiple of 32, to `end`."""
     width, index, start = np.uint64(bits), first // bucket, first
-    # Where sixteen codes can be read at once. `load_codes` reads up to 6 bytes too many.
+    # Up to here sixteen codes can be read at once: `load_codes` reads up to 6 bytes beyond them.
     whole = min(end, (size if bits == 8 else size - 6) * 8 // bits) // LANES * LANES
     while start < end:
         stop = min((index + 1) * bucket, end)
         worth = weight * read_float32(scales, index)
         worths = v.all_floats(worth)
-        # Two roundings: LLVM may not fuse them unless told to.
+        # Multiplication and addition round separately: LLVM fuses them only on request.
         if bits == 8:
             for i in range(start, min(stop, whole), LANES):
                 product = v.multiply(worths, load_integers(address, np.uint64(i)))
@@ -103,33 +105,39 @@ def _add_codes(bits, bucket, address, size, scales, weight, out, first, end):
 
 @kernel
 def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep):
-    """`linear_reference.add_linear` on top of `out` if `keep`, otherwise of zero.
+    """Add the weighted values of linear payloads to `out`, as defined by `linear_reference.add_linear`.
 
-    addresses, scales: uint64 (payloads,), where codes and scales begin. size: of a payload's codes, in bytes.
+    Args:
+        addresses, scales: address of each payload's codes and of its scales, uint64 (payloads,).
+        size: bytes of one payload's codes.
+        keep: True to add to the values in `out`; False to start from zeros.
     """
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < out.size:
         for first in range(start, min(start + CHUNK, out.size), BLOCK):
             end = min(first + BLOCK, out.size)
             if not keep:
                 out[first:end] = np.float32(0.0)
             for w in range(addresses.size):
-                # The same payload's next block; the processor itself follows only so many streams.
+                # Prefetch the same payload's next block: on its own a processor follows only a few streams.
                 for ahead in range(0, BLOCK * bits // 8, 64):
                     v.prefetch(addresses[w], np.uint64(end * bits // 8 + ahead))
                 _add_codes(bits, bucket, addresses[w], size, scales[w], weights[w], out, first, end)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
 def add_binary(cursor, addresses, tables, layout, out, keep):
-    """`reference.add_quantized` of codes of one bit.
+    """Add payloads of one-bit codes to `out`, as defined by `reference.add_quantized`.
 
-    addresses: uint64 (payloads,), where codes begin. tables: flat, by payload, then by block.
-    layout: of the blocks (`blocks.layout_of`).
+    Args:
+        addresses: address of each payload's codes, uint64 (payloads,).
+        tables: weighted values of codes 0 and 1, by payload, then by block, float32 (2 * payloads * blocks,).
+        layout: layout of the blocks, from `blocks.layout_of`.
+        keep: True to add to the values in `out`; False to start from zeros.
     """
     blocks = layout.shape[1] - 1
-    first = take(cursor, CHUNK_PIECES)
+    first = fetch_add(cursor, CHUNK_PIECES)
     while first < layout[PIECES, -1]:
         pieces_end = min(first + CHUNK_PIECES, layout[PIECES, -1])
         for block in range(block_of(layout, first), block_of(layout, pieces_end - 1) + 1):
@@ -160,12 +168,14 @@ def add_binary(cursor, addresses, tables, layout, out, keep):
                     byte = v.load_byte(addresses[w], np.uint64(code + i // 8))
                     total += tables[2 * (w * blocks + block) + ((byte >> (i % 8)) & 1)]
                 out[at + i] = total
-        first = take(cursor, CHUNK_PIECES)
+        first = fetch_add(cursor, CHUNK_PIECES)
 
 
 @njit
 def _read_codes(bits, address, size, group):
-    """A word with the eight codes of group `group` in its low bits. size: of all codes, in bytes."""
+    """Return a word with the eight codes of group `group` in its low bits, without reading beyond `size`
+    bytes.
+    """
     offset = group * bits
     if offset + 8 <= size:
         return load_uint64(address, np.uint64(offset))
@@ -177,16 +187,20 @@ def _read_codes(bits, address, size, group):
 
 @kernel
 def find_code(cursor, bits, address, elements, size, found):
-    """Set found[0] if any element's code is the one that is never sent: the top bit alone.
+    """Set found[0] if the code of any element is the one that is never sent, which has only its top bit set.
 
-    Eight codes of a word at once: adding ones to all but the top bit carries into it unless they were 0.
+    Eight codes in a word are tested at once: adding ones to all bits below the top carries into it unless
+    they were 0.
+
+    Args:
+        size: bytes of all codes.
     """
     tops = ones = np.uint64(0)
     for k in range(8):
         tops |= np.uint64(1) << np.uint64(bits * k + bits - 1)
         ones |= np.uint64(2 ** (bits - 1) - 1) << np.uint64(bits * k)
     groups = elements // 8
-    start = take(cursor, CHUNK // 8)
+    start = fetch_add(cursor, CHUNK // 8)
     while start < groups:
         stop = min(start + CHUNK // 8, groups)
         hits = np.uint64(0)
@@ -195,8 +209,10 @@ def find_code(cursor, bits, address, elements, size, found):
             hits |= x & ~((x & ones) + ones)
         if hits & tops != 0:
             found[0] = 1
-        start = take(cursor, CHUNK // 8)
-    if elements % 8 and start < groups + CHUNK // 8:  # only the thread that came first to the end
+        start = fetch_add(cursor, CHUNK // 8)
+    # The codes after the last whole group: only the thread whose claim was the first beyond the end tests
+    # them.
+    if elements % 8 and start < groups + CHUNK // 8:
         x = _read_codes(bits, address, size, groups)
         valid = (np.uint64(1) << np.uint64(elements % 8 * bits)) - np.uint64(1)
         if x & ~((x & ones) + ones) & tops & valid != 0:

@@ -1,8 +1,8 @@
-"""What every kernel computes, in plain numpy.
+"""Results of the kernels over quantized and dense payloads, defined in plain numpy.
 
-Nothing here is fast, and everything here is meant to be checked by eye: the tests hold the compiled
-kernels to these functions bit for bit. All arrays are one-dimensional and C-contiguous; `float32` unless
-said otherwise. Sums and products are rounded to float32 after each operation, as written.
+Nothing here is fast, and everything is meant to be checked by eye: tests hold the compiled kernels to these
+functions bit for bit. All arrays are one-dimensional and C-contiguous, of float32 unless stated otherwise.
+Sums and products are rounded to float32 after each operation, as written.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from ..payload import Bytes, CodeFormat, DenseFormat, Float32, Float64, Int64
 from ..payload import pack_codes as pack_codes
 from ..payload import unpack_codes as unpack_codes
 
-# The mean magnitude decides which thresholds a layer gets, so its sum must not depend on how many threads
-# or vector lanes took part. It is defined over blocks of 256 rows by 16 lanes.
+# Thresholds of a layer follow from its mean magnitude, so the sum must not depend on the number of threads or
+# of vector lanes. It is defined over blocks of 256 rows by 16 lanes.
 LANES = 16
 SUM_BLOCK = LANES * 256
 
-# Sums of gradient and residual saturate here, so that finite gradients leave finite residuals.
+# Sums of gradient and residual are clipped to this magnitude, so that finite gradients leave finite
+# residuals.
 FLOAT32_MAX = np.finfo(np.float32).max
-# Both 16-bit formats saturate at their largest finite value: an infinity would be refused by the receiver,
-# and what saturation cuts off stays in the residual.
+# Values in both 16-bit formats are clipped to the largest finite one: a receiver would refuse an infinity.
+# The residual keeps the difference.
 BFLOAT16_MAX = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
 FLOAT16_MAX = np.float32(65504.0)
 
 
 @stored("magnitudes")
 class Magnitudes(NamedTuple):
-    """Of the elements of a tensor.
+    """The mean-magnitude statistics of one tensor.
 
-    total: the sum of their absolute values; not finite exactly if one of them is not.
-    nonzero: how many are not zero.
+    Attributes:
+        total: sum of the elements' absolute values; infinite or NaN exactly if an element is.
+        nonzero: number of elements that are not zero.
     """
 
     total: float
@@ -44,14 +46,15 @@ class Magnitudes(NamedTuple):
 
 
 def magnitudes(values: Float32) -> Magnitudes:
+    """Return the sum of absolute values and the number of non-zero elements of `values`."""
     return Magnitudes(ordered_sum(np.abs(values)), int(np.count_nonzero(values)))
 
 
 def ordered_sum(values: npt.NDArray[np.floating]) -> float:
-    """The sum as a float64, by a fixed order of additions.
+    """Return the sum of `values` in float64, added in a fixed order.
 
-    Within a block of `SUM_BLOCK`, lane j adds elements j, j + 16, j + 32, …; then lanes are added in order,
-    then blocks.
+    Within a block of `SUM_BLOCK` elements, lane j adds the elements j, j + 16, j + 32, …; then the lanes are
+    added in order, and then the blocks.
     """
     total = 0.0
     for start in range(0, values.size, SUM_BLOCK):
@@ -68,7 +71,7 @@ def ordered_sum(values: npt.NDArray[np.floating]) -> float:
 
 
 def add_saturating(gradient: Float32, residual: Float32) -> Float32:
-    """`gradient + residual`, kept within the finite float32 range."""
+    """Return gradient + residual, clipped to the finite float32 range."""
     with np.errstate(over="ignore"):
         total: Float32 = np.clip(gradient + residual, -FLOAT32_MAX, FLOAT32_MAX)
     return total
@@ -83,10 +86,15 @@ def quantize(
     *,
     share: float = 1.0,
 ) -> None:
-    """Quantize r = gradient + residual to levels; write codes to `data`, what is left to `residual`.
+    """Quantize r = gradient + residual; write the codes to `data` and the quantization error to `residual`.
 
-    SIGNED_4BIT sends the largest level X with share · X < |r|, strictly, and leaves |r| - X with the sign of
-    r. SIGNED_2BIT sends its level X if X <= |r|, and knows no share.
+    SIGNED_4BIT sends the largest level X with share * X < |r|, strictly, and leaves |r| - X with the sign of
+    r. SIGNED_2BIT sends its one level X if X <= |r|, and ignores `share`.
+
+    Args:
+        levels: the format's positive levels, ascending.
+        data: receives the packed codes.
+        share: fraction of a level from which it is sent.
     """
     total = add_saturating(gradient, residual)
     magnitude = np.abs(total)
@@ -112,15 +120,21 @@ def quantize_blocks(
     *,
     share: float = 1.0,
 ) -> tuple[Float64, Int64]:
-    """Quantize several tensors in one pass, and say what `magnitudes` says of each gradient.
+    """Quantize several tensors, each with its own levels, and return the statistics of `magnitudes` of each
+    gradient.
 
-    gradients: one for each block. residual: of all of them, one after the other. left: what is left of them;
-        the memory of `residual`, or none of it.
-    levels: `format.level_count` of each block. data: the codes of each block, which begin a word. share: as
-        in `quantize`.
+    Args:
+        gradients: one for each block.
+        residual: residuals of all blocks, end to end.
+        left: receives the quantization errors of all blocks; `residual` itself, or memory that does not
+            overlap it.
+        levels: `format.level_count` levels of each block, end to end.
+        data: receives the packed codes; those of each block begin with a new 32-bit word.
+        share: fraction of a level from which SIGNED_4BIT sends it.
 
-    Returns totals (float64) and nonzero (int64), both of shape (blocks,). Where a total is not finite,
-    anything may be in the codes and in what is left of the block.
+    Returns:
+        The sum of absolute values (float64) and the number of non-zero elements (int64) of each gradient,
+            shape (blocks,). If a sum is not finite, the block's codes and errors are undefined.
     """
     totals, nonzero = np.zeros(len(gradients)), np.zeros(len(gradients), np.int64)
     left[:] = residual
@@ -144,13 +158,15 @@ def add_quantized(
     keep: bool = True,
     sizes: Int64 | None = None,
 ) -> None:
-    """Add `tables[w][block][code]` to `out`, one payload after the other in the order given.
+    """Add `tables[w][block][code]` of each element to `out`, one payload after the other in the order given.
 
-    sizes: int64, shape (blocks,): elements of each block, whose codes begin with a word of their own; None
-        for one block.
-    tables: what each code is worth, weight included: shape (len(datas), blocks, 2**format.bits), or without
-        the second dimension for one block.
-    keep: add to what `out` holds; otherwise to zeros.
+    Args:
+        datas: packed codes of each payload.
+        tables: weighted value of each code, shape (payloads, blocks, 2**bits), or (payloads, 2**bits) for one
+            block.
+        keep: True to add to the values in `out`; False to start from zeros.
+        sizes: number of elements of each block, int64 of shape (blocks,), whose codes begin with a new 32-bit
+            word; None for one block.
     """
     if not keep:
         out[:] = 0.0
@@ -167,7 +183,12 @@ def add_quantized(
 def add_dense(
     format: DenseFormat, datas: Sequence[Bytes], weights: Float32, out: Float32, *, keep: bool = True
 ) -> None:
-    """Add `weights[w] * values` to `out`, one payload after the other; `keep` as in `add_quantized`."""
+    """Add `weights[w]` times the values of payload w to `out`, one payload after the other.
+
+    Args:
+        datas: bytes of each payload, in `format`.
+        keep: True to add to the values in `out`; False to start from zeros.
+    """
     if not keep:
         out[:] = 0.0
     for data, weight in zip(datas, weights, strict=True):
@@ -177,7 +198,12 @@ def add_dense(
 
 
 def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32, data: Bytes) -> None:
-    """Round r = gradient + residual to nearest, ties to even; leave what rounding lost in `residual`."""
+    """Round r = gradient + residual to the nearest value of the format, ties to even; leave the error in
+    `residual`.
+
+    Args:
+        data: receives the encoded values.
+    """
     total = add_saturating(gradient, residual)
     if format is DenseFormat.FLOAT32:
         rounded = total.view(np.uint8)
@@ -193,7 +219,7 @@ def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32, data
 
 
 def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
-    """Widen to float32, exactly."""
+    """Convert the values in `data` to float32, exactly, and write them to `out`."""
     if format is DenseFormat.FLOAT32:
         out[:] = data.view(np.float32)
     elif format is DenseFormat.FLOAT16:
@@ -203,13 +229,13 @@ def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
 
 
 def has_forbidden_code(format: CodeFormat, data: Bytes) -> bool:
-    """Whether any code, padding included, is the one that is never sent."""
+    """Return True if any code in `data`, padding included, is the one code that is never sent."""
     codes = unpack_codes(format.bits, data, data.size * 8 // format.bits)
     return bool((codes == format.forbidden_code).any())
 
 
 def all_finite(format: DenseFormat, data: Bytes) -> bool:
-    """Whether no element is an infinity or a NaN."""
+    """Return True if `data` holds neither an infinity nor a NaN."""
     values = np.empty(data.size // format.element_bytes, np.float32)
     decode_dense(format, data, values)
     return bool(np.isfinite(values).all())

@@ -1,16 +1,16 @@
-"""Exact selection at about the speed of one pass over memory.
+"""Exact selection of the largest elements, at about the speed of one pass over memory.
 
-A selection by sorting, or by partitioning as `torch.topk` and `np.argpartition` do, touches every element
-many times. Here one pass writes down the few whose score is at least a guess, and only those are looked at
-again. The guess comes from a sample. If it was too high, or by far too low, a histogram of the upper halves
-of the scores' bits says where the threshold lies, and one more pass collects from there on. So the result is
-exact whatever the sample; only the time depends on it.
+Selection by sorting, or by partitioning as `torch.topk` and `np.argpartition` do, touches every element many
+times. Here one pass writes down the few elements whose score reaches a guessed threshold, and only those are
+examined again. The guess is taken from a sample. If it was too high, or far too low, a histogram of the upper
+halves of the scores' bits gives the threshold, and one more pass collects from there. So the result is exact
+for any sample; only the time depends on it.
 
-Why not the last step's threshold: with error feedback it moves, by half in the first steps, while the sample
-costs a twentieth of the pass and never lags behind.
+The previous step's threshold would be a worse guess: with error feedback it changes, by half in the first
+steps. The sample costs a twentieth of the pass and never lags behind.
 
-Of equal scores the lower index is taken, and -0 equals 0. Inputs are finite. By magnitude, zeros are never
-chosen: where fewer elements than asked for differ from zero, those are the selection.
+Of equal scores the lower index is selected, and -0 equals 0. Inputs are finite. By magnitude, zeros are never
+selected: if fewer elements than requested differ from zero, those are the selection.
 """
 
 from __future__ import annotations
@@ -24,34 +24,40 @@ import numpy.typing as npt
 from ..payload import Float32
 from .checks import address, check, check_keep
 from .cpu import STREAM_ELEMENTS
-from .late import BINS, CHUNK, LANES
-from .late import selecting as loops
+from .lazy import BINS, CHUNK, LANES
+from .lazy import selection_loops as loops
 from .reference import add_saturating
 from .selection_reference import Indices, Score, Selection
 from .threads import Scratch, run
 
-# Below this, everything is a candidate.
+# With at most this many elements, all of them are candidates.
 SMALL = 1 << 14
-# A sample takes this many neighbours from each so many elements.
+# A sample takes the first RUN of every STRIDE elements.
 RUN, STRIDE = 16, 1 << 12
-# Elements that a thread's scratch memory has room for at most: 8 bytes each.
+# Elements, of 8 bytes each, that a thread's scratch memory has room for at most.
 LARGEST_SCRATCH = 1 << 22
-# The least magnitude of an element that is not zero.
+# The smallest magnitude of an element that is not zero.
 LEAST = float(np.nextafter(np.float32(0), np.float32(1)))
-# With more candidates than this many times what is kept, finding a better guess is the shorter way.
+# With more candidates than this many times the number to select, finding a better threshold is faster.
 MOST_CANDIDATES = 4
 
 
 class _Candidates(NamedTuple):
-    """What a pass wrote down: indices and values, chunk by chunk, and where each chunk's begin and how many
-    they are (int64, shape (chunks, 2)). The chunks' order in it depends on the threads. The memory may be the
-    thread's `Scratch`, which its next pass overwrites."""
+    """The elements that one pass over memory has written down.
+
+    Attributes:
+        indices: indices of the elements, uint32, chunk by chunk; the order of the chunks depends on the
+            threads.
+        values: their values, float32. Both may lie in the thread's `Scratch`, which its next pass overwrites.
+        places: position and number of elements of each chunk in `indices`, int64 (chunks, 2).
+    """
 
     indices: Indices
     values: Float32
     places: npt.NDArray[np.int64]
 
     def in_order(self) -> Selection:
+        """Return the candidates in ascending order of their indices, in new memory."""
         parts = [slice(at, at + count) for at, count in self.places.tolist()] or [slice(0)]
         return Selection(
             np.concatenate([self.indices[p] for p in parts]), np.concatenate([self.values[p] for p in parts])
@@ -62,11 +68,18 @@ _scratch = Scratch(LARGEST_SCRATCH)
 
 
 def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center: float = 0.0) -> Selection:
-    """The `keep` elements of highest score; by magnitude only those that are not zero."""
+    """Return the `keep` elements of highest score; by magnitude, only those that are not zero.
+
+    Args:
+        values: contiguous float32, finite.
+        keep: number of elements, 0 to `values.size`.
+        score: the measure by which elements are compared.
+        center: number that MAGNITUDE subtracts from each element first.
+    """
     check("values", values, np.float32, values.size)
     check_keep(keep, values.size)
 
-    floor = -np.inf if values.size <= SMALL or not score.leaves_zeros(center) else LEAST
+    floor = -np.inf if values.size <= SMALL or not score.excludes_zeros(center) else LEAST
     lowest = max(floor, _guess(sample(values), values.size, keep, score, center))
     candidates = _collect(values, score, center, lowest, room=_room(keep, values.size))
     if candidates is None or (candidates.indices.size < keep and lowest > floor):
@@ -79,9 +92,14 @@ def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center
 
 
 def add_and_select(gradient: Float32, residual: Float32, keep: int, left: Float32 | None = None) -> Selection:
-    """Leave the saturating sum of both in `left`, `residual` if None, and select from it by magnitude.
+    """Write the saturating sum gradient + residual to `left`, and return its `keep` elements of largest
+    magnitude.
 
-    Raises FloatingPointError for a gradient that is not finite; then nothing that is left counts.
+    Args:
+        left: receives the sum; None to replace `residual` by it.
+
+    Raises:
+        FloatingPointError: the gradient is not finite; the contents of `left` are then undefined.
     """
     left = residual if left is None else left
     check("gradient", gradient, np.float32, gradient.size)
@@ -98,12 +116,20 @@ def add_and_select(gradient: Float32, residual: Float32, keep: int, left: Float3
 
 
 def add_to(residual: Float32, gradient: Float32) -> None:
-    """residual += gradient, saturating."""
-    add_apart(gradient, residual, residual)
+    """Add `gradient` to `residual` in place, and clip the sum to the finite float32 range.
+
+    Raises:
+        FloatingPointError: the gradient is not finite; the contents of `residual` are then undefined.
+    """
+    add_into(gradient, residual, residual)
 
 
-def add_apart(gradient: Float32, residual: Float32, left: Float32) -> None:
-    """Leave the saturating sum of both in `left`. Raises FloatingPointError as `add_and_select`."""
+def add_into(gradient: Float32, residual: Float32, left: Float32) -> None:
+    """Write the saturating sum gradient + residual to `left`.
+
+    Raises:
+        FloatingPointError: the gradient is not finite; the contents of `left` are then undefined.
+    """
     check("gradient", gradient, np.float32, gradient.size)
     check("residual", residual, np.float32, gradient.size)
     check("left", left, np.float32, gradient.size, written=True)
@@ -111,24 +137,28 @@ def add_apart(gradient: Float32, residual: Float32, left: Float32) -> None:
 
 
 def median(values: Float32) -> float:
-    """The element in the middle of the sorted order; of an even number the lower of two."""
+    """Return the median of `values`; of an even number of elements, the lower of the middle two.
+
+    Raises:
+        ValueError: `values` is empty.
+    """
     if not values.size:
-        raise ValueError("values: expected at least one element")
+        raise ValueError("values: expected at least one element, got none")
     check("values", values, np.float32, values.size)
-    above = values.size - (values.size - 1) // 2  # how many are at least as large as it
+    above = values.size - (values.size - 1) // 2  # rank of the median, 1 for the largest element
     if values.size > SMALL:
-        # The element lies in the bin at which the number of those from the top reaches that many.
+        # The median lies in the bin at which the count from the top reaches its rank.
         counts = _histogram(values, Score.LARGEST, 0.0)
         place, over = _reached(counts, above)
         edges = _edge(place), _edge(place + 1)
         inside = _collect(values, Score.LARGEST, 0.0, *edges, room=int(counts[place]))
         assert inside is not None
         values, above = inside.values, above - over
-    return _lowest_of_highest(values.copy(), above) + 0.0  # no negative zero
+    return _lowest_of_highest(values.copy(), above) + 0.0  # adding 0 turns -0 into +0
 
 
 def at_least(values: Float32, threshold: float) -> Selection:
-    """The elements with |x| of `threshold` or more."""
+    """Return all elements with |x| of `threshold` or more."""
     check("values", values, np.float32, values.size)
     few = sample(values)
     seen = int(np.count_nonzero(np.abs(few) >= np.float32(threshold)))
@@ -141,27 +171,31 @@ def at_least(values: Float32, threshold: float) -> Selection:
 
 
 def put(out: Float32, indices: Indices, values: Float32) -> None:
-    """out[indices] = values. indices: ascending."""
+    """Assign `values` to the elements of `out` at `indices`, which are ascending and distinct.
+
+    Raises:
+        ValueError: an index is not below `out.size`.
+    """
     check("out", out, np.float32, out.size, written=True)
     check("indices", indices, np.uint32, indices.size)
     check("values", values, np.float32, indices.size)
     if indices.size and int(indices.max()) >= out.size:
-        raise ValueError(f"indices: expected ascending ones below {out.size}, got {indices.max()}")
-    run(loops.put, LANES * indices.size, out, indices, values)  # an index costs a cache line
+        raise ValueError(f"indices: expected ascending values below {out.size}, got {indices.max()}")
+    run(loops.put, LANES * indices.size, out, indices, values)  # each index costs a cache line
 
 
 def sample(values: Float32) -> Float32:
-    """Some neighbours from all over; all, if they are few."""
+    """Return 16 neighbouring values of every 4096; all values if there are at most `SMALL`."""
     if values.size <= SMALL:
         return values
     return values[: values.size // STRIDE * STRIDE].reshape(-1, STRIDE)[:, :RUN].reshape(-1)
 
 
 def warm_up() -> None:
-    """Compile every kernel, or load it from the cache."""
+    """Compile every kernel of this module, or load it from the cache."""
     values = np.linspace(-1, 1, SMALL + 17, dtype=np.float32)
     select(values, 5)
-    select(values * np.float32(0), 5)  # by way of the histogram
+    select(values * np.float32(0), 5)  # zeros: this selection needs the histogram
     found = add_and_select(values, np.zeros_like(values), 5)
     add_and_select(values, values.copy(), 5, np.zeros_like(values))
     put(values, found.indices, found.values)
@@ -169,37 +203,45 @@ def warm_up() -> None:
 
 
 def _guess(few: Float32, elements: int, keep: int, score: Score, center: float) -> float:
-    """From a sample: a score that somewhat more than `keep` of so many elements should reach."""
+    """Return a score that somewhat more than `keep` of `elements` elements should reach, judged by a
+    sample.
+    """
     if keep == 0:
         return np.inf
     if elements <= SMALL:
         return -np.inf
     expected = few.size * keep / elements
-    # A few standard deviations more; neighbours are alike, so that a run of them counts as little as one.
+    # Three standard deviations more than expected. Neighbours resemble each other, so a run counts as one
+    # draw.
     place = int(expected + 3 * (expected * RUN) ** 0.5) + RUN
     return _lowest_of_highest(score.of(few, center), place) if place < few.size else -np.inf
 
 
 def _room(keep: int, elements: int) -> int:
-    """Candidates to make room for."""
+    """Return the number of candidates to allocate memory for."""
     return min(elements, max(MOST_CANDIDATES * keep, SMALL))
 
 
 def _edge(place: int) -> float:
-    """The lowest float whose ordered bits have this upper half; see `_histogram`."""
+    """Return the lowest float whose ordered bits have the upper half `place`, a bin of `_histogram`."""
     bits = (place << 16) ^ (0x80000000 if place >= BINS // 2 else 0xFFFFFFFF)
     return float(np.array([bits], np.uint32).view(np.float32)[0])
 
 
 def _histogram(values: Float32, score: Score, center: float) -> npt.NDArray[np.int64]:
-    """How many scores have each upper half of their bits, these ordered as the scores are."""
+    """Count the scores by the upper half of their bits, ordered as the scores are; int64 of shape (BINS,)."""
     counts = np.zeros(BINS, np.int64)
     run(loops.histogram, values.size, values, score.value, np.float32(center), counts)
     return counts
 
 
 def _reached(counts: npt.NDArray[np.int64], rank: int) -> tuple[int, int]:
-    """The bin with the element of this rank, from 1 for the highest score; how many are in higher bins."""
+    """Return the bin that holds the element of rank `rank`, and the number of elements in higher bins.
+
+    Args:
+        counts: number of elements in each bin, in ascending order of scores.
+        rank: 1 for the highest score.
+    """
     from_top = np.cumsum(counts[::-1])
     steps = int(np.searchsorted(from_top, rank))
     return BINS - 1 - steps, int(from_top[steps - 1]) if steps else 0
@@ -208,7 +250,12 @@ def _reached(counts: npt.NDArray[np.int64], rank: int) -> tuple[int, int]:
 def _collect(
     values: Float32, score: Score, center: float, lowest: float, beyond: float = np.nan, *, room: int
 ) -> _Candidates | None:
-    """Where the score is at least `lowest`, and below `beyond` if that is a number. None: over `room`."""
+    """Return the elements whose score is at least `lowest` and below `beyond`; None if there are more than
+    `room`.
+
+    Args:
+        beyond: upper bound; NaN for none.
+    """
     if lowest == -np.inf:
         everything = np.array([[0, values.size]], np.int64)
         return _Candidates(np.arange(values.size, dtype=np.uint32), values, everything)
@@ -219,8 +266,12 @@ def _collect(
 def _add_and_collect(
     gradient: Float32, residual: Float32, left: Float32, lowest: float, *, room: int
 ) -> _Candidates | None:
-    """Leave the saturating sum in `left`; and where its magnitude is at least `lowest`, as `_collect`. Raises
-    FloatingPointError."""
+    """Write the saturating sum to `left`; return its elements of magnitude `lowest` or more, None if more
+    than `room`.
+
+    Raises:
+        FloatingPointError: the gradient is not finite.
+    """
     apart = address(left) != address(residual)
     stream = apart and left.size >= STREAM_ELEMENTS and address(left) % 64 == 0
     odd = np.zeros(1, np.int64)
@@ -234,7 +285,13 @@ def _add_and_collect(
 def _collected(
     kernel: Callable[..., None], elements: int, room: int, *arguments: object, more: tuple[object, ...] = ()
 ) -> _Candidates | None:
-    """Run a kernel that writes down what it finds. None: over `room`."""
+    """Run a kernel that writes down the elements it finds, and return them; None if there are more than
+    `room`.
+
+    Args:
+        arguments: arguments of the kernel before its outputs.
+        more: arguments of the kernel after its outputs.
+    """
     found, values = _scratch.take(room)
     places, total = np.zeros((-(-elements // CHUNK), 2), np.int64), np.zeros(1, np.int64)
     run(kernel, elements, *arguments, found, values, places, total, *more)
@@ -243,8 +300,10 @@ def _collected(
 
 
 def _best(candidates: _Candidates, keep: int, score: Score, center: float) -> Selection:
-    """The `keep` best of the candidates, which all elements of higher or equal score are among, but for zeros
-    where those are left."""
+    """Return the `keep` best of the candidates.
+
+    Every element of equal or higher score is among the candidates, except zeros if those are not selected.
+    """
     found, those, places = candidates
     keep = min(keep, found.size)
     if keep == 0:
@@ -252,7 +311,7 @@ def _best(candidates: _Candidates, keep: int, score: Score, center: float) -> Se
     scores = score.of(those, center)
     threshold = np.float32(_lowest_of_highest(scores.copy(), keep))
     above = int(np.count_nonzero(scores > threshold))
-    if threshold == 0 and score.leaves_zeros(center):
+    if threshold == 0 and score.excludes_zeros(center):
         keep = above
     indices, values = np.empty(keep + LANES, np.uint32), np.empty(keep + LANES, np.float32)
     loops.keep_best(scores, threshold, keep - above, places, found, those, indices, values)
@@ -260,7 +319,7 @@ def _best(candidates: _Candidates, keep: int, score: Score, center: float) -> Se
 
 
 def _lowest_of_highest(scores: Float32, number: int) -> float:
-    """The lowest of the so many highest scores, at least one. The scores are reordered."""
+    """Return the lowest of the `number` highest scores, at least one; the scores are reordered."""
     place = scores.size - number
     scores.partition(place)
     return float(scores[place])

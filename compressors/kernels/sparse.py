@@ -1,13 +1,13 @@
-"""Which elements a sparse payload holds: three codings of ascending indices, and sums at them.
+"""Codings of a sparse payload's ascending indices, and sums at those indices.
 
-GAPS: with gap = index - previous index - 1 (before the first, the previous one is -1), the low `low_bits`
-    bits of each gap, packed, lowest bits first; then, from a new byte on, gap >> low_bits in unary: that
-    many zeros and a one, lowest bit of a byte first. Both streams are padded with zeros to whole bytes.
-    This is Golomb-Rice coding with its two halves apart, so that each is read without looking at the other.
-    Indices that ascend are all that it can express.
-BITMAP: a bit per element, lowest first, padded with zeros.
-SEEDED: index i lies in part i of `count` parts as equal as possible, at a place drawn by splitmix64.
-UNIFORM: the first `count` different ones of the elements that splitmix64 draws, each as likely as any other.
+GAPS: the gap of an index is its distance from the previous index, minus 1; the first index is its own gap. First
+    come the low `low_bits` bits of each gap, packed, lowest bit first. Then, from a new byte on, comes the
+    quotient gap >> low_bits of each gap in unary: that many zeros and a one, lowest bit of a byte first. Zeros
+    pad both streams to whole bytes. This is Golomb-Rice coding with its two halves separated, so that each can
+    be read without looking at the other. It can express ascending indices only.
+BITMAP: one bit for each element, lowest bit first, padded with zeros.
+SEEDED: no bytes. Index i lies in part i of `count` parts as equal as possible, at a place drawn by splitmix64.
+UNIFORM: no bytes. The first `count` different elements that splitmix64 draws, each as likely as any other.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import numpy as np
 
 from ..payload import Bytes, Float32
 from .checks import addresses, check
-from .late import LANES
-from .late import sparse_loops as loops
+from .lazy import LANES
+from .lazy import sparse_loops as loops
 from .sparse_reference import Indices
 from .threads import run
 
 
 @lru_cache(1 << 14)
 def gaps_low_bits(elements: int, count: int) -> int:
-    """The best `low_bits` for so many indices in random places.
+    """Return the `low_bits` with which the gaps of `count` indices at random places take the fewest bytes.
 
-    With density p a gap exceeds g with probability (1 - p)**g, so the expected bits of one are
-    low_bits + 1 + q / (1 - q), where q = (1 - p)**(2**low_bits).
+    With density p a gap exceeds g with probability (1 - p)**g. So the expected bits of one gap are low_bits +
+    1 + q / (1 - q), where q = (1 - p)**(2**low_bits).
     """
     if not 0 < count < elements:
         return 0
@@ -43,18 +43,27 @@ def gaps_low_bits(elements: int, count: int) -> int:
 
 
 def gaps_limit(elements: int, count: int, low_bits: int) -> int:
-    """The most bytes that valid gaps can take: quotients sum up to less than elements / 2**low_bits."""
+    """Return the most bytes that the valid gaps of `count` indices can take.
+
+    The quotients gap >> low_bits sum up to less than elements / 2**low_bits.
+    """
     return -(-count * low_bits // 8) + -(-(count + (elements >> low_bits)) // 8)
 
 
 def encode_gaps(indices: Indices, elements: int, low_bits: int) -> Bytes:
-    """See the head of this file. indices: ascending, below `elements`."""
+    """Encode ascending indices below `elements` as gaps, and return the bytes.
+
+    The low `low_bits` bits of all gaps come first, then the quotients in unary.
+
+    Raises:
+        ValueError: the indices do not ascend, or one is not below `elements`.
+    """
     check("indices", indices, np.uint32, indices.size)
     found = np.zeros(1, np.int64)
     loops.sum_quotients(indices, elements, low_bits, found)
     quotients = int(found[0])
     if quotients < 0:
-        raise ValueError(f"indices: expected ascending ones below {elements}")
+        raise ValueError(f"indices: expected ascending values below {elements}")
     low_bytes = -(-indices.size * low_bits // 8)
     unary_bytes = -(-(indices.size + quotients) // 8)
     data = np.zeros(low_bytes + unary_bytes, np.uint8)
@@ -63,47 +72,68 @@ def encode_gaps(indices: Indices, elements: int, low_bits: int) -> Bytes:
 
 
 def decode_gaps(data: Bytes, elements: int, count: int, low_bits: int) -> Indices:
-    """The inverse; raise `ValueError` for bytes that `encode_gaps` would not have made."""
+    """Decode `count` indices below `elements` from the bytes that `encode_gaps` returned, and return them.
+
+    Raises:
+        ValueError: the bytes are not those that `encode_gaps` returns for `count` such indices.
+    """
     check("data", data, np.uint8, data.size)
     low_bytes = -(-count * low_bits // 8)
     if data.size < low_bytes:
-        raise ValueError("fewer of them")
+        raise ValueError("fewer indices")
     indices, status = np.empty(count, np.uint32), np.zeros(2, np.int64)
     low, unary = data[:low_bytes], data[low_bytes:]
     loops.read_gaps(low, unary, low_bits, elements, loops.LOWEST_SET_BIT, indices, status)
     if status[0]:
         raise ValueError(loops.WRONG[status[0]])
     if status[1] != count:
-        raise ValueError("fewer of them")
+        raise ValueError("fewer indices")
     return indices
 
 
 def encode_bitmap(indices: Indices, elements: int) -> Bytes:
-    """See the head of this file. indices: ascending, below `elements`."""
+    """Encode ascending indices below `elements` as a bitmap of one bit for each element, and return the
+    bytes.
+    """
     bits = np.zeros(elements, np.uint8)
     bits[indices] = 1
     return np.packbits(bits, bitorder="little")
 
 
 def decode_bitmap(data: Bytes, elements: int, count: int) -> Indices:
-    """The inverse; raise `ValueError` for another number of bits set, or for padding that is not zero."""
+    """Decode `count` indices from the bitmap of `elements` bits that `encode_bitmap` returned, and return
+    them.
+
+    Raises:
+        ValueError: another number of bits is set, or the padding is not zero.
+    """
     bits = np.unpackbits(data, bitorder="little")
     if np.count_nonzero(bits) != count:  # before their indices take memory
-        raise ValueError("another number of them")
+        raise ValueError("another number of indices")
     if bits[elements:].any():
-        raise ValueError("padding that is not zero")
+        raise ValueError("nonzero padding")
     return np.flatnonzero(bits).astype(np.uint32)
 
 
 def seeded_indices(seed: int, elements: int, count: int) -> Indices:
-    """See the head of this file. seed: below 2**64; count: at most `elements`."""
+    """Return `count` ascending indices, one at a random place in each of `count` parts of the elements.
+
+    Args:
+        seed: seed of the random numbers, below 2**64.
+        count: number of indices, at most `elements`.
+    """
     indices = np.empty(count, np.uint32)
     loops.draw(np.uint64(seed), elements, indices)
     return indices
 
 
 def distinct_indices(seed: int, elements: int, count: int) -> Indices:
-    """As `seeded_indices`, of UNIFORM."""
+    """Return `count` ascending, distinct indices below `elements`, drawn uniformly.
+
+    Args:
+        seed: seed of the random numbers, below 2**64.
+        count: number of indices, at most `elements`.
+    """
     indices, taken = np.empty(count, np.uint32), np.zeros(-(-elements // 64), np.uint64)
     loops.draw_distinct(np.uint64(seed), elements, taken, indices)
     return indices
@@ -117,22 +147,29 @@ def add_sparse(
     *,
     keep: bool = True,
 ) -> None:
-    """See `sparse_reference.add_sparse`. indices: ascending and below `out.size`."""
+    """Add `weights[w] * values[w]` to `out` at `indices[w]`, one payload after the other.
+
+    Args:
+        indices: indices of each payload, ascending and below `out.size`.
+        values: values of each payload, in the order of its indices.
+        weights: one float32 for each payload.
+        keep: True to add to the values in `out`; False to start from zeros.
+    """
     check("out", out, np.float32, out.size, written=True)
     check("weights", weights, np.float32, len(indices))
     for where, what in zip(indices, values, strict=True):
         check("indices", where, np.uint32, where.size)
         check("values", what, np.float32, where.size)
         if where.size and where[-1] >= out.size:
-            raise ValueError(f"indices: expected ascending ones below {out.size}, got {where[-1]}")
+            raise ValueError(f"indices: expected ascending values below {out.size}, got {where[-1]}")
     counts = np.array([where.size for where in indices], np.int64)
-    # An index costs a cache line; where `out` is kept, nothing else is touched.
+    # Each index costs a cache line. With `keep` the other elements of `out` are not touched.
     work = LANES * int(counts.sum()) + (0 if keep else out.size)
     run(loops.sum_sparse, work, addresses(indices), addresses(values), counts, weights, out, keep)
 
 
 def warm_up() -> None:
-    """Compile every kernel, or load it from the cache."""
+    """Compile every kernel of this module, or load it from the cache."""
     indices = np.array([1, 5], np.uint32)
     decode_gaps(encode_gaps(indices, 8, 1), 8, 2, 1)
     seeded_indices(1, 8, 2)

@@ -1,28 +1,28 @@
 # mypy: ignore-errors
 # pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
-"""Kernels over the indices of sparse payloads, and the sum of many of them."""
+"""Kernels over the indices of sparse payloads, and the sum of many such payloads."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from .compiling import kernel, take
+from .compiling import fetch_add, kernel
 from .dense import read_float32, read_uint32
-from .late import CHUNK
+from .lazy import CHUNK
 
-# What is wrong with encoded gaps, by status[0].
-WRONG = "", "more of them", "an index beyond the last element", "padding that is not zero"
+# The fault of encoded gaps, by status[0]; the text follows "got".
+WRONG = "", "more indices", "an index beyond the last element", "nonzero padding"
 TOO_MANY, OUT_OF_RANGE, PADDING = 1, 2, 3
 
 
-# Of each byte.
+# Position of the lowest set bit of each byte; 0 for byte 0.
 LOWEST_SET_BIT = np.array([max((byte & -byte).bit_length() - 1, 0) for byte in range(256)], np.uint8)
 
 
 @kernel
 def sum_quotients(indices, elements, low_bits, found):
-    """Of the gaps shifted right, to found[0]; -1 if the indices do not ascend below `elements`."""
+    """Write the sum of all gap >> low_bits to found[0]; -1 if the indices do not ascend below `elements`."""
     previous = np.int64(-1)
     for i in range(indices.size):
         gap = np.int64(indices[i]) - previous - 1
@@ -35,7 +35,12 @@ def sum_quotients(indices, elements, low_bits, found):
 
 @kernel
 def write_gaps(indices, low_bits, low, unary):
-    """`sparse_reference.encode_gaps` into zeroed bytes of the right sizes."""
+    """Encode ascending indices as gaps, in the coding of `sparse_reference.encode_gaps`.
+
+    Args:
+        low: receives the low bits of all gaps; zeroed, of the right size.
+        unary: receives the quotients in unary; zeroed, of the right size.
+    """
     waiting, filled, at = np.uint64(0), np.uint64(0), 0
     width, mask = np.uint64(low_bits), np.int64((1 << low_bits) - 1)
     previous, position = np.int64(-1), np.int64(0)
@@ -58,7 +63,14 @@ def write_gaps(indices, low_bits, low, unary):
 
 @kernel
 def read_gaps(low, unary, low_bits, elements, lowest_set_bit, indices, status):
-    """`sparse_reference.decode_gaps` into `indices`. status: what is wrong, and how many it read."""
+    """Decode gaps in the coding of `sparse_reference.encode_gaps`.
+
+    Args:
+        low, unary: bytes with the low bits of all gaps, and with the quotients in unary.
+        lowest_set_bit: the table `LOWEST_SET_BIT`.
+        indices: receives the indices; its size is the expected number.
+        status: receives the fault, a place in `WRONG`, and the number of indices read.
+    """
     waiting, filled, at = np.uint64(0), np.uint64(0), 0
     width, mask = np.uint64(low_bits), np.uint64((1 << low_bits) - 1)
     last, previous, count = np.int64(-1), np.int64(-1), 0
@@ -91,8 +103,10 @@ def read_gaps(low, unary, low_bits, elements, lowest_set_bit, indices, status):
 
 @kernel
 def draw(seed, elements, indices):
-    """`sparse_reference.seeded_indices`."""
-    # Unsigned, because elements times count may be anything below 2**64.
+    """Draw one index in each of indices.size parts of the elements, as defined by
+    `sparse_reference.seeded_indices`.
+    """
+    # Unsigned, because elements times count may be any number below 2**64.
     count, first = np.uint64(indices.size), np.uint64(0)
     for i in range(indices.size):
         mixed = np.uint64(seed) + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15)
@@ -106,9 +120,13 @@ def draw(seed, elements, indices):
 
 @kernel
 def draw_distinct(seed, elements, taken, indices):
-    """`sparse_reference.distinct_indices`. taken: 64-bit words of zeros, a bit for each element."""
+    """Draw indices.size distinct indices, as defined by `sparse_reference.distinct_indices`.
+
+    Args:
+        taken: scratch memory, 64-bit words of zeros, with a bit for each element.
+    """
     one, count = np.uint64(1), indices.size
-    # What is drawn is what is left out where that is less.
+    # If more than half of the elements are requested, draw the elements to leave out.
     least = min(count, elements - count)
     drawn, number = 0, np.uint64(0)
     while drawn < least:
@@ -125,7 +143,7 @@ def draw_distinct(seed, elements, taken, indices):
     for word in range(taken.size):
         left = ~taken[word] if least < count else taken[word]
         base = word * 64
-        while left and at < count:  # beyond the last element nothing is asked for any more
+        while left and at < count:  # the limit keeps bits beyond the last element out
             byte = left & np.uint64(255)
             if byte:
                 indices[at] = base + LOWEST_SET_BIT[byte]
@@ -138,7 +156,7 @@ def draw_distinct(seed, elements, taken, indices):
 
 @njit
 def _first_from(address, count, bound):
-    """How many of the ascending indices are below `bound`."""
+    """Return the number of the ascending indices that are below `bound`."""
     low, high = np.int64(0), np.int64(count)
     while low < high:
         middle = (low + high) // 2
@@ -151,11 +169,15 @@ def _first_from(address, count, bound):
 
 @kernel
 def sum_sparse(cursor, indices, values, counts, weights, out, keep):
-    """Add payloads up, in their order, on top of `out` if `keep`, otherwise of zero.
+    """Add weights[w] times the values of payload w to `out` at its indices, one payload after the other.
 
-    indices, values: uint64 (payloads,), where the uint32 and the float32 of each begin.
+    Args:
+        indices, values: address of each payload's uint32 indices and of its float32 values, uint64
+            (payloads,).
+        counts: number of each payload's indices.
+        keep: True to add to the values in `out`; False to start from zeros.
     """
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < out.size:
         stop = min(start + CHUNK, out.size)
         if not keep:
@@ -168,4 +190,4 @@ def sum_sparse(cursor, indices, values, counts, weights, out, keep):
                     break
                 out[i] += weights[w] * read_float32(values[w], k)
                 k += 1
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)

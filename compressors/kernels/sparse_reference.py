@@ -1,4 +1,6 @@
-"""What the kernels over sparse payloads compute, in plain Python and numpy. See `sparse`."""
+"""Results of the kernels over sparse payloads, defined in plain Python and numpy. `sparse` describes the
+codings.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ Indices = npt.NDArray[np.uint32]
 
 
 def _packed(bits: list[int]) -> Bytes:
-    """The lowest bit of each byte first, padded with zeros to a whole byte."""
+    """Return the bits packed into bytes, lowest bit first, padded with zeros to a whole byte."""
     return np.packbits(np.array(bits, np.uint8), bitorder="little")
 
 
 def encode_gaps(indices: Indices, elements: int, low_bits: int) -> Bytes:
-    """Low parts of all gaps, `low_bits` each; then, from a new byte on, the quotients: so many 0 and a 1."""
+    """Encode ascending indices as gaps, index - previous index - 1, and return the bytes.
+
+    The low `low_bits` bits of all gaps come first. Then, from a new byte on, come the quotients gap >>
+    low_bits in unary: that many zeros and a one.
+    """
     low: list[int] = []
     unary: list[int] = []
     previous = -1
@@ -30,7 +36,11 @@ def encode_gaps(indices: Indices, elements: int, low_bits: int) -> Bytes:
 
 
 def decode_gaps(data: Bytes, elements: int, count: int, low_bits: int) -> Indices:
-    """The inverse; raise `ValueError` for bytes that `encode_gaps` would not have made."""
+    """Decode `count` indices below `elements` from the bytes that `encode_gaps` returned, and return them.
+
+    Raises:
+        ValueError: the bytes are not those that `encode_gaps` returns for `count` such indices.
+    """
     low_bytes = -(-count * low_bits // 8)
     low = np.unpackbits(data[:low_bytes], bitorder="little")
     ones = np.nonzero(np.unpackbits(data[low_bytes:], bitorder="little"))[0]
@@ -44,12 +54,14 @@ def decode_gaps(data: Bytes, elements: int, count: int, low_bits: int) -> Indice
         raise ValueError("an index beyond the last element")
     indices: Indices = found.astype(np.uint32)
     if not np.array_equal(encode_gaps(indices, elements, low_bits), data):
-        raise ValueError("padding that is not zero")
+        raise ValueError("nonzero padding")
     return indices
 
 
 def seeded_indices(seed: int, elements: int, count: int) -> Indices:
-    """One index in each of `count` parts as equal as possible, by splitmix64 of seed and part."""
+    """Return one index in each of `count` parts of the elements, as equal as possible, drawn by
+    splitmix64.
+    """
     found: list[int] = []
     for i in range(count):
         mixed = (seed + (i + 1) * 0x9E3779B97F4A7C15) % 2**64
@@ -62,7 +74,10 @@ def seeded_indices(seed: int, elements: int, count: int) -> Indices:
 
 
 def distinct_indices(seed: int, elements: int, count: int) -> Indices:
-    """`count` of the elements, or all but the others, as splitmix64 draws them: each of them once."""
+    """Return `count` ascending, distinct indices below `elements`, drawn by splitmix64.
+
+    If `count` is more than half of the elements, the elements to leave out are drawn.
+    """
     found: set[int] = set()
     least, number = min(count, elements - count), 0
     while len(found) < least:
@@ -84,7 +99,11 @@ def add_sparse(
     *,
     keep: bool = True,
 ) -> None:
-    """Add `weights[w] * values[w]` to `out` at `indices[w]`, one payload after the other."""
+    """Add `weights[w] * values[w]` to `out` at `indices[w]`, one payload after the other.
+
+    Args:
+        keep: True to add to the values in `out`; False to start from zeros.
+    """
     if not keep:
         out[:] = 0.0
     for where, what, weight in zip(indices, values, weights, strict=True):

@@ -1,8 +1,8 @@
-"""A few threads of our own, because the kernels release the interpreter lock and memory is shared.
+"""A pool of threads for the kernels, which release the interpreter lock and share memory.
 
-Not numba's threading layers: one of them aborts when two Python threads enter it at once, another does not
-survive a fork, and the third needs a library that a wheel cannot bring. The pool is made on first use, never
-at import; it is forgotten in a forked child; and any number of threads may call `run` at once.
+Numba's threading layers are no alternative: one aborts when two Python threads enter it at once, another does
+not survive a fork, and the third needs a library that a wheel cannot contain. The pool is created on first
+use, never at import, and discarded in a forked child. Any number of threads may call `run` at once.
 """
 
 from __future__ import annotations
@@ -18,28 +18,35 @@ import numpy.typing as npt
 
 from ...common import machine
 
-# Below this, waking a thread takes about as long as the work.
+# With fewer elements, waking a thread takes about as long as the work.
 ELEMENTS_PER_THREAD = 1 << 18
 
 
 class _Pool:
-    """The helpers of the calling thread: one fewer than the number of threads."""
+    """The helper threads of the kernels, one fewer than `threads`, because the calling thread works, too.
+
+    Attributes:
+        threads: number of threads that one kernel may use, the calling thread included.
+    """
 
     def __init__(self) -> None:
         self.threads = machine.cores()
         self.forget()
 
     def forget(self) -> None:
+        """Discard the lock and the threads; a forked child has inherited unusable ones."""
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
 
     def resize(self, threads: int) -> None:
+        """Set the number of threads of later calls."""
         with self._lock:
-            # Dropped rather than shut down: a call in flight keeps it until its work is done.
+            # Dropped, not shut down: a call in flight keeps its executor until its work is done.
             self._executor = None
             self.threads = threads
 
     def executor(self) -> ThreadPoolExecutor:
+        """Return the executor of the helper threads, creating it if there is none."""
         with self._lock:
             if self._executor is None:
                 helpers = max(1, self.threads - 1)
@@ -53,16 +60,25 @@ if hasattr(os, "register_at_fork"):
 
 
 def set_threads(threads: int) -> None:
-    """Use at most this many threads, at least 1, for a large tensor; the default is one per usable core."""
+    """Set the most threads that a kernel uses for a large tensor, at least 1; the default is one per usable
+    core.
+
+    Raises:
+        ValueError: `threads` is below 1.
+    """
     if threads < 1:
         raise ValueError(f"threads: expected at least 1, got {threads}")
     _pool.resize(threads)
 
 
 def run(kernel: Callable[..., Any], elements: int, *args: Any) -> None:
-    """Call `kernel(cursor, *args)` on as many threads as `elements` are worth, this one included.
+    """Call `kernel(cursor, *args)` on the calling thread and on helpers, at most one thread per 2**18
+    elements.
 
-    The kernel takes chunks of its range from the cursor (int64, shape (1,)) until there are none.
+    Each thread claims chunks of the range from the cursor, int64 of shape (1,), until none are left.
+
+    Args:
+        elements: number of elements that the kernel reads, as a measure of its work.
     """
     cursor = np.zeros(1, np.int64)
     helpers = min(_pool.threads, elements // ELEMENTS_PER_THREAD) - 1
@@ -75,23 +91,27 @@ def run(kernel: Callable[..., Any], elements: int, *args: Any) -> None:
         kernel(cursor, *args)
     finally:
         for future in futures:
-            # One that has not started by now would find nothing left to do.
+            # A helper that has not started yet is cancelled: it would find no work left.
             if not future.cancel():
                 future.result()
 
 
 class Scratch(threading.local):
-    """Memory that a thread uses again and again: fresh memory takes as long as half a pass over it.
-
-    largest: elements, of 8 bytes, beyond which it is not kept.
+    """Memory that each thread reuses, because allocating fresh memory takes as long as half a pass over
+    it.
     """
 
     def __init__(self, largest: int) -> None:
+        """Args:
+        largest: number of elements, of 8 bytes, up to which memory is kept for reuse.
+        """
         self._largest = largest
         self._words, self._floats = np.empty(0, np.uint32), np.empty(0, np.float32)
 
     def take(self, elements: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-        """Two arrays with anything in them; the next call in this thread gives them out again."""
+        """Return a uint32 and a float32 array of `elements` elements, uninitialized; this thread's next call
+        reuses them.
+        """
         if elements > self._largest:
             return np.empty(elements, np.uint32), np.empty(elements, np.float32)
         if elements > self._words.size:

@@ -1,10 +1,10 @@
 # mypy: ignore-errors
 # pyright: basic, reportGeneralTypeIssues=false, reportAssignmentType=false
 # pyright: reportOperatorIssue=false, reportArgumentType=false
-"""The Triton kernels behind `cuda`: quantization with feedback, and the passes of an exact selection.
+"""Triton kernels behind `cuda`: quantization with error feedback, and the passes of an exact selection.
 
-Sums and differences are rounded after each operation and denormals are kept, as on the CPU, so the same bits
-come out. There are no multiplications that could be fused.
+They produce the same bits as the CPU: sums and differences are rounded after each operation and denormals are
+kept. No multiplication could be fused with an addition.
 """
 
 from __future__ import annotations
@@ -12,15 +12,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# As numbers of the kernels' own: a kernel may not refer to a plain Python global.
+# A Triton constant, because a kernel may not refer to a plain Python global.
 LARGEST = tl.constexpr(3.4028234663852886e38)
 BINS = 2048
 
 
 @triton.jit
 def quantize(gradient, residual, levels, begins, words, elements, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """`reference.quantize`. levels, begins: float32 pointers, to what is sent and from where on; words: int32
-    pointer to the packed codes."""
+    """Quantize gradient + residual, as defined by `reference.quantize`; leave the error in `residual`.
+
+    Args:
+        levels: float32 pointer to the levels.
+        begins: float32 pointer to the thresholds: magnitude above which each level is sent.
+        words: int32 pointer that receives the packed codes.
+    """
     PER_WORD: tl.constexpr = 32 // BITS
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
@@ -53,7 +58,7 @@ def quantize(gradient, residual, levels, begins, words, elements, BITS: tl.const
 
 @triton.jit
 def add(gradient, residual, elements, BLOCK: tl.constexpr):
-    """residual += gradient, saturating."""
+    """Add `gradient` to `residual` in place, and clip the sum to the finite float32 range."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
     total = tl.load(gradient + at, mask=inside, other=0.0) + tl.load(residual + at, mask=inside, other=0.0)
@@ -62,10 +67,14 @@ def add(gradient, residual, elements, BLOCK: tl.constexpr):
 
 @triton.jit
 def _keys(values, at, inside, center, ORDERED: tl.constexpr):
-    """Unsigned numbers, as int64, that are ordered as the scores are: x itself, or |x - center|."""
+    """Return unsigned numbers, as int64, that are ordered as the scores are.
+
+    Args:
+        ORDERED: True for the score x; False for |x - center|.
+    """
     value = tl.load(values + at, mask=inside, other=0.0)
     if ORDERED:
-        bits = (value + 0.0).to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF  # no negative zero
+        bits = (value + 0.0).to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF  # adding 0 turns -0 into +0
         return tl.where(bits >= 0x80000000, 0xFFFFFFFF - bits, bits + 0x80000000)
     return tl.abs(value - center).to(tl.int32, bitcast=True).to(tl.int64)
 
@@ -83,8 +92,13 @@ def histogram(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Add to counts (int32) how many keys have each value of the WIDTH bits from SHIFT on, of those whose
-    higher bits are `prefix`. A program takes BLOCKS blocks."""
+    """Count the keys by one digit, among those whose higher bits are `prefix`; add to counts (int32).
+
+    Args:
+        SHIFT, WIDTH: position of the digit's lowest bit, and its width in bits.
+        ORDERED: True for the score x; False for |x - center|.
+        BLOCKS: number of blocks that one program reads.
+    """
     bins: tl.constexpr = 2048
     found = tl.zeros((2 * bins,), tl.int32)
     for block in range(BLOCKS):
@@ -100,7 +114,12 @@ def histogram(
 
 @triton.jit
 def count(values, elements, center, threshold, above, equal, BLOCK: tl.constexpr):
-    """How many keys of each block lie above the threshold, and how many equal it."""
+    """Count in each block the keys above the threshold and the keys that equal it, for the score |x -
+    center|.
+
+    Args:
+        above, equal: int32 pointers that receive both counts of each block.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
     key = _keys(values, at, inside, center, False)
@@ -110,9 +129,12 @@ def count(values, elements, center, threshold, above, equal, BLOCK: tl.constexpr
 
 @triton.jit
 def write(values, elements, center, threshold, above, equal, ties, indices, BLOCK: tl.constexpr):
-    """The indices of the keys above the threshold, and of the first `ties` that equal it, in ascending order.
+    """Write the indices of the keys above the threshold, and of the first `ties` keys that equal it, in
+    ascending order.
 
-    above, equal: how many there are in all blocks before each.
+    Args:
+        above, equal: number of such keys in all blocks before each block.
+        indices: int32 pointer that receives the indices.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements

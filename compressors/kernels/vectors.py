@@ -1,11 +1,11 @@
 # mypy: ignore-errors
 # pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
-"""Vector operations for numba kernels: values of 16 lanes, one per float32 or 32-bit word.
+"""Vector operations for numba kernels: values of 16 lanes, each lane a float32 or a 32-bit word.
 
-LLVM vectorizes plain loops over packed codes badly: a table lookup becomes a gather, or scalar loads, and
-packing defeats it altogether. So the few operations needed are spelled out here as numba intrinsics, and the
-kernels are ordinary numba loops over them. LLVM splits 16 lanes into whatever registers the processor has;
-only `lookup` is written once per kind of processor.
+LLVM vectorizes plain loops over packed codes badly: a table lookup becomes a gather or scalar loads, and
+packing is not vectorized at all. So the few operations needed are defined here as numba intrinsics, and the
+kernels are ordinary numba loops over them. LLVM splits 16 lanes over the registers that the processor has;
+only `lookup` has a version for each kind of processor.
 """
 
 from __future__ import annotations
@@ -15,20 +15,25 @@ from numba import njit, types
 from numba.core import cgutils, codegen, config
 from numba.extending import intrinsic, models, register_model
 
-from .late import LANES
+from .lazy import LANES
 from .reference import FLOAT32_MAX
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
 class _Vector(types.Type):
-    """The type of a value of 16 lanes; exists inside kernels only."""
+    """The numba type of a value of 16 lanes; such values exist inside kernels only.
+
+    Attributes:
+        llvm: the LLVM vector type.
+    """
 
     def __init__(self, name, lane):
         super().__init__(name)
         self.llvm = ir.VectorType(lane, LANES)
 
     def constant(self, value):
+        """Return an LLVM constant with `value` in every lane."""
         return ir.Constant(self.llvm, [value] * LANES)
 
 
@@ -48,7 +53,12 @@ MASK = _Vector("bool16", ir.IntType(1))
 
 
 def unary(emit, result=None):
-    """An operation on one value: `emit` takes the builder and the operand. result: its type, if another."""
+    """Return a numba intrinsic with one operand.
+
+    Args:
+        emit: function that takes the LLVM builder and the operand, and returns the result.
+        result: numba type of the result; None for the operand's type.
+    """
 
     @intrinsic
     def operation(typingctx, a):
@@ -58,7 +68,12 @@ def unary(emit, result=None):
 
 
 def binary(emit, result=None):
-    """As `unary`, on two values; the result is of the first one's type unless `result` says otherwise."""
+    """Return a numba intrinsic with two operands.
+
+    Args:
+        emit: function that takes the LLVM builder and both operands, and returns the result.
+        result: numba type of the result; None for the first operand's type.
+    """
 
     @intrinsic
     def operation(typingctx, a, b):
@@ -72,40 +87,44 @@ multiply = binary(ir.IRBuilder.fmul)
 subtract = binary(ir.IRBuilder.fsub)
 above = binary(lambda builder, a, b: builder.fcmp_ordered(">", a, b), MASK)
 at_least = binary(lambda builder, a, b: builder.fcmp_ordered(">=", a, b), MASK)
-either = binary(ir.IRBuilder.or_)
+bitwise_or = binary(ir.IRBuilder.or_)
 twice = unary(lambda builder, words: builder.shl(words, WORDS.constant(1)))
 magnitude = unary(lambda builder, a: _call(builder, "llvm.fabs.v16f32", a.type, a))
-# sums + a in float64, exact as far as a is concerned.
+# sums + a in float64; widening `a` is exact.
 add_widened = binary(lambda builder, sums, a: builder.fadd(sums, builder.fpext(a, sums.type)))
-# counts + 1 in every lane where the mask is set: less -1, which is how a processor has the mask at hand.
-add_set = binary(lambda builder, counts, mask: builder.sub(counts, builder.sext(mask, counts.type)))
-# Where a number is not zero; a NaN is not.
+# counts + 1 in every lane where the mask is set: minus -1, because a processor holds a set mask as -1.
+add_mask = binary(lambda builder, counts, mask: builder.sub(counts, builder.sext(mask, counts.type)))
+# Set where a number is not zero; a NaN is not zero.
 nonzero = unary(lambda builder, a: builder.fcmp_unordered("!=", a, FLOATS.constant(0.0)), MASK)
-# The sign bit alone, and the bits of either one but not of both: with the sign of a number, its magnitude.
+# The sign bit alone; and the exclusive or of two numbers' bits, which with a number's sign gives its
+# magnitude.
 sign = unary(lambda builder, a: _on_bits(builder, builder.and_, a, FLOATS.constant(-0.0)))
-differing = binary(lambda builder, a, b: _on_bits(builder, builder.xor, a, b))
-# Where the one mask is set and the other is not.
-without = binary(lambda builder, mask, other: builder.and_(mask, builder.not_(other)))
+xor = binary(lambda builder, a, b: _on_bits(builder, builder.xor, a, b))
+# Set where the first mask is set and the other is not.
+and_not = binary(lambda builder, mask, other: builder.and_(mask, builder.not_(other)))
 
 
 def _call(builder, name, result, *args):
-    """Call a function of LLVM's own."""
+    """Call an LLVM intrinsic by its name."""
     signature = ir.FunctionType(result, [each.type for each in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), args)
 
 
 def _on_bits(builder, emit, a, b):
+    """Apply a bitwise operation to the bits of two floats."""
     words = (builder.bitcast(each, WORDS.llvm) for each in (a, b))
     return builder.bitcast(emit(*words), a.type)
 
 
 @intrinsic
 def no_doubles(typingctx):
-    """Zeros, to begin a float64 sum with."""
+    """Return sixteen float64 zeros, the start of a sum."""
     return DOUBLES(), lambda context, builder, signature, args: DOUBLES.constant(0.0)
 
 
 def _sum_lanes(result, zero, add):
+    """Return an intrinsic that adds up the lanes in order, from `zero` on."""
+
     def emit(builder, a):
         total = zero
         for lane in range(LANES):
@@ -115,25 +134,27 @@ def _sum_lanes(result, zero, add):
     return unary(emit, result)
 
 
-# The lanes added up in their order, from zero.
+# The sum of the lanes, added in order from zero on.
 sum_doubles = _sum_lanes(types.float64, ir.Constant(ir.DoubleType(), 0.0), ir.IRBuilder.fadd)
 sum_words = _sum_lanes(types.uint32, I32(0), ir.IRBuilder.add)
 
 
 @intrinsic
 def where(typingctx, mask, a, b):
-    """a where the mask is set, b elsewhere."""
+    """Return a in the lanes where the mask is set, and b in the others."""
     return a(mask, a, b), lambda context, builder, signature, args: builder.select(*args)
 
 
 def broadcast(builder, value):
-    """`value` in every lane."""
+    """Return a vector with `value` in every lane."""
     lanes = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
     first = builder.insert_element(lanes, value, I32(0))
     return builder.shuffle_vector(first, first, WORDS.constant(0))
 
 
 def _broadcast(vector, scalar):
+    """Return an intrinsic that converts a scalar to a vector with the scalar in every lane."""
+
     @intrinsic
     def operation(typingctx, value):
         return vector(scalar), lambda context, builder, signature, args: broadcast(builder, *args)
@@ -149,13 +170,14 @@ all_words = _broadcast(WORDS, types.uint32)
 
 
 def _pointer(context, builder, array_type, array, index, target=FLOATS.llvm):
+    """Return the address of array[index], as a pointer to `target`."""
     data = context.make_array(array_type)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), target.as_pointer())
 
 
 @intrinsic
 def load(typingctx, array, index):
-    """Sixteen float32 from array[index]."""
+    """Load sixteen float32 from array[index] on."""
 
     def codegen(context, builder, signature, args):
         return builder.load(_pointer(context, builder, signature.args[0], *args), align=4)
@@ -164,9 +186,11 @@ def load(typingctx, array, index):
 
 
 def _store(streaming):
+    """Return an intrinsic that stores a vector, past the cache if `streaming`."""
+
     @intrinsic
     def operation(typingctx, array, index, vector):
-        """Sixteen float32 to array[index]."""
+        """Store sixteen float32 to array[index] and the elements after it."""
 
         def codegen(context, builder, signature, args):
             target = _pointer(context, builder, signature.args[0], *args[:2])
@@ -184,13 +208,19 @@ def _put(builder, vector, target, streaming):
 
 
 store = _store(streaming=False)
-# Past the cache, as `stream_sums`.
+# Stores past the cache: the line is not read before it is overwritten. The address must be a multiple of 64.
 stream = _store(streaming=True)
 
 
 def load_at(result, target, convert=None):
-    """A load from `offset` bytes after an address, however aligned. target: what lies there, and `convert`
-    makes of it what is returned."""
+    """Return an intrinsic that loads a value `offset` bytes after an address, at any alignment.
+
+    Args:
+        result: numba type of the loaded value.
+        target: LLVM type of the value in memory.
+        convert: function that takes the LLVM builder and the value in memory, and returns the result; None
+            for the value itself.
+    """
 
     @intrinsic
     def operation(typingctx, address, offset):
@@ -204,7 +234,7 @@ def load_at(result, target, convert=None):
 
 
 def _from_bfloats(builder, halves):
-    """A bfloat16 is the upper half of a float32."""
+    """Convert bfloat16 to float32: a bfloat16 is the upper half of a float32."""
     words = builder.shl(builder.zext(halves, WORDS.llvm), WORDS.constant(16))
     return builder.bitcast(words, FLOATS.llvm)
 
@@ -217,7 +247,9 @@ load_byte = load_at(types.uint8, I8)
 
 @intrinsic
 def prefetch(typingctx, address, offset):
-    """Ask for a cache line. An address beyond the end is ignored by the processor."""
+    """Fetch the cache line at `offset` bytes after an address in advance; the processor ignores an invalid
+    address.
+    """
 
     def codegen(context, builder, signature, args):
         pointer = builder.inttoptr(builder.add(*args), I8.as_pointer())
@@ -229,7 +261,7 @@ def prefetch(typingctx, address, offset):
 
 @intrinsic
 def fence(typingctx):
-    """Order streaming stores, which bypass the cache, before whatever follows."""
+    """Order stores that bypass the cache before all later loads and stores."""
     return types.void(), lambda context, builder, signature, args: builder.fence("seq_cst") and None
 
 
@@ -237,14 +269,17 @@ def fence(typingctx):
 
 
 def _target_has(feature):
-    """Whether numba compiles for processors with it: not the same as whether this one has it, because numba
-    can be told to, and an instruction that the target lacks aborts the process."""
+    """Return True if numba compiles for processors with this feature.
+
+    That may differ from this processor's features: numba can be configured, and an instruction that the
+    target lacks aborts the process.
+    """
     told = config.CPU_FEATURES
     return f"+{feature}" in (codegen.get_host_cpu_features() if told is None else told).split(",")
 
 
 def _lookup(builder, table, index):
-    """`table[index & 15]` for every lane of `index`."""
+    """Return `table[index & 15]` in every lane of `index`."""
     if _target_has("avx512f"):
         return _call(builder, "llvm.x86.avx512.permvar.sf.512", table.type, table, index)
     if _target_has("avx2"):
@@ -261,7 +296,10 @@ def _lookup(builder, table, index):
 
 
 def _lookup_avx2(builder, table, index):
-    """A permutation there knows eight entries: look up in both halves of the table, choose by bit 3."""
+    """Return `table[index & 15]` in every lane, with AVX2, whose permutations know eight entries.
+
+    Both halves of the table are looked up, and bit 3 of the index selects one.
+    """
     eight = ir.VectorType(I32, 8)
     first, second = (ir.Constant(eight, list(range(start, start + 8))) for start in (0, 8))
     low, high = (builder.shuffle_vector(table, table, half) for half in (first, second))
@@ -281,7 +319,7 @@ lookup = binary(_lookup)
 
 
 def _lookup_four(builder, table, index):
-    """`table[index & 3]` for every lane of `index`. The four entries stand in the table four times over."""
+    """Return `table[index & 3]` in every lane of `index`; the table holds its four entries four times."""
     if _target_has("avx512f") or not _target_has("avx2"):
         return _lookup(builder, table, index)
     halves = [
@@ -292,7 +330,7 @@ def _lookup_four(builder, table, index):
 
 
 def _lookup_eight(builder, table, index):
-    """As `_lookup_four` for eight entries, which stand in the table twice, and an index below 8."""
+    """Return `table[index]` in every lane, for an index below 8; the table holds its eight entries twice."""
     if _target_has("avx512f") or not _target_has("avx2"):
         return _lookup(builder, table, index)
     low, _ = _halves(builder, table)
@@ -301,7 +339,7 @@ def _lookup_eight(builder, table, index):
 
 
 def _halves(builder, vector):
-    """Lanes 0 to 7, and 8 to 15."""
+    """Return lanes 0 to 7 and lanes 8 to 15."""
     places = (ir.Constant(ir.VectorType(I32, 8), list(range(start, start + 8))) for start in (0, 8))
     return [builder.shuffle_vector(vector, vector, place) for place in places]
 
@@ -311,9 +349,12 @@ lookup_eight = binary(_lookup_eight)
 
 
 def _pack_avx2(builder, codes, width):
-    """Each two of sixteen codes in a byte. The wider the lanes, the longer LLVM's own way of cutting them."""
+    """Pack each two of sixteen codes into a byte, with AVX2.
+
+    LLVM's own truncation takes longer the wider the lanes are.
+    """
     short, half = ir.VectorType(ir.IntType(16), LANES), ir.VectorType(ir.IntType(16), 8)
-    # Codes 0-3, 8-11, 4-7, 12-15: instructions stay within 128 bits.
+    # The order is now 0-3, 8-11, 4-7, 12-15, because AVX2 packs within halves of 128 bits.
     narrow = _call(builder, "llvm.x86.avx2.packusdw", short, *_halves(builder, codes))
     factors = ir.Constant(short, [1, 1 << width] * 8)
     pairs = _call(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), narrow, factors)
@@ -329,11 +370,18 @@ def _pack_avx2(builder, codes, width):
 
 @intrinsic(prefer_literal=True)
 def store_codes(typingctx, array, index, codes, bits):
-    """Pack sixteen codes of 2 or 4 bits (a literal) to array[index], the lowest in the lowest bits."""
+    """Pack sixteen codes of 2 or 4 bits, and store them from array[index] on, the first code in the lowest
+    bits.
+
+    Args:
+        bits: 2 or 4, a literal.
+    """
     width = bits.literal_value
 
     def join(builder, lanes, shift):
-        """Each lane or'ed with its upper half, moved down next to the lower one, then cut to bytes."""
+        """Combine each lane's lower half with its upper half shifted down by `shift`, and truncate the lanes
+        to bytes.
+        """
         moved = builder.lshr(lanes, ir.Constant(lanes.type, [shift] * lanes.type.count))
         return builder.trunc(builder.or_(lanes, moved), ir.VectorType(I8, lanes.type.count))
 
@@ -355,7 +403,7 @@ def store_codes(typingctx, array, index, codes, bits):
 
 @intrinsic
 def words_from(typingctx, first):
-    """first + lane."""
+    """Return sixteen words: first + 0, first + 1, …, first + 15."""
 
     def codegen(context, builder, signature, args):
         words = broadcast(builder, builder.trunc(args[0], I32))
@@ -366,8 +414,11 @@ def words_from(typingctx, first):
 
 @intrinsic
 def store_chosen(typingctx, indices, values, at, words, floats, mask):
-    """The lanes where the mask is set, without gaps: words to indices[at…], floats to values[at…]; returns
-    how many. Both arrays (uint32, float32) must have room for 16 lanes, whatever the mask."""
+    """Store the lanes whose mask is set without gaps, words to `indices` and floats to `values`, from index
+    `at` on.
+
+    Both arrays (uint32, float32) must have room for 16 lanes, for any mask. Returns the number of set lanes.
+    """
 
     def codegen(context, builder, signature, args):
         at, words, floats, mask = args[2:]
@@ -380,10 +431,11 @@ def store_chosen(typingctx, indices, values, at, words, floats, mask):
 
 
 def _store_compressed(builder, values, mask, pointer):
-    """The lanes that are set, without gaps."""
+    """Store the lanes whose mask is set without gaps."""
     lanes = "v16i32" if values.type == WORDS.llvm else "v16f32"
     if _target_has("avx512f"):
-        # Not the form that stores only those lanes: on some processors that one takes a hundred cycles.
+        # Stores 16 lanes: the instruction that stores only the set ones takes a hundred cycles on some
+        # processors.
         name = f"llvm.x86.avx512.mask.compress.{lanes}"
         builder.store(_call(builder, name, values.type, values, values, mask), pointer, align=4)
         return
@@ -392,6 +444,7 @@ def _store_compressed(builder, values, mask, pointer):
 
 
 def _any_lane(builder, mask):
+    """Return True if the mask is set in any lane."""
     bits = builder.bitcast(mask, ir.IntType(LANES))
     return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
 
@@ -399,11 +452,14 @@ def _any_lane(builder, mask):
 any_lane = unary(_any_lane, types.boolean)
 
 
-# ---- sums: as many vectors as a word has codes; vector j holds code j of sixteen words ----
+# ---- sums: one vector for each code of a word; vector j belongs to code j of sixteen words ----
 
 
 def _interleave(builder, vectors):
-    """Lane k of vector j becomes element k * len(vectors) + j. Each round merges sequences pairwise."""
+    """Return vectors in which lane k of vector j has become element k * len(vectors) + j.
+
+    Each round merges sequences of vectors pairwise.
+    """
     low, high = (
         ir.Constant(WORDS.llvm, [start + lane // 2 + LANES * (lane % 2) for lane in range(LANES)])
         for start in (0, LANES // 2)
@@ -420,7 +476,10 @@ def _interleave(builder, vectors):
 
 
 def _separate(builder, vectors):
-    """The inverse of `_interleave`: each round splits every sequence into its even and its odd elements."""
+    """Invert `_interleave`: return vector j with every len(vectors)-th element, from element j on.
+
+    Each round splits every sequence of vectors into its even and its odd elements.
+    """
     even, odd = (ir.Constant(WORDS.llvm, list(range(start, 2 * LANES, 2))) for start in (0, 1))
     sequences = [vectors]
     while len(sequences[0]) > 1:
@@ -438,7 +497,7 @@ def _sums_type(bits):
 
 @intrinsic(prefer_literal=True)
 def no_sums(typingctx, bits):
-    """Zeros."""
+    """Return sums of zero, one vector for each code of a 32-bit word."""
     sums = _sums_type(bits)
 
     def codegen(context, builder, signature, args):
@@ -449,7 +508,7 @@ def no_sums(typingctx, bits):
 
 @intrinsic(prefer_literal=True)
 def load_sums(typingctx, array, index, bits):
-    """From where they stand in order, in array[index]."""
+    """Load sums from array[index] on, where they are in the order of the elements."""
     sums = _sums_type(bits)
 
     def codegen(context, builder, signature, args):
@@ -461,8 +520,12 @@ def load_sums(typingctx, array, index, bits):
 
 
 def _store_sums(streaming):
+    """Return an intrinsic that stores sums, past the cache if `streaming`."""
+
     @intrinsic
     def operation(typingctx, array, index, sums):
+        """Store sums from array[index] on, in the order of the elements."""
+
         def codegen(context, builder, signature, args):
             pointer = _pointer(context, builder, signature.args[0], *args[:2])
             for j, part in enumerate(_interleave(builder, cgutils.unpack_tuple(builder, args[2]))):
@@ -474,13 +537,13 @@ def _store_sums(streaming):
 
 
 store_sums = _store_sums(streaming=False)
-# Past the cache: spares reading what will be overwritten. The address must be a multiple of 64.
+# Stores past the cache: the line is not read before it is overwritten. The address must be a multiple of 64.
 stream_sums = _store_sums(streaming=True)
 
 
 @intrinsic
 def add_codes(typingctx, sums, table, words):
-    """Add what every code in sixteen words is worth."""
+    """Add the table's value of every code in sixteen words to the sums."""
 
     def codegen(context, builder, signature, args):
         vectors = cgutils.unpack_tuple(builder, args[0])
@@ -493,7 +556,9 @@ def add_codes(typingctx, sums, table, words):
 
 
 def _power(builder, a, base):
-    """How often a positive number can be halved before its bits are below those of `base`, from 0 to 7."""
+    """Return how often a positive number can be halved before its bits are below those of `base`, from 0 to
+    7.
+    """
     exponent = builder.ashr(builder.sub(builder.bitcast(a, WORDS.llvm), base), WORDS.constant(23))
     zero, seven = WORDS.constant(0), WORDS.constant(7)
     exponent = builder.select(builder.icmp_signed("<", exponent, seven), exponent, seven)
@@ -505,14 +570,14 @@ power = binary(_power, WORDS)
 
 @njit
 def saturated(size):
-    """Sixteen magnitudes, kept within the finite range; a NaN becomes its end."""
+    """Return sixteen magnitudes, limited to the largest finite float32; a NaN becomes that limit."""
     largest = all_floats(FLOAT32_MAX)
     return where(above(largest, size), size, largest)
 
 
 @njit
 def saturated_sum(a, b):
-    """Sixteen a + b, kept within the finite range."""
+    """Return sixteen sums a + b, clipped to the finite float32 range."""
     total = add(a, b)
     largest, smallest = all_floats(FLOAT32_MAX), all_floats(-FLOAT32_MAX)
     total = where(above(largest, total), total, largest)

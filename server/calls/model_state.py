@@ -12,7 +12,7 @@ from ...proto.manifest import Manifest
 from ...proto.moments import Moments, MomentValues
 from ...proto.refusal import Reason, Refused, refused
 from ...proto.state import TRANSFER, EntryValues, encode_values
-from ...proto.transfer import Bytes, Passage
+from ...proto.transfer import Bytes, ChunkValidator
 from ..conductor import Conductor
 from ..job import events as e
 from ..job import refusals
@@ -59,11 +59,13 @@ class StateCalls:
         await self._read(values, requests, member)
         return values.finish()
 
-    async def _read(self, passage: Passage, requests: AsyncIterator[Any], member: tuple[str, int]) -> None:
-        """Pass the chunks of an upload to `passage` until it is complete. Each chunk renews the member's
+    async def _read(
+        self, chunks: ChunkValidator, requests: AsyncIterator[Any], member: tuple[str, int]
+    ) -> None:
+        """Pass the chunks of an upload to `chunks` until it is complete. Each chunk renews the member's
         lease."""
-        while not passage.complete:
-            passage.add(await self._next_chunk(requests, member[0]))
+        while not chunks.complete:
+            chunks.add(await self._next_chunk(requests, member[0]))
             # Heartbeats on another stream of the connection wait behind the upload.
             self._conductor.happen(e.KeepAlive(*member))
 
@@ -84,7 +86,7 @@ class StateCalls:
         why = self._why_not(header)
         if why is not None:  # read all chunks: a worker that is still writing would not see the refusal
             size = sum(map(entry_bytes, entries))
-            await self._read(Passage(TRANSFER, size, worker=header.worker), requests, member)
+            await self._read(ChunkValidator(TRANSFER, size, worker=header.worker), requests, member)
             raise why
         values = await self.receive(requests, entries, member)
         why = self._why_not(header)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...proto.manifest import Manifest
 from ...proto.messages import Chunk, Packet, Snapshot
 from ...proto.refusal import Refusal, Refused, sentence
-from ...proto.transfer import Assembly, Passage, packet_transfer, values_assembly
+from ...proto.transfer import Assembly, ChunkValidator, packet_transfer, values_assembly
 from ...proto.wire import encode_chunk
 from ..conductor import Conductor
 from ..job import events as e
@@ -33,14 +33,14 @@ class Relay:
         """
         self.packet = packet
         self.targets = targets
-        self._passage = Passage(packet_transfer(packet), 4 * packet.elements, worker=worker)
+        self._validator = ChunkValidator(packet_transfer(packet), 4 * packet.elements, worker=worker)
         for target in targets:
             target.send(packet)
 
     @property
     def complete(self) -> bool:
         """Whether all chunks have been forwarded."""
-        return self._passage.complete
+        return self._validator.complete
 
     def add(self, chunk: Chunk) -> None:
         """Check a chunk and forward it to the targets.
@@ -48,7 +48,7 @@ class Relay:
         Raises:
             Refused: CHUNK or CHECKSUM; the chunks that were forwarded before are useless then.
         """
-        self._passage.add(chunk)
+        self._validator.add(chunk)
         message = encode_chunk(chunk.transfer, chunk.offset, (chunk.data,), chunk.crc32c)
         for target in self.targets:
             target.put(message)

@@ -26,7 +26,7 @@ from ...proto.entries import of_kind
 from ...proto.job import job_message
 from ...proto.manifest import Manifest
 from ...proto.refusal import Reason, Refusal, Refused, refused
-from ...proto.service import Malformed, Refusing, abort, unbatched
+from ...proto.service import Malformed, RefusalLog, abort, unbatched
 from ...proto.transfer import MAX_PARTS, values_assembly
 from ...proto.wire import CHUNK_BYTES
 from ...settings import JobSettings, JobTerms, ServerSettings
@@ -90,7 +90,7 @@ class Service:
         self._metrics = conductor.metrics
         self._options = options
         self._lossless, self._slices = mode.lossless, mode.slices
-        self._refused = Refusing()
+        self._refused = RefusalLog()
         self._joins = Rate(JOINS_PER_S, JOINS_AT_ONCE)
         self._fetches = Fetches(self.job.id)
         self._states = StateCalls(conductor, self._fetches, self._next_in_time)
@@ -122,7 +122,7 @@ class Service:
                 return await handler(request, context)
             except Refused as error:
                 self._metrics.refusal(error.refusal.reason)
-                self._refused.say(context.peer(), error.refusal)
+                self._refused.warn(context.peer(), error.refusal)
                 await abort(context, error.refusal)
             # Another server may continue the job, so the worker should try again.
             except JournalError as error:

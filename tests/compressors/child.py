@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire.compressors.kernels import cpu
-from gradwire.compressors.kernels.late import CHUNK
+from gradwire.compressors.kernels.lazy import CHUNK
 from gradwire.compressors.kernels.reference import Magnitudes
 
 

@@ -29,7 +29,7 @@ from gradwire.compressors import (
     wire_bytes,
 )
 from gradwire.compressors.kernels import cpu, reference
-from gradwire.compressors.kernels.late import CHUNK
+from gradwire.compressors.kernels.lazy import CHUNK
 from gradwire.compressors.kernels.reference import SUM_BLOCK
 
 Array = npt.NDArray[np.float32]

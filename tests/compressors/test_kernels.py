@@ -16,7 +16,7 @@ import pytest
 
 from gradwire.compressors import CodeFormat, DenseFormat, set_threads, warm_up
 from gradwire.compressors.kernels import Magnitudes, cpu, reference, threads
-from gradwire.compressors.kernels.late import CHUNK
+from gradwire.compressors.kernels.lazy import CHUNK
 
 Array = npt.NDArray[np.float32]
 

@@ -15,7 +15,7 @@ from gradwire.compressors import CodeFormat, set_threads
 from gradwire.compressors.kernels import cpu, linear
 from gradwire.compressors.kernels import linear_reference as reference
 from gradwire.compressors.kernels import reference as codes_reference
-from gradwire.compressors.kernels.late import CHUNK
+from gradwire.compressors.kernels.lazy import CHUNK
 from gradwire.compressors.payload import code_bytes
 
 Array = npt.NDArray[np.float32]

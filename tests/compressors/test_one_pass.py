@@ -13,7 +13,7 @@ from test_kernels import SIGNED, gradient, levels_of, same_bits
 
 from gradwire.compressors import CodeFormat, QuantizedPayload, decode, set_threads, validate
 from gradwire.compressors.kernels import cpu, devices, reference
-from gradwire.compressors.kernels.late import CHUNK
+from gradwire.compressors.kernels.lazy import CHUNK
 from gradwire.compressors.kernels.reference import FLOAT32_MAX, SUM_BLOCK
 
 Array = npt.NDArray[np.float32]

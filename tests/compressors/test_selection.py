@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from gradwire.compressors import set_threads
 from gradwire.compressors.kernels import selection, selection_reference
-from gradwire.compressors.kernels.late import CHUNK
+from gradwire.compressors.kernels.lazy import CHUNK
 from gradwire.compressors.kernels.selection import RUN, SMALL, STRIDE
 from gradwire.compressors.kernels.selection_reference import Score, Selection
 
@@ -181,7 +181,7 @@ def test_put() -> None:
     out, indices = np.zeros(3 * CHUNK, np.float32), np.arange(1, 3 * CHUNK, 2, dtype=np.uint32)
     selection.put(out, indices, np.ones(indices.size, np.float32))
     assert out.reshape(-1, 2).tolist() == [[0.0, 1.0]] * (out.size // 2)
-    with pytest.raises(ValueError, match="indices: expected ascending ones below 5, got 5"):
+    with pytest.raises(ValueError, match="indices: expected ascending values below 5, got 5"):
         selection.put(np.zeros(5, np.float32), np.array([5], np.uint32), np.ones(1, np.float32))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gradwire.compressors import set_threads
 from gradwire.compressors.kernels import sparse, sparse_reference
-from gradwire.compressors.kernels.late import CHUNK
+from gradwire.compressors.kernels.lazy import CHUNK
 from gradwire.compressors.kernels.sparse_reference import Indices
 
 CASES = [(0, 0), (1, 0), (1, 1), (10, 3), (64, 64), (65, 1), (1000, 100), (1000, 1000), (50_000, 500)]
@@ -145,9 +145,9 @@ def test_sums(elements: int, keep: bool) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     out, one = np.zeros(4, np.float32), np.ones(1, np.float32)
-    with pytest.raises(ValueError, match="expected ascending ones below 4, got 4"):
+    with pytest.raises(ValueError, match="expected ascending values below 4, got 4"):
         sparse.add_sparse([np.array([4], np.uint32)], [one], one, out)
-    with pytest.raises(ValueError, match="expected ascending ones below 4"):
+    with pytest.raises(ValueError, match="expected ascending values below 4"):
         sparse.encode_gaps(np.array([1, 1], np.uint32), 4, 0)
-    with pytest.raises(ValueError, match="fewer of them"):
+    with pytest.raises(ValueError, match="fewer indices"):
         sparse.decode_gaps(np.zeros(0, np.uint8), 4, 2, 0)

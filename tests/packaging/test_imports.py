@@ -61,7 +61,7 @@ PURE = {"coding", "compressors", "planning"}
 NOT_IN_PURE = {"asyncio", "datetime", "grpc", "http", "multiprocessing", "socket", "time", "uvloop"}
 THREADS = {"concurrent", "threading"}
 HAS_THREADS = PurePosixPath("compressors/kernels/threads.py")
-WAITS = PurePosixPath("compressors/kernels/once.py"), "time"  # for another process, with a bound
+WAITS = PurePosixPath("compressors/kernels/compile_lock.py"), "time"  # for another process, with a bound
 # What reads bytes by running them; nobody here may.
 NOWHERE = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 

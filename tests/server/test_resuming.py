@@ -38,7 +38,7 @@ def begun(model: Manifest, part_bytes: int, values: dict[str, torch.Tensor] | No
     plan = model.plan(part_bytes)
 
     def build(parameters: Sequence[torch.Tensor]) -> Optimizer:
-        return Optimizer.of_groups(model.stepped_by(JOB), parameters, model.groups_of_parts(plan))
+        return Optimizer.of_groups(model.optimizer_groups(JOB), parameters, model.groups_of_parts(plan))
 
     flat = [(values[each.name] if values else torch.ones(each.shape)).reshape(-1) for each in model.specs]
     return Store(model, [each.numpy().copy() for each in flat], "none", build, plan=plan)
@@ -151,7 +151,7 @@ def test_a_state_dict_has_parameters_alone(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_model(path, copy.parameters, version=copy.version, digest=copy.digest, finished=True)
     found = read_model(path)
-    assert found.recall(store.manifest, store.manifest.stepped_by(JOB)) is None
+    assert found.recall(store.manifest, store.manifest.optimizer_groups(JOB)) is None
     assert torch.equal(found.tensors["first"], values(store)["first"])
 
 
@@ -161,5 +161,5 @@ def test_parameters_that_were_frozen_begin_anew(tmp_path: Path, caplog: pytest.L
     trained(store, range(4))
     found = checkpoint(store, tmp_path / "checkpoint")
     thawed = manifest("adam")
-    assert found.recall(thawed, thawed.stepped_by(JOB)) is None
+    assert found.recall(thawed, thawed.optimizer_groups(JOB)) is None
     assert "without its optimizer state: tensor 'third' was frozen" in caplog.text

@@ -15,7 +15,7 @@ from ...proto.plans import plan_of
 from ...proto.transfer import (
     PACKETS,
     Assembly,
-    Collection,
+    TransferBuffer,
     packet_transfer,
     part_assembly,
     part_transfer,
@@ -56,7 +56,7 @@ class Receiver:
         """worker: name of this worker, for error messages."""
         self._worker = worker
         self._update: tuple[m.Update, Assembly] | None = None
-        self._packets: dict[int, tuple[m.Packet, Collection]] = {}  # by transfer
+        self._packets: dict[int, tuple[m.Packet, TransferBuffer]] = {}  # by transfer
 
     def plan(self, message: m.PlanAnnouncement, manifest: Manifest | None) -> Plan:
         """Check an announced plan and return it; it divides all following updates.
@@ -115,7 +115,7 @@ class Receiver:
             if other.exchange < packet.exchange:
                 del self._packets[transfer]
         transfer = packet_transfer(packet)
-        collection = Collection(transfer, 4 * packet.elements, worker=self._worker)
+        collection = TransferBuffer(transfer, 4 * packet.elements, worker=self._worker)
         self._packets[transfer] = packet, collection
         return self._finished_packet(transfer)
 

@@ -44,7 +44,7 @@ def workers_optimizer(replica: Replica, job: JobTerms) -> Optimizer:
     manifest, base = replica.manifest, job.learning_rate
     groups: list[OptimizerGroup] = []
     of_job = OptimizerGroup(options=parse_optimizer(job.optimizer), learning_rate=base)
-    for number, group in enumerate(manifest.stepped_by(of_job)):
+    for number, group in enumerate(manifest.optimizer_groups(of_job)):
         if group.learning_rate != base and not base:
             raise TaskError(
                 f"parameter group {number}: lr: expected none with --learning-rate 0 and --mode {job.mode}, "

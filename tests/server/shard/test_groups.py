@@ -50,7 +50,7 @@ def store(model: Manifest, plan: Plan, downlink: str = "auto", **more: Any) -> S
     values = [value.numpy().reshape(-1).copy() for value in initial()]
 
     def build(parameters: Sequence[torch.Tensor]) -> Optimizer:
-        return Optimizer.of_groups(model.stepped_by(JOB), parameters, model.groups_of_parts(plan))
+        return Optimizer.of_groups(model.optimizer_groups(JOB), parameters, model.groups_of_parts(plan))
 
     return Store(model, values, downlink, build, 5, plan=plan, **more)
 

@@ -1,9 +1,10 @@
 # mypy: ignore-errors
 # pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
-"""Kernels that look for elements: one pass over memory that writes down which they are, and their values.
+"""Kernels that search for elements: one pass over memory that writes the indices and values of those it
+finds.
 
-A thread writes those of a chunk into a buffer of its own, which stays in the cache, and then copies them to a
-place that it reserves in the common output. Where that is full, nothing more is copied, only counted.
+Each thread writes the elements of a chunk to a buffer of its own, which stays in the cache. Then it reserves
+a range of the common output and copies them there. If the output is full, the thread only counts them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import numpy as np
 from numba import njit
 
 from . import vectors as v
-from .compiling import copy, kernel, take
+from .compiling import copy, fetch_add, kernel
 from .dense import bits_of
-from .late import BINS, CHUNK, LANES
+from .lazy import BINS, CHUNK, LANES
 
 MAGNITUDE, LARGEST, SMALLEST = range(3)
 AHEAD = 4096
@@ -22,6 +23,7 @@ AHEAD = 4096
 
 @njit
 def _score(values, score, center):
+    """Return the scores of sixteen values."""
     if score == MAGNITUDE:
         return v.magnitude(v.subtract(values, center))
     if score == SMALLEST:
@@ -31,13 +33,18 @@ def _score(values, score, center):
 
 @njit
 def _hand_over(indices, values, count, start, stop, found, found_values, places, total):
-    """Copy what the chunk from `start` to `stop` gave to the common output, if there is room.
+    """Copy the elements found in the chunk that begins at `start` to the common output, if they fit.
 
-    places: int64 (chunks, 2), of each chunk where it begins there and how many it has.
+    Args:
+        count: number of elements found, including padding elements at the end, which are dropped.
+        stop: end of the chunk; indices from here on belong to the padding.
+        places: receives for each chunk its position in the output and its number of elements, int64 (chunks,
+            2).
+        total: number of elements found by all threads so far, int64 (1,).
     """
-    while count > 0 and indices[count - 1] >= stop:  # what the padding gave
+    while count > 0 and indices[count - 1] >= stop:  # elements of the padding
         count -= 1
-    chunk, at = start // CHUNK, take(total, count)
+    chunk, at = start // CHUNK, fetch_add(total, count)
     places[chunk, 0], places[chunk, 1] = at, count
     if at + count <= found.size:
         copy(indices, 0, count, found, at)
@@ -46,15 +53,20 @@ def _hand_over(indices, values, count, start, stop, found, found_values, places,
 
 @kernel
 def collect(cursor, values, score, center, lowest, beyond, found, found_values, places, total):
-    """The elements whose score is at least `lowest` and not at least `beyond`, which may be NaN.
+    """Write the indices and values of the elements whose score is at least `lowest` and below `beyond`.
 
-    found: uint32; found_values: float32; places: see `_hand_over`; total: int64 (1,), of all that there are.
+    Args:
+        score: the `Score`, as its number.
+        beyond: upper bound; NaN for none.
+        found, found_values: receive indices (uint32) and values (float32), as far as they fit.
+        places: receives each chunk's position in `found` and its number of elements, int64 (chunks, 2).
+        total: receives the number of all such elements, int64 (1,).
     """
     address, centers = np.uint64(values.ctypes.data), v.all_floats(center)
     lows, highs = v.all_floats(lowest), v.all_floats(beyond)
     indices, taken = np.empty(CHUNK + LANES, np.uint32), np.empty(CHUNK + LANES, np.float32)
     padded = np.empty(LANES, np.float32)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < values.size:
         stop, at = min(start + CHUNK, values.size), 0
         whole = start + (stop - start) // LANES * LANES
@@ -62,7 +74,7 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
             v.prefetch(address, np.uint64(4 * i + AHEAD))
             here = v.load(values, i)
             scored = _score(here, score, centers)
-            chosen = v.without(v.at_least(scored, lows), v.at_least(scored, highs))
+            chosen = v.and_not(v.at_least(scored, lows), v.at_least(scored, highs))
             at += v.store_chosen(indices, taken, at, v.words_from(i), here, chosen)
         rest = stop - whole
         if rest > 0:
@@ -70,26 +82,32 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
             copy(values, whole, stop, padded)
             here = v.load(padded, 0)
             scored = _score(here, score, centers)
-            chosen = v.without(v.at_least(scored, lows), v.at_least(scored, highs))
+            chosen = v.and_not(v.at_least(scored, lows), v.at_least(scored, highs))
             at += v.store_chosen(indices, taken, at, v.words_from(whole), here, chosen)
         _hand_over(indices, taken, at, start, stop, found, found_values, places, total)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
 def add_and_collect(
     cursor, gradient, residual, left, stream, lowest, found, found_values, places, total, odd
 ):
-    """left = residual + gradient, saturating; and `collect` by magnitude of what it then holds.
+    """Write the saturating sum residual + gradient to `left`, and collect its elements of magnitude `lowest`
+    or more.
 
-    left: may be `residual`. stream: write it past the cache; only if it starts at a multiple of 64 bytes.
-    odd: int64 (1,), more than 0 afterwards if the gradient is not finite.
+    Args:
+        left: receives the sum; it may be `residual` itself.
+        stream: True to write `left` past the cache; it must then begin at a multiple of 64 bytes.
+        found, found_values: receive indices (uint32) and values (float32), as far as they fit.
+        places: receives each chunk's position in `found` and its number of elements, int64 (chunks, 2).
+        total: receives the number of all such elements, int64 (1,).
+        odd: int64 (1,), greater than 0 afterwards if the gradient is not finite.
     """
     one, other, lows = np.uint64(gradient.ctypes.data), np.uint64(residual.ctypes.data), v.all_floats(lowest)
-    zeros = v.all_floats(np.float32(0.0))  # until there is a NaN
+    zeros = v.all_floats(np.float32(0.0))  # x - x of every element: 0 if x is finite, otherwise NaN
     indices, taken = np.empty(CHUNK + LANES, np.uint32), np.empty(CHUNK + LANES, np.float32)
     padded = np.zeros((2, LANES), np.float32)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < gradient.size:
         stop, at = min(start + CHUNK, gradient.size), 0
         whole = start + (stop - start) // LANES * LANES
@@ -117,15 +135,16 @@ def add_and_collect(
             chosen = v.at_least(v.magnitude(summed), lows)
             at += v.store_chosen(indices, taken, at, v.words_from(whole), summed, chosen)
         _hand_over(indices, taken, at, start, stop, found, found_values, places, total)
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
     if stream:
         v.fence()
     if v.any_lane(v.nonzero(zeros)):
-        take(odd, 1)
+        fetch_add(odd, 1)
 
 
 @njit
 def _score_of_one(value, score, center):
+    """Return the score of one value."""
     if score == MAGNITUDE:
         return abs(np.float32(value - center))
     if score == SMALLEST:
@@ -135,10 +154,12 @@ def _score_of_one(value, score, center):
 
 @kernel
 def keep_best(scores, threshold, ties, places, found, values, kept, kept_values):
-    """Those found whose score is above `threshold`, and the first `ties` of those that reach it just so.
+    """Write the found elements whose score is above `threshold`, and the first `ties` of those that equal it.
 
-    found, values, places: what `collect` wrote; its chunks are taken in order. kept, kept_values: 16 longer
-    than there are any to keep, because that many are written at once.
+    Args:
+        found, values, places: output of `collect`; its chunks are read in ascending order.
+        kept, kept_values: receive indices and values; 16 longer than the number to keep, because each store
+            writes 16.
     """
     address, limits, at = np.uint64(found.ctypes.data), v.all_floats(threshold), 0
     for chunk in range(places.shape[0]):
@@ -147,12 +168,12 @@ def keep_best(scores, threshold, ties, places, found, values, kept, kept_values)
             if i + LANES <= end:
                 scored = v.load(scores, i)
                 higher = v.above(scored, limits)
-                if not v.any_lane(v.without(v.at_least(scored, limits), higher)):
+                if not v.any_lane(v.and_not(v.at_least(scored, limits), higher)):
                     words = v.load_words(address, np.uint64(4 * i))
                     at += v.store_chosen(kept, kept_values, at, words, v.load(values, i), higher)
                     i += LANES
                     continue
-            # A tie among the next sixteen, or fewer than sixteen.
+            # Here the next sixteen hold a tie, or fewer than sixteen are left: take them one by one.
             for k in range(i, min(i + LANES, end)):
                 tie = scores[k] == threshold and ties > 0
                 kept[at], kept_values[at] = found[k], values[k]
@@ -163,26 +184,28 @@ def keep_best(scores, threshold, ties, places, found, values, kept, kept_values)
 
 @kernel
 def put(cursor, out, indices, values):
-    """out[indices] = values; the indices are distinct."""
-    start = take(cursor, CHUNK // 16)
+    """Assign values[k] to out[indices[k]] for every k; the indices are distinct."""
+    start = fetch_add(cursor, CHUNK // 16)
     while start < indices.size:
         for i in range(start, min(start + CHUNK // 16, indices.size)):
             out[np.int64(indices[i])] = values[i]
-        start = take(cursor, CHUNK // 16)
+        start = fetch_add(cursor, CHUNK // 16)
 
 
 @kernel
 def histogram(cursor, values, score, center, counts):
-    """How many scores have each upper half of their ordered bits; added to counts (int64, shape (BINS,))."""
+    """Count the scores by the upper half of their bits, in ascending order of scores; add to counts (int64,
+    (BINS,)).
+    """
     own = np.zeros(BINS, np.int64)
-    start = take(cursor, CHUNK)
+    start = fetch_add(cursor, CHUNK)
     while start < values.size:
         for i in range(start, min(start + CHUNK, values.size)):
             value = _score_of_one(values[i], score, center)
-            bits = bits_of(np.float32(value + np.float32(0.0)))  # no negative zero
+            bits = bits_of(np.float32(value + np.float32(0.0)))  # adding 0 turns -0 into +0
             flip = np.uint32(0xFFFFFFFF) if bits >> np.uint32(31) else np.uint32(0x80000000)
             own[np.uint32(bits ^ flip) >> np.uint32(16)] += 1
-        start = take(cursor, CHUNK)
+        start = fetch_add(cursor, CHUNK)
     for k in range(BINS):
         if own[k]:
-            take(counts[k : k + 1], own[k])
+            fetch_add(counts[k : k + 1], own[k])

@@ -1,17 +1,18 @@
 # mypy: ignore-errors
 # pyright: basic
-"""Each kernel is compiled by one process of a machine. Others wait, and load what it has compiled.
+"""A lock by which only one process of a machine compiles each kernel. The others wait and load the result.
 
-Numba's cache has no lock: of several processes that start with an empty cache each would compile everything,
-on the same cores. So a process that finds a kernel missing takes a lock on a file beside the cache, which the
-system frees when the process ends, in whatever way, and looks again. The wait is bounded: a child that the
-holder forked keeps the lock of a holder that was killed, and a holder may be suspended. After `WAIT_SECONDS`
-the process compiles the kernel itself, without the lock.
+Numba's cache has no lock: processes that start with an empty cache would each compile everything, on the same
+cores. So a process that finds a kernel missing locks a file beside the cache, then looks again. The system
+releases the lock when the process ends, for any reason.
 
-A wheel cannot bring the machine code along. A file of numba's cache is good for one kind of processor, one
-release of numba and of Python, and one modification time of the source; and kernels that were compiled ahead
-for every processor would have to do without AVX. The container image brings the cache of the processor that
-built it (deploy/image/Containerfile).
+The wait is bounded, because a holder may be suspended, and a child that it forked keeps the lock after the
+holder was killed. After `WAIT_SECONDS` the process compiles the kernel itself, without the lock.
+
+A wheel cannot contain the machine code. A file of numba's cache is valid for one kind of processor, one
+release of numba and Python, and one modification time of the source. Kernels compiled ahead for every
+processor would have to do without AVX. The container image contains the cache of the processor that built it
+(deploy/image/Containerfile).
 """
 
 from __future__ import annotations
@@ -22,16 +23,25 @@ import os
 import time
 from pathlib import Path
 
-from . import saying
+from . import notices
 
 WAIT_SECONDS = 120.0  # for one kernel; the largest takes a few seconds on an idle processor
 POLL_SECONDS = 0.05
 
 
-class OneCompiles:
-    """A kernel's cache as numba uses it, with a lock from when the kernel is missing until it is saved."""
+class LockedCache:
+    """Numba's cache of one kernel, with a file lock that is held from when the kernel is missing until it is
+    saved.
+
+    `compiling.kernel` puts it in place of the cache that numba made. All other attributes are those of
+    numba's cache.
+    """
 
     def __init__(self, cache, name: str) -> None:
+        """Args:
+        cache: numba's cache.
+        name: name of the lock file, without its suffix.
+        """
         self._cache = cache
         self._name = name
         self._file: int | None = None
@@ -40,24 +50,26 @@ class OneCompiles:
         return getattr(self._cache, name)
 
     def load_overload(self, sig, target_context):
+        """Return the machine code for a signature; None if it is missing, and then hold the lock."""
         found = self._cache.load_overload(sig, target_context)
         if found is None:
             self._lock()
             found = self._cache.load_overload(sig, target_context)
             if found is None:
-                saying.compiling()
+                notices.compiling()
             else:
                 self._unlock()
         return found
 
     def save_overload(self, sig, data) -> None:
+        """Save the machine code for a signature, and release the lock."""
         try:
             self._cache.save_overload(sig, data)
         finally:
             self._unlock()
 
     def unlock_on_failure(self, compiler) -> None:
-        """Release the lock if `compiler.compile` raises: numba then never calls `save_overload`."""
+        """Release the lock whenever `compiler.compile` raises: numba then never calls `save_overload`."""
         compile_kernel = compiler.compile
 
         def compile_or_unlock(*args):
@@ -70,8 +82,8 @@ class OneCompiles:
         compiler.compile = compile_or_unlock
 
     def _lock(self) -> None:
-        """Take the lock, or do without it: where the file system has none, or after `WAIT_SECONDS`."""
-        self._unlock()  # left by an exception between compiling and saving
+        """Take the lock. Give up if the file system has no locks, or after `WAIT_SECONDS`."""
+        self._unlock()  # an exception between compiling and saving may have left it locked
         try:
             self._file = os.open(
                 Path(self._cache.cache_path) / f"{self._name}.lock",
@@ -79,7 +91,7 @@ class OneCompiles:
                 0o666,
             )
             if not self._try_lock():
-                saying.waiting(os.pread(self._file, 20, 0).decode(errors="replace"))
+                notices.waiting(os.pread(self._file, 20, 0).decode(errors="replace"))
                 deadline = time.monotonic() + WAIT_SECONDS
                 while not self._try_lock():
                     if time.monotonic() >= deadline:
@@ -101,7 +113,7 @@ class OneCompiles:
 
     def _unlock(self) -> None:
         if self._file is not None:
-            # Closing alone does not release it: a forked child has the file open, too.
+            # Closing alone does not release the lock: a forked child has the file open, too.
             with contextlib.suppress(OSError):
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)

@@ -1,10 +1,10 @@
 # mypy: ignore-errors
 # pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
-"""Kernels that choose elements in many small blocks of one array, each block by itself.
+"""Kernels that select elements in many small blocks of one array, each block on its own.
 
-A score is what is left of the bits of a float32 without its sign: such numbers are ordered as the magnitudes
-are. The score at which a block's choice ends is found digit by digit, in three passes over the block, which
-lies in the first-level cache.
+The score of an element is the bit pattern of x - center without its sign; such integers are ordered as the
+magnitudes are. The lowest selected score of a block is found digit by digit, in three passes over the block,
+which stays in the first-level cache.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .compiling import kernel, take
+from .compiling import fetch_add, kernel
 from .dense import bits_of
 
-DIGITS = ((20, 11), (10, 10), (0, 10))  # of a score: how far to shift it, and how many bits
-BLOCKS = 16  # that a thread takes at a time
+DIGITS = ((20, 11), (10, 10), (0, 10))  # shift and width in bits of each digit of a score, highest first
+BLOCKS = 16  # blocks that a thread claims at a time
 
 
 @njit(inline="always")
 def _score(value, center):
+    """Return the magnitude of value - center as the bits of a float32."""
     return bits_of(value - center) & np.uint32(0x7FFFFFFF)
 
 
 @njit
 def _count(values, center, least):
+    """Return the number of values whose score is at least `least`."""
     count = 0
     for i in range(values.size):
         count += _score(values[i], center) >= least
@@ -34,8 +36,17 @@ def _count(values, center, least):
 
 @njit
 def _last(values, center, least, keep, bins):
-    """The score of rank `keep`, from 1, and how many are chosen of those that have it. At least so many
-    reach `least`."""
+    """Find the lowest score that is selected, and how many elements with exactly this score are.
+
+    Args:
+        least: lowest score that counts; at least `keep` values reach it.
+        keep: number of values to select, at least 1.
+        bins: scratch memory, int32 (2048,).
+
+    Returns:
+        The score of rank `keep`, counted from 1 for the highest, and the number of values with this score to
+            select.
+    """
     high, rank = np.uint32(0), keep
     for shift, bits in DIGITS:
         mask = np.uint32((1 << bits) - 1)
@@ -54,16 +65,28 @@ def _last(values, center, least, keep, bins):
 
 @kernel
 def choose(cursor, values, starts, keeps, lowest, centers, places, indices, chosen, counts):
-    """`selection_reference.select_blocks`: what block b chooses goes to places[b] and on, counts[b] of it."""
+    """Select elements of each block, as defined by `selection_reference.select_blocks`.
+
+    Args:
+        starts: index of each block's first element, and the end of the last, int64 (blocks + 1,).
+        places: position in `indices` and `chosen` at which each block's selection begins.
+        indices, chosen: receive the selected elements' indices and values, with gaps after blocks that select
+            fewer than `keeps`.
+        counts: receives the number of elements selected in each block.
+    """
     bins = np.empty(1 << 11, np.int32)
-    first = take(cursor, BLOCKS)
+    first = fetch_add(cursor, BLOCKS)
     while first < keeps.size:
         for b in range(first, min(first + BLOCKS, keeps.size)):
             block, center = values[starts[b] : starts[b + 1]], centers[b]
+            # Case 1: at most keeps[b] elements reach `lowest`. Take them all.
             last = least = bits_of(lowest[b])
             among, equal = _count(block, center, least), block.size
             if among > keeps[b]:
+                # Case 2: nothing is to be selected. No score reaches this bound.
                 last, equal = np.uint32(0xFFFFFFFF), 0
+                # Case 3: more elements reach `lowest` than are to be selected. Find the score of the last
+                # one.
                 if keeps[b] > 0:
                     last, equal = _last(block, center, least, keeps[b], bins)
                 among = keeps[b]
@@ -83,4 +106,4 @@ def choose(cursor, values, starts, keeps, lowest, centers, places, indices, chos
                 chosen[at] = block[i]
                 at += 1
             counts[b] = among
-        first = take(cursor, BLOCKS)
+        first = fetch_add(cursor, BLOCKS)

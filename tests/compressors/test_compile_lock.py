@@ -13,9 +13,9 @@ from typing import Any
 import numba
 import pytest
 
-from gradwire.compressors.kernels import once
+from gradwire.compressors.kernels import compile_lock
 from gradwire.compressors.kernels.compiling import kernel
-from gradwire.compressors.kernels.saying import COMPILING, UNCACHED
+from gradwire.compressors.kernels.notices import COMPILING, UNCACHED
 
 # Needs the kernels of the smallest module. Before it compiles the first of them it reads a line.
 PROGRAM = """
@@ -129,7 +129,7 @@ def is_free(lock: Path) -> bool:
 # Compiles a kernel; forks a child while it holds the lock, which lives on after the kernel is saved.
 FORKING = """
 import fcntl, os, sys
-from gradwire.compressors.kernels.once import OneCompiles
+from gradwire.compressors.kernels.compile_lock import LockedCache
 class Empty:
     cache_path = sys.argv[1]
     def load_overload(self, signature, target): pass
@@ -141,7 +141,7 @@ def is_free():
         except BlockingIOError:
             return False
     return True
-kernel = OneCompiles(Empty(), "kernel")
+kernel = LockedCache(Empty(), "kernel")
 kernel.load_overload(None, None)
 ends, goes_on = os.pipe()
 if not os.fork():
@@ -179,11 +179,11 @@ def test_a_compilation_that_fails_releases_the_lock(tmp_path: Path, monkeypatch:
 def test_a_process_that_waits_too_long_compiles_without_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(once, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(compile_lock, "WAIT_SECONDS", 0.2)
     cache = Empty(tmp_path)
     with (tmp_path / "kernel.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        waiting: Any = once.OneCompiles(cache, "kernel")  # untyped, as numba's caches are
+        waiting: Any = compile_lock.LockedCache(cache, "kernel")  # untyped, as numba's caches are
         waiting.load_overload(None, None)
         waiting.save_overload(None, "compiled")
         assert cache.saved == ["compiled"]

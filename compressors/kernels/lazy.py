@@ -1,0 +1,36 @@
+"""Modules of compiled kernels that are imported at the first use of one of their names.
+
+Importing numba takes a fifth of a daemon's start, and Triton is an optional extra. The constants that callers
+and kernels share are defined here, so that reading them imports no numba.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+LANES = 16  # elements of a vector
+
+# Elements that a thread claims at a time: a multiple of every kernel's block, long enough (tens of
+# microseconds) that claiming costs nothing, short enough that threads end together.
+CHUNK = 1 << 18
+
+BINS = 1 << 16  # bins of the histogram in `selection_loops`
+
+
+class LazyModule:
+    """A stand-in for a module of this package, which is imported when an attribute is first read."""
+
+    def __init__(self, name: str) -> None:
+        self._module = name
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(import_module(f".{self._module}", __package__), name)
+        setattr(self, name, value)
+        return value
+
+
+codes, dense = LazyModule("codes"), LazyModule("dense")
+linear_loops, linear_sums = LazyModule("linear_loops"), LazyModule("linear_sums")
+selection_loops, block_selection_loops = LazyModule("selection_loops"), LazyModule("block_selection_loops")
+sparse_loops, cuda = LazyModule("sparse_loops"), LazyModule("cuda")
