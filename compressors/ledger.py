@@ -291,7 +291,7 @@ class Ledger:
         return self._latest
 
     def keep(self, sent: Compressed) -> None:
-        """Called when a push counts: its step cannot be undone any more, and the buffers kept for that become
+        """Called when a push counts: drop the contents kept for undoing its step, and reuse their buffers as
         the draft."""
         before = sent.before
         if before is None or before is not self._latest:

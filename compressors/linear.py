@@ -60,8 +60,10 @@ class Linear(Fused, Stateless):
     random: bool
 
     def spanning(self, tensors: Neighbours) -> Linear:
-        """Return this compressor: where the last bucket of each tensor is full, buckets do not mix
-        tensors."""
+        """Return this compressor, which also suits consecutive tensors laid end to end.
+
+        Buckets do not mix tensors, because tensors are joined only where the last bucket of each is full.
+        """
         return self
 
     def compress_with_residual(

@@ -142,7 +142,8 @@ class CompressorSpec:
 
 
 def parse_compressor(spec: str | CompressorSpec) -> CompressorSpec:
-    """Parse `name[:key=value,...]`; return a `CompressorSpec`, and one that is given as it is.
+    """Parse the text `name[:key=value,...]`; return a `CompressorSpec`. A spec that is parsed already is
+    returned as it is.
 
     Raises:
         SpecError: an unknown name or key, or a bad value; the message lists those that are known.

@@ -68,13 +68,14 @@ def runs_of(
     *,
     merged: bool = False,
 ) -> list[Run]:
-    """Return the runs of the tensors from `first` up to, but not including, `last`.
+    """Group neighbouring tensors into runs that one call each can compress; return the runs, in manifest
+    order.
 
     Args:
-        chosen: compressor of each tensor.
-        specs: spec of each tensor.
-        first: index of the first tensor.
-        last: index after the last tensor.
+        chosen: compressor of each tensor of the model.
+        specs: spec of each tensor of the model.
+        first: index of the first tensor to group.
+        last: index after the last tensor to group.
         merged: True if sparsifiers choose from all tensors of a unit as from one.
     """
     runs: list[Run] = []
@@ -90,10 +91,10 @@ def runs_of(
 
 
 def split_runs(runs: Sequence[Run], *exceptions: Set[int]) -> Sequence[Run]:
-    """Return the runs, cut so that each lies in the same ones of the given sets of tensors, or outside all of
-    them.
+    """Split runs so that all tensors of a run are in the same of the given sets, or all in none; return the
+    runs.
 
-    The sets name tensors that a step treats otherwise, such as those without a gradient.
+    exceptions: sets of indices of tensors that a step handles separately, such as those without a gradient.
     """
     if not any(exceptions):
         return runs

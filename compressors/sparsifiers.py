@@ -68,10 +68,10 @@ class SparseOptions:
             raise ValueError(f"warmup: expected 0 to 10000 epochs, got {self.warmup}")
 
     def densities(self, norms: Sequence[float]) -> list[float] | None:
-        """Return the fraction of elements that each tensor sends after the warm-up, given the norms of their
-        parameters.
+        """Return the fraction of elements that each tensor sends after the warm-up; None if `norms` do not
+        affect it.
 
-        None if the norms do not affect it.
+        norms: Euclidean norm of the first parameters of each tensor.
         """
         return None
 

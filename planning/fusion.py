@@ -128,11 +128,15 @@ def seamgs(
 
 
 def fastest(layers: Sequence[Layer], link: Link) -> list[FusionGroup]:
-    """Return the groups, the last layers first, whose last message ends first; on a tie those with fewer
-    messages.
+    """Return the groups of layers whose last message ends first, the last layers first.
 
-    An earlier end of the first layers is never worse for those that follow. It is therefore enough to keep,
-    for each number of finished layers, the earliest end. This takes time O(layers ** 2).
+    Of several such divisions it is one with the fewest messages. An earlier end of some messages is never
+    worse for those that follow. It is therefore enough to keep the earliest end for each number of finished
+    layers. This takes time O(layers ** 2).
+
+    Args:
+        layers: measurements, in forward order.
+        link: measured link.
     """
     if not layers:
         return []

@@ -70,8 +70,8 @@ def worth(codec_s: float, saved_bytes: float, byte_s: float, *, compressed: bool
         codec_s: seconds that compressing the unit takes.
         saved_bytes: bytes that compressing it saves on the link.
         byte_s: seconds that the link takes per byte.
-        compressed: True if the unit is compressed now. The answer changes only if the other way is better by
-            the factor `HYSTERESIS`.
+        compressed: True if the unit is compressed now. To change that, the other way has to be better by the
+            factor `HYSTERESIS`.
     """
     saved_s = saved_bytes * byte_s
     return codec_s <= saved_s * HYSTERESIS if compressed else codec_s * HYSTERESIS < saved_s
