@@ -74,8 +74,8 @@ class Found:
 
 
 def segment_limit(checkpoint_bytes: int) -> int:
-    """Return the number of bytes of a segment from which a checkpoint is due, even if `--checkpoint-every`
-    has not passed.
+    """Return the size of a segment, in bytes, from which a checkpoint is due, even before
+    `--checkpoint-every`.
 
     Args:
         checkpoint_bytes: size of the last checkpoint.
@@ -107,8 +107,7 @@ def job_at(where: Path | str) -> Mapping[str, Any] | None:
 
 
 def journal_limit(checkpoint_bytes: int) -> int:
-    """Return the number of bytes of journal since the last whole checkpoint at which a server ends, if
-    checkpoints fail.
+    """Return the size of the journal, in bytes, at which a server ends whose checkpoints fail.
 
     Args:
         checkpoint_bytes: size of the last checkpoint.

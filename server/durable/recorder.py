@@ -100,7 +100,7 @@ class Recorder:
         return self._folder is not None
 
     def begin(self, version: int) -> None:
-        """Begin the segment that follows the checkpoint of this version, which has yet to be written.
+        """Begin the journal's segment for a checkpoint of `version`, before that checkpoint is written.
 
         Raises:
             OSError: the segment could not be begun, and the previous one continues.
@@ -177,13 +177,17 @@ class Recorder:
             raise
 
     def leases(self, core: Core, event: e.Event[Any]) -> dict[str, float]:
-        """Return the times, by worker, at which members were last heard, as far as they differ from recorded
-        ones.
+        """Return the last-heard times of members that the journal does not have yet, by worker id.
 
         Call it before control processes the event, and pass the result to `event`.
 
+        Args:
+            core: state of the job.
+            event: the event that control is about to process.
+
         Returns:
-            Nothing unless the event is a tick, which alone ends leases.
+            Times in seconds of the job's clock. Empty unless the event is a tick, because only a tick ends
+                leases.
         """
         if self._journal is None or not isinstance(event, e.Tick):
             return {}

@@ -83,10 +83,11 @@ class Trimmed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Krum(Trimmed):
-    """The aggregation `krum`: the one gradient that is nearest to the others.
+    """The aggregation `krum`: the one gradient with the smallest distances to its nearest neighbours.
 
     Attributes:
         by_coordinate: False, because distances depend on all coordinates.
+        wrong: number of faulty workers that it tolerates, 1 to 1000.
     """
 
     by_coordinate: ClassVar[bool] = False

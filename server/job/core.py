@@ -122,8 +122,8 @@ class Core(JobState):
 
     @property
     def newest(self) -> int:
-        """Latest version of which a worker can have parts. It is one above `version` while the next one is
-        being made."""
+        """Latest version of which a worker can have parts: `version`, or the next one while it is being
+        made."""
         return self.version if self.mode.quiet else self.version + 1
 
     # ---- membership
@@ -272,7 +272,12 @@ class Core(JobState):
         return [e.RequestInitialize(worker=member.worker)]
 
     def check_initialize(self, worker: str, incarnation: int) -> Refusal | None:
-        """Return the reason for which this worker may not upload the initial parameters; None if it may."""
+        """Return the refusal if this worker may not upload the initial parameters now; None if it may.
+
+        Args:
+            worker: id of the worker.
+            incarnation: incarnation of the worker.
+        """
         if self.phase is not Phase.EMPTY:
             return refusals.already_initialized(worker)
         if self.initializer != (worker, incarnation):
@@ -406,12 +411,24 @@ class Core(JobState):
         return None if member is None else member.work
 
     def collects(self, worker: str, incarnation: int, collection: int) -> bool:
-        """Return True if the member's present assignment asks for buffers for this collection."""
+        """Return True if this worker's present assignment asks for buffers for this collection.
+
+        Args:
+            worker: id of the worker.
+            incarnation: incarnation of the worker.
+            collection: number of the collection of buffers.
+        """
         work = self._work_of(worker, incarnation)
         return work is not None and work.assignment.collection == collection > 0
 
     def evaluates(self, worker: str, incarnation: int, epoch: int) -> bool:
-        """Return True if the member was asked for evaluation `epoch` and has not reported it."""
+        """Return True if this worker was asked for evaluation `epoch` and has not reported it.
+
+        Args:
+            worker: id of the worker.
+            incarnation: incarnation of the worker.
+            epoch: number of the evaluation.
+        """
         asked = self.evaluations.asked
         return asked is not None and (asked.by, asked.epoch) == ((worker, incarnation), epoch)
 
@@ -419,7 +436,13 @@ class Core(JobState):
         """Return True if a push for this assignment would be refused as stale or redundant if it were
         committed now.
 
-        Returns False for a worker that is not a member: it may return and get its work back.
+        Args:
+            worker: id of the worker that pushes.
+            incarnation: incarnation of the worker.
+            assignment: id of the assignment that the push answers.
+
+        Returns:
+            False for a worker that is not a member: it may return and get its work back.
         """
         if self.roster.present((worker, incarnation)) is None:
             return False
@@ -637,7 +660,8 @@ class Core(JobState):
         return actions
 
     def waiting(self, now: float) -> Awaited:
-        """Return the members that the job waits for, with a text for the log and the status."""
+        """Return the condition that the job waits for now, with the awaited ranks and a text for the log
+        and the status."""
         if self.phase is Phase.RUNNING and self.apart and self.mode.quiet:
             return describe_reunion(self, now)
         return self.mode.waiting(now) if self.phase is Phase.RUNNING else describe_waiting(self, now)

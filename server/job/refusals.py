@@ -9,7 +9,7 @@ from ...proto.refusal import Reason, Refusal, refusal
 
 
 def brief(why: Refusal) -> str:
-    """Return a refusal in few words, for the log and for waiting workers."""
+    """Return a text of a few words for the refusal `why`: its field, value and limit."""
     return f"refused: {why.field}: {why.value}, expected {why.limit}"
 
 
@@ -126,7 +126,13 @@ def no_progress(worker: str, activity: str, stalled_s: float, limit_s: float) ->
 
 
 def wrong_model(worker: str, fingerprint: bytes, expected: bytes) -> Refusal:
-    """Return the refusal of a worker whose model differs from the job's."""
+    """Return the refusal of a worker whose model differs from the job's.
+
+    Args:
+        worker: id of the worker.
+        fingerprint: fingerprint of the worker's model.
+        expected: fingerprint of the job's model.
+    """
     return refusal(
         Reason.MODEL,
         worker=worker,
@@ -138,7 +144,13 @@ def wrong_model(worker: str, fingerprint: bytes, expected: bytes) -> Refusal:
 
 
 def wrong_data(worker: str, data: int, expected: int) -> Refusal:
-    """Return the refusal of a worker whose training data differ from the job's, by their checksums."""
+    """Return the refusal of a worker whose training data differ from the job's.
+
+    Args:
+        worker: id of the worker.
+        data: checksum of some of the worker's training samples.
+        expected: checksum of the same samples in the job.
+    """
     return refusal(
         Reason.MODEL,
         worker=worker,
@@ -313,10 +325,10 @@ def redundant(worker: str, seq: int, assignment: int, version: int) -> Refusal:
 
 
 def given_up(worker: str, seq: int) -> Refusal:
-    """Return the refusal of a push whose parts were dropped because it would have been refused, but no longer
-    would be.
+    """Return the refusal of push `seq`, whose parts were dropped although it would now be accepted.
 
-    The worker sends the push again.
+    The parts were dropped because the push would have been refused at that time. The worker sends the push
+    again.
     """
     return refusal(
         Reason.CHUNK,
@@ -436,7 +448,12 @@ def not_of_mode(worker: str, seq: int, *, coded: bool) -> Refusal:
 
 
 def lossy_compressor(worker: str, compressor: str) -> Refusal:
-    """Return the refusal of a worker with a lossy compressor in a job with a straggler code."""
+    """Return the refusal of a worker with a lossy compressor in a job with a straggler code.
+
+    Args:
+        worker: id of the worker.
+        compressor: spec of its compressor.
+    """
     return refusal(
         Reason.PAYLOAD,
         worker=worker,
@@ -455,12 +472,22 @@ def not_coded(worker: str) -> Refusal:
 
 
 def finished(worker: str, how: str) -> Refusal:
-    """Return the refusal of any message to a finished job. how: reason for the end."""
+    """Return the refusal of a message to a finished job.
+
+    Args:
+        worker: id of the worker.
+        how: reason for the end of the job.
+    """
     text = f"the job has finished: {how}"
     return Refusal(reason=Reason.JOB_FINISHED, worker=worker, message=text)
 
 
 def stopping(worker: str, reason: str) -> Refusal:
-    """Return the refusal of any message while the server shuts down. reason: cause, in words."""
+    """Return the refusal of a message while the server shuts down.
+
+    Args:
+        worker: id of the worker; empty for all workers.
+        reason: reason for the shutdown.
+    """
     text = f"the server is shutting down: {reason}"
     return Refusal(reason=Reason.STOPPING, worker=worker, message=text)

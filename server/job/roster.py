@@ -64,7 +64,12 @@ Name = tuple[str, int]  # identity of a member: worker and incarnation
 
 @stored("member-life")
 class Life(Enum):
-    """State of a member; the head of this file has the table."""
+    """State of a member's connection, from joining to leaving.
+
+    JOINED has no stream, LOADING loads its model, LISTENING can be sent work, AWAY has lost its stream,
+    RETURNING has a new stream, GONE is no longer a member. The table at the head of this file has the
+    transitions.
+    """
 
     JOINED = "joined"
     LOADING = "loading"
@@ -91,7 +96,11 @@ BROKEN = {**dict.fromkeys(Life, Life.JOINED), **dict.fromkeys(_READY, Life.AWAY)
 
 @stored("work-life")
 class WorkLife(Enum):
-    """State of a member's work; the head of this file has the table."""
+    """State of a member's work.
+
+    The push for ASSIGNED work becomes part of a version. The push for LATE work is refused as stale. REVOKED
+    work was taken from a lost member. The table at the head of this file has the transitions.
+    """
 
     ASSIGNED = "assigned"
     LATE = "late"
@@ -135,7 +144,7 @@ class AssignedWork:
 
     @property
     def late(self) -> bool:
-        """True if the work is LATE: its push will be refused as stale."""
+        """True if the push for this work will be refused as stale, because its round or plan is over."""
         return self.life is WorkLife.LATE
 
     @property
@@ -149,7 +158,7 @@ class AssignedWork:
         return self.assignment.slices > 1 or self.assignment.stragglers > 0
 
     def become(self, life: WorkLife) -> None:
-        """Change the state of the work, as `_WORK_TRANSITIONS` allows."""
+        """Change the state of the work to `life`, as `_WORK_TRANSITIONS` allows."""
         self.life = move(self.life, life, _WORK_TRANSITIONS)
 
 
@@ -289,6 +298,9 @@ class Roster:
         """Admit a worker to the job, and assign its rank.
 
         Args:
+            worker: id of the worker.
+            incarnation: incarnation of the worker.
+            compressor: spec of its compressor, for the log.
             now: time in seconds of the job's clock.
 
         Returns:
@@ -329,7 +341,7 @@ class Roster:
         return member, current
 
     def get(self, name: Name) -> Member | None:
-        """Return the present or departed member with this identity; None if there is none."""
+        """Return the present or departed member `name` (worker and incarnation); None if there is none."""
         worker, incarnation = name
         for member in (self.members.get(worker), self.departed.get(worker)):
             if member is not None and member.incarnation == incarnation:
@@ -337,12 +349,12 @@ class Roster:
         return None
 
     def present(self, name: Name) -> Member | None:
-        """Return the present member with this identity; None if there is none."""
+        """Return the present member `name` (worker and incarnation); None if there is none."""
         member = self.members.get(name[0])
         return member if member is not None and member.incarnation == name[1] else None
 
     def become(self, member: Member, life: Life) -> None:
-        """Change the state of a member, as `_TRANSITIONS` allows."""
+        """Change the state of a member to `life`, as `_TRANSITIONS` allows."""
         self.ready_members -= member.ready
         member.life = move(member.life, life, _TRANSITIONS)
         self.ready_members += member.ready

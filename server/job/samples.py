@@ -103,8 +103,14 @@ class Samples:
 
     @classmethod
     def beginning(cls, per_epoch: int, epochs: int, least: int, epoch: int) -> Samples:
-        """Create the samples of a job that begins with epoch `epoch`, as if all earlier epochs were
-        complete."""
+        """Create the samples of a job that begins with epoch `epoch`, as if all earlier epochs were complete.
+
+        Args:
+            per_epoch: number of samples in each epoch.
+            epochs: number of epochs of the job.
+            least: smallest number of samples that may be drawn at a time, or left in an epoch.
+            epoch: first epoch to train on, from 0.
+        """
         epoch = min(epoch, epochs)
         return cls(per_epoch, epochs, least, _epoch=epoch, completed=epoch)
 

@@ -166,14 +166,14 @@ class JobState:
 
     @property
     def evaluation_due(self) -> int:
-        """Number of the last evaluation that is due; 0 for none. The evaluation of the last version does not
-        count."""
+        """Number of the last evaluation that is due; 0 for none. It leaves out the evaluation of the final
+        version."""
         return 0 if self.stopped or self.epoch >= limits.epochs(self.rules) else self.evaluations_passed
 
     @property
     def evaluations_passed(self) -> int:
-        """Number of the last evaluation that became due; with evaluations by epochs, that of the last
-        complete epoch."""
+        """Number of the last evaluation that became due. Where epochs decide, it is the last complete
+        epoch's."""
         every = self.evaluate_every
         whole = every.number.is_integer()
         passed = {
@@ -200,7 +200,7 @@ class JobState:
         return self.planned and self.samples.left >= needed and (not most or steps <= most)
 
     def assign(self, member: Member, assignment: Assignment) -> Assign:
-        """Give the assignment the next id, and return the action that sends it to the member."""
+        """Give `assignment` the next id, and return the action that sends it to `member`."""
         self.assignments += 1
         return self.send(member, replace(assignment, id=self.assignments, plan=self.plan))
 
@@ -275,8 +275,13 @@ class JobState:
         return before + 1 if int(passed) > before or (most and steps >= most) else 0
 
     def send(self, member: Member, assignment: Assignment) -> Assign:
-        """Return the action that sends an assignment which has its id. On arrival, the member's replica is at
-        its version."""
+        """Return the action that sends `assignment` to `member`, and record that the replica will be at its
+        version.
+
+        Args:
+            member: member to send to.
+            assignment: assignment that has its id.
+        """
         has, member.version = member.version, assignment.version
         return Assign(worker=member.worker, assignment=assignment, has=has)
 

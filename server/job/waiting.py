@@ -36,9 +36,11 @@ class Awaited:
 
 
 def describe_waiting(state: JobState, now: float) -> Awaited:
-    """Return the condition that the job waits for while it is not training. While it trains, its mode tells.
+    """Return the condition that the job waits for before training, and after it. During training, its mode
+    knows.
 
     Args:
+        state: state of the job.
         now: time in seconds of the job's clock.
     """
     waited = state.waited(now)
@@ -106,9 +108,12 @@ def describe_reunion(state: JobState, now: float) -> Awaited:
 
 
 def describe(state: JobState, name: Name, rank: int, now: float) -> str:
-    """Describe an awaited member: its rank, worker, connection and activity, and when it was last heard.
+    """Return a text about an awaited member: its rank, worker, connection, activity, and when it was last
+    heard.
 
     Args:
+        state: state of the job.
+        name: worker and incarnation of the member.
         rank: rank of the member in its round, from 0.
         now: time in seconds of the job's clock.
     """

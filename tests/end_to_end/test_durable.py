@@ -218,14 +218,14 @@ def test_a_folder_is_one_jobs_and_one_servers(daemons: Daemons, tmp_path: Path) 
         return daemon.log
 
     server = begun(daemons, tmp_path)
-    assert "another gc-server uses it" in refused("--task", TASK, *MOMENTUM)
+    assert "another gc-server uses this folder" in refused("--task", TASK, *MOMENTUM)
     worker = daemons.worker(server.address, "--worker-id", "w0")
     worker.wait_for("ready for work")
     assert stop(server) == 143
     assert "was started with 0.02; restore --learning-rate 0.02" in refused(
         "--task", TASK, *MOMENTUM, "--learning-rate", "0.5"
     )
-    assert "it has nothing of its own to go on with" in refused("--mode", "coded")
+    assert "from which it could not resume" in refused("--mode", "coded")
     assert json.loads((tmp_path / "job.json").read_text())["job"]
 
 

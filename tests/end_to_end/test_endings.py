@@ -152,5 +152,5 @@ def test_parameters_that_cannot_be_written_where_they_should_are_kept_elsewhere(
     assert stop(server) == 8
     (kept,) = temporary.glob("model.unfinished-v*.safetensors")
     assert metadata(kept)["finished"] == "false"
-    server.wait_for(f"could not be saved as {gone}/model.unfinished-v.*: .*No such file")
+    server.wait_for(f"could not save the parameters as {gone}/model.unfinished-v.*: .*No such file")
     server.wait_for(f"parameters of version .* written to {kept}")

@@ -211,7 +211,7 @@ def test_a_folder_that_cannot_be_written_is_refused_at_the_start(daemons: Daemon
         arguments = ("--port", "0", *JOB, "--state", str(tmp_path))
         server = daemons.plain("gradwire.server.cli", *arguments)
         assert server.wait() == Exit.USAGE
-        server.wait_for(r"--state .*: Read-only file system; choose a folder that can be written to")
+        server.wait_for(r"--state .*: Read-only file system; use a folder that can be written to")
     finally:
         daemons.end()
         subprocess.run(["umount", str(tmp_path)], check=True)

@@ -129,8 +129,14 @@ class Sliced(Division):
         return [(self.parts[slots[0]].drawn, slots) for slots in groups]
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
-        """Return the lost slots whose group needs them: another member of the group has pushed, or still
-        may."""
+        """Return the lost slots whose slices are needed: another member of their group has pushed, or still
+        may.
+
+        Args:
+            answered: number of samples behind each accepted push, by slot; 0 for a skipped step.
+            lost: slots of lost members.
+            open_: unused; the number of slots that are neither answered nor lost.
+        """
         missing: list[int] = []
         for _, slots in self.portions():
             absent = [slot for slot in slots if slot in lost and slot not in answered]
@@ -156,7 +162,14 @@ class StragglerCoded(Division):
         return [slot for slot, samples in sorted(answered.items()) if samples]
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
-        """Return the lost slots that the code lacks even if every open slot is answered."""
+        """Return the lost slots without which the code cannot be decoded, even if every open slot is
+        answered.
+
+        Args:
+            answered: number of samples behind each accepted push, by slot; 0 for a skipped step.
+            lost: slots of lost members.
+            open_: number of slots that are neither answered nor lost.
+        """
         expected = len(self._usable(answered)) + open_
         absent = [slot for slot in sorted(lost) if slot not in answered]
         return absent[: max(0, self.needed - expected)]
@@ -167,8 +180,14 @@ class StragglerCoded(Division):
         return not open_ and not self.vacant(answered, lost, open_)
 
     def weights(self, answered: Mapping[int, int]) -> Mapping[int, float]:
-        """Return the decoding weight of each slot's push; empty if too few pushes have samples, which
-        skips the round."""
+        """Return the decoding weight of each slot's push, by slot.
+
+        Args:
+            answered: number of samples behind each accepted push, by slot; 0 for a skipped step.
+
+        Returns:
+            An empty mapping, which skips the round, if too few pushes have samples.
+        """
         usable = self._usable(answered)
         if len(usable) < self.needed:
             return {}

@@ -120,13 +120,16 @@ class LocalOptions(ModeOptions):
         return f"local:correction={self.correction!r},delayed={delayed}"
 
     def next_steps(self, loss_ratio: float, rate_ratio: float, time_ratio: float = math.nan) -> int:
-        """Return the number of local steps in the next round, H_s in the formulas at the head of this file.
+        """Return the number of local steps in the next round.
+
+        The formulas at the head of this file define it (H_s), limited to 1 to `most`; `first` if the ratios
+        are unknown.
 
         Args:
-            loss_ratio: F_s / F_0, the loss at the last round's start by that at the first's; NaN before the
-                first.
-            rate_ratio: η_0 / η_s, the base learning rate by the present one; infinite where η_s is 0.
-            time_ratio: seconds of the exchange by those of a step; NaN if unknown.
+            loss_ratio: loss at the start of the last closed round, divided by that of the first round; NaN
+                before the first.
+            rate_ratio: base learning rate, divided by the present one; infinite where the present one is 0.
+            time_ratio: seconds of an exchange, divided by those of a step; NaN if unknown.
         """
         if self.steps != "adaptive":
             return int(self.steps)

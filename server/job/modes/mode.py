@@ -43,7 +43,10 @@ class Mode(ABC):
         """
 
     def check_rates(self, event: e.RatesReceived | e.Pushed) -> None:
-        """Check the learning rates of a push when a part of it arrives and when it is committed.
+        """Check the learning rates of a push, when a part of it arrives and again when it is committed.
+
+        Args:
+            event: the arrival of a part, or the commit; both carry the rates.
 
         Raises:
             Refused: the push cannot be applied together with the other pushes of its version.
@@ -56,7 +59,7 @@ class Mode(ABC):
 
     @abstractmethod
     def holds(self, key: e.PushKey) -> bool:
-        """Return True if this accepted push has yet to be passed to the shard in an `Apply`."""
+        """Return True if the accepted push `key` has yet to be passed to the shard in an `Apply`."""
 
     @abstractmethod
     def lost(self, member: Member, *, away: bool) -> None:
@@ -78,7 +81,8 @@ class Mode(ABC):
 
     @abstractmethod
     def done(self, event: e.Published | e.SnapshotInstalled) -> None:
-        """Called when the shard has carried out an `Apply` or an `InstallSnapshot`."""
+        """Called when the shard has carried out an `Apply` or an `InstallSnapshot`: advance to the version
+        of `event`."""
 
     @abstractmethod
     def advance(self, now: float) -> list[e.Action]:
@@ -132,13 +136,22 @@ class Mode(ABC):
         """Return the workers that get a packet whose header has arrived; None if the packet is to be
         discarded.
 
+        Args:
+            member: member that sends the packet.
+            event: the header of the packet.
+
         Raises:
             Refused: the packet breaks the rules of its exchange, or the mode has no exchanges.
         """
         raise Refused(refusals.not_coded(member.worker))
 
     def exchange_event(self, member: Member, event: e.OfExchange) -> list[e.Action]:
-        """Called when a packet was relayed or damaged, or a snapshot has arrived.
+        """Called when a packet was relayed or damaged, or a snapshot has arrived. Return the actions that
+        follow.
+
+        Args:
+            member: member that sent the packet or snapshot.
+            event: the arrival.
 
         Raises:
             Refused: the mode has no exchanges.

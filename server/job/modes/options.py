@@ -32,16 +32,16 @@ class ModeOptions(ABC):
         """Raise UsageError for options of the server that conflict with these."""
 
     def check_workers(self, mode: str, workers: int) -> None:
-        """Raise UsageError if `workers` workers, a number that stays constant, are not enough.
+        """Raise UsageError if the mode needs more than `workers` workers. No worker joins or leaves the job.
 
         Args:
             mode: text of `--mode`, for the message.
-            workers: number of workers.
+            workers: number of workers of the job.
         """
         return
 
     def optimizer(self, settings: ServerSettings) -> tuple[OptimizerOptions, float]:
-        """Return the options of the server's optimizer, and its learning rate."""
+        """Return the options and the learning rate of the optimizer that the server applies."""
         return parse_optimizer(settings.optimizer), settings.learning_rate
 
     @property

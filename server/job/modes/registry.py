@@ -40,7 +40,12 @@ def parse(text: str) -> ModeOptions:
 
 
 def create(options: ModeOptions, state: JobState) -> Mode:
-    """Return the rules of the mode for a new job with these options."""
+    """Create the mode that runs a new job.
+
+    Args:
+        options: options of the mode.
+        state: state of the job, which the mode reads and changes.
+    """
     from .arrivals import Arrivals  # imported here, because reading options, as for --help, needs no job
     from .coded.exchanges import Coded
     from .rounds import Rounds

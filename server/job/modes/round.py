@@ -37,7 +37,7 @@ from .division import Division, InParts, Sliced, StragglerCoded
 
 @stored("round-life")
 class RoundLife(Enum):
-    """State of a round; the head of this file has the table."""
+    """State of a round: OPEN while members compute, CLOSED once the shard is ordered to apply the pushes."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -143,17 +143,17 @@ class Round:
         self.open.add(number)
 
     def lose(self, number: int) -> None:
-        """Mark a slot as lost, because its member is."""
+        """Mark slot `number` as lost, because its member is lost."""
         self.lost.add(number)
         self.open.discard(number)
 
     def reopen(self, number: int) -> None:
-        """Return a slot to its lost member, which is back before another member took the slot."""
+        """Return slot `number` to its lost member, which is back before another member took the slot."""
         self.lost.discard(number)
         self.open.add(number)
 
     def answer(self, number: int, contribution: e.Contribution) -> None:
-        """Record the accepted push of a slot's member."""
+        """Record `contribution`, the accepted push of the member of slot `number`."""
         self.contributions[number] = contribution
         self.answered[number] = contribution.samples
         self.open.discard(number)

@@ -393,7 +393,12 @@ class Rounds(Mode):
     # ---- closing
 
     def drain(self, now: float) -> list[e.Action]:
-        """Close the round without the missing members, unless the other pushes are useless without theirs."""
+        """Close the open round without the pushes that are missing, because the server stops.
+
+        Returns:
+            The orders that apply the accepted pushes. Empty if there are none, or if they are useless without
+                the missing ones, as in rounds whose members share samples.
+        """
         round_ = self.round
         if round_ is None or round_.life is not RoundLife.OPEN or self.shares_samples:
             return []

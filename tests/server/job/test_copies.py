@@ -20,7 +20,7 @@ def test_who_joins_gets_a_copy_that_the_round_waits_for() -> None:
     assert not some(actions, e.Assign)
     (request,) = some(actions, e.RequestSnapshot)
     assert (request.worker, request.version, request.apply) == ("a", 2, 2)
-    assert "the copy of s for members that have version 2" in job.core.waiting(job.now).text
+    assert "s for a copy of version 2" in job.core.waiting(job.now).text
     assert job.mode.wants_copy("a", 2)
     assert not job.mode.wants_copy("b", 2)
     actions = job.copied("a", 2)

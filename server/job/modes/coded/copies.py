@@ -65,11 +65,12 @@ class ServerCopy:
             self.asked = None
 
     def arrived(self, version: int) -> None:
-        """Called when a snapshot has arrived. It is installed even if its sender is lost."""
+        """Record that a snapshot of `version` has arrived and is being installed, even if its sender is
+        lost."""
         self.asked, self.loading, self.due = None, version, False
 
     def installed(self, version: int) -> None:
-        """Called when the shard has installed the snapshot of `version`."""
+        """Record that the shard has installed the snapshot of `version`."""
         assert version == self.loading
         self.since = [each for each in self.since if each[0] > version]
         self.version, self.loading = version, None

@@ -287,6 +287,10 @@ class Coded(Mode):
         """Return the workers that get a packet; None if its exchange is over, or the packet was relayed
         before.
 
+        Args:
+            member: member that sends the packet.
+            event: the header of the packet.
+
         Raises:
             Refused: PACKET, for an unknown exchange, a packet of another sender, or a wrong number of
                 checksums.

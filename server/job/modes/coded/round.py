@@ -27,7 +27,8 @@ from ...transitions import move
 
 @stored("exchange-life")
 class ExchangeLife(Enum):
-    """State of the running exchange; the head of this file has the table."""
+    """State of the running exchange: EXCHANGING while packets are relayed, BROKEN once it can no longer
+    end."""
 
     EXCHANGING = "exchanging"
     BROKEN = "broken"
@@ -149,7 +150,7 @@ class CodedRound:
         return None
 
     def relay(self, index: int) -> None:
-        """Record that a packet was relayed whole."""
+        """Record that the packet with this index was relayed whole."""
         if index not in self.relayed:
             sender = self.plan.packets[index].sender  # `plan` also makes `_unsent`
             self._unsent[sender] -= 1
@@ -172,12 +173,14 @@ class CodedRound:
 
     @property
     def awaited(self) -> list[int]:
-        """Nodes whose packets have not all arrived; if there are none, nodes that have yet to decode."""
+        """Nodes that the exchange waits for: those whose packets have not all been relayed. If there are
+        none, those that have yet to report the sum."""
         missing = [node for node in self.present if node not in self.reports]
         return [node for node in missing if not self.has_sent(node)] or missing
 
     def node_of(self, name: Name) -> int | None:
-        """Return the node of the member with this identity; None if it has none in this round."""
+        """Return the node of the member `name` (worker and incarnation); None if it has none in this
+        round."""
         if not self._nodes:
             self._nodes.update((member, node) for node, member in self.members.items())
         return self._nodes.get(name)
