@@ -57,6 +57,7 @@ check: lint types check-stubs ## static checks
 lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/prose.py
 
 types: .venv/.dev
 	$(BIN)/mypy

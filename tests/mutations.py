@@ -1,7 +1,7 @@
 """Check that the tests notice deliberate mistakes: `python tests/mutations.py [--list] [--only NAME]`.
 
-A mutant, declared in mutants.toml, is the source with one mistake: it replaces a piece of a file in a
-temporary copy of the checkout, and names a small part of the suite that must fail with the mistake and pass
+A mutant, declared in mutants.toml, is the source with one mistake. It replaces a piece of a file in a
+temporary copy of the checkout. It names a small part of the suite, which must fail with the mistake and pass
 without it. That part takes at most 30 s, longer only where the mistake makes numba compile kernels again.
 The exit status is 1 if a mutant survives, that is, its tests pass, and if its text does not occur exactly
 once, which the suite checks too.

@@ -1,4 +1,5 @@
-"""Lint the English of docstrings, comments and documentation: `python tests/prose.py [PATH ...]`, in `make lint`.
+"""Lint the English of docstrings, comments and documentation: `python tests/prose.py [PATH ...]`, in `make
+lint`.
 
 It reports what a program can see and leaves the rest to readers:
 
@@ -76,7 +77,9 @@ _WORDS = re.compile("|".join(rf"\b(?:{words})\b" for words in WORDS), re.I)
 _NAMES = re.compile(rf"\b({'|'.join(NAMES)})\b")
 _CODE = re.compile(r"``[^`]*``|`[^`]*`|\[([^\]]*)\]\([^)]*\)|https?://\S+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[)\"”]*\s+(?=[A-Z(\"“`])|\n\s*\n")
-_ENTRY = re.compile(r"^\s*(?:[-*+] |\d+\. |[\w`*, .]{1,60}: )", re.M)  # of a list, or of "Args:"
+_ENTRY = re.compile(
+    r"^\s*(?:[-*+] |\d+\. |[A-Z]  |python |[\w`*, .]{1,60}: )", re.M
+)  # of a list, or of "Args:"
 
 
 def sentences(text: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the documentation lists is what the code has."""
+"""The documentation lists exactly the names that the code has."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_what_goes_around_every_compressor_is_listed() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

@@ -129,7 +129,8 @@ def test_sparse_ways_send_the_same_elements_and_differ_in_their_messages() -> No
     ("model", "parts"), [("resnet20", 20), ("resnet56", 55), ("resnet110", 90), ("vgg16-cifar", 12)]
 )
 def test_seamgs_merges_what_the_time_rule_merges_at_the_papers_densities(model: str, parts: int) -> None:
-    """Figures in docs/measurements/2026-11-papers.md: densities, norms and link as in `gc-bench paper seamgs`."""
+    """Figures in docs/measurements/2026-11-papers.md: densities, norms and link as in `gc-bench paper
+    seamgs`."""
     found = tensors(model)
     norms = [math.sqrt(tensor.square_norm) for tensor in found]
     sparse = [place for place, tensor in enumerate(found) if len(tensor.shape) > 1]

@@ -23,7 +23,7 @@ def present_sets(members: int, size: int) -> list[tuple[int, ...]]:
 
 
 def decoded(code: StragglerCode, present: tuple[int, ...]) -> np.ndarray:
-    """What the parts' sums count in what is decoded."""
+    """Return the weight of each part's sum in the decoded gradient."""
     weights = np.array(code.decoding_weights(present))
     return np.asarray(weights @ code.matrix[list(present)])
 
@@ -38,7 +38,7 @@ def test_any_that_are_enough_come_to_the_sum(members: int, stragglers: int) -> N
 
 @pytest.mark.parametrize(("members", "stragglers"), SMALL + LARGE)
 def test_in_float32_the_error_stays_small(members: int, stragglers: int) -> None:
-    """What rounding loses of a push is multiplied with its weight, which is largest where 4 of 16 may be
+    """The rounding error of a push is multiplied with its weight, which is largest where 4 of 16 may be
     missing."""
     code = straggler_code(members, stragglers)
     generator = np.random.default_rng(members)

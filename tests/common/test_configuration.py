@@ -124,7 +124,8 @@ def test_a_misspelt_variable_is_refused_and_those_of_other_commands_are_not() ->
 
 
 def test_variables_that_kubernetes_sets_for_a_service_are_passed_over() -> None:
-    """Of services called gc and gc-server; the second also looks like the option --port."""
+    """The variables are those of services called gc and gc-server; the second also looks like the option
+    --port."""
     environ = {
         "GC_SERVER_SERVICE_HOST": "10.0.0.1",
         "GC_SERVER_SERVICE_PORT": "50051",

@@ -1,4 +1,4 @@
-"""What a daemon's log lines carry, and where it serves metrics."""
+"""Contents of a daemon's log lines, and the place where it serves metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of kernels share."""
+"""Fixtures that tests of kernels share."""
 
 from __future__ import annotations
 

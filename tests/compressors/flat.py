@@ -17,12 +17,12 @@ def ranges_of(payloads: Sequence[Payload]) -> list[tuple[int, int]]:
 
 
 def as_push(payloads: Sequence[Payload]) -> Compressed:
-    """As the ledger takes it."""
+    """Return payloads in the form that the ledger takes."""
     return Compressed(payloads, ranges_of(payloads))
 
 
 def by_tensor(payloads: Sequence[Payload], specs: Sequence[TensorSpec]) -> list[npt.NDArray[np.float32]]:
-    """What each tensor decodes to; nothing at all where nothing was sent."""
+    """Return the decoded values of each tensor; nothing at all where nothing was sent."""
     if not payloads:
         return []
     values = np.concatenate([decode(payload) for payload in payloads])

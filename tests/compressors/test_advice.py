@@ -1,4 +1,4 @@
-"""What is said of combinations that were measured to lose."""
+"""Warnings about combinations that were measured to lose."""
 
 from __future__ import annotations
 

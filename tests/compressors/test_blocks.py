@@ -62,7 +62,7 @@ def blocks(format: CodeFormat, sizes: Sequence[int], seed: int = 0) -> list[Quan
 
 
 def whole(format: CodeFormat, parts: Sequence[QuantizedPayload]) -> QuantizedPayload:
-    """By hand, so that `join` is not what its own result is compared with."""
+    """Join payloads by hand, so that `join` is not what its own result is compared with."""
     return QuantizedPayload(
         format=format,
         elements=sum(part.elements for part in parts),

@@ -1,4 +1,4 @@
-"""What every compressor in the registry promises, whatever its algorithm."""
+"""The contract of every compressor in the registry, independent of its algorithm."""
 
 from __future__ import annotations
 

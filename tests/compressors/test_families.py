@@ -269,7 +269,7 @@ def test_dgc_keeps_about_k_and_never_more() -> None:
 
 
 def test_dgc_keeps_what_differs_from_zero_of_a_gradient_that_is_nearly_all_zeros() -> None:
-    """As of an embedding: the sampled threshold is 0, which everything reaches."""
+    """The gradient is like that of an embedding: the sampled threshold is 0, which everything reaches."""
     values = np.zeros(50_000, np.float32)
     values[::5000] = normal(10)
     assert indices(bare("dgc:ratio=1000", values)) == list(range(0, 50_000, 5000))

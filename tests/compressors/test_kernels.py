@@ -318,7 +318,7 @@ def test_a_helper_that_could_not_start_in_time_is_not_waited_for() -> None:
 
 
 def test_without_a_writable_cache_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
-    """As in a container with a read-only root: numba finds no folder for its cache."""
+    """The process is like one in a container with a read-only root: numba finds no folder for its cache."""
     script = """
 from numba.core import caching
 caching.CacheImpl._locator_classes = []

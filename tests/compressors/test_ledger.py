@@ -88,7 +88,7 @@ class Subject:
         return out
 
     def bounds(self) -> list[tuple[int, int]]:
-        """Of the parts of its slice."""
+        """Bounds of the parts of its slice."""
         wanted = range(len(PLAN.parts)) if self.wanted is None else self.wanted
         return [(PLAN.parts[part].start, PLAN.parts[part].end) for part in wanted]
 
@@ -187,7 +187,7 @@ def test_open_pushes_are_settled_in_any_order(spec: str, order: Sequence[int]) -
 
 @pytest.mark.parametrize("spec", WITH_FEEDBACK)
 def test_nothing_is_lost_when_slices_change(spec: str) -> None:
-    """What is held of a range that is another worker's now waits for it, or for the flush."""
+    """The residual of a range that is another worker's now waits for it, or for the flush."""
     subject = Subject(spec)
     turns = [(0, 2), (0, 2), (1, 2), (0, 1), (2, 3), (2, 3), (0, 4), (3, 4), (0, 1), (1, 2)]
     total, expected = np.zeros(ELEMENTS, np.float32), np.zeros(ELEMENTS, np.float32)

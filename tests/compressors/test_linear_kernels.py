@@ -223,7 +223,7 @@ def test_rounding_at_random_is_unbiased(bits: int) -> None:
 
 
 def test_ternary_is_unbiased() -> None:
-    """As above; a single draw has a standard deviation of at most half a level."""
+    """The mean of many draws is the value; a single draw has a standard deviation of at most half a level."""
     draws, values = 1000, np.linspace(-1.0, 1.0, 97, dtype=np.float32)
     data, mean = np.zeros(CodeFormat.SIGNED_2BIT.code_bytes(97), np.uint8), np.zeros(97)
     table = CodeFormat.SIGNED_2BIT.table(np.ones(1, np.float32))

@@ -90,7 +90,7 @@ def kept(subject: ModelCompressor) -> list[bytes]:
 
 
 def chosen_by(name: str, values: Array, keep: int) -> list[int]:
-    """Which elements the reference sends of all there is to be sent."""
+    """Return the elements that the reference chooses."""
     center = np.float32(0.0)
     if name == "gcac" and values.size:
         center = np.sort(values)[(values.size - 1) // 2]

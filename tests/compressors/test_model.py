@@ -50,7 +50,7 @@ def model(spec: str = "4bit", rule: LayerRule | None = None, rank: int = 0) -> M
 
 
 def kinds(payloads: list[Payload]) -> list[str]:
-    """Of each tensor; neighbours of a kind are one payload."""
+    """Return the kind of each tensor's payload; neighbours of a kind are one payload."""
     found: list[str] = []
     bounds, end = list(zip(ranges_of(payloads), payloads, strict=True)), 0
     for spec in SPECS:
@@ -242,7 +242,8 @@ def test_a_plan_for_the_whole_model_sees_what_was_put_back() -> None:
     "spec", ["none", "2bit", "topk:ratio=10,momentum=0.9", "dgc:clip=0.01", "krngc:delay=9"]
 )
 def test_flushing_sends_all_that_is_left_whole(spec: str) -> None:
-    """What was sent before and what is flushed is what would have been sent without compression."""
+    """The sum of earlier pushes and of the flush is the gradient that would have been sent without
+    compression."""
     compressor = model(spec)
     given = gradients()
     sent = [by_tensor(compressor.compress(given, 1, version=step), SPECS) for step in range(3)]
@@ -295,7 +296,7 @@ def test_the_seed_the_rank_and_the_step_go_into_the_random_numbers(monkeypatch: 
     monkeypatch.setattr(registry, "BUILT_IN", {"drawn": entry})
 
     def draw(seed: int, rank: int) -> list[bytes]:
-        """Of two steps."""
+        """Return the bytes of two steps."""
         compressor = ModelCompressor(SPECS[:1], "drawn", LayerRule(), seed, rank)
         return [compressor.compress(gradients()[:1], 8, version=v)[0].data.tobytes() for v in range(2)]
 

@@ -54,7 +54,7 @@ COMPRESSORS = [
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That tensors lie on a GPU, if there is none."""
+    """Pretend that tensors lie on a GPU, if there is none."""
 
     def on_gpu(what: torch.Tensor | torch.device) -> bool:
         return True

@@ -107,7 +107,7 @@ UNITS = [SMALLEST / 4, SMALLEST / 2, SMALLEST, 1.5 * SMALLEST, 1e-30, 0.04, 0.75
 @pytest.mark.parametrize("share", [1.0, 0.75])
 @pytest.mark.parametrize("unit", UNITS)
 def test_levels_each_double_the_next(unit: float, share: float) -> None:
-    """As `running` has them. At each level, next to it, and between."""
+    """Levels are those of `running`. Values lie at each level, next to it, and between."""
     levels = (unit * 2.0 ** np.arange(7)).astype(np.float32)
     assert np.isfinite(levels).all()
     at = np.float32(share) * levels

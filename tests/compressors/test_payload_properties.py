@@ -1,4 +1,5 @@
-"""Whatever arrives is refused, or is a payload that decodes; and nothing that is compressed gets lost."""
+"""Any bytes that arrive are refused, or is a payload that decodes; and nothing that is compressed gets
+lost."""
 
 from __future__ import annotations
 
@@ -169,7 +170,8 @@ def check_accepted(payload: Payload, elements: int) -> None:
 
 
 def receive(header: m.PayloadHeader, data: Bytes) -> Payload:
-    """As a server takes it from the wire. Missing bytes are zeros, surplus ones are left out."""
+    """Return a payload as a server takes it from the wire. Missing bytes are zeros, surplus ones are left
+    out."""
     manifest = Manifest((m.Tensor(name="w", shape=(header.elements,), dtype="float32"),), 1)
     header = from_wire(to_wire(header), m.PayloadHeader)
     announced = announced_payloads([header], Part(0, header.elements), manifest, worker="w")

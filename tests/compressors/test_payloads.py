@@ -169,7 +169,8 @@ def test_any_mixture_of_kinds_sums_in_list_order(
 
 
 def test_the_order_of_the_list_decides_the_last_bit() -> None:
-    """So ranks must be put in order before the sum; it does not do it by itself."""
+    """Float sums depend on the order, so ranks must be put in order before the sum; it does not do it by
+    itself."""
     payloads = [dense(DenseFormat.FLOAT32, 1000, seed) for seed in range(3)]
     forth, back = np.empty(1000, np.float32), np.empty(1000, np.float32)
     reduce_payloads(payloads, [0.1, 0.2, 0.7], forth)

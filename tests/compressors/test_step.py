@@ -58,7 +58,8 @@ def kept(subject: ModelCompressor) -> list[object]:
 
 @pytest.mark.parametrize("spec", EVERY)
 def test_the_bits_depend_neither_on_the_plan_nor_on_the_order_of_gradients(spec: str) -> None:
-    """Of what is sent and of what is kept, over steps of which one comes back and the last is a flush."""
+    """The bits are those of payloads and residuals, over steps of which one comes back and the last is a
+    flush."""
     small, middle, whole = 4 * ALIGNMENT, 16 * ALIGNMENT, 1 << 30
     results: list[list[object]] = []
     for part_bytes, order in [(whole, "01234"), (small, "43210"), (small, "20413"), (middle, "31402")]:
@@ -149,7 +150,7 @@ def test_parts_that_are_not_wanted_leave_the_rest_of_the_ledger(spec: str) -> No
 
 
 def pushed(step: Step) -> dict[int, bytes]:
-    """Of each part of a step, what it decodes to."""
+    """Return the decoded bytes of each part of a step."""
     return {part: b"".join(decode(each).tobytes() for each in sent) for part, sent in step.sent.items()}
 
 
@@ -288,7 +289,8 @@ def test_a_flush_sends_what_is_owed_and_nothing_of_what_is_not(spec: str, part_b
 
 
 def test_a_flush_sends_all_of_a_tensor_of_which_something_is_owed() -> None:
-    """As of an embedding, of which few rows have a gradient: the cuts have no say in what is absent."""
+    """The tensor is like an embedding, of which few rows have a gradient: the cuts have no say in what is
+    absent."""
     found: list[set[int]] = []
     for part_bytes in (4 * ALIGNMENT, 1 << 30):
         subject = compressor_of("topk:ratio=10", part_bytes)
@@ -311,7 +313,7 @@ def test_a_flush_of_a_slice_says_nothing_of_other_parts() -> None:
 
 
 def test_clipping_and_plans_for_the_model_go_by_what_there_is() -> None:
-    """As if the model had not the other tensors."""
+    """The result is that of a model without the other tensors."""
     for spec, payload_bits in [("topk:clip=1e-3,feedback=off", True), ("krngc:feedback=off", False)]:
         step = a_step(compressor_of(spec, 1 << 30), 0, (0, 1))
         rest = ModelCompressor(LARGE[2:], spec, LayerRule(), seed=1, rank=0)

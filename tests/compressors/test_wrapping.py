@@ -1,4 +1,4 @@
-"""What goes around a compressor: clip -> delay -> momentum -> residual (decay) -> compressor -> masking."""
+"""The wrapping of a compressor: clip -> delay -> momentum -> residual (decay) -> compressor -> masking."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def context(step: int = 0) -> StepContext:
 
 
 def one_tensor(spec: str, steps: list[torch.Tensor]) -> tuple[list[Array], FeedbackState]:
-    """What each step sends, and the state after the last."""
+    """Return the values that each step sends, and the state after the last."""
     compressor = create(spec)
     state = compressor.init(TensorSpec(name="w", shape=tuple(steps[0].shape)))
     sent: list[Array] = []
@@ -94,7 +94,7 @@ def clipped(values: list[Array], largest: float) -> list[Array]:
 
 
 def reference(steps: int, mistake: str = "") -> list[list[Array] | None]:
-    """What the head of `feedback` says, in plain numpy; on request with one mistake in it."""
+    """Compute the formulas at the head of `feedback` in plain numpy; on request with one mistake in it."""
     velocity = [np.zeros(spec.elements, np.float32) for spec in SPECS]
     residual = [np.zeros(spec.elements, np.float32) for spec in SPECS]
     pending = [np.zeros(spec.elements, np.float32) for spec in SPECS]
@@ -168,7 +168,7 @@ def test_the_options_act_in_their_order() -> None:
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_any_other_order_would_send_something_else(mistake: str) -> None:
-    """So that the test above means something."""
+    """A mistake in the reference is noticed, so the comparison with it can fail."""
     assert not alike(ours(21), reference(21, mistake))
 
 
@@ -194,7 +194,8 @@ def test_momentum_and_decay_to_the_bit_over_twenty_steps() -> None:
 
 @pytest.mark.parametrize("spec", ["topk:ratio=1,values=float32", "randk:ratio=1,values=float32"])
 def test_where_everything_is_sent_masking_leaves_no_momentum(spec: str) -> None:
-    """As in DGC: the velocity of what has been sent is 0, so at ratio 1 the gradient itself goes."""
+    """The rule is DGC's: the velocity of elements that have been sent is 0, so at ratio 1 the gradient itself
+    goes."""
     sent, state = one_tensor(f"{spec},momentum=0.9", vectors(5))
     assert all(np.array_equal(out, g.numpy()) for out, g in zip(sent, vectors(5), strict=True))
     assert state.velocity is not None
@@ -203,7 +204,7 @@ def test_where_everything_is_sent_masking_leaves_no_momentum(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["8bit", "bf16", "4bit", "1bit", "qsgd:feedback=on"])
 def test_plain_sgd_on_dense_payloads_is_momentum_sgd_but_for_the_residual(spec: str) -> None:
-    """What is not sparse is not masked: nothing of it was left behind."""
+    """Dense payloads are not masked, because they leave no element behind."""
     steps, weights = vectors(12), torch.zeros(40, requires_grad=True)
     optimizer = torch.optim.SGD([weights], lr=1.0, momentum=0.9)
     for gradient in steps:
@@ -269,7 +270,7 @@ def test_what_is_held_back_is_in_the_next_push_as_a_sum() -> None:
 
 @pytest.mark.parametrize("spec", ["bf16:delay=3", "1bit:delay=3", "krngc:delay=3", "randk:delay=3"])
 def test_the_version_decides_when_a_push_is_due_and_not_how_many_steps_were_taken(spec: str) -> None:
-    """So that all workers push at the same ones, also the one that joins later."""
+    """All workers push at the same versions, also the one that joins later."""
     late = model(spec)
     sent = [late.compress(gradients(v), 8, version=v) for v in (10, 11, 12, 13, 14, 17)]
     elements = sum(spec.elements for spec in SPECS)

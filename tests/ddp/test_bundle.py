@@ -49,7 +49,7 @@ def gradients(places: Sequence[int], step: int) -> torch.Tensor:
 
 
 def compressed(made: Bundle, places: Sequence[int], step: int) -> dict[int, list[float]]:
-    """By tensor, what the payloads of a step decode to."""
+    """Return the decoded payloads of a step, by tensor."""
     payloads = made.compress(gradients(places, step), 1, step, float("inf"), ranks=2)
     made.commit()
     flat = np.concatenate([decode(payload) for payload in payloads])

@@ -14,7 +14,7 @@ from gradwire.ddp.exchange import LENGTH, Gather
 
 @pytest.fixture
 def gather() -> Iterator[Gather]:
-    """Of one rank."""
+    """Yield the gather of a single rank."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         yield Gather(None)

@@ -65,7 +65,7 @@ SPECS = [TensorSpec(name=name, shape=shape) for name, shape in ranks.SHAPES.item
 
 
 def torchrun(program: Path, *arguments: str) -> str:
-    """What it prints."""
+    """Run a program under torchrun and return its output."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     ended = subprocess.run(
@@ -81,7 +81,7 @@ def torchrun(program: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """By rank, what each scenario of the program found. Nothing in it needs pickle."""
+    """Return the results of each scenario of the program, by rank. Nothing in it needs pickle."""
     folder = tmp_path_factory.mktemp("ranks")
     torchrun(PROGRAM, str(folder), *COMPRESSORS)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
@@ -141,7 +141,7 @@ def expected(compressor: str, steps: int = ranks.STEPS) -> list[dict[str, Tensor
 
 
 def expected_of_the_whole(compressor: str) -> list[dict[str, Tensor]]:
-    """As `expected`, of a compressor that sees the whole model."""
+    """Like `expected`, but for a compressor that sees the whole model."""
     norms = tuple(norm(torch.full((spec.elements,), 0.5)) for spec in SPECS)
     models = [ModelCompressor(SPECS, compressor, LayerRule(), SEED, rank) for rank in range(RANKS)]
     for model in models:

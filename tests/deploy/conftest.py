@@ -1,4 +1,4 @@
-"""What the tests of gc-run share."""
+"""Fixtures that the tests of gc-run share."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl ma
 
 
 class Certificates:
-    """Of an authority, a server, a worker, and of another authority, as files."""
+    """Certificate files of an authority, a server, a worker, and of another authority."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -364,7 +364,8 @@ def test_tls_on_one_side_alone(certificates: Certificates) -> None:
 def test_status_and_plan_say_why_a_server_does_not_answer(
     certificates: Certificates, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As gc-doctor does, for TLS without an authority, for another authority, and for a closed port."""
+    """The messages are those of gc-doctor, for TLS without an authority, for another authority, and for a
+    closed port."""
     with serving(credentials=certificates.of("server")) as port:
         assert watch.main([f"127.0.0.1:{port}"]) == Exit.REFUSED
         said = capsys.readouterr().err

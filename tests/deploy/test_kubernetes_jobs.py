@@ -1,7 +1,7 @@
 """Whole jobs as kubectl renders them, run as processes of this machine: no container engine, no cluster.
 
-`Namespace` does what the API server, the kubelet and the cluster's DNS would do: it finds the objects that
-others name, and starts each command as a process, with the rendered variables and a folder for each volume.
+`Namespace` stands for the API server, the kubelet and the cluster's DNS. It finds the objects that others
+name. It starts each command as a process, with the rendered variables and a folder for each volume.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def test_the_picture_is_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def code_of(arguments: list[str]) -> object:
-    """Of gc-plan, also where argparse ends it."""
+    """Return the exit code of gc-plan, also where argparse ends it."""
     try:
         return main(arguments)
     except SystemExit as ended:

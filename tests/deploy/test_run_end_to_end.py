@@ -118,7 +118,8 @@ def test_printed_lines_and_table_say_the_same(ran: Ran) -> None:
 
 
 def test_a_run_that_took_longer_says_on_which_links_compression_pays(ran: Ran) -> None:
-    """By what its server had measured before the workers left: a job without them does not tell."""
+    """The sentence follows from measurements that the server had made before the workers left: a job without
+    them does not tell."""
     ours, theirs = ran.report, ran.report["baseline"]
     longer = ours["seconds"] / ours["steps"] / (theirs["seconds"] / theirs["steps"])
     printed = " ".join(ran.printed.split())

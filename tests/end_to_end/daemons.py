@@ -72,7 +72,7 @@ class Daemon:
 
     @property
     def messages(self) -> list[str]:
-        """What was logged, without time and level; other lines as they are."""
+        """Log lines without time and level; other lines as they are."""
         return self._messages.copy()
 
     def wait_for(self, pattern: str, timeout_s: float = PATIENCE_S) -> re.Match[str]:
@@ -363,7 +363,7 @@ async def status(raw: Raw) -> m.StatusResponse:
 
 
 def state_of(reply: m.StatusResponse) -> tuple[Any, ...]:
-    """What must not change when something is refused."""
+    """Return the part of the state that a refusal must not change."""
     members = tuple((member.worker, member.rank, member.pushes) for member in reply.members)
     return reply.phase, reply.version, reply.epoch, reply.pushes, members, reply.evaluations
 

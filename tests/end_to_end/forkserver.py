@@ -218,7 +218,7 @@ def _reap(reports: dict[int, int]) -> None:
 
 
 def _become(request: _Request) -> None:
-    """What the start of a new interpreter would have made of the request."""
+    """Set up this process as a new interpreter would have for the request."""
     os.dup2(request.stderr, 2)
     os.close(request.stderr)
     os.chdir(request.folder)

@@ -2,16 +2,15 @@
 
     python tests/end_to_end/kills.py --kills 200 --seed 1 [--workers]
 
-Real daemons train digits in `sync` mode, with `4bit` both ways and momentum. The server is ended by SIGKILL
-again and again, half of the times at a random moment and half at a point of common/failpoints.py, one after
-the other, also while it reads what the one before has written, and started again at once with the same
---state.
+Real daemons train digits in `sync` mode, with `4bit` both ways and momentum. SIGKILL ends the server again
+and again: half of the times at a random moment, half at the points of common/failpoints.py in turn. Some kills
+come while the server reads the state of its predecessor. It is started again at once with the same --state.
 
-The parameters at the end have to be those of a run that nobody disturbed, bit for bit. With --workers half of
-the kills are of workers, which come back as new incarnations without residuals; that leads elsewhere, and
-the accuracy has to be that of the calm run within a hundredth. In both cases the parameters have to be, bit
-for bit, those that the log comes to by an oracle (`replaying`), and every outcome that a worker was told
-has to be in it. The exit status is 1 if anything is not as it should be; what the job has left stays then.
+The final parameters must be those of a calm run, bit for bit. With --workers half of the kills are of workers,
+which return as new incarnations without residuals. Their parameters differ, and the accuracy must be within a
+hundredth of the calm run's. In both cases an oracle (`replaying`) must get the same bits from the log, and
+every outcome that a worker received must be in the log. The exit status is 1 otherwise, and the job's files
+stay.
 """
 
 from __future__ import annotations
@@ -52,8 +51,9 @@ JOB = (
     *("--downlink", "4bit", "--lease-seconds", str(LEASE_S)),
 )
 ROUNDS_PER_EPOCH = 11
-ROUNDS_PER_KILL = 4  # more than are made between two kills
-NOT_HERE = ("checkpoint.stored", "journal.read")  # at URLs; where there are so many records to read
+ROUNDS_PER_KILL = 4  # more rounds than there are between two kills
+# These points are reached only with a URL, and only with a long journal.
+NOT_HERE = ("checkpoint.stored", "journal.read")
 CHECKPOINTS = ("1steps", "2steps", "3steps", "7steps", "40steps")  # one of them for each server
 MOST_ROUNDS = 4  # from the start of a server to its end
 IN_RECOVERY, RECOVERY_S = 0.2, 1.0  # of kills at random moments, how many come so soon after the start
@@ -189,7 +189,7 @@ class Job:
         self.begin(following)
 
     def finish(self) -> m.StatusResponse:
-        """What it came to."""
+        """Wait for the end of the job, and return its last status."""
         for worker in self.workers.values():
             code = worker.wait(3600)
             assert code == 0, f"a worker ended with {code}:\n{worker.log[-3000:]}"
@@ -231,7 +231,7 @@ def accuracy(found: m.StatusResponse) -> float:
 
 
 def replayed(job: Job) -> Replay:
-    """What the log of a job comes to, which has ended."""
+    """Replay the log of a job that has ended."""
     assert job.archive is not None
     assert not job.archive.shrunk, f"records were lost again of {job.archive.shrunk}"
     return Replay(job.archive.folder, settings(job), momentum=MOMENTUM)

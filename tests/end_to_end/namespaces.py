@@ -70,7 +70,8 @@ class Namespace:
             )
 
     def _sender(self, way: str) -> tuple[Callable[..., None], str]:
-        """What runs commands at the end that sends this way, and the address at the other."""
+        """Return a function that runs commands at the sending end of a direction, and the address of the
+        other end."""
         return (self._inside, self.host) if way == "up" else (_run, self.guest)
 
     def start(

@@ -42,7 +42,8 @@ class Plan:
     faults: int = 1_000_000
 
     def of(self, connection: int, way: str) -> Iterator[tuple[int, str, float]]:
-        """Of one direction: after how many bytes, what, and a number in [0, 1) that says for how long."""
+        """Yield the faults of one direction: bytes before it, kind, and a number in [0, 1) for its
+        duration."""
         chance = random.Random(f"{self.seed} {connection} {way}")
         at = 0
         while True:

@@ -153,7 +153,8 @@ class Reference:
         self._send_down()
 
     def _send_down(self) -> None:
-        """What the workers lack, compressed: they, and so the replica, get what that decodes to."""
+        """Compress the difference between parameters and replica, and add the decoded update to the
+        replica."""
         borders = pairwise([0, *self.manifest.ends])
         for place, (spec, (start, end)) in enumerate(zip(self.manifest.specs, borders, strict=True)):
             difference = self.values[start:end] - self.replica[start:end]
@@ -272,7 +273,7 @@ class Replay:
         self.reference.step(shares, action.rate_factor)
 
     def check_told(self, path: Path) -> int:
-        """That what the workers were told, by the notes of `noting_worker`, is what has happened. Returns the
+        """Check that outcomes, by the notes of `noting_worker`, agree with the log. Returns the
         number of outcomes."""
         told = [json.loads(line) for line in path.read_text().splitlines()]
         for worker, incarnation, seq, version in told:

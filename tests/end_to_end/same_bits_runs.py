@@ -1,7 +1,7 @@
 """The runs that `same_bits.py` records: each ends with the same parameters, bit for bit each time.
 
-What depends on time is not here: `stale` and `async` with workers that race, a straggler that is merely slow,
-`auto` compressors, plans by measured times for sparsifiers, and kills of workers. `make kills` has the last.
+Runs that depend on time are left out: `stale` and `async` with workers that race, a straggler that is merely
+slow, `auto` compressors, plans by measured times for sparsifiers. `make kills` kills workers.
 """
 
 from __future__ import annotations

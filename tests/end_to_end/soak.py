@@ -35,7 +35,7 @@ KINDS = ("cut", "partition", "kill", "leave", "join", "freeze", "freeze the serv
 
 
 def measured(pid: int) -> tuple[float, float, float] | None:
-    """Of a process; None if it is gone."""
+    """Return memory, descriptors and threads of a process; None if it has ended."""
     folder = Path(f"/proc/{pid}")
     try:
         said = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Who may talk to a server: TLS, certificates of workers, tokens, and what those are told who may not."""
+"""Admission to a server: TLS, certificates of workers, tokens, and the messages of refusals."""
 
 from __future__ import annotations
 

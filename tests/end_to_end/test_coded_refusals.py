@@ -85,7 +85,7 @@ async def test_a_packet_is_handed_on_as_it_is(daemons: Daemons) -> None:
 
 
 def report(samples: int) -> m.Commit:
-    """That an exchange is done."""
+    """Return the report of a finished exchange."""
     exchanged = m.Exchanged(crc32c=0)
     return m.Commit(
         seq=1, assignment=1, base_version=0, samples=samples, parts=0, digest=0, exchanged=exchanged

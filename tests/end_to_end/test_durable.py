@@ -71,7 +71,7 @@ _CALM: dict[tuple[str, ...], str] = {}
 
 
 def calm(daemons: Daemons, *options: str) -> str:
-    """What comes out if nothing happens."""
+    """Return the parameters' checksum of a job without faults."""
     if options not in _CALM:
         server = begun(daemons, None, *options)
         _CALM[options] = result(server, joined(daemons, server, "--compressor", "4bit"))
@@ -193,7 +193,7 @@ def test_a_new_job_begins_with_the_parameters_of_a_file(daemons: Daemons, tmp_pa
 
 
 def test_a_new_job_goes_on_with_the_optimizer_of_a_checkpoint(daemons: Daemons, tmp_path: Path) -> None:
-    """As one that went on; with the parameters alone it goes elsewhere."""
+    """The result is that of a job that was not stopped; with the parameters alone it differs."""
 
     def trained(epochs: int, *arguments: str) -> tuple[Server, str]:
         options = ("--optimizer", "sgd:momentum=0.9", "--learning-rate", "0.01", "--epochs", str(epochs))

@@ -52,7 +52,7 @@ def started(daemons: Daemons, address: str) -> list[Daemon]:
 
 @pytest.fixture(scope="module")
 def calm() -> Iterator[m.StatusResponse]:
-    """What the job comes to if nothing happens."""
+    """Yield the last status of a job without faults."""
     daemons = Daemons()
     try:
         server = small_job(daemons, *JOB, workers=2, task=TASK)
@@ -63,7 +63,7 @@ def calm() -> Iterator[m.StatusResponse]:
 
 
 def troubled_run(daemons: Daemons, plan: Plan) -> tuple[m.StatusResponse, list[str]]:
-    """What the job comes to over links with these faults; and which happened."""
+    """Run the job over links with these faults; return its last status and the faults that happened."""
     server = small_job(daemons, *JOB, workers=2, task=TASK)
     with troubled(server.port, plan) as relay:
         workers = started(daemons, f"127.0.0.1:{relay.port}")

@@ -1,5 +1,5 @@
-"""The full example of docs/how-to/scripts.md: all of its lines run, and a job continues from its file, bit for
-bit."""
+"""The full example of docs/how-to/scripts.md: all of its lines run, and a job continues from its file, bit
+for bit."""
 
 from __future__ import annotations
 

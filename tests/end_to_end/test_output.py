@@ -1,4 +1,4 @@
-"""What a server writes is the whole model, and the one that was evaluated (findings F5 and U2)."""
+"""The file that a server writes is the whole model, and the one that was evaluated (findings F5 and U2)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATEFUL = "small_tasks:stateful"
 
 
 def evaluated(task: str, path: Path) -> Mapping[str, float]:
-    """What a process measures that has nothing but the file."""
+    """Return the metrics that a process measures with nothing but the file."""
     program = TASKS / "evaluate_file.py"
     run = subprocess.run(
         [sys.executable, str(program), task, str(path)],

@@ -117,7 +117,8 @@ def test_workers_come_and_go_while_tensors_are_cut_into_slices(daemons: Daemons,
 def test_a_coded_job_comes_to_the_parameters_of_a_plain_one(
     daemons: Daemons, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, stragglers: int
 ) -> None:
-    """As plain SGD on the same batches, whoever was late: to 1e-4 of each parameter."""
+    """The parameters are those of plain SGD on the same batches, independent of late workers: to 1e-4 of each
+    parameter."""
     output, batches = tmp_path / "model", tmp_path / "batches"
     task = f"{SMALL}:dropout=0,jitter=0.03"
     server = daemons.server(

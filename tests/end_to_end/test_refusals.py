@@ -44,8 +44,8 @@ async def outcome_of(raw: Raw, seq: int) -> m.Outcome:
 
 
 async def refused_push(raw: Raw, seq: int, alter: Any) -> Refusal:
-    """What the server says to a push that `alter(payloads, fields)` has spoilt, also when its commit is told
-    again. Nothing may change."""
+    """Return the server's refusal of a push that `alter(payloads, fields)` has spoilt, also when its commit
+    is told again. Nothing may change."""
     before = await status(raw)
     payloads, fields = gradient(), {"seq": seq}
     alter(payloads, fields)
@@ -231,7 +231,7 @@ async def test_a_push_that_is_not_what_was_committed_comes_again_whole(address: 
 
 
 async def test_an_abandoned_push_leaves_nothing_behind(address: str) -> None:
-    """Whatever of it comes later; its assignment is answered by the next."""
+    """Later messages of the push change nothing; its assignment is answered by the next."""
     async for raw in in_training(address):
         before = state_of(await status(raw))
         chunk, commit = await raw.push(gradient(seed=1))

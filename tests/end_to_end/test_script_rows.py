@@ -1,4 +1,4 @@
-"""What users have in their scripts, in a job and alone: the rows of the table in docs/how-to/scripts.md."""
+"""Features of users' scripts, in a job and alone: the rows of the table in docs/how-to/scripts.md."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scripts(daemons: Daemons, server: Server, loop: str, workers: int) -> list[D
 
 
 def trained(scripts: list[Daemon]) -> list[dict[str, Any]]:
-    """What each of them says in the end."""
+    """Return the last report of each script."""
     assert [script.wait() for script in scripts] == [0] * len(scripts), scripts[0].log
     return [script.fields("^trained$") for script in scripts]
 

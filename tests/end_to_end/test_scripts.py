@@ -45,7 +45,7 @@ def scripts(daemons: Daemons, server: Server, loop: str, count: int, *more: str)
 
 
 def parameters(scripts: list[Daemon]) -> torch.Tensor:
-    """What all of them have in the end."""
+    """Return the parameters that all scripts have at the end."""
     assert [script.wait() for script in scripts] == [0] * len(scripts)
     first, *others = [script.fields("^trained$")["parameters"] for script in scripts]
     assert all(other == first for other in others)
@@ -137,7 +137,7 @@ def test_local_steps_of_one_worker_are_those_of_the_plain_script(daemons: Daemon
 
 
 def test_a_round_is_over_with_its_last_batch(daemons: Daemons) -> None:
-    """Of which one has no step."""
+    """One of its batches has no step."""
     server = job(daemons, 1, "--mode", "local:steps=4", "--epochs", "1")
     (script,) = scripts(daemons, server, "rounds", 1)
     assert script.wait() == 0
@@ -335,7 +335,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]
 
 
 def losses(said: str) -> list[float]:
-    """Of the training, by step."""
+    """Return the losses of the training, by step."""
     return [float(found) for found in re.findall(r"^step \d+: loss ([\d.]+)", said, re.MULTILINE)]
 
 

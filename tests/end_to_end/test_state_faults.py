@@ -26,7 +26,7 @@ WORKER = ("--compressor", "4bit", "--give-up-seconds", "100")
 
 @pytest.fixture(scope="module")
 def calm() -> Iterator[str]:
-    """What the job comes to if nothing happens."""
+    """Yield the parameters' checksum of a job without faults."""
     daemons = Daemons()
     try:
         server = daemons.server(*JOB)

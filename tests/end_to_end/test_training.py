@@ -222,7 +222,8 @@ def test_after_the_job_a_worker_has_nothing_to_do(daemons: Daemons) -> None:
     late = daemons.worker(server.address)
     assert late.wait() == 0
     late.wait_for(
-        "this worker has trained nothing: the job has finished: all of its 2 epochs are done. To train again, start"
+        "this worker has trained nothing: the job has finished: all of its 2 epochs are done. "
+        "To train again, start"
     )
 
 

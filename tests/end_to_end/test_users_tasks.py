@@ -1,4 +1,5 @@
-"""What users' tasks do besides computing: fork, read files, bring batches and gradients of other kinds."""
+"""Features of users' tasks besides computing: they fork, read files, bring batches and gradients of other
+kinds."""
 
 from __future__ import annotations
 

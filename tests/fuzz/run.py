@@ -61,7 +61,7 @@ def mutated(data: bytes, others: list[bytes], chance: random.Random) -> bytes:
 
 
 def stored(target: str) -> list[bytes]:
-    """What was found before."""
+    """Return the inputs that were found before."""
     return [path.read_bytes() for path in sorted((SEEDS / target).glob("*.bin"))]
 
 

@@ -1,4 +1,4 @@
-"""What is fuzzed: everything that turns bytes of somebody else's into values of ours.
+"""The targets of fuzzing: everything that turns bytes of somebody else's into values of ours.
 
 A target takes any bytes. It may refuse them, by the exceptions that its callers expect, and nothing else may
 happen: no other exception, no allocation beyond what the model takes, no value that is not finite. What it
@@ -227,7 +227,7 @@ def journals(data: bytes) -> None:
 
 
 def trees(data: bytes) -> None:
-    """What a checkpoint says of its values, as if its checksum were right."""
+    """Read a checkpoint's description of its values, as if its checksum were right."""
     try:
         values.unpack(json.loads(data), {"t0": torch.zeros(4, dtype=torch.uint8)})
     except (ValueError, RecursionError, values.DamagedError):
@@ -255,7 +255,7 @@ def _joined(*messages: bytes) -> bytes:
 
 
 def valid() -> dict[str, list[bytes]]:
-    """Of each target, bytes that it does not refuse: whatever is sent, of every compressor."""
+    """Return valid bytes of each target: messages of every kind, payloads of every compressor."""
     from gradwire.compressors import LayerRule, ModelCompressor
 
     found: dict[str, list[bytes]] = {name: [] for name in TARGETS}

@@ -48,7 +48,7 @@ def parameters() -> list[torch.Tensor]:
 
 
 def give_gradients(step: int, parameters: Sequence[torch.Tensor]) -> None:
-    """Of every third step the second parameter has none; some elements are negative zeros."""
+    """Set gradients; in every third step the second parameter has none; some elements are negative zeros."""
     generator = torch.Generator().manual_seed(100 + step)
     for place, parameter in enumerate(parameters):
         gradient = torch.randn(parameter.shape, generator=generator)
@@ -89,7 +89,7 @@ def test_steps_are_torchs_to_the_bit(spec: str, make: Make, remembered: bool) ->
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("spec", "make"), OPTIMIZERS, ids=[spec for spec, _ in OPTIMIZERS])
 def test_tensors_end_to_end_are_stepped_as_if_each_were_by_itself(spec: str, make: Make, seed: int) -> None:
-    """Which of them have a gradient is drawn for each step; what the others hold is not a gradient."""
+    """The tensors with a gradient are drawn for each step; the memory of the others holds no gradient."""
     sizes, draw = (33, 1, 8, 17, 100, 16), random.Random(seed)
     bounds = [*pairwise(accumulate(sizes, initial=0))]
     generator = torch.Generator().manual_seed(seed)
@@ -256,7 +256,7 @@ def test_groups_are_kept_when_parameters_are_divided_otherwise() -> None:
 
 @pytest.mark.parametrize("spec", ["sgd", "adagrad:lr_decay=0.1", "adagrad:initial_accumulator_value=1,eps=0"])
 def test_elements_are_stepped_apart_as_with_all_others_zero(spec: str) -> None:
-    """Of which stretches have a gradient is drawn; so are, within them, the elements where it is not 0."""
+    """Stretches with a gradient are drawn, and so are, within them, the elements where it is not 0."""
     bounds, generator = [(0, 40), (40, 41), (41, 90), (90, 120)], torch.Generator().manual_seed(5)
     whole = torch.randn(120, generator=generator)
     apart = whole.clone()

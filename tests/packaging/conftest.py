@@ -50,7 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """What the image's build stage has made: its environment, its wheel and its compiled kernels."""
+    """Results of the image's build stage: its environment, its wheel and its compiled kernels."""
 
     environment: Path
     wheel: Path

@@ -38,7 +38,8 @@ def values(stage: list[Step], instruction: str) -> list[str]:
 
 
 def context(folder: Path) -> Path:
-    """What .dockerignore lets into the build. Reads the few forms that the file uses, and no other."""
+    """Copy the files that .dockerignore admits to the build. Reads the few forms that the file uses, and no
+    other."""
     kept: set[str] = set()
     refused: list[str] = []
     lines = (ROOT / ".dockerignore").read_text().splitlines()

@@ -22,7 +22,8 @@ PLAN = ("gc-plan", "--model", "resnet50", "--bandwidth", "1gbit")
     "command", [*((name, "--help") for name in COMMANDS), PLAN, ("gc-server", "--print-config")], ids=" ".join
 )
 def test_a_reader_who_leaves_is_no_fault(command: tuple[str, ...], unbuffered: str) -> None:
-    """As `| head` does, which is noticed when something is printed, or when it is flushed at the end."""
+    """A reader such as `| head` leaves early, which is noticed when something is printed, or when it is
+    flushed at the end."""
     reads, writes = os.pipe()
     os.close(reads)
     program = Path(sys.executable).parent / command[0]

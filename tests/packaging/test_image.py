@@ -1,7 +1,7 @@
 """The image file, as far as it can be tested without a container engine.
 
-Its build steps are run in a folder that stands for the root of the build stage, from a copy that holds only
-what .dockerignore lets in; the last stage, which only copies, is checked as text.
+Its build steps run in a folder that stands for the root of the build stage, from a copy with only the files
+that .dockerignore admits. The last stage, which only copies, is checked as text.
 """
 
 from __future__ import annotations

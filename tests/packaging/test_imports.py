@@ -116,7 +116,7 @@ def imported(path: PurePosixPath, tree: ast.AST) -> Iterator[str]:
 
 
 def violations(path: PurePosixPath, source: str) -> list[str]:
-    """What a file at `path`, relative to the root, does that its room may not."""
+    """Return the imports of a file at `path`, relative to the root, that its room may not have."""
     tree = ast.parse(source)
     room = path.parts[0] if len(path.parts) > 1 else ""
     if path == PUBLIC:

@@ -1,4 +1,4 @@
-"""What users ask of a plan: how it is spelled, and the turns that follow."""
+"""Options of a plan: their spelling, and the order of parts that follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of compressors, against the compressors themselves."""
+"""Declared costs of compressors, against the compressors themselves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SPECS = [name for name in BUILT_IN if name not in ("krngc", "threshold")] + [
 
 
 def pushed_bytes(spec: str, rank: int = 0) -> int:
-    """What a worker's second push of noise takes."""
+    """Return the bytes of a worker's second push of noise."""
     specs = [TensorSpec(name=f"layer{place}", shape=shape) for place, shape in enumerate(SHAPES)]
     plan = divide([each.elements for each in specs])
     options = "warmup=0"

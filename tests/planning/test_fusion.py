@@ -196,7 +196,7 @@ def test_every_layer_is_in_one_group(model: list[Layer], link: Link) -> None:
 
 @given(layers(), links)
 def test_a_merge_of_seamgs_never_raises_the_sparse_error(model: list[Layer], link: Link) -> None:
-    """Of the sparse tensors: those that are dense have none."""
+    """The error is that of the sparse tensors: dense ones have none."""
     for group in seamgs(model, link):
         held = model[group.last - 1]
         for each in reversed(model[group.first : group.last - 1]):

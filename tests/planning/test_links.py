@@ -1,4 +1,4 @@
-"""What a link takes, found from what messages took."""
+"""The times of a link, found from the times of messages."""
 
 from __future__ import annotations
 

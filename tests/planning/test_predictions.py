@@ -104,7 +104,7 @@ def test_every_element_has_a_part_and_every_part_a_turn(fusion: str, order: str)
 
 @pytest.mark.parametrize("fusion", Merging)
 def test_no_part_mixes_parameter_groups(fusion: str) -> None:
-    """As the server divides it, so that groups that alternate cost a part for each tensor."""
+    """The division is that of the server, so that groups that alternate cost a part for each tensor."""
     known = replace(profile("8x16384", seconds=0.001), start_s=1.0)
     chosen = four_bit(fusion=fusion)
     alternating = plan_of(replace(known, groups=[0, 1] * 4), chosen)

@@ -75,7 +75,7 @@ def test_a_raised_layer_goes_whole_before_those_that_wait() -> None:
 
 
 def test_two_phase_raises_a_layer_where_that_makes_the_iteration_shorter() -> None:
-    """What starting takes counts once, not six times, before the first layers are there."""
+    """The time of starting counts once, not six times, before the first layers are there."""
     model = [layer(1, backward_s=4, forward_s=1), layer(1, backward_s=4, forward_s=1), layer(6, backward_s=1)]
     found = two_phase(model, LINK, 1.0)
     assert 2 in found.raised

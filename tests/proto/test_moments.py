@@ -1,4 +1,4 @@
-"""What an optimizer remembers travels as torch has it, and what it cannot have remembered is refused."""
+"""An optimizer's state travels in torch's form, and an impossible state is refused."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ async def unused(*_: Any) -> None:
 
 
 def refused(call: Callable[[grpc.aio.Channel], Awaitable[Any]], *handlers: Any) -> Refusal:
-    """What a server with these handlers says to a call."""
+    """Return the refusal of a call by a server with these handlers."""
 
     async def run() -> Refusal:
         server = grpc.aio.server()

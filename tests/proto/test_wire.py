@@ -153,7 +153,7 @@ def test_a_batch_put_together_by_hand_is_the_protobuf_message() -> None:
 
 
 def test_a_damaged_batch_is_noticed_wherever_it_was_damaged() -> None:
-    """By itself, or by what guards its messages: their checksums, and of what has become a chunk its own."""
+    """The batch itself notices it, or the checksums of its messages and chunks do."""
     encoded = list(map(wire.encode_worker, MESSAGES))
     batch = wire.batch(encoded)
     for place in range(len(batch)):

@@ -45,7 +45,7 @@ class Replica:
 
 
 def gradient(epoch: int, sample: int, values: Sequence[int]) -> Words:
-    """Of one sample at a replica: anything that depends on all of it."""
+    """Return the gradient of one sample at a replica: anything that depends on all of it."""
     mixed = [epoch, sample, *values]
     return np.random.default_rng(mixed).integers(0, 2**32, ELEMENTS, dtype=np.uint32)
 

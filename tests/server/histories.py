@@ -7,8 +7,8 @@ parts; a stream ends between any two of them. The model is divided otherwise. Wh
 server's own `Pushes`, with its push ledger, streams and shard. After every step the oracle checks what
 must always hold:
 
-    E  every acknowledged push is applied exactly once, in the version that its outcome named; a duplicate
-       gets the first outcome; the parameters are, bit for bit, what mean and SGD make of the applied log
+    E  every acknowledged push is applied exactly once, in the version that its outcome named. A duplicate
+       gets the first outcome. The parameters are, bit for bit, those of mean and SGD on the applied log
     S  in stale mode no applied push is more clocks behind the newest one than the bound
     F  the parameters stay finite
     N  what is refused changes nothing but the lease of the worker it came from
@@ -17,16 +17,15 @@ must always hold:
     C  where members share samples, the weights of what is applied add up, for each sample and each slice, to
        its part of the mean: what slices and codes make of the pushes is the mean, and each sample is in one
     B  with `--overlap both`: a part is stepped as soon as all members that are not given up have stored it,
-       and no place is vacant, in rank order, and once; each part of a push is in one version at most; each
-       sample counts once in each part, whoever was lost, unless its step came to nothing, or nobody was left
-       who had the version; a push that is refused is told which of its parts count, and no other does after
-       that, and it is redundant where somebody else was given its place, and else stale; what goes out makes
-       of a replica what the server has
+       and no slot is vacant, in rank order, and once. Each part of a push is in one version at most. Each
+       sample counts once in each part after any loss, unless its step had no gradient, or no worker was left
+       that had the version. A refused push is told which of its parts count, and no others count after that.
+       It is redundant where another member was given its slot, and else stale. Updates make a replica equal
+       to the server's parameters
     A  members of a round that is stepped in parts, or whose steps may begin early, are given what they were
        told to expect, if no member has come or gone
-    D  a new plan, which may come at any time, is put in force when nothing that was accepted is of the old
-       one and no part of the next version is stepped; nothing that is stored outlives it; each push counts
-       under one plan
+    D  a new plan may come at any time. It is put in force when no accepted push is of the old one and no part
+       of the next version is stepped. No stored part outlives it. Each push counts under one plan
     P  the shard has every part of what it is to apply, and nothing but that and parts of pushes that are open
        and not unwanted
 
@@ -65,7 +64,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def run(mode: str, steps: int, seed: int) -> tuple[int, int]:
-    """As many jobs as it takes for so many steps. Returns steps and pushes applied."""
+    """Run jobs until they have taken the given number of steps. Returns steps and pushes applied."""
     done = applied = epochs = evaluated = expected = 0
     while done < steps:
         seed += 1

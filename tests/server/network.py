@@ -33,7 +33,7 @@ Pick = Callable[[int], int]  # a number below the given one
 
 
 def discard(message: bytes) -> None:
-    """Of a plan: the network knows what each worker has."""
+    """Discard a plan: the network knows what each worker has."""
 
 
 class Known(Publishing):
@@ -102,7 +102,7 @@ class Network(Oracle):
             sim.queue = [each for each in sim.queue if each not in unwanted]
 
     def end(self, stream: WorkerStream) -> None:
-        """What comes on it from now on can only be parts that were being scanned."""
+        """End a stream. Later arrivals on it can only be parts that were being scanned."""
         stream.outbox.ended_with = Refusal(reason=Reason.FENCED, message="another stream")
 
     def prepare(self, sim: Sim) -> None:
@@ -175,7 +175,7 @@ class Network(Oracle):
         self.check_stored()
 
     def hand_over(self, stream: WorkerStream, message: Message) -> None:
-        """As the reader of a stream does. Nothing so small is waited for."""
+        """Hand over a message like the reader of a stream. Nothing so small is waited for."""
         pushes = Pushes(self.server, stream)
         if isinstance(message, Commit):
             pushes.committed(message)

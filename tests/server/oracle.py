@@ -94,7 +94,7 @@ class Local(LocalShard):
 
 
 class Oracle:
-    """Of one job. The world that has it makes things happen, and tells it."""
+    """Oracle of one job. The world that has it makes things happen, and tells it."""
 
     server: Conductor
     shard: Local
@@ -161,7 +161,7 @@ class Oracle:
         self.came_as_expected = 0
 
     def decide(self, event: e.Event[Any]) -> e.Result[Any]:
-        """What control says. Raises Refused."""
+        """Return control's reply and actions. Raises Refused."""
         push = event if isinstance(event, e.Pushed) else None
         accepted = self.core.accepted_pushes
         before = accepted + self.core.stale_pushes
@@ -365,7 +365,7 @@ class Oracle:
         assert self.assignment_of.setdefault(name, assignment) == assignment
 
     def complete_parts(self, apply: e.Apply) -> None:
-        """What was not final before is what was pushed."""
+        """Take the parts that were not final from the pushes."""
         for part in range(len(self.plan.parts)):
             if part in self.final:
                 continue

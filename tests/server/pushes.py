@@ -96,7 +96,7 @@ def snapshot(store: Store) -> Broadcast:
 
 
 def receive(update: Broadcast, manifest: Manifest, plan: Plan) -> list[tuple[Update, list[Payload]]]:
-    """As a worker does, from the bytes: part after part."""
+    """Decode an update like a worker, from the bytes: part after part."""
     found: list[tuple[Update, list[Payload]]] = []
     messages = [decode_envelope(message, "ServerMessage") for message in update.messages]
     while messages:

@@ -1,4 +1,4 @@
-"""What the random histories of jobs consist of: a small model, pushes as they travel, and workers."""
+"""Building blocks of the random histories of jobs: a small model, pushes as they travel, and workers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ class Sending:
     commit: Commit
 
     def messages(self, known: Iterable[int] = (), plan: int | None = None) -> list[Message]:
-        """What the server has to hear of it that knows some parts. plan: number of its plan, if known."""
+        """Return the messages of the push that a server needs if it has some parts. plan: number of its plan,
+        if known."""
         if plan is not None and plan != self.commit.plan:
             return [self.commit]
         return [*(piece for part, piece in self.parts.items() if part not in known), self.commit]
@@ -115,7 +116,7 @@ def replica() -> Replica:
 
 
 def samples_of(assignment: Assignment) -> list[tuple[int, int]]:
-    """As (epoch, place in its order)."""
+    """Return samples as (epoch, index in its order)."""
     return [(assignment.epoch, each.start + i) for each in assignment.ranges for i in range(each.count)]
 
 
@@ -146,7 +147,7 @@ def values(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def parts_of(assignment: Assignment, plan: Plan) -> frozenset[int]:
-    """That are pushed for it."""
+    """Return the parts that are pushed for an assignment."""
     if assignment.parts:
         return frozenset(assignment.parts)
     return plan.slice(assignment.slice, max(1, assignment.slices))

@@ -26,7 +26,7 @@ class Relay:
 
 
 def core_of(mode: str = "sync", **rules: Any) -> Core:
-    """Of a job; rules beside those that tests seldom care for."""
+    """Make the core of a job; rules beside those that tests seldom care for."""
     fields: dict[str, Any] = {"min_workers": 1, "batch_size": 4, "epochs": 2, "lease_seconds": 10.0}
     return Core(ServerSettings(**{**fields, **rules}), parse(mode))
 

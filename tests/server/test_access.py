@@ -1,4 +1,4 @@
-"""Which peers and which tokens a server takes."""
+"""Admission of peers and tokens by a server."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_of_a_push_that_is_of_no_use_all_parts_are_dropped() -> None:
 
 
 def test_it_says_how_many_bytes_came_since_the_part_before_and_whether_without_a_pause() -> None:
-    """What a part had got of the link before another overtook it came in the time of the other."""
+    """Bytes of a part before another overtook it arrived in the time of the other."""
     arriving, size = ArrivingParts("w"), 4 * LARGE
 
     def taken() -> tuple[int, bool]:

@@ -69,7 +69,7 @@ async def test_parts_come_in_any_order_and_a_damaged_one_once_more() -> None:
 
 
 async def test_a_part_that_is_not_valid_drops_its_push_whole_and_its_commit_gets_the_same_answer() -> None:
-    """What follows it on the stream had been sent before the worker heard of it."""
+    """Messages behind it on the stream had been sent before the worker heard of it."""
     async with wired("sync", "a") as job:
         messages = job.push("a", (1.0, math.nan, 1.0))
         refused = (1, None, Reason.NON_FINITE)
@@ -106,7 +106,7 @@ async def test_a_push_that_waits_for_a_part_survives_that_a_later_one_is_given_u
 
 
 async def test_a_part_has_the_time_of_a_lease_to_go_on() -> None:
-    """As on a link that takes minutes for a chunk, between two of which there are no heartbeats."""
+    """The link takes minutes for a chunk, between two of which there are no heartbeats."""
     async with wired("sync", "a", lease_seconds=3 * STALLED_S) as job:
         job.arrive("a", [job.part(0)[0]])
         outbox, began = job.conductor.streams["a"].outbox, job.conductor.streams["a"].chunk_at

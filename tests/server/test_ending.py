@@ -1,4 +1,4 @@
-"""What is saved where a server ends, and with which code."""
+"""Files and exit code of a server that ends."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_parameters_that_fit_nowhere_are_not_saved(tmp_path: Path, monkeypatch: 
 
 
 def test_the_same_parameters_make_the_same_file(tmp_path: Path) -> None:
-    """Whose metadata safetensors orders by chance: one of six orders, each time."""
+    """The metadata's order in safetensors is random: one of six orders, each time."""
     names = ("embed.weight", 'a "quoted"\n\x7f name', "größe", "b")
     tensors = {name: torch.full((2, 3), float(number)) for number, name in enumerate(names)}
     path = tmp_path / "model.safetensors"

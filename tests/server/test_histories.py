@@ -1,4 +1,4 @@
-"""What every mode promises, over random histories; `histories` says what is checked after each step."""
+"""The promises of every mode, over random histories; `histories` says what is checked after each step."""
 
 from __future__ import annotations
 

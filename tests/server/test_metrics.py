@@ -1,4 +1,4 @@
-"""What the server counts: cheaply, and only what deserves an alert."""
+"""Metrics of the server: counted cheaply, and only what deserves an alert."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_what_a_worker_sends_updates_no_gauge(monkeypatch: pytest.MonkeyPa
 
 
 def waited(metrics: ServerMetrics, seconds: float) -> float:
-    """What is counted while a round waits for so long."""
+    """Return the seconds that are counted while a round waits for so long."""
     since = 100.0
     waiting = SimpleNamespace(text="waiting for rank 1", for_others=True, seconds=None)
 

@@ -11,7 +11,7 @@ from gradwire.server.plans.rate_control import MOST_PARTS, PartArrival, RateCont
 
 
 def parts(worker: str, *times: float, size: int = 100) -> list[PartArrival]:
-    """That came at these times, the first at once and all others behind it."""
+    """Return parts that arrived at these times, the first at once and all others behind it."""
     return [PartArrival(worker, size, at, waited=number > 0) for number, at in enumerate(times)]
 
 

@@ -1,4 +1,4 @@
-"""What the planner is asked and told while a job runs."""
+"""Calls of the planner while a job runs."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def adopted(job: Wired, worker: str, seq: int) -> list[Message]:
 
 
 def went_out(job: Wired, worker: str) -> list[tuple[str, int]]:
-    """What has been put behind each other for a worker by now: plans, and versions of updates."""
+    """Return the messages queued for a worker so far, in order: plans, and versions of updates."""
     outbox, found = job.conductor.streams[worker].outbox, list[tuple[str, int]]()
     while (message := outbox._next(lambda raw: None)) is not None:  # pyright: ignore[reportPrivateUsage]
         decoded = decode_envelope(message, "ServerMessage")
@@ -86,7 +86,7 @@ async def test_a_push_under_the_old_plan_is_stale_and_waits_for_none_of_its_part
 
 
 async def test_a_commit_alone_is_enough_to_be_told_that_it_is_stale() -> None:
-    """As after a reconnect: of a push under another plan than the present one only that is sent again."""
+    """The case is a reconnect: for a push under another plan than the present one only that is sent again."""
     async with wired("async", "a") as job:
         commit = job.commit("a")
         job.arrive("a", job.part(0))

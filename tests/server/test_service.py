@@ -1,4 +1,4 @@
-"""What the service refuses of itself, before the state machine hears of it."""
+"""Refusals of the service itself, before the state machine hears of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What gc-server does not import before it listens. benchmarks/startup.py has the time that it takes."""
+"""Modules that gc-server does not import before it listens. benchmarks/startup.py has the time that it
+takes."""
 
 from __future__ import annotations
 

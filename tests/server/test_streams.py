@@ -1,4 +1,4 @@
-"""What is written to a worker's stream, and in which order."""
+"""Messages on a worker's stream, and their order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Stream:
         self.written.append("+".join(map(described, batch.messages)))
 
     async def take(self, messages: int = 100) -> str:
-        """What has been written in all, after so many messages more."""
+        """Return all that has been written, after so many more messages."""
         for _ in range(messages):
             self._may.release()
         for _ in range(20):

@@ -107,7 +107,7 @@ class Wired:
         return [*parts, commit]
 
     def arrive(self, worker: str, messages: Sequence[Message]) -> list[m.Outcome]:
-        """What comes on a worker's stream. Returns what is answered."""
+        """Deliver messages on a worker's stream, and return the outcomes."""
         stream, answered = self.conductor.streams[worker], len(self.sent[worker])
 
         async def requests() -> AsyncIterator[Any]:

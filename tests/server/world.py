@@ -141,7 +141,7 @@ class World(Network):
             self.step(e.Detached(worker=sim.name, incarnation=sim.incarnation))
 
     def arrive_in_part(self, sim: Sim) -> None:
-        """So much of what is on its way still arrives."""
+        """Deliver a part of the messages that are on their way."""
         if sim.attached:
             for _ in range(self.pick(len(sim.queue) + 1)):
                 if sim.queue and sim.attached:
@@ -226,7 +226,7 @@ class World(Network):
                 self.next_of(busy[self.pick(len(busy))])
 
     def next_of(self, sim: Sim) -> None:
-        """Of one push any message comes first; a later push does not overtake it."""
+        """Deliver the messages of one push in any order; a later push does not overtake it."""
         same = 1
         while same < len(sim.queue) and seq_of(sim.queue[same]) == seq_of(sim.queue[0]):
             same += 1
@@ -283,7 +283,7 @@ class World(Network):
             self.server.replan(arrange([1, 4, 1], units, cuts))
 
     def publish(self) -> None:
-        """What was to be applied has been."""
+        """Publish the version whose apply has ended."""
         if self.pending is None:
             return
         (apply, pushes), self.pending = self.pending, None
@@ -391,5 +391,5 @@ class World(Network):
 
 
 def mode_of(name: str) -> str:
-    """Of a setting."""
+    """Return the mode of a setting."""
     return name.split()[0]

@@ -1,5 +1,6 @@
-"""A server of scripts that takes SGD steps, in place of a connection: what a script does to its model between
-two steps shows in what it pushes and in where its parameters are in the end."""
+"""A server of scripts that takes SGD steps, in place of a connection.
+
+A script's changes to its model between two steps show in its pushes and in its final parameters."""
 
 from __future__ import annotations
 

@@ -430,8 +430,8 @@ class Job:
         """Return the batches of the script's own loader for as long as the epoch lasts, as an iterable with a
         length.
 
-        The loader decides which samples they hold; every batch has the same weight. The length is for the present
-        number of workers.
+        The loader decides which samples they hold; every batch has the same weight. The length is for the
+        present number of workers.
 
         Args:
             loader: iterable of batches; it is iterated again if it ends before the epoch does.

@@ -59,7 +59,7 @@ def steps(
     numbers: range = range(STEPS),
     change: Callable[[int, dict[str, Tensor]], object] = lambda step, given: None,
 ) -> list[dict[str, Tensor]]:
-    """By step, what DDP left in `grad`."""
+    """Return the gradients that DDP left in `grad`, by step."""
     found: list[dict[str, Tensor]] = []
     for step in numbers:
         model.zero_grad()
@@ -161,7 +161,7 @@ def nameless() -> list[dict[str, Tensor]]:
 
 
 def errors() -> dict[str, str]:
-    """By what is wrong, what every rank is told."""
+    """Return the message that every rank gets, by fault."""
     rank, told = dist.get_rank(), dict[str, str]()
 
     def telling(name: str, model: Any) -> None:

@@ -28,7 +28,7 @@ def record(path: str) -> None:
         file.flush()
 
     def gradients(self: store.Store, push: Push) -> list[np.ndarray[Any, Any]]:
-        """Of each tensor; none of a push without parts."""
+        """Return the gradient of each tensor; none for a push without parts."""
         in_order = sorted(push, key=lambda part: self.plan.parts[part].start)
         values = [decode(payload) for part in in_order for payload in push[part]]
         return np.split(np.concatenate(values), self.plan.starts[1:-1]) if values else []

@@ -24,7 +24,7 @@ STEP_S = 0.02
 
 
 class Average:
-    """Of a model's parameters, as many keep one."""
+    """Moving average of a model's parameters, as many scripts keep one."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

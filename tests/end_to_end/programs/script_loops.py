@@ -223,7 +223,7 @@ def rated_by_version(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) 
 
 
 def loader(processes: int = 1) -> DataLoader[Any]:
-    """Of a script's own, which shuffles, in a process of its own."""
+    """Return a loader of the script's own, which shuffles, in a process of its own."""
     order = torch.Generator().manual_seed(7)
     return DataLoader(data(), batch_size=8, shuffle=True, generator=order, num_workers=processes)
 
@@ -349,7 +349,7 @@ def other_batches(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> 
 
 
 def hanging(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
-    """As `trained`. In a process with HANGS in its environment one of the samples never comes."""
+    """Train like `trained`. In a process with HANGS in its environment one of the samples never comes."""
 
     class Stuck(TensorDataset):
         fetched = 0

@@ -412,7 +412,8 @@ def _collated(sentences: list[Encoding]) -> Encoding:
 
 
 def everyday(processes: int = 0, samples: int = 24) -> Task:
-    """What scripts have: batches of a class of their own, sparse gradients, a frozen layer.
+    """Return a task with features of users' scripts: batches of a class of their own, sparse gradients, a
+    frozen layer.
 
     Args:
         processes: that load the data of each step. If any do, each step starts another one, too, and ends it.

@@ -75,7 +75,7 @@ def test_wherever_a_bit_changes_the_records_before_are_whole(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("at", [2, 6, 30, 40, 100])  # of the second record: head, its checksum, text, data
 def test_what_follows_a_damaged_record_is_found(tmp_path: Path, at: int) -> None:
-    """So it is not taken for half a record of a process that was killed, which is cut off."""
+    """Such a record is not taken for half a record of a process that was killed, which is cut off."""
     path = tmp_path / "j"
     written(path).close()
     data, ends = path.read_bytes(), [end for _, end in read(path)]

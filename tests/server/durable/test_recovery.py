@@ -69,7 +69,7 @@ class Kept(Wired):
         self.begin(folder)
 
     def begin(self, folder: Path) -> None:
-        """As a new process does, before it reads anything."""
+        """Start like a new process, before it reads anything."""
         self.folder = StateFolder(folder, syncs=False)
         every = parse_length(self.every)
         self.recorder = Recorder(self.folder, every, job="job", recorded=self.recorded)
@@ -168,7 +168,7 @@ def restarted(job: Kept, state: dict[str, Any]) -> dict[str, Any]:
 
 
 class Story:
-    """What workers and time do, at random."""
+    """Random actions of workers and of time."""
 
     def __init__(self, job: Kept, seed: int) -> None:
         self.job, self.random = job, random.Random(seed)
@@ -351,7 +351,7 @@ async def test_a_server_gets_a_journal_that_the_one_before_did_without(tmp_path:
 
 
 def bytes_of(folder: Path, prefix: str) -> list[int]:
-    """Of its checkpoints or segments."""
+    """Return the sizes of its checkpoints or segments."""
     found = [
         [each] if each.is_file() else [*each.iterdir()] for each in folder.iterdir() if prefix in each.name
     ]

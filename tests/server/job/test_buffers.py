@@ -1,4 +1,4 @@
-"""Which pushes bring their workers' buffers along (`server/job/buffers`)."""
+"""Pushes that carry their workers' buffers (`server/job/buffers`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which version is the best (`server/job/keeping`)."""
+"""Choice of the best version (`server/job/keeping`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a job before its last epoch, and when it is evaluated."""
+"""Limits that end a job before its last epoch, and when it is evaluated."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def come_back(job: Job, worker: str, version: int | None = None) -> None:
 
 
 def without(job: Job) -> list[tuple[int, ...]]:
-    """Who is not waited for any more."""
+    """Return the assignments that the round no longer waits for."""
     return [each.assignments for each in job.all(e.Exclude)]
 
 
@@ -255,7 +255,7 @@ def test_a_member_of_the_round_that_has_pushed_computes_what_a_lost_one_left(is_
 
 
 def test_who_comes_back_after_its_place_was_given_is_not_needed() -> None:
-    """What counts of its push stays sent; the rest somebody else computes."""
+    """The final parts of its push stay sent; another worker computes the others."""
     job = both(2, epochs=1, samples=8)
     late = job.told["w1"]
     job.push("w0")

@@ -124,7 +124,7 @@ def test_who_comes_back_after_its_lease_goes_on_with_work_of_an_older_plan_and_i
 
 @pytest.mark.parametrize(("samples", "comes"), [(8, False), (28, False), (32, True)])
 def test_a_plan_comes_only_if_everybody_is_sure_to_push_again(samples: int, comes: bool) -> None:
-    """What is being pushed when it comes into force goes out with the next push."""
+    """A push that is under way when the plan comes into force goes out with the next push."""
     job = job_of("async", "ab", samples=samples, batch_size=4, epochs=1)
     planned(job)
     assert job.core.plan == 1 + comes

@@ -15,7 +15,7 @@ from gradwire.server.job import events as e
 
 
 def job_of(mode: str, workers: int = 2, overlap: str = "both", *, script: bool = True) -> Job:
-    """Of scripts, in rounds whose parts are stepped as they come, without other words."""
+    """Make a job of scripts, in rounds whose parts are stepped as they come, without other words."""
     return Job(workers, core=core_of(mode, min_workers=workers, overlap=overlap, script=script))
 
 

@@ -52,7 +52,7 @@ def elements(parts: frozenset[int]) -> list[int]:
 
 
 def mean(*shares: Share) -> Array:
-    """What a store makes of the pushes: the way of its parameters."""
+    """Return the change of a store's parameters by these pushes."""
     options, zeros = parse_optimizer("sgd"), [np.zeros(spec.elements, np.float32) for spec in MANIFEST.specs]
     store = Store(MANIFEST, zeros, "none", lambda ps: Optimizer(options, ps, 1.0), plan=PLAN)
     apply(store, version=1, shares=shares)

@@ -58,7 +58,8 @@ def test_what_comes_next_is_known_while_nothing_has_come_back() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_nobody_is_left_with_fewer_samples_than_a_batch_must_have(seed: int) -> None:
-    """Whatever is drawn, divided and given back, each share has 2, and each sample is settled once."""
+    """After any sequence of draws, divisions and returns, each share has 2, and each sample is settled
+    once."""
     chance = random.Random(seed)
     per_epoch = chance.randrange(2, 30)
     samples = Samples(per_epoch, 3, 2)

@@ -1,4 +1,4 @@
-"""What goes down: compressed updates that every worker takes in to the same bits, and `auto`'s choice."""
+"""The download: compressed updates that every worker takes in to the same bits, and `auto`'s choice."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def wide_store(downlink: str, optimizer: str = "sgd:momentum=0.9", plan: Plan | 
 
 
 def wide_share(step: int, compressor: str = "none", rank: int = 0) -> Share:
-    """What a worker pushes that starts anew with every step."""
+    """Return the push of a worker that starts anew with every step."""
     generator = torch.Generator().manual_seed(100 * (rank + 1) + step)
     given = [torch.randn(spec.shape, generator=generator) for spec in WIDE_MANIFEST.specs]
     model = ModelCompressor(WIDE_MANIFEST.specs, compressor, LayerRule(), 1, rank)
@@ -81,7 +81,7 @@ def wide_share(step: int, compressor: str = "none", rank: int = 0) -> Share:
 
 
 def receive(broadcast: Broadcast) -> tuple[list[Content], list[Payload]]:
-    """Of an update in one part: for each tensor the payload of it, and what is done with that."""
+    """Decode an update in one part; return each tensor's payload and how it is applied."""
     ((update, payloads),) = receive_parts(broadcast, WIDE_MANIFEST, wide_replica().plan)
     ends = list(accumulate(payload.elements for payload in payloads))
     places = [bisect_right(ends, end - 1) for end in WIDE_MANIFEST.ends]

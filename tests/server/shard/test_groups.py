@@ -75,7 +75,7 @@ def compressor(plan: Plan, spec: str = "none", rank: int = 0) -> ModelCompressor
 
 
 def decoded(plan: Plan, given: Share) -> list[torch.Tensor]:
-    """By tensor, what a push is worth; zeros where it has nothing."""
+    """Return the decoded push, by tensor; zeros where it has no payload."""
     flat = torch.zeros(plan.elements)
     for number, payloads in given[1].items():
         at = plan.parts[number].start
@@ -191,7 +191,7 @@ def test_what_no_push_has_counts_for_nothing() -> None:
 
 
 def test_a_gradient_that_weighs_less_is_clipped_by_its_own_norm() -> None:
-    """As in async mode with inverse rates: what it weighs comes after that."""
+    """The case is async mode with inverse rates: the weight is applied after clipping."""
     plan = PLAIN.plan(SMALL)
     ours, whole = store(PLAIN, plan, clip_norm=1.0), store(PLAIN, plan, clip_norm=1.0)
     apply(ours, version=1, shares=[share(compressor(plan), gradients(0), 0)], weight=0.25)

@@ -1,4 +1,4 @@
-"""What a script saves of the server's optimizer, and another server's goes on from."""
+"""The state of the server's optimizer that a script saves and another server continues from."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_nothing_goes_down_of_what_nobody_has() -> None:
 
 
 def test_parts_of_a_tensor_count_by_themselves() -> None:
-    """As where a member is lost in the middle of its push, whose first parts are final."""
+    """The case is a member that is lost in the middle of its push, whose first parts are final."""
     plan = divide(SIZES, 4 * ALIGNMENT)
     (unit,) = (unit for unit in plan.units if unit.first == 5)
     ours, workers = store("adam", plan), [compressor("none", plan, rank) for rank in range(2)]

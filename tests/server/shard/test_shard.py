@@ -468,7 +468,7 @@ def test_a_push_that_is_dropped_counts_in_the_parts_that_were_final_alone() -> N
 
 
 def test_what_is_not_final_when_the_round_closes_is_stepped_then() -> None:
-    """Of a member that was given up, and had pushed everything before."""
+    """The parts are those of an excluded member that had pushed everything before."""
 
     async def test(steps: Steps) -> None:
         steps.put(1, 1, 2, 3)

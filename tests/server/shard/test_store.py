@@ -122,7 +122,7 @@ def test_the_same_round_gives_the_same_bits(spec: str) -> None:
 
 
 def test_the_order_of_the_shares_decides_the_bits_and_nothing_else_does() -> None:
-    """What makes the core's rank order worth having: float sums depend on their order."""
+    """The core's rank order matters: float sums depend on their order."""
     digests: dict[tuple[int, ...], str] = {}
     for order in itertools.permutations(range(4)):
         ours = store()
@@ -347,7 +347,7 @@ def test_a_step_that_fails_in_its_last_part_leaves_the_version_before_it(downlin
 def test_a_step_that_fails_leaves_the_version_before_it(
     downlink: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the server can write it (finding F7)."""
+    """The server can then write that version (finding F7)."""
     values = [value.numpy().reshape(-1).copy() for value in initial()]
     options = parse_optimizer("sgd:momentum=0.9")
     ours = Store(manifest(), values, downlink, lambda ps: Optimizer(options, ps, 0.1), keep_last=True)
@@ -412,7 +412,7 @@ def large_shares(compressors: Sequence[ModelCompressor], step: int) -> list[Shar
 
 
 def apply_in_parts(ours: Store, version: int, given: Sequence[Share], order: Sequence[int]) -> Applied:
-    """As `apply`, with these parts, in this order, before the others."""
+    """Apply like `apply`, with these parts, in this order, before the others."""
     update = Applied(version)
     ours.begin(version, 1.0)
     for part in order:
@@ -547,7 +547,7 @@ def test_nor_has_that_order_with_what_an_optimizer_remembers(optimizer: str) -> 
 @pytest.mark.parametrize("kind", ["4bit", "topk", "none", "mixed"])
 @pytest.mark.parametrize("missing", [(4,), (0, 1, 2, 3, 4)], ids=["one", "all"])
 def test_replicas_stay_alike_where_parts_of_some_are_empty(kind: str, missing: Sequence[int]) -> None:
-    """As of workers who are lost, or whose gradients are not finite, in the middle of their pushes."""
+    """The workers are lost, or whose gradients are not finite, in the middle of their pushes."""
     plan, chance = divided(PART_BYTES[0]), random.Random(1)
     ours = large_store("auto", plan)
     worker, compressors = follower(ours, plan), large_compressors(KINDS[kind], plan)

@@ -112,7 +112,7 @@ def test_a_gradient_that_the_script_negates_or_permutes_is_pushed_as_it_is_then(
 
 
 def of_sums(gradient: torch.Tensor) -> bytes:
-    """What a GPU makes of it, before it comes to the host."""
+    """Return the sums that a GPU computes of a gradient, before it comes to the host."""
     return sums(gradient).numpy().tobytes()
 
 

@@ -1,4 +1,4 @@
-"""What a script does in its loops, against a connection that answers at once. Beside real servers:
+"""Loops of a script, against a connection that answers at once. Beside real servers:
 tests/end_to_end/test_scripts.py."""
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Server(Script):
         return updates(self.replica, self._begins)[part]
 
     def assignment(self) -> m.Assignment:
-        """What is to be done now."""
+        """Return the present assignment."""
         epoch, step = divmod(self._steps, STEPS)
         found = m.Assignment(
             id=1 + self._steps,
@@ -121,7 +121,7 @@ class Server(Script):
         return self._replica
 
     def follow(self, job: gradwire.Job) -> None:
-        """Whose parameters go down."""
+        """Follow a job: its parameters are sent as updates."""
         assignments: Any = job._assignments  # pyright: ignore
         self._replica = assignments.session.replica
 
@@ -131,7 +131,8 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
     jobs: list[gradwire.Job] = []
 
     def make(of: Server | None = None, **given: Any) -> tuple[Server, gradwire.Job]:
-        """of: a server that there is. given: options of the script then, and otherwise terms of the job."""
+        """Connect a script to a server. of: an existing server. given: options of the script then, and
+        otherwise terms of the job."""
         server = of if of is not None else Server(**given)
         options: dict[str, Any] = given if of is not None else {}
 
@@ -451,7 +452,7 @@ LATER = {"maximize", "foreach", "capturable", "differentiable", "fused", "decoup
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
 def test_a_file_without_keys_of_schedulers_and_newer_torch_is_loaded(connect: Connect, kind: Any) -> None:
-    """As torch's own optimizer loads it."""
+    """The optimizer loads it like torch's own."""
     server, job = connect()
     other = network()
     saved = kind(other.parameters(), lr=0.375).state_dict()

@@ -1,4 +1,4 @@
-"""What a script finds again: values, objects, random numbers, and its place in a loader."""
+"""State that a script finds again: values, objects, random numbers, and its place in a loader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gradwire.worker.script.terms import ScriptError
 
 
 def again(tree: Any) -> Any:
-    """As it comes back from a folder."""
+    """Return a tree as it comes back from a folder."""
     tensors: dict[str, torch.Tensor] = {}
     plain = pack(tree, tensors)
     return unpack(plain, {name: each.clone() for name, each in tensors.items()})

@@ -53,7 +53,7 @@ class Row:
 
 
 def swapped_by_copy(model: Network) -> None:
-    """As torch_ema does."""
+    """Swap parameters like torch_ema."""
     kept = [each.detach().clone() for each in model.parameters()]
     for each in model.parameters():
         each.data.copy_(each.data * 0.5)
@@ -132,7 +132,7 @@ def channels_last(model: Network) -> None:
 
 
 def flattened(model: Network) -> None:
-    """As cuDNN does: the weights of a recurrent layer in a piece of memory of their own."""
+    """Flatten like cuDNN: the weights of a recurrent layer in a piece of memory of their own."""
     parameters = list(model.rnn.parameters())
     chunk, at = torch.cat([each.detach().reshape(-1) for each in parameters]), 0
     for each in parameters:
@@ -180,7 +180,7 @@ def tied(model: Network) -> None:
 
 
 def exchanged(model: Network) -> None:
-    """As LoRA and FSDP do."""
+    """Exchange parameters like LoRA and FSDP."""
     base, model.hidden = model.hidden, nn.Sequential(nn.Linear(5, 3))  # type: ignore[assignment]
     base.requires_grad_(False)
 

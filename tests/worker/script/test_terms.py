@@ -1,4 +1,4 @@
-"""What `job.attach` is given, beside what the job has."""
+"""Arguments of `job.attach`, beside the terms of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker pushes of its gradients: the parts that its assignment names."""
+"""Payloads of a worker's gradients: the parts that its assignment names."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def begun(subject: Compression, given: Assignment, tensors: list[torch.Tensor], 
 def push(
     subject: Compression, version: int, slice: int = 0, slices: int = 0, *, leaving: bool = False
 ) -> dict[int, list[Payload]]:
-    """What it sends, by part."""
+    """Return the payloads of a push, by part."""
     given = Assignment(id=1, world=1, version=version, slice=slice, slices=slices)
     step = begun(subject, given, gradients(version), leaving=leaving)
     step.commit()
@@ -84,7 +84,7 @@ def test_members_of_a_group_send_what_one_would_send_alone(spec: str) -> None:
 
 
 def test_members_of_a_group_draw_numbers_of_their_own() -> None:
-    """As workers do that push the same part."""
+    """Members that push the same part draw apart, too."""
     turns = [(0, 0), (0, 2), (1, 2)]
     sent = [values(push(compression("qsgd:bits=2"), 0, *turn)) for turn in turns]
     assert all(sent[0][part] == found for part, found in sent[1].items())
@@ -128,7 +128,7 @@ def test_only_a_push_that_others_may_make_superfluous_keeps_the_state_of_before_
 
 @pytest.mark.parametrize("leaving", [False, True])
 def test_who_takes_a_lost_members_place_pushes_the_parts_that_are_left(leaving: bool) -> None:
-    """What it owes of the others stays owed, also when it leaves: they count already."""
+    """The residual of the other parts stays, also when it leaves: they count already."""
     subject = compression("4bit")
     push(subject, 0)
     before = subject.ledger.residual.clone()

@@ -1,4 +1,4 @@
-"""What a connection says of its replica, whatever the order in which its two threads hear of something."""
+"""A connection's statements about its replica, in any order in which its two threads hear of something."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def connection() -> Iterator[Connection]:
 
 
 class Loop:
-    """What the connection's own thread has and does."""
+    """Stand-in for the connection's own thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._inner: Any = connection
@@ -46,7 +46,7 @@ class Loop:
 
     @property
     def version(self) -> int | None:
-        """That the next stream claims."""
+        """Version that the next stream claims."""
 
         async def version() -> int | None:
             found: int | None = self._inner._outgoing.version

@@ -1,4 +1,4 @@
-"""What is said on a stream, and what is said again on the next."""
+"""Messages on a stream, and those that are repeated on the next."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def described(message: object) -> str:
 
 @pytest.fixture
 def said(kinds: Kinds) -> Said:
-    """What is queued, without chunks; at most so many messages."""
+    """Return the queued messages without chunks; at most so many."""
 
     def without_chunks(outgoing: Outgoing, most: int = 99) -> list[str]:
         return [each for each in kinds(outgoing, most) if each != "Chunk"]
@@ -96,7 +96,7 @@ def said(kinds: Kinds) -> Said:
 
 @pytest.fixture
 def kinds() -> Iterator[Kinds]:
-    """What is queued; always on the same event loop."""
+    """Yield the kinds of queued messages; always on the same event loop."""
     with asyncio.Runner() as runner:
 
         def all_kinds(outgoing: Outgoing, most: int = 99) -> list[str]:
@@ -125,7 +125,7 @@ def test_a_new_stream_hears_everything_that_is_still_true(said: Said) -> None:
 
 
 def test_the_server_has_to_say_first_what_it_has_of_open_pushes(said: Said) -> None:
-    """What is pushed until then goes out with the rest, once."""
+    """Pushes until then go out with the rest, once."""
     outgoing = Outgoing()
     outgoing.begin(HELLO)
     outgoing.part(1, 0, part(1, 0))

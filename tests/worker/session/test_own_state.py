@@ -1,4 +1,4 @@
-"""What a worker writes down for itself: on a disk or at a URL, which may hang."""
+"""A worker's own state: on a disk or at a URL, which may hang."""
 
 from __future__ import annotations
 

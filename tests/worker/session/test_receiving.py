@@ -1,4 +1,4 @@
-"""What comes down a stream, in the orders in which it may come."""
+"""Messages down a stream, in the orders in which they may arrive."""
 
 from __future__ import annotations
 

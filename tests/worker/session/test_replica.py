@@ -38,7 +38,7 @@ def replica() -> Replica:
 
 
 def values(subject: Replica) -> list[float]:
-    """Of each part, which is all the same."""
+    """Return the value of each part, which is the same for all of its elements."""
     flat = np.concatenate([value.view(np.float32) for value in subject.values()])
     found = [set(flat[part.start : part.end].tolist()) for part in subject.plan.parts]
     assert all(len(each) == 1 for each in found)
@@ -102,7 +102,7 @@ def test_a_change_of_another_version_than_its_own_is_passed_over() -> None:
 
 @pytest.mark.parametrize("content", list(m.Content))
 def test_what_is_absent_from_an_update_stays_as_it_is(content: m.Content) -> None:
-    """Whatever the update says that it does with it."""
+    """This holds for every content of the update."""
     subject = replica()
     for received in wholes(subject, 5):
         apply(subject, received)

@@ -90,7 +90,7 @@ def refused(seq: int, reason: Reason, part: int | None = None) -> m.Outcome:
 
 
 def decoded(script: Script, place: int) -> np.ndarray[Any, Any]:
-    """What was pushed, in the order of the commits."""
+    """Return the decoded pushes, in the order of the commits."""
     return np.concatenate([decode(payload) for payload in script.pushed[place][1]])
 
 
@@ -113,7 +113,7 @@ def update(subject: Session, version: int) -> Received:
 @pytest.mark.parametrize("order", list(itertools.permutations((1, 2))))
 @pytest.mark.parametrize("outcomes", list(itertools.product(["accepted", "stale", "redundant"], repeat=2)))
 def test_two_open_pushes_are_settled_in_any_order(order: tuple[int, int], outcomes: tuple[str, str]) -> None:
-    """What was accepted and what is owed are all gradients but those that others have sent."""
+    """Accepted pushes and residual are together all gradients but those that others have sent."""
     script = Script()
     subject = session(script)
     subject.begin()
@@ -182,7 +182,7 @@ def test_updates_are_applied_by_next_and_by_nothing_else() -> None:
 
 
 def in_parts(script: Script) -> tuple[Session, list[torch.Tensor]]:
-    """Of a model in four parts, and gradients of it."""
+    """Return a session of a model in four parts, and gradients of it."""
     subject = session(script, model=nn.Linear(100, 100))
     subject.begin()
     return subject, [torch.randn(100, 100), torch.randn(100)]
@@ -407,7 +407,7 @@ def test_a_stale_push_is_put_back_by_the_plan_that_it_was_made_under() -> None:
 
 
 def sorted_payloads(script: Script, seq: int) -> list[tuple[int, Any]]:
-    """Of a push, by where they begin."""
+    """Return the payloads of a push, by their start."""
     assert script.plan is not None
     parts = script.plan.parts
     found = {

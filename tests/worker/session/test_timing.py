@@ -1,4 +1,4 @@
-"""What steps are made of, by a clock that the test moves."""
+"""The phases of steps, by a clock that the test moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker logs while the server waits: rarely, briefly, and with names."""
+"""Log lines of a worker while the server waits: rarely, briefly, and with names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Clock:
 
 
 def lines(caplog: pytest.LogCaptureFixture, seconds: int, *, work_every: int = 0) -> list[str]:
-    """What is logged when the server says each second that it waits."""
+    """Return the log lines when the server says each second that it waits."""
     clock = Clock()
     waiting = WaitingLog(clock)
     with caplog.at_level("INFO"):
@@ -54,7 +54,8 @@ def test_a_wait_for_the_first_version_is_no_warning(caplog: pytest.LogCaptureFix
 
 
 def test_a_wait_is_shown_where_no_logging_is_set_up(caplog: pytest.LogCaptureFixture) -> None:
-    """As in most scripts: information is dropped there, and the wait for other workers would be silent."""
+    """Most scripts set up none: information is dropped there, and the wait for other workers would be
+    silent."""
     clock = Clock()
     waiting = WaitingLog(clock)
     with caplog.at_level("WARNING", "gradwire.worker"):

@@ -39,7 +39,8 @@ class Recalled(Layers):
 
 
 def penalized(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    """By a copy of all parameters, which autograd does not compare with what they are later."""
+    """Return a loss with a penalty on a copy of all parameters, which autograd does not compare with what
+    they are later."""
     values = nn.utils.parameters_to_vector(model.parameters())
     return values.mean().exp() * squares(model, batch)
 
@@ -245,7 +246,7 @@ def test_who_takes_a_lost_members_place_goes_back_to_the_version_before() -> Non
 
 
 def test_work_told_again_and_parts_that_come_again_change_nothing() -> None:
-    """As after a reconnect."""
+    """The case is a reconnect."""
     plain, early = off(Normed).steps(2), both(Normed)
     first, *more = early.update(1)
     messages = early.script.messages

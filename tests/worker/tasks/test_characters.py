@@ -27,7 +27,7 @@ def as_bytes(characters: Tensor) -> bytes:
 
 
 def everything(task: Task) -> bytes:
-    """That is trained on, end to end."""
+    """Return the training text, end to end."""
     windows: Tensor = task.batch(np.arange(task.train_samples))
     return as_bytes(windows[:, :-1])
 

@@ -1,4 +1,4 @@
-"""What users bring: batches of every kind, sparse gradients, parameters that come and go."""
+"""Features of users' tasks: batches of every kind, sparse gradients, parameters that come and go."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pair(NamedTuple):
 
 
 class Encoding(UserDict[str, Any]):
-    """As tokenizers return them."""
+    """A batch in the form that tokenizers return."""
 
 
 class Rows(list[Tensor]):
@@ -235,7 +235,7 @@ def test_it_is_refused_at_the_step_at_which_it_shows() -> None:
 
 @pytest.mark.parametrize("overlap", ["off", "backward"])
 def test_a_parameter_may_be_frozen_until_its_turn_comes(overlap: Overlap) -> None:
-    """Which is what the refusal recommends."""
+    """The refusal recommends that."""
     began: list[int] = []
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:

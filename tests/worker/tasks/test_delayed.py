@@ -36,7 +36,7 @@ def rounds(run: Run, count: int, *more: Any) -> Run:
 
 
 def values(run: Run, place: int) -> np.ndarray[Any, Any]:
-    """What a push holds."""
+    """Return the decoded push."""
     return np.concatenate([np.frombuffer(each, np.float32) for each in run.bytes_of(place)])
 
 
@@ -121,7 +121,7 @@ def test_a_version_that_was_passed_over_is_not_what_was_expected() -> None:
 
 
 def test_work_told_again_takes_nothing_away() -> None:
-    """As after a reconnect: the bits are the same with it."""
+    """The case is a reconnect: the bits are the same with it."""
     once, again = rounds(local("on"), 2), local("on")
     first = given(again, 0)
     again.script.messages += [*again.update(0), first, first, *again.update(1), given(again, 1, more=False)]

@@ -1,4 +1,4 @@
-"""From a spec to a task, and every way in which that can fail."""
+"""Loading a task from its spec, and every way in which that can fail."""
 
 from __future__ import annotations
 

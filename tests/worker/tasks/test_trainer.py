@@ -98,7 +98,7 @@ def update(replica: Replica, version: int) -> Received:
 
 
 def sent(script: Script, seq: int) -> np.ndarray[Any, Any]:
-    """What a push decodes to, all tensors in one."""
+    """Return a decoded push, all tensors in one."""
     return np.concatenate([decode(payload) for payload in script.pushed[seq - 1][1]])
 
 
@@ -308,7 +308,7 @@ def test_a_worker_that_leaves_hands_over_its_residual_with_its_next_push() -> No
 
 
 def gradient_at(version: int) -> np.ndarray[Any, Any]:
-    """Of the samples of that version's assignment, at the initial parameters."""
+    """Return the gradient of the samples of that version's assignment, at the initial parameters."""
     script = Script()
     subject, replica = trainer(script, "none")
     script.messages = [update(replica, version), assignment(version), done(version)]

@@ -1,4 +1,4 @@
-"""What all kinds of training steps share."""
+"""Rules that all kinds of training steps share."""
 
 from __future__ import annotations
 
