@@ -101,7 +101,7 @@ def test_who_shows_all_that_is_wanted_takes_part_and_others_are_told_why_not(
         ),
         ("no token", (*ca(files), *own(files)), "--token-file FILE"),
         ("a wrong token", (*ca(files), *own(files), *token(files, "wrong")), "an unknown one"),
-        ("a token that no call can carry", (*ca(files), *own(files), *token(files, "odd")), "ASCII letters"),
+        ("a token that no call can carry", (*ca(files), *own(files), *token(files, "odd")), "printable ASCII"),
         ("another's token", (*ca(files), *own(files), *token(files, "bound")), "a token of another worker"),
     ):
         refused.append((name, daemons.worker(guarded.address, "--worker-id", "w2", *arguments), why))

@@ -98,5 +98,5 @@ def test_every_line_runs_and_a_job_continues_from_its_last_file_to_the_bit(
 
 def test_the_page_has_the_example_as_it_is() -> None:
     page = (ROOT / "docs" / "how-to" / "scripts.md").read_text()
-    (shown,) = re.findall(r"```python\n(\"\"\"A whole training script.*?)```\n", page, re.S)
+    (shown,) = re.findall(r"```python\n(\"\"\"A complete training script.*?)```\n", page, re.S)
     assert shown == EXAMPLE.read_text()

@@ -47,7 +47,7 @@ def test_fusion_and_order_have_no_say_in_the_bits_of_what_is_sent_without_loss(d
 @pytest.mark.parametrize("compressor", ["topk:ratio=10", "4bit"])
 def test_a_job_learns_with_merged_parts(daemons: Daemons, compressor: str) -> None:
     server, status = trained(daemons, compressor, "seamgs", "two-phase", "both")
-    server.wait_for("a new plan")
+    server.wait_for("new plan: ")
     assert status.evaluations[-1].metrics["accuracy"] > 0.4
     assert status.refused_pushes == 0
 
@@ -58,10 +58,10 @@ def test_gc_plan_asks_a_job_that_runs(daemons: Daemons, capsys: pytest.CaptureFi
         *("--part-bytes", "16384", "--fusion", "mgwfbp", "--order", "p3"),
     )
     assert main(["--server", server.address]) == Exit.USAGE
-    assert "too little is measured yet; ask again after some 50 steps" in capsys.readouterr().err
+    assert "it has too few measurements yet; ask again after 50 steps" in capsys.readouterr().err
     for number in range(2):
         daemons.worker(server.address, "--worker-id", f"w{number}", "--compressor", "4bit")
-    server.wait_for("a new plan")
+    server.wait_for("new plan: ")
     assert main(["--server", server.address]) == Exit.DONE
     said = capsys.readouterr().out
     words = r"The job runs with 4bit, sync, overlap both, fusion mgwfbp, order p3: \S+ s per step, predicted"

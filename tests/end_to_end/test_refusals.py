@@ -305,7 +305,7 @@ async def test_a_header_with_one_byte_changed_ends_the_stream(address: str) -> N
             "evaluation metric 'loss': expected a finite number, got nan",
         ),
         *(
-            ({name: 1.0}, Reason.NAME, r"evaluation metric: expected a name of 1 to 128 printable characters")
+            ({name: 1.0}, Reason.NAME, r"evaluation metric: expected 1 to 128 printable characters")
             for name in ("", " loss", "loss\n", "\x1b]0;title\x07", "\u202eloss", "l" * 129)
         ),
         ({str(number): 1.0 for number in range(33)}, Reason.SIZE, "expected up to 32 metrics, got 33"),
