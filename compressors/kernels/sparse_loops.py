@@ -172,6 +172,7 @@ def sum_sparse(cursor, indices, values, counts, weights, out, keep):
     """Add weights[w] times the values of payload w to `out` at its indices, one payload after the other.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         indices, values: address of each payload's uint32 indices and of its float32 values, uint64
             (payloads,).
         counts: number of each payload's indices.

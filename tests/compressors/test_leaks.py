@@ -12,16 +12,16 @@ import numpy.typing as npt
 import pytest
 
 from gradwire.compressors import warm_up
-from gradwire.compressors.kernels import late
+from gradwire.compressors.kernels import lazy
 
 CALLS = 1_000
 RUNTIME: Any = import_module("numba.core.runtime")  # has no types
 
 
-def kernels() -> Iterator[tuple[late.Late, str, Callable[..., None]]]:
+def kernels() -> Iterator[tuple[lazy.LazyModule, str, Callable[..., None]]]:
     """Yield every compiled kernel, with the module that callers reach it through."""
-    for place, module in vars(late).items():
-        if isinstance(module, late.Late):
+    for place, module in vars(lazy).items():
+        if isinstance(module, lazy.LazyModule):
             compiled = import_module(f"gradwire.compressors.kernels.{place}")
             for name, value in vars(compiled).items():
                 if getattr(value, "__module__", "") == compiled.__name__ and is_kernel(value):
