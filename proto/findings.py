@@ -37,6 +37,7 @@ class Target:
 
         Args:
             address: "host:port", with brackets around an IPv6 address.
+            files: paths by the name of the attribute, such as tls_ca or token_file.
         """
         host, _, port = address.rpartition(":")
         return cls(host=host.strip("[]"), port=int(port), **files)

@@ -107,10 +107,12 @@ class Messages:
         prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", enum.name).upper() + "_"
         yield f'@stored("{enum.name}")'
         yield f"class {enum.name}(LabelledEnum):"
-        yield from self._docstring((5, place))
-        for j, value in enumerate(enum.value):
-            line = f"    {value.name.removeprefix(prefix)} = {value.number}"
-            yield from _commented(line, self._comments.get((5, place, 2, j), ""))
+        values = (value.name.removeprefix(prefix) for value in enum.value)
+        yield from self._docstring(
+            (5, place), [(name, self._comments.get((5, place, 2, j), "")) for j, name in enumerate(values)]
+        )
+        for value in enum.value:
+            yield f"    {value.name.removeprefix(prefix)} = {value.number}"
         yield ""
 
     def _message(self, place: int, message: DescriptorProto) -> Iterator[str]:
@@ -119,12 +121,14 @@ class Messages:
         equality = ", eq=False" if message.name in VIEWS else ""
         yield f"@dataclass(frozen=True, kw_only=True, slots=True{equality})"
         yield f"class {message.name}:"
-        body = [*self._docstring((4, place)), *self._fields(place, message)]
+        fields = list(self._fields(place, message))
+        body = [*self._docstring((4, place), [(name, comment) for name, _, comment in fields])]
+        body += [line for _, line, _ in fields]
         yield from body or ["    pass"]
         yield ""
 
-    def _fields(self, place: int, message: DescriptorProto) -> Iterator[str]:
-        """Yield the lines of a dataclass's fields."""
+    def _fields(self, place: int, message: DescriptorProto) -> Iterator[tuple[str, str, str]]:
+        """Yield name, declaration and comment of each of a dataclass's fields."""
         oneofs: set[int] = set()
         for j, field in enumerate(message.field):
             comment = self._comments.get((4, place, 2, j), "")
@@ -133,13 +137,13 @@ class Messages:
                 hint, default = self._type(message, field, required=required)
                 given = f" = {default}" if default else ""
                 line = f"    {field.name}: {hint}{given}"
-                yield from _commented(line, comment.removeprefix(MAY_BE_LEFT_OUT).strip())
+                yield field.name, line, comment.removeprefix(MAY_BE_LEFT_OUT).strip()
             elif field.oneof_index not in oneofs:  # at its first member
                 oneofs.add(field.oneof_index)
                 comment = self._comments.get((4, place, 8, field.oneof_index), "")
-                line = f"    {message.oneof_decl[field.oneof_index].name}: "
-                line += f"{_members(message, field.oneof_index)} | None"
-                yield from _commented(line, comment)
+                name = message.oneof_decl[field.oneof_index].name
+                line = f"    {name}: {_members(message, field.oneof_index)} | None"
+                yield name, line, comment
 
     def _type(
         self, message: DescriptorProto, field: FieldDescriptorProto, *, required: bool
@@ -169,13 +173,26 @@ class Messages:
             line = line.replace(" = ", " = (\n    ") + "\n)"
         return line
 
-    def _docstring(self, path: Sequence[int]) -> Iterator[str]:
-        """Yield the lines of the docstring for the declaration at `path` in the descriptor."""
+    def _docstring(self, path: Sequence[int], attributes: Sequence[tuple[str, str]]) -> Iterator[str]:
+        """Yield the lines of the docstring for the declaration at `path`, with its fields or values."""
         comment = self._comments.get(tuple(path), "")
+        described = [(name, text) for name, text in attributes if text]
         if comment:
             *lines, last = textwrap.wrap(f'"""{comment}', WIDTH - 7)
             yield from (f"    {line}" for line in lines)
-            yield from (f"    {last}", '    """') if lines else (f'    {last}"""',)
+            if described:
+                yield from (f"    {last}", "", "    Attributes:")
+                for name, text in described:
+                    entry = text if text[1:2].isupper() else text[0].lower() + text[1:]  # not "CRC-32C"
+                    yield from textwrap.wrap(
+                        f"{name}: {entry.removesuffix('.')}.",
+                        WIDTH,
+                        initial_indent=" " * 8,
+                        subsequent_indent=" " * 12,
+                    )
+                yield '    """'
+            else:
+                yield from (f"    {last}", '    """') if lines else (f'    {last}"""',)
             yield ""
 
 
@@ -183,17 +200,6 @@ def _members(message: DescriptorProto, oneof: int) -> str:
     """Return the union of a oneof's members."""
     inside = [each for each in message.field if each.HasField("oneof_index") and each.oneof_index == oneof]
     return " | ".join(each.type_name.rpartition(".")[2] for each in inside)
-
-
-def _commented(line: str, comment: str) -> Iterator[str]:
-    """Yield a line with its comment, behind it if there is room, otherwise above it."""
-    if not comment:
-        yield line
-    elif len(line) + len(comment) + 4 <= WIDTH:
-        yield f"{line}  # {comment}"
-    else:
-        yield from (f"    # {part}" for part in textwrap.wrap(comment, WIDTH - 6))
-        yield line
 
 
 def generate(into: Path) -> None:

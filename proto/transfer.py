@@ -382,7 +382,7 @@ def _refused(error: PayloadError, worker: str, field: str) -> Refused:
 
 @dataclasses.dataclass(eq=False)
 class ChunkValidator:
-    """Check of the chunks of one transfer, which keeps none of their bytes.
+    """A check of the chunks of one transfer as they arrive; it keeps none of their bytes.
 
     Chunks must arrive in order and, except the last, in full size, each with the checksum of all bytes up to
     its end. Every other chunk is refused.
@@ -413,10 +413,10 @@ class ChunkValidator:
         return self._crc32c
 
     def add(self, chunk: Chunk) -> None:
-        """Check the next chunk, and count its bytes.
+        """Check the next chunk of the transfer, and count its bytes.
 
         Raises:
-            Refused: CHUNK, for a chunk of another transfer, offset or size; CHECKSUM.
+            Refused: CHUNK, for a chunk of another transfer, offset or size; CHECKSUM, for damaged bytes.
         """
         expected = (self.transfer, self._filled, min(self.chunk_bytes, self.size - self._filled))
         got = (chunk.transfer, chunk.offset, int(chunk.data.size))
@@ -448,10 +448,10 @@ class TransferBuffer(ChunkValidator):
         self.data: Bytes = np.empty(self.size, np.uint8)
 
     def add(self, chunk: Chunk) -> None:
-        """Check the next chunk, and copy its bytes to the buffer.
+        """Check the next chunk of the transfer, and copy its bytes to the buffer.
 
         Raises:
-            Refused: CHUNK, for a chunk of another transfer, offset or size; CHECKSUM.
+            Refused: CHUNK, for a chunk of another transfer, offset or size; CHECKSUM, for damaged bytes.
         """
         at = self._filled
         super().add(chunk)
