@@ -164,6 +164,7 @@ def encode_chunks(
     """Yield chunk messages with the bytes of a transfer, in chunks of `chunk_bytes`; the last may be shorter.
 
     Args:
+        transfer: number of the transfer.
         parts: bytes of the transfer, in pieces that are laid end to end.
         checksums: checksum of each chunk, from `chunk_checksums`; None to compute each with its chunk.
     """
