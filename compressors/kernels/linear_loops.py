@@ -130,11 +130,14 @@ def _pad(gradient, residual, whole, last, padded):
 
 @kernel
 def piece_maxima(cursor, gradient, residual, bucket, maxima):
-    """Write the largest magnitude of gradient + residual in each piece to `maxima`, as the bits of a float32
-    (uint32).
+    """Write the largest magnitude of gradient + residual in each piece of a bucket, `SUM_BLOCK` elements at
+    most.
 
     Args:
         cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
+        residual: as many elements as the gradient; empty for zeros.
+        bucket: elements of a bucket.
+        maxima: receives the magnitudes as the bits of float32, uint32 (pieces,).
     """
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
     scratch = np.empty(SUM_BLOCK, np.float32)
@@ -152,10 +155,14 @@ def piece_maxima(cursor, gradient, residual, bucket, maxima):
 
 @kernel
 def piece_squares(cursor, gradient, residual, bucket, sums):
-    """Write the sum of squares of gradient + residual in each piece to `sums` (float64).
+    """Write the sum of squares of gradient + residual in each piece of a bucket, `SUM_BLOCK` elements at
+    most.
 
     Args:
         cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
+        residual: as many elements as the gradient; empty for zeros.
+        bucket: elements of a bucket.
+        sums: receives the sums, float64 (pieces,).
     """
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
     padded = np.empty((2, LANES), np.float32)
