@@ -1,8 +1,8 @@
-"""The one place that listens and dials: options of channels, alike on both ends, TLS and tokens.
+"""The only file that listens and connects: options of channels, the same on both ends, TLS and tokens.
 
-Messages stay near 1 MiB whatever the model, so nobody has to raise a limit. Keepalive finds a dead peer
-behind a silent middlebox in half a minute; the server accepts pings as often as the client sends them,
-which is what avoids "too many pings".
+Messages stay near 1 MiB for any model, so no user has to raise a limit. Keepalive detects a dead peer behind
+a silent middlebox in half a minute. The server accepts pings as often as the client sends them, which avoids
+"too many pings".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .refusal import Reason, Refusal, Refused
 from .wire import BATCH_BYTES, MAX_MESSAGE_BYTES
 
 KEEPALIVE_MS = 20_000
-MAX_BYTES = MAX_MESSAGE_BYTES + 2 * BATCH_BYTES  # of one message, and of the short ones that go with it
+MAX_BYTES = MAX_MESSAGE_BYTES + 2 * BATCH_BYTES  # limit for a message and the short ones in the same batch
 
 _COMMON: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_BYTES),
@@ -35,26 +35,29 @@ _COMMON: list[tuple[str, int]] = [
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
-    ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a silent half of the traffic
+    ("grpc.so_reuseport", 0),  # a second server on the port fails, and does not take half of the traffic
 ]
 
 CLIENT_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
-    ("grpc.enable_retries", 0),  # the worker resends by itself, and says so
+    ("grpc.enable_retries", 0),  # the worker resends messages itself, and logs it
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 
-AUTHORIZATION = "authorization"  # key of the metadata that a token travels in
+AUTHORIZATION = "authorization"  # metadata key of the token
 Metadata = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Files by which a server shows who it is; empty for no TLS.
+    """The files that prove a server's identity to its clients by TLS.
 
-    ca: of the authorities that clients have to have a certificate of; empty for none.
+    Attributes:
+        cert: path of the server's certificate, PEM; empty for no TLS.
+        key: path of the certificate's private key, PEM; empty for no TLS.
+        ca: path of the authorities of which clients need a certificate, PEM; empty if they need none.
     """
 
     cert: str = ""
@@ -62,13 +65,21 @@ class Identity:
     ca: str = ""
 
     def read(self) -> tuple[bytes, bytes, bytes | None]:
-        """Raises OSError."""
+        """Return the contents of the files: key, certificate, and authorities or None.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
         ca = Path(self.ca).read_bytes() if self.ca else None
         return Path(self.key).read_bytes(), Path(self.cert).read_bytes(), ca
 
 
 def dial(target: Target) -> grpc.aio.Channel:
-    """A channel to a server. Raises OSError for a file of the target that cannot be read."""
+    """Return a channel to a server; gRPC connects with the first call.
+
+    Raises:
+        OSError: a file of the target cannot be read.
+    """
     if not target.tls:
         return grpc.aio.insecure_channel(target.address, options=CLIENT_OPTIONS)
     untyped: Any = grpc
@@ -80,8 +91,12 @@ def dial(target: Target) -> grpc.aio.Channel:
 
 
 def credentials_of(target: Target) -> Metadata:
-    """Return what goes with each call: the token, as its file has it now. Raises OSError, and Refused for one
-    that no call can carry."""
+    """Return the metadata of a call: the token that the target's token file holds at present, or nothing.
+
+    Raises:
+        OSError: the file cannot be read.
+        Refused: TOKEN, if gRPC metadata cannot hold the token.
+    """
     if not target.token_file:
         return ()
     lines = Path(target.token_file).read_text(encoding="utf-8", errors="surrogateescape").split()
@@ -92,8 +107,17 @@ def credentials_of(target: Target) -> Metadata:
 
 
 def listen(server: grpc.aio.Server, where: str, identity: Identity) -> int:
-    """Listen there; returns the port. Connections that are made after the files have changed are met with the
-    new ones; those that are open go on. Raises RuntimeError and OSError."""
+    """Add a port to the server, with TLS if the identity has a certificate, and return its number.
+
+    When the files change, later connections use the new ones; open connections continue.
+
+    Args:
+        where: address and port, such as "0.0.0.0:50051"; port 0 for any free port.
+
+    Raises:
+        RuntimeError: the port cannot be opened.
+        OSError: a file of the identity cannot be read.
+    """
     if not identity.cert:
         return server.add_insecure_port(where)
     untyped: Any = grpc
@@ -104,11 +128,13 @@ def listen(server: grpc.aio.Server, where: str, identity: Identity) -> int:
         return untyped.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
 
     def fetch() -> Any:
-        """Asked for before each handshake."""
+        """Called by gRPC before each handshake: return the new certificates, or None if the files have not
+        changed.
+        """
         nonlocal latest
         try:
             found = identity.read()
-        except OSError:  # they are being replaced
+        except OSError:  # the files are being replaced
             return None
         if found == latest:
             return None

@@ -1,8 +1,8 @@
-"""Dataclass <-> protobuf message, by field name.
+"""Conversion between dataclasses and protobuf messages, by field name.
 
-Every dataclass of `messages` is made from the protobuf message of its name. Enums travel as their numbers,
-tuples as repeated fields, `X | None` as presence, and a field named like a oneof holds whichever of its
-members is set.
+Every dataclass of `messages` corresponds to the protobuf message of its name. Enums are encoded as their
+numbers, tuples as repeated fields, and `X | None` as presence. A field with the name of a oneof holds the
+member that is set.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from . import gradwire_pb2 as pb
 from . import messages as m
 
 T = TypeVar("T")
-Read = Callable[[Any], Any]  # a field's value, from its message
+Read = Callable[[Any], Any]  # returns a field's value from its protobuf message
 
-MAX_REPEATED = 1 << 16  # messages in one repeated field; more tensors than any model has
+MAX_REPEATED = 1 << 16  # limit for the messages in one repeated field; no model has as many tensors
 
 
 class MalformedError(ValueError):
@@ -31,16 +31,28 @@ class MalformedError(ValueError):
 
 
 def encode(value: Any) -> bytes:
+    """Return the encoded bytes of a dataclass of `messages`."""
     return to_message(value).SerializeToString()
 
 
 def decode(data: bytes, cls: type[T]) -> T:
-    """Raises MalformedError where `data` is not a `cls`."""
+    """Decode bytes as the message `cls`, and return the dataclass.
+
+    Raises:
+        MalformedError: the bytes are no such message.
+    """
     return from_message(parse(data, cls.__name__), cls)
 
 
 def parse(data: bytes, name: str) -> Message:
-    """The protobuf message of that name. Raises MalformedError where `data` is none."""
+    """Return the protobuf message that the bytes encode.
+
+    Args:
+        name: name of the message.
+
+    Raises:
+        MalformedError: the bytes are no such message.
+    """
     message: Message = getattr(pb, name)()
     try:
         message.ParseFromString(data)
@@ -50,7 +62,7 @@ def parse(data: bytes, name: str) -> Message:
 
 
 def to_message(value: Any) -> Message:
-    """The protobuf message that says the same as a dataclass of `messages`."""
+    """Return the protobuf message with the same contents as a dataclass of `messages`."""
     fields: dict[str, Any] = {}
     make, plan = _WRITE[type(value)]
     for name, members in plan:
@@ -65,17 +77,19 @@ def to_message(value: Any) -> Message:
 
 
 def from_message(message: Message, cls: type[T]) -> T:
-    """The dataclass that says the same as a protobuf message.
+    """Return the dataclass with the same contents as a protobuf message.
 
     Raises:
-        MalformedError: a message that must be there is missing, one is repeated too often, or an enum has a
-            number that this version does not know.
+        MalformedError: a required message is missing, a repeated field has too many, or this version does not
+            know the number of an enum.
     """
     return cls(**{name: read(message) for name, read in _READ[cls]})
 
 
 def member_of(message: Any, oneof: str) -> Any:
-    """The dataclass for whichever member of the oneof is set; None if none is that this version knows."""
+    """Return the dataclass for the member of a oneof that is set; None if no member known to this
+    version is.
+    """
     name = message.WhichOneof(oneof)
     if name is None:
         return None
@@ -84,6 +98,9 @@ def member_of(message: Any, oneof: str) -> Any:
 
 
 def _members(descriptor: Descriptor, name: str) -> dict[str, str] | None:
+    """Return the oneof's member fields by message name; an empty dictionary for a field of messages, None for
+    others.
+    """
     if name in descriptor.oneofs_by_name:
         members = descriptor.oneofs_by_name[name].fields
         return {member.message_type.name: member.name for member in members if member.message_type}
@@ -91,9 +108,10 @@ def _members(descriptor: Descriptor, name: str) -> dict[str, str] | None:
 
 
 def _reader(descriptor: Descriptor, name: str) -> Read:
+    """Return the function that reads a field of a dataclass from the protobuf message."""
     if name in descriptor.oneofs_by_name:
         return lambda message: member_of(message, name)
-    if (descriptor.name, name) == ("Chunk", "data"):  # stays where it arrived
+    if (descriptor.name, name) == ("Chunk", "data"):  # a view, so that the bytes are not copied
         return lambda message: np.frombuffer(message.data, np.uint8)
     field, get = descriptor.fields_by_name[name], attrgetter(name)
     where = f"{descriptor.name}.{name}"
@@ -112,11 +130,12 @@ def _reader(descriptor: Descriptor, name: str) -> Read:
 
 
 def _message_reader(where: str, field: FieldDescriptor, cls: type[Any]) -> Read:
+    """Return the function that reads a field whose values are messages."""
     name = field.name
 
     def repeated(message: Any) -> tuple[Any, ...]:
         members = getattr(message, name)
-        if len(members) > MAX_REPEATED:  # before they are turned into objects
+        if len(members) > MAX_REPEATED:  # checked before objects are created
             raise MalformedError(f"{where}: expected up to {MAX_REPEATED} members, got {len(members)}")
         return tuple(from_message(item, cls) for item in members)
 
@@ -131,6 +150,8 @@ def _message_reader(where: str, field: FieldDescriptor, cls: type[Any]) -> Read:
 
 
 def _enum_reader(where: str, name: str, enum: type[IntEnum]) -> Read:
+    """Return the function that reads a field whose values are enums."""
+
     def read(message: Any) -> IntEnum:
         number = getattr(message, name)
         try:
@@ -142,7 +163,7 @@ def _enum_reader(where: str, name: str, enum: type[IntEnum]) -> Read:
 
 
 def _holds_messages(field: FieldDescriptor) -> bool:
-    """Whether its values are messages; a map's are not."""
+    """Return True if the field's values are messages; a map's entries do not count."""
     return field.message_type is not None and not field.message_type.GetOptions().map_entry
 
 
@@ -151,7 +172,7 @@ _DESCRIPTORS: dict[type[Any], Descriptor] = {
     for name, descriptor in pb.DESCRIPTOR.message_types_by_name.items()
     if dataclasses.is_dataclass(cls := getattr(m, name)) and isinstance(cls, type)
 }
-# Of each message how to make it, and every field; of fields that hold messages also the names in a oneof.
+# For each dataclass, its protobuf class and the members of every field, as `_members` returns them.
 _WRITE: dict[type[Any], tuple[Callable[..., Message], tuple[tuple[str, dict[str, str] | None], ...]]] = {
     cls: (
         getattr(pb, cls.__name__),

@@ -1,5 +1,7 @@
-"""Entries of a model's state_dict besides the trainable parameters: buffers, frozen parameters, and tied
-ones, which are other names without values."""
+"""Entries of a model's state_dict besides the trainable parameters.
+
+They are buffers, frozen parameters, and tied entries, which are other names without values.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from .messages import Entry, EntryKind, Tensor
 from .refusal import Reason, Refused, refused
 
 MAX_DIMENSIONS = 16
-MAX_ELEMENTS = 1 << 40  # far above any model; keeps products of hostile shapes out of the arithmetic
+MAX_ELEMENTS = 1 << 40  # far above any model; bounds the products of hostile shapes
 SHAPE_LIMIT = f"up to {MAX_DIMENSIONS} dimensions of up to {MAX_ELEMENTS}"
 MAX_NAME_CHARACTERS = 1024
 NOT_A_NAME = "__metadata__"
@@ -24,30 +26,36 @@ ITEM_BYTES = {
 
 
 def is_shape(shape: Sequence[int]) -> bool:
+    """Return True if the shape has at most 16 dimensions of at most 2**40 elements."""
     return len(shape) <= MAX_DIMENSIONS and all(size <= MAX_ELEMENTS for size in shape)
 
 
 def check_label(name: str, kind: str, worker: str) -> None:
-    """Raise Refused: NAME for the name of a tensor or entry that cannot be written to every file and log."""
+    """Raise Refused: NAME if the name of a tensor or entry cannot be written to every file and log.
+
+    Args:
+        kind: "tensor" or "entry", for the message.
+        worker: id of the worker, for the message.
+    """
     if name == NOT_A_NAME or why_no_label(name, MAX_NAME_CHARACTERS):
         raise refused(
             Reason.NAME,
             worker=worker,
             field=f"{kind} name",
             limit=f"1 to {MAX_NAME_CHARACTERS} printable characters without spaces around them, and not "
-            f"{NOT_A_NAME}, which safetensors keeps for itself",
+            f"{NOT_A_NAME}, which safetensors reserves",
             value=shown(name),
             remedy="rename it in the model",
         )
 
 
 def entry_bytes(entry: Entry) -> int:
-    """Return the bytes of an entry's value."""
+    """Return the bytes of an entry's value; 0 for a tied entry."""
     return 0 if entry.kind is EntryKind.TIED else math.prod(entry.shape) * ITEM_BYTES[entry.dtype]
 
 
 def of_kind(entries: Sequence[Entry], *, frozen: bool) -> list[Entry]:
-    """Return the buffers, after the frozen parameters if `frozen`."""
+    """Return the entries that are buffers, preceded by the frozen parameters if `frozen`."""
     buffers = [entry for entry in entries if entry.kind is EntryKind.BUFFER]
     return [entry for entry in entries if frozen and entry.kind is EntryKind.FROZEN] + buffers
 
@@ -55,9 +63,15 @@ def of_kind(entries: Sequence[Entry], *, frozen: bool) -> list[Entry]:
 def check_entries(
     entries: Sequence[Entry], tensors: Sequence[Tensor], *, worker: str, max_bytes: int
 ) -> None:
-    """Raise Refused: TENSOR, DTYPE, SHAPE or SIZE, naming the entry.
+    """Check the entries of a manifest.
 
-    max_bytes: that their values may take.
+    Args:
+        tensors: tensors of the same manifest, whose names are taken.
+        worker: id of the worker, for the message.
+        max_bytes: limit for the bytes of all values.
+
+    Raises:
+        Refused: TENSOR, DTYPE, SHAPE, SIZE or NAME, naming the entry.
     """
     names = {tensor.name for tensor in tensors}
     total = 0

@@ -1,4 +1,4 @@
-"""The address of a server, and findings about it."""
+"""The address of a server, and findings about its reachability."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A server, and the files that a client uses with it; empty for none.
+    """The address of a server, and the files that a client uses to connect to it.
 
     Attributes:
-        host: a name or an address, without brackets.
-        tls_ca: certificates of the authorities by which the server's is checked. tls_cert, tls_key: the
-            client's own.
-        token_file: whose first line is its token.
+        host: host name or IP address, without brackets.
+        port: port number.
+        tls_ca: path of the authorities by which the server's certificate is checked, PEM; empty for the
+            system's.
+        tls_cert, tls_key: paths of the client's own certificate and private key, PEM; empty for none.
+        token_file: path of the file whose first line is the client's token; empty for none.
     """
 
     host: str
@@ -26,18 +28,23 @@ class Target:
 
     @property
     def tls(self) -> bool:
-        """Whether a worker with these files would speak TLS."""
+        """True if a worker with these files speaks TLS."""
         return bool(self.tls_ca or self.tls_cert)
 
     @classmethod
     def at(cls, address: str, **files: str) -> Target:
-        """address: host:port, with brackets around IPv6 addresses."""
+        """Return the target at an address, with the given files.
+
+        Args:
+            address: "host:port", with brackets around an IPv6 address.
+            files: paths by the name of the attribute, such as tls_ca or token_file.
+        """
         host, _, port = address.rpartition(":")
         return cls(host=host.strip("[]"), port=int(port), **files)
 
     @property
     def address(self) -> str:
-        """host:port, with brackets around IPv6 addresses."""
+        """The address as "host:port", with brackets around an IPv6 address."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -46,9 +53,11 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        state: a warning keeps no worker from its work.
-        remedy: what to do about it; empty if all is well.
-        unreachable: nothing that could be a gc-server has answered.
+        check: name of the check.
+        state: "ok"; "warning", if workers can work nevertheless; or "wrong".
+        text: description of the finding for people, one clause.
+        remedy: action that mends it; empty if the state is "ok".
+        unreachable: True if no process that could be a gc-server has answered.
     """
 
     check: str

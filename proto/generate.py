@@ -1,13 +1,18 @@
-"""Write everything that gradwire.proto says as Python, or check that the committed files still say it.
+"""Generate the Python code from gradwire.proto, or check that the committed files still match it.
 
     python -m gradwire.proto.generate [--check]
 
-protoc writes gradwire_pb2.py and its stub. messages.py is made here from the same descriptors: a frozen
-dataclass for each message, an IntEnum for each enum, and a union for each message that is only the envelope
-of one of several (its oneof is called `body`). The head of the .proto says which fields may be left out.
+protoc generates gradwire_pb2.py and its stub. This file generates messages.py from the same descriptors:
 
-The generated code must not be newer than the oldest protobuf runtime that pyproject.toml admits, so
-`grpcio-tools` is pinned to `TOOLS_VERSION`, whose protoc writes 5.29 code. Needs the checkout, not a wheel.
+- a frozen dataclass for each message,
+- an IntEnum for each enum,
+- a union for each envelope, a message whose oneof is called `body`.
+
+The head of the .proto says which fields may be left out.
+
+Generated code must not be newer than the oldest protobuf runtime that pyproject.toml admits. So
+`grpcio-tools` is pinned to `TOOLS_VERSION`, whose protoc generates code for 5.29. It needs the checkout, not
+a wheel.
 """
 
 from __future__ import annotations
@@ -37,10 +42,12 @@ SOURCE = "gradwire/proto/gradwire.proto"
 GENERATED = ("proto/gradwire_pb2.py", "proto/gradwire_pb2.pyi", "proto/messages.py")
 
 WIDTH = 110
-ENVELOPE = "body"  # the oneof of a message that is nothing but one of its members
-MAY_BE_LEFT_OUT = "Optional."  # starts the comment of such a field
-STORED = {"ModelManifest": "Manifest"}  # messages that stand in files under another name
-VIEWS = {"Chunk"}  # messages whose bytes stay where they arrived, as an array: `wire` frames them by hand
+ENVELOPE = "body"  # name of an envelope's oneof
+MAY_BE_LEFT_OUT = "Optional."  # first word in the comment of a field with a default
+STORED = {"ModelManifest": "Manifest"}  # names in stored files of messages that have another one here
+VIEWS = {
+    "Chunk"
+}  # messages whose bytes are a view of the received ones, as an array; `wire` frames them by hand
 
 _HEAD = '''\
 """The messages of {package} as plain dataclasses. Made from gradwire.proto by `make stubs`: do not edit.
@@ -84,6 +91,7 @@ class Messages:
         }
 
     def text(self) -> str:
+        """Return the text of messages.py."""
         parts = [_HEAD.format(package=self._file.package)]
         parts += ["\n".join(self._enum(i, enum)) for i, enum in enumerate(self._file.enum_type)]
         unions: list[str] = []
@@ -95,25 +103,32 @@ class Messages:
         return "\n\n".join([*parts, "\n".join(unions) + "\n"])
 
     def _enum(self, place: int, enum: EnumDescriptorProto) -> Iterator[str]:
+        """Yield the lines of an IntEnum."""
         prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", enum.name).upper() + "_"
         yield f'@stored("{enum.name}")'
         yield f"class {enum.name}(LabelledEnum):"
-        yield from self._docstring((5, place))
-        for j, value in enumerate(enum.value):
-            line = f"    {value.name.removeprefix(prefix)} = {value.number}"
-            yield from _commented(line, self._comments.get((5, place, 2, j), ""))
+        values = (value.name.removeprefix(prefix) for value in enum.value)
+        yield from self._docstring(
+            (5, place), [(name, self._comments.get((5, place, 2, j), "")) for j, name in enumerate(values)]
+        )
+        for value in enum.value:
+            yield f"    {value.name.removeprefix(prefix)} = {value.number}"
         yield ""
 
     def _message(self, place: int, message: DescriptorProto) -> Iterator[str]:
+        """Yield the lines of a dataclass."""
         yield f'@stored("{STORED.get(message.name, message.name)}")'
         equality = ", eq=False" if message.name in VIEWS else ""
         yield f"@dataclass(frozen=True, kw_only=True, slots=True{equality})"
         yield f"class {message.name}:"
-        body = [*self._docstring((4, place)), *self._fields(place, message)]
+        fields = list(self._fields(place, message))
+        body = [*self._docstring((4, place), [(name, comment) for name, _, comment in fields])]
+        body += [line for _, line, _ in fields]
         yield from body or ["    pass"]
         yield ""
 
-    def _fields(self, place: int, message: DescriptorProto) -> Iterator[str]:
+    def _fields(self, place: int, message: DescriptorProto) -> Iterator[tuple[str, str, str]]:
+        """Yield name, declaration and comment of each of a dataclass's fields."""
         oneofs: set[int] = set()
         for j, field in enumerate(message.field):
             comment = self._comments.get((4, place, 2, j), "")
@@ -122,18 +137,18 @@ class Messages:
                 hint, default = self._type(message, field, required=required)
                 given = f" = {default}" if default else ""
                 line = f"    {field.name}: {hint}{given}"
-                yield from _commented(line, comment.removeprefix(MAY_BE_LEFT_OUT).strip())
+                yield field.name, line, comment.removeprefix(MAY_BE_LEFT_OUT).strip()
             elif field.oneof_index not in oneofs:  # at its first member
                 oneofs.add(field.oneof_index)
                 comment = self._comments.get((4, place, 8, field.oneof_index), "")
-                line = f"    {message.oneof_decl[field.oneof_index].name}: "
-                line += f"{_members(message, field.oneof_index)} | None"
-                yield from _commented(line, comment)
+                name = message.oneof_decl[field.oneof_index].name
+                line = f"    {name}: {_members(message, field.oneof_index)} | None"
+                yield name, line, comment
 
     def _type(
         self, message: DescriptorProto, field: FieldDescriptorProto, *, required: bool
     ) -> tuple[str, str]:
-        """The annotation of a field, and its default or an empty string."""
+        """Return the annotation of a field, and its default value or an empty string."""
         kind = FieldDescriptorProto.Type.Name(field.type)
         hint, default = _SCALARS.get(kind, (field.type_name.rpartition(".")[2], ""))
         if kind == "TYPE_ENUM":
@@ -152,38 +167,43 @@ class Messages:
         return hint, "" if required else default
 
     def _union(self, message: DescriptorProto) -> str:
+        """Return the definition of an envelope's union."""
         line = f"{message.name} = {_members(message, 0)}"
         if len(line) > WIDTH:
             line = line.replace(" = ", " = (\n    ") + "\n)"
         return line
 
-    def _docstring(self, path: Sequence[int]) -> Iterator[str]:
+    def _docstring(self, path: Sequence[int], attributes: Sequence[tuple[str, str]]) -> Iterator[str]:
+        """Yield the lines of the docstring for the declaration at `path`, with its fields or values."""
         comment = self._comments.get(tuple(path), "")
+        described = [(name, text) for name, text in attributes if text]
         if comment:
             *lines, last = textwrap.wrap(f'"""{comment}', WIDTH - 7)
             yield from (f"    {line}" for line in lines)
-            yield from (f"    {last}", '    """') if lines else (f'    {last}"""',)
+            if described:
+                yield from (f"    {last}", "", "    Attributes:")
+                for name, text in described:
+                    entry = text if text[1:2].isupper() else text[0].lower() + text[1:]  # not "CRC-32C"
+                    yield from textwrap.wrap(
+                        f"{name}: {entry.removesuffix('.')}.",
+                        WIDTH,
+                        initial_indent=" " * 8,
+                        subsequent_indent=" " * 12,
+                    )
+                yield '    """'
+            else:
+                yield from (f"    {last}", '    """') if lines else (f'    {last}"""',)
             yield ""
 
 
 def _members(message: DescriptorProto, oneof: int) -> str:
+    """Return the union of a oneof's members."""
     inside = [each for each in message.field if each.HasField("oneof_index") and each.oneof_index == oneof]
     return " | ".join(each.type_name.rpartition(".")[2] for each in inside)
 
 
-def _commented(line: str, comment: str) -> Iterator[str]:
-    """A line and its comment, behind it where there is room and else above it."""
-    if not comment:
-        yield line
-    elif len(line) + len(comment) + 4 <= WIDTH:
-        yield f"{line}  # {comment}"
-    else:
-        yield from (f"    # {part}" for part in textwrap.wrap(comment, WIDTH - 6))
-        yield line
-
-
 def generate(into: Path) -> None:
-    """Write the generated files below `into`/gradwire/proto."""
+    """Write the generated files to the folder `into`/gradwire/proto."""
     with tempfile.TemporaryDirectory() as folder:
         described = Path(folder) / "descriptors"
         subprocess.run(
@@ -199,7 +219,7 @@ def generate(into: Path) -> None:
 
 
 def drifted() -> list[str]:
-    """Generated files whose committed text is not what the generator writes today."""
+    """Return the generated files whose committed text differs from the generator's present output."""
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
         _, stale, missing = filecmp.cmpfiles(Path(folder) / "gradwire", ROOT, GENERATED, shallow=False)
@@ -207,12 +227,22 @@ def drifted() -> list[str]:
 
 
 def main() -> int:
+    """Run the command, and return its exit code: 0, 1 if a checked file is out of date, 2 without the right
+    tools.
+    """
     parser = argparse.ArgumentParser(description="Generate or check what is made from gradwire.proto.")
-    parser.add_argument("--check", action="store_true", help="only report drift; exit 1 when there is some")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="only report generated files that are out of date; exit with 1 if any is",
+    )
     arguments = parser.parse_args()
     installed = importlib.metadata.version("grpcio-tools")
     if installed != TOOLS_VERSION:
-        print(f"grpcio-tools {installed} is installed, {TOOLS_VERSION} is needed", file=sys.stderr)
+        print(
+            f"grpcio-tools: expected release {TOOLS_VERSION}, got {installed}; run make stubs",
+            file=sys.stderr,
+        )
         return 2
     if not arguments.check:
         generate(ROOT / ".typing")

@@ -1,4 +1,4 @@
-"""The job as it travels, and as the code reads it: `messages.JobDescription` <-> `settings.JobTerms`."""
+"""Conversion of the job between `messages.JobDescription` on the wire and `settings.JobTerms` in the code."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .refusal import Reason, refused
 
 
 def job_message(terms: JobTerms) -> JobDescription:
-    """The message, made of the options that are declared as the job's."""
+    """Return the message that describes a job: its id, its kind of work, and its options as text."""
     return JobDescription(id=terms.id, settings={**to_text(terms, JobSettings), "work": terms.work})
 
 
 def job_terms(message: JobDescription) -> JobTerms:
-    """Return the terms in a message.
+    """Return the job's settings from a message.
 
     Raises:
-        Refused: it does not name the work, or a value is none of its option.
+        Refused: MALFORMED, if the message names no kind of work or an option has an invalid value.
     """
     work = message.settings.get("work", "")
     try:

@@ -1,4 +1,6 @@
-"""The manifest: every parameter tensor of a job, in the order in which payloads refer to them."""
+"""The manifest: a checked list of every parameter tensor of a job, in the order in which payloads refer to
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,34 +26,58 @@ MAX_SPEC_CHARACTERS = 256
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checked manifest. entries: of the model's state_dict, besides the tensors."""
+    """A checked description of a model. Payloads, plans and checkpoints refer to its tensors by index.
+
+    The elements of all tensors, end to end, are called the flat order.
+
+    Attributes:
+        tensors: all tensors, parameters first.
+        train_samples: number of samples in one epoch.
+        groups: parameter groups, by number; empty for one group with the job's optimizer and learning rate.
+        data: checksum of some of the training samples; 0 if they cannot be compared.
+        entries: entries of the model's state_dict besides the tensors, in its order.
+    """
 
     tensors: tuple[Tensor, ...]
     train_samples: int
     groups: tuple[m.Group, ...] = ()
-    data: int = 0  # checksum of some of the samples; 0 if they cannot be compared
+    data: int = 0
     entries: tuple[Entry, ...] = ()
 
     @cached_property
     def specs(self) -> tuple[TensorSpec, ...]:
+        """Name and shape of each tensor, in manifest order."""
         return tuple(TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in self.tensors)
 
     @cached_property
     def elements(self) -> int:
+        """Number of elements of all tensors."""
         return sum(spec.elements for spec in self.specs)
 
     def plan(self, part_bytes: int = 0, slices: int = 1, least_bytes: int = LEAST_BYTES) -> Plan:
-        """Return the first plan of the model: see `compressors.divide`."""
+        """Return the first plan of the model: its division into parts.
+
+        Args:
+            part_bytes: bytes of the largest part, as float32; larger tensors are cut. 0: a default that grows
+                with the model.
+            slices: number of slices among which the workers of a group divide the parts; each slice receives
+                several parts.
+            least_bytes: smallest value of that default, in bytes.
+        """
         sizes = [spec.elements for spec in self.specs]
         return divide(sizes, part_bytes, slices, self.group_of, least_bytes)
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:
-        """The number of the parameter group of each tensor."""
+        """Number of the parameter group of each tensor."""
         return tuple(tensor.group for tensor in self.tensors)
 
     def optimizer_groups(self, job: OptimizerGroup) -> tuple[OptimizerGroup, ...]:
-        """Return optimizer and learning rate of each parameter group. job: those of the job."""
+        """Return the optimizer and learning rate of each parameter group.
+
+        Args:
+            job: optimizer and learning rate of the job, for groups that have none of their own.
+        """
         groups = [
             OptimizerGroup(
                 options=parse_optimizer(each.optimizer),
@@ -72,23 +98,25 @@ class Manifest:
 
     @cached_property
     def gradient_elements(self) -> int:
-        """Elements of the parameters, which come first."""
+        """Number of elements of the parameters, which precede all other tensors."""
         pairs = zip(self.tensors, self.specs, strict=True)
         return sum(spec.elements for tensor, spec in pairs if not tensor.state)
 
     def tensor_at(self, element: int) -> str:
-        """Return the tensor that has an element of the flat order, for people."""
+        """Return "tensor" and the quoted name of the tensor that contains an element of the flat order, for
+        messages.
+        """
         place = bisect_right(self.ends, element)
         return f"tensor {self.specs[min(place, len(self.specs) - 1)].name!r}"
 
     def between_tensors(self, element: int) -> bool:
-        """Return whether a tensor ends before an element of the flat order."""
+        """Return True if a tensor ends just before this element of the flat order."""
         place = bisect_left(self.ends, element)
         return place < len(self.ends) and self.ends[place] == element
 
     @cached_property
     def ends(self) -> list[int]:
-        """The end of each tensor in the flat order."""
+        """Position in the flat order after the last element of each tensor."""
         return list(accumulate(spec.elements for spec in self.specs))
 
     @property
@@ -98,8 +126,11 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """SHA-256 over names, shapes, dtypes, kinds, groups with their hyperparameters, and the other entries
-        of the state_dict. The number of training samples is compared apart, so that a refusal names it."""
+        """SHA-256 over tensors, groups with their hyperparameters, and the other entries of the state_dict.
+
+        A tensor counts with its name, shape, dtype and kind. The number of training samples is compared
+        separately, so that a refusal names it.
+        """
         digest = hashlib.sha256(b"gradwire manifest 2")
         for tensor in self.tensors:
             kind = ":state" if tensor.state else ""
@@ -113,6 +144,7 @@ class Manifest:
         return digest.digest()
 
     def to_message(self) -> m.ModelManifest:
+        """Return the message that describes this manifest."""
         return m.ModelManifest(
             tensors=self.tensors,
             train_samples=self.train_samples,
@@ -124,10 +156,14 @@ class Manifest:
 
     @staticmethod
     def from_message(message: m.ModelManifest, *, worker: str, max_bytes: int) -> Manifest:
-        """Check a manifest that came over the wire, before anything is allocated for it.
+        """Check a received manifest, before memory is allocated for it, and return it.
+
+        Args:
+            worker: id of the worker, for the message of a refusal.
+            max_bytes: limit for the bytes of all tensors and entries.
 
         Raises:
-            Refused: SHAPE, DTYPE, TENSOR, SIZE, MODEL or GROUP, naming the tensor or parameter group.
+            Refused: SHAPE, DTYPE, TENSOR, NAME, SIZE, MODEL or GROUP, naming the tensor or parameter group.
         """
 
         def refuse(reason: Reason, field: str, limit: str, value: str, remedy: str = "") -> Refused:
@@ -153,7 +189,7 @@ class Manifest:
             if tensor.group >= groups:
                 limit = f"a parameter group below {groups}, the number of groups"
                 raise refuse(Reason.GROUP, where, limit, str(tensor.group))
-            # An empty dimension is fine; a hostile product is stopped before it is formed in full.
+            # A dimension of 0 is allowed. A hostile shape is refused before its product is computed.
             if not is_shape(tensor.shape):
                 raise refuse(Reason.SHAPE, where, SHAPE_LIMIT, str(tensor.shape))
             total += math.prod(tensor.shape) * 4
@@ -174,7 +210,7 @@ class Manifest:
 
 
 def _check_groups(groups: Sequence[m.Group], worker: str) -> None:
-    """Raises Refused: SIZE or GROUP, naming the parameter group."""
+    """Raise Refused: SIZE or GROUP for an invalid parameter group, and name it."""
     if len(groups) > MAX_GROUPS:
         limit, value = f"at most {MAX_GROUPS}", str(len(groups))
         raise refused(Reason.SIZE, worker=worker, field="parameter groups", limit=limit, value=value)
@@ -193,7 +229,7 @@ def _check_groups(groups: Sequence[m.Group], worker: str) -> None:
                 Reason.GROUP,
                 worker=worker,
                 field=where,
-                limit="an optimizer and a learning rate that there can be",
+                limit="a known optimizer and a valid learning rate",
                 value=str(error),
                 remedy=remedy,
             ) from None

@@ -19,95 +19,165 @@ if TYPE_CHECKING:
 
 @stored("Reason")
 class Reason(LabelledEnum):
-    """Why something was refused. The gRPC status code follows from the reason."""
+    """The reason of a refusal. The gRPC status code follows from it.
+
+    Attributes:
+        MALFORMED: not a message of this protocol, or a required field is missing.
+        PROTOCOL_VERSION: the two sides speak different protocol versions.
+        UNKNOWN_JOB: the server runs another job, or was restarted.
+        JOB_FINISHED: the job has completed its last epoch.
+        MODEL: the worker's manifest differs from the job's.
+        FENCED: a newer incarnation of this worker has joined.
+        DUPLICATE_WORKER: another live process uses this worker id.
+        NOT_A_MEMBER: the worker has never joined, has left, or its lease has expired.
+        NOT_INITIALIZED: the job has no parameters yet.
+        ALREADY_INITIALIZED: the job already has its parameters.
+        TENSOR: unknown, repeated, missing or out-of-order tensor.
+        SHAPE: shape of a tensor that the server does not accept.
+        DTYPE: dtype of a tensor other than float32.
+        ELEMENTS: number of elements that differs from the manifest.
+        PAYLOAD: payload that breaks the rules of its kind: code, padding, levels.
+        NON_FINITE: naN or infinity in values, levels or metrics.
+        CHECKSUM: bytes that were changed in transit.
+        CHUNK: chunk of the wrong size, offset or transfer.
+        SIZE: size or count above a limit of the server.
+        SEQUENCE: a gap in seq, or a seq older than the outcomes that the server remembers.
+        STALE: push computed at a version whose round has closed.
+        PROTECTED: remote peer in protected mode; the server's --insecure admits it.
+        STOPPING: the server is shutting down.
+        PACKET: coded packet that another worker has to send.
+        PLAN: part that the job's plan does not have, or a plan that does not fit the model.
+        REDUNDANT: push without which the round was complete; none of it is to be sent again.
+        TOKEN: missing token, or one that is not valid for this worker.
+        NAME: invalid worker id, or invalid name of a metric, tensor or compressor.
+        GROUP: invalid parameter group, or learning rates on which members disagree.
+    """
 
     UNSPECIFIED = 0
-    MALFORMED = 1  # not a message of this protocol, or a required field is missing
-    PROTOCOL_VERSION = 2  # the two sides speak different protocol versions
-    UNKNOWN_JOB = 3  # the server runs another job, or was restarted
-    JOB_FINISHED = 4  # the job has reached its last epoch
-    MODEL = 5  # the worker's manifest is not the job's
-    FENCED = 6  # a newer incarnation of this worker has joined
-    DUPLICATE_WORKER = 7  # another live process uses this worker id
-    NOT_A_MEMBER = 8  # never joined, left, or its lease expired
-    NOT_INITIALIZED = 9  # the job has no parameters yet
-    ALREADY_INITIALIZED = 10  # the job has its parameters
-    TENSOR = 11  # unknown, repeated, missing or out-of-order tensor
-    SHAPE = 12  # a tensor's shape is not one that the server takes
-    DTYPE = 13  # a tensor is not float32
-    ELEMENTS = 14  # element count differs from the manifest
-    PAYLOAD = 15  # payload breaks the rules of its kind: code, padding, levels
-    NON_FINITE = 16  # NaN or infinity in values, levels or metrics
-    CHECKSUM = 17  # bytes were changed on their way
-    CHUNK = 18  # chunk of the wrong size, offset or transfer
-    SIZE = 19  # over a limit of the server
-    SEQUENCE = 20  # a gap in seq, or a seq older than the server remembers
-    STALE = 21  # computed at a version whose round has closed
-    PROTECTED = 22  # protected mode: remote peers need --insecure on the server
-    STOPPING = 23  # the server is shutting down
-    PACKET = 24  # a coded packet that is not this worker's to send
-    PLAN = 26  # a part that the job's plan does not have, or a plan that the model cannot have
-    REDUNDANT = 25  # the round was complete without it: nothing of it is to be sent again
-    TOKEN = 110  # no token, or none that is good for this worker
-    NAME = 111  # a worker id, or the name of a metric, tensor or compressor, that is none
-    GROUP = 27  # a parameter group that cannot be, or learning rates that members disagree on
+    MALFORMED = 1
+    PROTOCOL_VERSION = 2
+    UNKNOWN_JOB = 3
+    JOB_FINISHED = 4
+    MODEL = 5
+    FENCED = 6
+    DUPLICATE_WORKER = 7
+    NOT_A_MEMBER = 8
+    NOT_INITIALIZED = 9
+    ALREADY_INITIALIZED = 10
+    TENSOR = 11
+    SHAPE = 12
+    DTYPE = 13
+    ELEMENTS = 14
+    PAYLOAD = 15
+    NON_FINITE = 16
+    CHECKSUM = 17
+    CHUNK = 18
+    SIZE = 19
+    SEQUENCE = 20
+    STALE = 21
+    PROTECTED = 22
+    STOPPING = 23
+    PACKET = 24
+    PLAN = 26
+    REDUNDANT = 25
+    TOKEN = 110
+    NAME = 111
+    GROUP = 27
 
 
 @stored("EntryKind")
 class EntryKind(LabelledEnum):
-    """What an entry of the model's state_dict is that is no trainable parameter."""
+    """The kind of a state_dict entry that is not a trainable parameter.
+
+    Attributes:
+        BUFFER: tensor that training changes, such as BatchNorm's running statistics.
+        FROZEN: parameter that is not trained.
+        TIED: another name of an earlier tensor or entry, without a value of its own.
+    """
 
     UNSPECIFIED = 0
-    BUFFER = 1  # changed by training, such as BatchNorm's running statistics
-    FROZEN = 2  # a parameter that is not trained
-    TIED = 3  # another name of a tensor or of an entry before it
+    BUFFER = 1
+    FROZEN = 2
+    TIED = 3
 
 
 @stored("DenseEncoding")
 class DenseEncoding(LabelledEnum):
-    """Floating-point formats, little-endian."""
+    """A floating-point format, little-endian.
+
+    Attributes:
+        FLOAT32: 4 bytes per element.
+        BFLOAT16: 2 bytes per element.
+        FLOAT16: 2 bytes per element.
+    """
 
     UNSPECIFIED = 0
-    FLOAT32 = 1  # 4 bytes an element
-    BFLOAT16 = 2  # 2 bytes an element
-    FLOAT16 = 3  # 2 bytes an element
+    FLOAT32 = 1
+    BFLOAT16 = 2
+    FLOAT16 = 3
 
 
 @stored("CodeEncoding")
 class CodeEncoding(LabelledEnum):
-    """What the codes of a quantized tensor stand for."""
+    """The meaning of the codes of a quantized payload.
+
+    Attributes:
+        SIGNED_4BIT: code 0: zero; 1 to 7: minus levels[0] to levels[6]; 9 to 15: plus levels[0] to levels[6];
+            8: never sent.
+        SIGNED_2BIT: code 00: zero; 10: minus levels[0]; 11: plus levels[0]; 01: never sent.
+        BINARY: code 0: levels[0]; 1: levels[1]; each may have any sign.
+        VOTE: code 0: minus levels[0]; 1: plus levels[0]; votes are counted, not added.
+        CODEBOOK_8BIT: code 0 to 255: levels[0] to levels[255], which may have any sign and order.
+    """
 
     UNSPECIFIED = 0
-    SIGNED_4BIT = 1  # 0 zero, 1..7 minus levels[0..6], 9..15 plus levels[0..6]; 8 never
-    SIGNED_2BIT = 2  # 00 zero, 10 minus levels[0], 11 plus levels[0]; 01 never
-    BINARY = 3  # 0 levels[0], 1 levels[1], which may have any sign
-    VOTE = 4  # 0 minus levels[0], 1 plus levels[0]; counted, not added
-    CODEBOOK_8BIT = 5  # 0..255 levels[0..255], which may have any sign and order
+    SIGNED_4BIT = 1
+    SIGNED_2BIT = 2
+    BINARY = 3
+    VOTE = 4
+    CODEBOOK_8BIT = 5
 
 
 @stored("IndexEncoding")
 class IndexEncoding(LabelledEnum):
-    """How the indices of the elements that are there are written."""
+    """The coding of a sparse payload's indices.
+
+    Attributes:
+        GAPS: golomb-Rice codes of the gaps: all low parts, then all quotients in unary.
+        BITMAP: one bit per element.
+        SEEDED: no bytes: one index in each of `count` equal parts, drawn from the seed.
+        UNIFORM: no bytes: `count` different indices, drawn from the seed.
+    """
 
     UNSPECIFIED = 0
-    GAPS = 1  # Golomb-Rice codes of the gaps: all low parts, then all quotients in unary
-    BITMAP = 2  # a bit per element
-    SEEDED = 3  # no bytes: one index in each of `count` equal parts, drawn from the seed
-    UNIFORM = 4  # no bytes: `count` different indices, drawn from the seed
+    GAPS = 1
+    BITMAP = 2
+    SEEDED = 3
+    UNIFORM = 4
 
 
 @stored("Content")
 class Content(LabelledEnum):
-    """What becomes of the replica's elements by an update."""
+    """The effect of an update's payload on the elements of a replica.
+
+    Attributes:
+        VALUES: values that replace the elements; a sparse payload replaces only those that it holds.
+        DELTA: differences that are added to the elements.
+    """
 
     UNSPECIFIED = 0
-    VALUES = 1  # they are replaced; by a sparse payload those that it holds
-    DELTA = 2  # they are added to
+    VALUES = 1
+    DELTA = 2
 
 
 @stored("Decision")
 class Decision(LabelledEnum):
-    """Whether a push counts."""
+    """The server's decision on a push.
+
+    Attributes:
+        ACCEPTED: the push counts.
+        REFUSED: the push does not count.
+    """
 
     UNSPECIFIED = 0
     ACCEPTED = 1
@@ -116,302 +186,479 @@ class Decision(LabelledEnum):
 
 @stored("Phase")
 class Phase(LabelledEnum):
-    """How far the job is."""
+    """The phase of the job.
+
+    Attributes:
+        EMPTY: the job has no parameters yet.
+        GATHERING: the server waits for enough members.
+        RUNNING: rounds open and close.
+        FINISHING: the last version is published, its evaluation is outstanding.
+        FINISHED: the job is done.
+        STOPPING: the server is shutting down.
+    """
 
     UNSPECIFIED = 0
-    EMPTY = 1  # no parameters yet
-    GATHERING = 2  # waiting for enough members
-    RUNNING = 3  # rounds open and close
-    FINISHING = 4  # last version published, its evaluation outstanding
-    FINISHED = 5  # nothing is left to do
-    STOPPING = 6  # the server is shutting down
+    EMPTY = 1
+    GATHERING = 2
+    RUNNING = 3
+    FINISHING = 4
+    FINISHED = 5
+    STOPPING = 6
 
 
 @stored("Refusal")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """A refusal that a person can act on and a program can branch on."""
+    """A refusal of a call or a push: text for people, and fields by which a program decides.
 
-    reason: Reason  # why; for programs
-    message: str  # one sentence that names worker, field, limit, value
-    worker: str = ""  # Id of the worker that is refused, if known
-    field: str = ""  # Which field or tensor
-    limit: str = ""  # What would have been accepted
-    value: str = ""  # What was got
-    remedy: str = ""  # What to do about it
+    Attributes:
+        reason: reason, for programs.
+        message: one sentence for people that names worker, field, limit and value.
+        worker: id of the refused worker; empty if unknown.
+        field: name of the refused field or tensor; empty if there is none.
+        limit: description of the values that would have been accepted; empty if there is none.
+        value: value that was received; empty if there is none.
+        remedy: action that mends it; empty if there is none.
+    """
+
+    reason: Reason
+    message: str
+    worker: str = ""
+    field: str = ""
+    limit: str = ""
+    value: str = ""
+    remedy: str = ""
 
 
 @stored("JobDescription")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobDescription:
-    """What the server decides for everyone."""
+    """The identity and settings of a job. The server sends them to every worker that joins.
 
-    id: str  # unique per server start
-    # options that settings.py declares as the job's, and the mode's "work", as text
+    Attributes:
+        id: id of the job, unique per server start.
+        settings: options that settings.py declares as the job's, and the mode's kind of work as "work";
+            values as text.
+    """
+
+    id: str
     settings: Mapping[str, str]
 
 
 @stored("Limits")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Limits that the server enforces."""
+    """Limits that the server enforces on a member.
 
-    chunk_bytes: int  # bytes of payload per chunk; every chunk but the last has exactly this size
-    lease_seconds: float  # a member not heard of for this long is lost
-    heartbeat_seconds: float  # how often a member should be heard of
-    progress_seconds: float = 0.0  # without progress of the training thread, a member is suspended; 0: never
+    Attributes:
+        chunk_bytes: bytes of payload in every chunk but the last, which may be shorter.
+        lease_seconds: seconds without a message after which a member is lost.
+        heartbeat_seconds: longest interval between two heartbeats, in seconds.
+        progress_seconds: seconds without progress of the training thread after which a member is suspended;
+            0: never.
+    """
+
+    chunk_bytes: int
+    lease_seconds: float
+    heartbeat_seconds: float
+    progress_seconds: float = 0.0
 
 
 @stored("Tensor")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tensor:
-    """One parameter tensor."""
+    """One tensor of the manifest: a parameter, or a tensor of the optimizer's state if workers run the
+    optimizer.
 
-    name: str  # unique in the manifest
-    shape: tuple[int, ...]  # elements in each dimension; none for a scalar
-    dtype: str  # "float32"
-    state: bool = False  # Not a parameter: what the optimizer remembers, where workers run it
-    group: int = 0  # Number of its parameter group
+    Attributes:
+        name: name of the tensor, unique in the manifest.
+        shape: number of elements in each dimension; empty for a scalar.
+        dtype: always "float32".
+        state: true for a tensor of the optimizer's state, false for a parameter.
+        group: number of the tensor's parameter group, from 0.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    state: bool = False
+    group: int = 0
 
 
 @stored("Group")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Parameters that are stepped alike, as in torch's param_groups. Parts hold tensors of one group."""
+    """Parameters that share an optimizer and a learning rate, as in torch's param_groups. A part holds
+    tensors of one group.
 
-    optimizer: str  # with its hyperparameters, as a spec: "adamw:weight_decay=0.1"
-    learning_rate: float | None = None  # that the job's schedule goes by; if absent, the job's
+    Attributes:
+        optimizer: optimizer with its hyperparameters, as a spec: "adamw:weight_decay=0.1".
+        learning_rate: base learning rate that the job's schedule scales; absent: the job's.
+    """
+
+    optimizer: str
+    learning_rate: float | None = None
 
 
 @stored("Manifest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelManifest:
-    """Every parameter tensor, in the order in which payloads refer to them."""
+    """The description of a model: every parameter tensor, in the order in which payloads refer to them.
 
-    tensors: tuple[Tensor, ...]  # parameters first
-    train_samples: int  # samples in one epoch
-    fingerprint: bytes  # SHA-256 over names, shapes, dtypes, groups and entries
-    groups: tuple[Group, ...] = ()  # By number; none: one group, with the job's optimizer and learning rate
-    entries: tuple[Entry, ...] = ()  # Of the model's state_dict, besides the tensors, in its order
-    data: int = 0  # Of some of the training samples; 0: they cannot be compared
+    Attributes:
+        tensors: all tensors, parameters first.
+        train_samples: number of samples in one epoch.
+        fingerprint: SHA-256 over names, shapes, dtypes, groups and entries.
+        groups: parameter groups, by number; none: one group, with the job's optimizer and learning rate.
+        entries: entries of the model's state_dict besides the tensors, in its order.
+        data: checksum of some of the training samples; 0: they cannot be compared.
+    """
+
+    tensors: tuple[Tensor, ...]
+    train_samples: int
+    fingerprint: bytes
+    groups: tuple[Group, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    data: int = 0
 
 
 @stored("Entry")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """An entry of the model's state_dict that is no trainable parameter."""
+    """An entry of the model's state_dict that is not a trainable parameter.
 
-    name: str  # unique among tensors and entries
-    kind: EntryKind  # of the entry
-    shape: tuple[int, ...] = ()  # Elements in each dimension; of a tied one not given
-    dtype: str = ""  # As torch calls it, "int64"; of a tied one not given
-    tied_to: str = ""  # Name of the tensor or entry that a tied one is
+    Attributes:
+        name: name of the entry, unique among tensors and entries.
+        kind: kind of the entry.
+        shape: number of elements in each dimension; empty for a scalar or a tied entry.
+        dtype: name of torch's dtype, such as "int64"; empty for a tied entry.
+        tied_to: name of the tensor or entry that a tied entry repeats; empty for other kinds.
+    """
+
+    name: str
+    kind: EntryKind
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    tied_to: str = ""
 
 
 @stored("JoinRequest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinRequest:
-    """A worker asks to become a member."""
+    """A worker's request to become a member of the job.
 
-    worker: str  # id, unique in the job
-    incarnation: int  # grows each time a worker with this id starts
-    software: str = ""  # Version of the worker, for messages
-    compressors: tuple[str, ...] = ()  # Payload-producing compressors that this worker has
-    compressor: str = ""  # The one it will use
+    Attributes:
+        worker: id of the worker, unique in the job.
+        incarnation: number of the worker process, greater than that of every earlier process with this id.
+        software: release of gradwire on the worker, for messages; empty if unknown.
+        compressors: names of the compressors that the worker can use.
+        compressor: spec of the compressor that the worker will use; empty if not decided.
+    """
+
+    worker: str
+    incarnation: int
+    software: str = ""
+    compressors: tuple[str, ...] = ()
+    compressor: str = ""
 
 
 @stored("JoinResponse")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinResponse:
-    """What a new member needs to know."""
+    """The server's answer to a worker that has become a member.
 
-    job: JobDescription  # the job that it has joined
-    limits: Limits  # that the server enforces
-    rank: int  # smallest number that no other member holds
-    version: int  # current parameter version
-    initialize: bool  # this worker must call Initialize
-    software: str = ""  # Version of the server, for messages
-    epoch: int = 0  # That samples are given out of, from 0
-    workers: int = 0  # Members that steps are divided among: those now, at least --min-workers
+    Attributes:
+        job: description of the job that the worker has joined.
+        limits: limits that the server enforces.
+        rank: rank of the member, from 0: the smallest number that no other member holds.
+        version: current parameter version.
+        initialize: true if this worker must call Initialize.
+        software: release of gradwire on the server, for messages; empty if unknown.
+        epoch: epoch whose samples are being assigned, counted from 0.
+        workers: number of members that share a step: the current ones, at least --min-workers.
+    """
+
+    job: JobDescription
+    limits: Limits
+    rank: int
+    version: int
+    initialize: bool
+    software: str = ""
+    epoch: int = 0
+    workers: int = 0
 
 
 @stored("InitializeHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitializeHeader:
-    """What the chunks that follow are, and whose."""
+    """The header of an Initialize upload: its sender and the contents of the chunks that follow.
 
-    job: str  # id of the job
-    worker: str  # id of the worker
-    incarnation: int  # that it joined with
-    manifest: ModelManifest  # of the model
-    least_samples: int = 0  # Of a batch: 2 where BatchNorm takes its statistics from it; otherwise 1
-    moments: tuple[Moment, ...] = ()  # That the optimizer continues from; a tensor without any begins anew
-    epoch: int = 0  # That the job begins with, from 0: the worker's script has trained on those before
-    steps: int = 0  # That the worker's script took in those
+    Attributes:
+        job: id of the job.
+        worker: id of the worker.
+        incarnation: incarnation with which the worker joined.
+        manifest: manifest of the model.
+        least_samples: least number of samples in a batch: 2 if BatchNorm takes its statistics from it,
+            otherwise 1.
+        moments: moments with which the optimizer continues; a tensor without moments starts anew.
+        epoch: first epoch of the job, counted from 0; the worker's script has trained on the earlier ones.
+        steps: number of steps that the worker's script took in the earlier epochs.
+    """
+
+    job: str
+    worker: str
+    incarnation: int
+    manifest: ModelManifest
+    least_samples: int = 0
+    moments: tuple[Moment, ...] = ()
+    epoch: int = 0
+    steps: int = 0
 
 
 @stored("Moment")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """One of the tensors that an optimizer remembers for a parameter: "exp_avg" of Adam, for instance. As
-    float32; it has as many elements as the parameter, but for "step", the number of steps taken, which is
-    one number.
+    """One tensor of the optimizer's state for one parameter, such as Adam's "exp_avg". It is float32 with
+    as many elements as the parameter, except "step", the number of steps taken, which is one number.
+
+    Attributes:
+        tensor: index of the parameter in the manifest.
+        name: name of the tensor in the state_dict of torch's optimizer.
     """
 
-    tensor: int  # number of the parameter in the manifest
-    name: str  # as in the state_dict of torch's optimizer
+    tensor: int
+    name: str
 
 
 @stored("GetOptimizerRequest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GetOptimizerRequest:
-    """Ask for what the server's optimizer remembers."""
+    """A request for the state of the server's optimizer.
 
-    job: str  # id of the job
-    worker: str = ""  # Id of the worker that asks
+    Attributes:
+        job: id of the job.
+        worker: id of the worker that asks; empty for other clients.
+    """
+
+    job: str
+    worker: str = ""
 
 
 @stored("OptimizerHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerHeader:
-    """The content of the chunks that follow."""
+    """The header of a GetOptimizer download: the contents of the chunks that follow.
 
-    version: int  # of the parameters that the moments belong to
-    # In ascending order of tensors; of a tensor that was never stepped, none
+    Attributes:
+        version: version of the parameters that the moments belong to.
+        moments: moments in ascending order of tensors; none for a tensor that was never stepped.
+    """
+
+    version: int
     moments: tuple[Moment, ...] = ()
 
 
 @stored("InitializeResponse")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitializeResponse:
-    """The upload has been taken in whole."""
+    """The server's answer to an Initialize upload that it has received completely.
 
-    version: int  # of the parameters that were uploaded
-    replaced: bool = False  # The job begins with others, which follow as a snapshot
+    Attributes:
+        version: version of the uploaded parameters.
+        replaced: true if the job begins with other parameters, which follow as a snapshot.
+    """
+
+    version: int
+    replaced: bool = False
 
 
 @stored("StateHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateHeader:
-    """What the chunks that follow are, and whose."""
+    """The header of a PutState upload or a GetState download: its sender and the contents of the chunks
+    that follow.
 
-    job: str  # id of the job
-    worker: str = ""  # Id of the worker that uploads
-    incarnation: int = 0  # That it joined with
-    seq: int = 0  # Of the push that the buffers are of; 0: those that were evaluated
-    collection: int = 0  # As the assignment says
-    epoch: int = 0  # That they were evaluated for, with seq 0
-    frozen: bool = False  # The values of the frozen parameters come first
+    Attributes:
+        job: id of the job.
+        worker: id of the worker that uploads; empty in a download.
+        incarnation: incarnation with which the worker joined; 0 in a download.
+        seq: seq of the push that the buffers belong to; 0: the buffers of an evaluation.
+        collection: number of the collection of buffers, as in the assignment; 0 with seq 0.
+        epoch: number of the evaluation that the buffers belong to, with seq 0.
+        frozen: true if the values of the frozen parameters come first.
+    """
+
+    job: str
+    worker: str = ""
+    incarnation: int = 0
+    seq: int = 0
+    collection: int = 0
+    epoch: int = 0
+    frozen: bool = False
 
 
 @stored("PutStateResponse")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutStateResponse:
-    """The buffers have been taken in."""
+    """The server's answer to a PutState upload that it has stored."""
 
 
 
 @stored("GetStateRequest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GetStateRequest:
-    """Ask for what belongs to the model besides its parameters."""
+    """A request for the model's buffers and frozen parameters.
 
-    job: str  # id of the job
-    epoch: int = 0  # As it is evaluated for this epoch; 0: the newest
-    frozen: bytes = b""  # SHA-256 of the asker's frozen parameters: they come only if it is another
-    worker: str = ""  # Id of the worker that asks
+    Attributes:
+        job: id of the job.
+        epoch: number of the evaluation whose buffers are requested; 0: the newest buffers.
+        frozen: SHA-256 of the asker's frozen parameters; the server sends them only if its own differ.
+        worker: id of the worker that asks; empty for other clients.
+    """
+
+    job: str
+    epoch: int = 0
+    frozen: bytes = b""
+    worker: str = ""
 
 
 @stored("FetchRequest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchRequest:
-    """Ask for the parameters."""
+    """A client's request to download the parameters.
 
-    job: str = ""  # Empty: whatever job the server runs
+    Attributes:
+        job: id of the job; empty: the job that the server runs.
+    """
+
+    job: str = ""
 
 
 @stored("Batch")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Several messages of an Exchange stream, in order, as one message of gRPC, each of which costs as
-    much as many bytes. Whoever reads the stream reads them as if they had come one by one.
+    """Several messages of an Exchange stream in one gRPC message, because each gRPC message costs as much
+    as many bytes. The receiver reads them as if they had arrived one by one.
+
+    Attributes:
+        messages: messages in order, each a WorkerMessage or a ServerMessage with its checksum; no batches.
     """
 
-    messages: tuple[bytes, ...]  # each a WorkerMessage or a ServerMessage, with its checksum; no batches
+    messages: tuple[bytes, ...]
 
 
 @stored("FetchHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchHeader:
-    """What the chunks that follow are."""
+    """The header of a Fetch download: the contents of the chunks that follow.
 
-    job: str  # id of the job
-    manifest: ModelManifest  # of the model
-    version: int  # of the parameters that follow
-    chunk_bytes: int  # size of every chunk but the last
+    Attributes:
+        job: id of the job.
+        manifest: manifest of the model.
+        version: version of the parameters that follow.
+        chunk_bytes: bytes of every chunk but the last, which may be shorter.
+    """
+
+    job: str
+    manifest: ModelManifest
+    version: int
+    chunk_bytes: int
 
 
 @stored("Chunk")
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chunk:
-    """Part of the concatenated payload bytes of a transfer, in order."""
+    """A piece of the payload bytes of one transfer. Chunks of a transfer arrive in order.
 
-    # Of a part of a push: seq * 2^16 + part; of an update: version * 2^16 + part. 0 in Initialize. Of a
-    # packet or snapshot: see there.
+    Attributes:
+        transfer: number of the transfer. Part of a push: seq * 2^16 + part; part of an update: version * 2^16
+            + part; parameters of Initialize: 0. The comments of Packet, Snapshot and the other streams'
+            messages give theirs.
+        offset: number of bytes of the transfer before this chunk.
+        crc32c: CRC-32C over the bytes of the transfer up to the end of this chunk.
+        data: bytes of the chunk, at most Limits.chunk_bytes.
+    """
+
     transfer: int
-    offset: int  # bytes before this chunk
-    crc32c: int  # over the data of the transfer up to the end of this chunk
-    data: npt.NDArray[np.uint8]  # at most Limits.chunk_bytes
+    offset: int
+    crc32c: int
+    data: npt.NDArray[np.uint8]
 
 
 @stored("DenseHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseHeader:
-    """Every element, in the given format."""
+    """The description of a dense payload, which holds every element.
 
-    format: DenseEncoding  # of every element
+    Attributes:
+        format: floating-point format of every element.
+    """
+
+    format: DenseEncoding
 
 
 @stored("QuantizedHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantizedHeader:
-    """Codes of a fixed number of bits, in 32-bit words padded with code 0."""
+    """The description of a quantized payload: codes of a fixed number of bits, in 32-bit words padded with
+    code 0.
 
-    format: CodeEncoding  # of every code
-    # Finite: what the codes decode to. As many for each block; ascending but for CODEBOOK_8BIT, and positive
-    # but for that and BINARY.
+    Attributes:
+        format: meaning of every code.
+        levels: values that the codes stand for, finite, as many for each block. They ascend except for
+            CODEBOOK_8BIT, and are positive except for CODEBOOK_8BIT and BINARY.
+        sizes: number of elements of each block, which has levels of its own and begins with a new word; none:
+            one block.
+    """
+
+    format: CodeEncoding
     levels: tuple[float, ...]
-    # Elements of each block, which has levels of its own and begins with a whole word; one block if none.
     sizes: tuple[int, ...] = ()
 
 
 @stored("LinearHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearHeader:
-    """Signed integers of a fixed number of bits, after one float32 scale for each bucket of elements."""
+    """The description of a linear payload: one float32 scale for each bucket of elements, then signed
+    integers of a fixed number of bits.
 
-    bits: int  # of a code, 2 to 8; two's complement, the most negative code is never sent
-    bucket: int  # elements that share a scale, a multiple of 32, at most 2^24
+    Attributes:
+        bits: bits of a code, 2 to 8; two's complement, the most negative code is never sent.
+        bucket: number of elements that share a scale, a multiple of 32, at most 2^24.
+    """
+
+    bits: int
+    bucket: int
 
 
 @stored("SparseHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseHeader:
-    """Some of the elements, the others are zero: first the bytes of the indices, then those of the values."""
+    """The description of a sparse payload, which holds some elements; all others are zero. First come the
+    bytes of the indices, then those of the values.
 
-    count: int  # of the elements that are there
-    coding: IndexEncoding  # of the indices
-    low_bits: int = 0  # With gaps: bits of a gap that are not in unary, 0 to 31
-    index_bytes: int = 0  # Of the indices
-    seed: int = 0  # With seeded
-    values: DenseHeader | QuantizedHeader | LinearHeader | None  # `count` of them
+    Attributes:
+        count: number of elements in the payload.
+        coding: coding of the indices.
+        low_bits: with GAPS, bits of a gap that are not in unary, 0 to 31; otherwise 0.
+        index_bytes: bytes of the indices; 0 if they are drawn from the seed.
+        seed: seed of SEEDED and UNIFORM; otherwise 0.
+        values: header of the values; there are `count` of them.
+    """
+
+    count: int
+    coding: IndexEncoding
+    low_bits: int = 0
+    index_bytes: int = 0
+    seed: int = 0
+    values: DenseHeader | QuantizedHeader | LinearHeader | None
 
 
 @stored("AbsentHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AbsentHeader:
-    """Nothing: in a push whole tensors that have no gradient, as far as they lie in the part; in an update
-    elements that stay as they are. It has no bytes.
+    """The description of a payload without elements and bytes. In a push, it stands for whole tensors
+    without a gradient, as far as they lie in the part; in an update, for elements that do not change.
     """
 
 
@@ -419,487 +666,785 @@ class AbsentHeader:
 @stored("PayloadHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PayloadHeader:
-    """Some consecutive elements of a part. Their bytes follow those of the payloads before."""
+    """The description of one payload of a part: some consecutive elements. Their bytes follow those of the
+    payloads before.
 
-    elements: int  # of one tensor or several, or of a piece of one
+    Attributes:
+        elements: number of elements of the payload, which covers one tensor, several, or a piece of one.
+        kind: header of the payload's kind; absent if this version does not know it.
+        content: effect on the replica, in an update; unspecified in a push.
+    """
+
+    elements: int
     kind: DenseHeader | QuantizedHeader | LinearHeader | SparseHeader | AbsentHeader | None
-    content: Content = Content.UNSPECIFIED  # Of an update
+    content: Content = Content.UNSPECIFIED
 
 
 @stored("Hello")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
-    """The first message on the stream; binds it to one worker. From here on the worker is heard of while
-    it still loads its task and data.
+    """The first message on an Exchange stream, which binds it to one worker. From here on the worker's
+    lease is renewed, even while it still loads its task and data.
+
+    Attributes:
+        job: id of the job.
+        worker: id of the worker.
+        incarnation: incarnation with which the worker joined.
     """
 
-    job: str  # id of the job
-    worker: str  # id of the worker
-    incarnation: int  # that it joined with
+    job: str
+    worker: str
+    incarnation: int
 
 
 @stored("Ready")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """The worker has its model and may be given work. Sent again after a reconnect."""
+    """A worker's notice that it has its model and can take assignments. It is sent again after a
+    reconnect.
 
-    fingerprint: bytes  # of the worker's manifest
-    train_samples: int = 0  # As in ModelManifest; 0: not compared
-    version: int | None = None  # version of the worker's replica; absent when it has none
-    assigned: int = 0  # Id of the last assignment that the worker has got; 0 for none
-    plan: int = 0  # Number of the last plan that the worker has got; 0 for none
-    data: int = 0  # As in ModelManifest
-    drifted: int = 0  # Version at which the replica was not the server's; the worker has let go of it
-    restored: bool = False  # The worker goes on from its own state at the server's version, buffers included
+    Attributes:
+        fingerprint: fingerprint of the worker's manifest.
+        train_samples: number of samples in one epoch, as in ModelManifest; 0: not compared.
+        version: version of the worker's replica; absent if it has none.
+        assigned: id of the last assignment that the worker has received; 0 for none.
+        plan: number of the last plan that the worker has received; 0 for none.
+        data: checksum of some of the training samples, as in ModelManifest; 0: not compared.
+        drifted: version at which the replica differed from the server's parameters, and was discarded; 0: it
+            did not differ.
+        restored: true if the worker continues from its own saved state at the server's version, buffers
+            included.
+    """
+
+    fingerprint: bytes
+    train_samples: int = 0
+    version: int | None = None
+    assigned: int = 0
+    plan: int = 0
+    data: int = 0
+    drifted: int = 0
+    restored: bool = False
 
 
 @stored("PartHeader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartHeader:
-    """A part of a push; chunks with transfer = seq * 2^16 + part follow. One of an older plan than the
-    job's is of no use: its push will be refused as stale.
+    """The header of a part of a push; chunks with transfer seq * 2^16 + part follow. If its plan is older
+    than the job's, the server drops the part and will refuse the push as stale.
+
+    Attributes:
+        seq: seq of the push, which grows by one per push of this incarnation, from 1.
+        assignment: id of the assignment that the push answers.
+        part: number of the part in the plan, from 0.
+        plan: number of the plan that defines the part.
+        payloads: descriptions of the payloads, end to end over the elements of the part.
+        waited: true if the part waited until another part had been sent completely.
+        learning_rates: learning rates of the step, by parameter group, if the worker has its own scheduler.
+            They are equal in all parts of a push, and in all pushes that are applied together. None: the
+            job's schedule applies.
     """
 
-    seq: int  # of the push; grows by one per push of this incarnation, from 1
-    assignment: int  # id of the assignment that the push answers
-    part: int  # number of the part
-    plan: int  # number of the plan that it is a part of
-    payloads: tuple[PayloadHeader, ...]  # end to end over the elements of the part
-    waited: bool = False  # Behind another part, until all of that was sent
-    # Of the step that the push is for, by parameter group, where the worker has a scheduler of its own; the
-    # same with each part of a push, and of all pushes that are applied together. None: the job's schedule has
-    # a say.
+    seq: int
+    assignment: int
+    part: int
+    plan: int
+    payloads: tuple[PayloadHeader, ...]
+    waited: bool = False
     learning_rates: tuple[float, ...] = ()
 
 
 @stored("Commit")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """By this a push counts: all of its parts have been sent."""
+    """The commit of a push, sent after all of its parts. Without it the push does not count.
 
-    seq: int  # of the push
-    assignment: int  # id of the assignment that it answers
-    base_version: int  # parameters that the gradient was computed at
-    samples: int  # behind the mean gradient; 0 with no parts: nothing to contribute
-    parts: int  # how many have been sent
-    digest: int  # crc32c over the crc32c of each part's bytes, in order of the parts
-    loss: float = 0.0  # Mean training loss at the base version
-    exchanged: Exchanged | None = None  # in coded mode, instead of parts
-    plan: int = 0  # Number of the plan that the parts are of; 0 with none
-    computing_seconds: float = 0.0  # That the worker took for local steps
+    Attributes:
+        seq: seq of the push.
+        assignment: id of the assignment that the push answers.
+        base_version: version of the parameters at which the gradient was computed.
+        samples: number of samples behind the mean gradient; 0, without parts: the worker contributes nothing.
+        parts: number of parts that were sent.
+        digest: CRC-32C over the CRC-32Cs of the parts' bytes, in order of the parts.
+        loss: mean training loss at the base version.
+        exchanged: result of an exchange of packets, in coded mode instead of parts.
+        plan: number of the plan that defines the parts; 0 without parts.
+        computing_seconds: seconds that the worker took for local steps; 0 in other modes.
+    """
+
+    seq: int
+    assignment: int
+    base_version: int
+    samples: int
+    parts: int
+    digest: int
+    loss: float = 0.0
+    exchanged: Exchanged | None = None
+    plan: int = 0
+    computing_seconds: float = 0.0
 
 
 @stored("Abandon")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Abandon:
-    """Nothing will come of a push: forget its parts. Its assignment is answered by the next push."""
+    """A worker's notice that it gives up a push: the server drops its parts. The next push answers the
+    same assignment.
 
-    seq: int  # of the push
+    Attributes:
+        seq: seq of the abandoned push.
+    """
+
+    seq: int
 
 
 @stored("Exchanged")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchanged:
-    """What a worker got out of an exchange of packets. Its replica takes the step when an assignment says
+    """A worker's result of an exchange of packets. Its replica takes the step when a later assignment says
     so.
+
+    Attributes:
+        crc32c: CRC-32C over the replica's parameters, then the sum of all gradients as int64.
+        computing_seconds: seconds that the worker took for the gradients of its blocks.
+        clipped: number of elements of these gradients that were clipped to the range of fixed point.
     """
 
-    crc32c: int  # over the replica's parameters, then the sum of all gradients as int64
-    computing_seconds: float = 0.0  # That the worker took for the gradients of its blocks
-    clipped: int = 0  # Elements of those that were outside of the range of fixed point
+    crc32c: int
+    computing_seconds: float = 0.0
+    clipped: int = 0
 
 
 @stored("Packet")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packet:
-    """One packet of an exchange: a sum of slices of gradients in fixed point, little-endian uint32. The
-    server relays it, chunk by chunk, to its targets. Chunks with transfer = 2^63 + exchange * 2^32 + index
-    follow.
+    """The header of one packet of an exchange: a sum of slices of gradients in fixed point, little-endian
+    uint32. The server relays it, chunk by chunk, to its targets. Chunks with transfer 2^63 + exchange *
+    2^32 + index follow.
+
+    Attributes:
+        exchange: number of the exchange, as in Coding.
+        index: number of the packet in the exchange's schedule, which follows from Coding.
+        elements: number of elements of the packet, 4 bytes each.
+        checksums: CRC-32C of each term's whole block in fixed point, as its sender computed it. Workers that
+            compute the same block must agree. None in an exchange of whole blocks.
     """
 
-    exchange: int  # as Coding says
-    index: int  # in the plan that follows from Coding
-    elements: int  # of 4 bytes
-    # Of the block behind each term, as its sender computed it: crc32c over all of its elements in fixed
-    # point. Where several workers compute a block, theirs must be equal. None in an exchange of whole blocks.
+    exchange: int
+    index: int
+    elements: int
     checksums: tuple[int, ...] = ()
 
 
 @stored("Snapshot")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """All tensors of the manifest as float32, when the server asks for them; chunks with transfer =
-    version follow.
+    """The header of a worker's replica: all tensors of the manifest as float32, sent when the server asks
+    for it. Chunks with transfer = version follow.
+
+    Attributes:
+        version: version of the worker's replica.
+        leaving: true if the server has not asked: the worker leaves, and may hold the last copy.
     """
 
-    version: int  # of the worker's replica
-    leaving: bool = False  # Nobody has asked for it; the worker leaves, and may be the last to have it
+    version: int
+    leaving: bool = False
 
 
 @stored("Profile")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """What a worker's steps are made of: means over the last ones. The server plans by it how the model is
-    divided.
+    """A worker's measurement of its steps: means over the last ones. The server divides the model by it.
+
+    Attributes:
+        steps: number of measured steps, at least 1.
+        forward_seconds: by tensor of the manifest: seconds of computation until its layer's forward pass is
+            complete.
+        backward_seconds: by tensor: seconds of computation from the previous gradient to its own.
+        densities: by tensor: fraction of its elements that is sent, above 0, up to 1.
+        sent_bytes: bytes of a step's payloads.
+        compressing_seconds: seconds of compression per step.
+        step_seconds: seconds from one step to the next.
+        processor_share: fraction of the computation that used a processor, 0 to 1; 0: none, or not measured.
+        machine: identity of the worker's machine; empty if unknown.
     """
 
-    steps: int  # at least 1
-    # by tensor of the manifest: of computation before its layer is through
+    steps: int
     forward_seconds: tuple[float, ...]
-    backward_seconds: tuple[float, ...]  # by tensor: of computation from the gradient before to its own
-    densities: tuple[float, ...]  # by tensor: share of its elements that is sent, above 0, up to 1
-    sent_bytes: int  # of the payloads of a step
-    compressing_seconds: float  # per step
-    step_seconds: float  # from one step to the next
-    processor_share: float = 0.0  # Of the computation: that took a processor; 0 to 1
-    machine: str = ""  # That the worker is on
+    backward_seconds: tuple[float, ...]
+    densities: tuple[float, ...]
+    sent_bytes: int
+    compressing_seconds: float
+    step_seconds: float
+    processor_share: float = 0.0
+    machine: str = ""
 
 
 @stored("Heartbeat")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
-    """Sent at least every Limits.heartbeat_seconds, whatever else is going on."""
+    """A worker's sign of life, sent at least every Limits.heartbeat_seconds.
 
-    activity: str = ""  # "computing", "waiting", …, for people
-    stalled_seconds: float = 0.0  # for which the training thread has made no progress; 0 while it waits
+    Attributes:
+        activity: activity of the worker for people, such as "computing" or "waiting".
+        stalled_seconds: seconds without progress of the training thread; 0 while it waits.
+    """
+
+    activity: str = ""
+    stalled_seconds: float = 0.0
 
 
 @stored("Evaluation")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What the worker that was asked to evaluate measured on the validation data."""
+    """The metrics that the worker chosen for an evaluation measured on the validation data.
 
-    version: int  # that was evaluated
-    epoch: int  # its number, as in Assignment.evaluate_epoch
-    metrics: Mapping[str, float]  # "loss", "accuracy", …
+    Attributes:
+        version: version of the evaluated parameters.
+        epoch: number of the evaluation, as in Assignment.evaluate_epoch.
+        metrics: values by name: "loss", "accuracy", ….
+    """
+
+    version: int
+    epoch: int
+    metrics: Mapping[str, float]
 
 
 @stored("Leave")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leave:
-    """The worker goes; nothing more is expected of it."""
+    """A worker's notice that it leaves the job. The server expects nothing more of it.
 
-    failed: bool = False  # It cannot go on; otherwise it was told to stop, or the job is done
-    reason: str = ""  # One sentence for people
+    Attributes:
+        failed: true if the worker failed; false if it was told to stop, or the job is done.
+        reason: reason for people, one sentence; empty if there is none.
+    """
+
+    failed: bool = False
+    reason: str = ""
 
 
 @stored("Welcome")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Welcome:
-    """Answer to Hello."""
+    """The server's answer to Hello.
 
-    rank: int  # as in JoinResponse
-    version: int  # current parameter version
-    last_seq: int  # last push that the server has decided on; 0 for none
-    # The latest version that a worker can have; who has a later one lets go of it: it is lost
+    Attributes:
+        rank: rank of the member, from 0, as in JoinResponse.
+        version: current parameter version.
+        last_seq: seq of the last push that the server has decided on; 0 for none.
+        newest: latest version that a worker can have. A worker with a later version discards its replica,
+            because that version is lost.
+        stored: stored parts of the pushes after last_seq.
+        plan: number of the job's plan; parts of other plans are unused; 0 for none.
+    """
+
+    rank: int
+    version: int
+    last_seq: int
     newest: int = 0
-    stored: tuple[Stored, ...] = ()  # What has come of later ones
-    plan: int = 0  # Number of the job's plan: parts of another are of no use any more
+    stored: tuple[Stored, ...] = ()
+    plan: int = 0
 
 
 @stored("Stored")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """What the server has of a push that it has not decided on: that need not be sent again. Where the
-    plan has a credit, also said of each part as soon as it is there, or is of no use any more.
+    """The parts of an undecided push that the server has stored, so that the worker need not send them
+    again. If the plan has a credit, it is also sent for each part as soon as it is stored, or no longer
+    needed.
+
+    Attributes:
+        seq: seq of the push.
+        parts: numbers of the parts, ascending.
     """
 
-    seq: int  # of the push
-    parts: tuple[int, ...]  # ascending
+    seq: int
+    parts: tuple[int, ...]
 
 
 @stored("PlanAnnouncement")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanAnnouncement:
-    """How the model is divided, from the next update and the next assignment on. The elements of all
-    tensors, end to end in manifest order, are the flat order. A unit is neighbouring tensors of one
-    parameter group. It is one part; if it is one tensor, it may be cut into several. Parts are numbered
-    from 0: unit by unit, ascending within one.
+    """The division of the model into parts, from the next update and the next assignment on. The flat
+    order is the elements of all tensors, end to end in manifest order. A unit is one or several
+    neighbouring tensors of one parameter group. A unit is one part, but a unit of one tensor may be cut
+    into several. Parts are numbered from 0, unit by unit, ascending within a unit.
+
+    Attributes:
+        number: number of the plan, which grows by one with each plan of the job, from 1.
+        tensors: number of tensors of each unit, at least 1. Units are in backward order: the last tensors
+            first.
+        cuts: positions in the flat order, ascending, at which another part of a unit begins. Counted from the
+            beginning of their tensor, they are multiples of 4096.
+        merged: true if sparsifiers choose among all elements of a unit; false if among those of each tensor.
+        turns: priority of each part, a permutation of the part numbers: of the parts that wait, the one with
+            the least is sent first. None: parts are sent in the order in which they are ready.
+        credit: number of a worker's parts that may be in transit at once; 0: no limit.
+        norms: for each tensor, the Euclidean norm of its initial parameters, in manifest order; or none.
     """
 
-    number: int  # grows by one with each plan of the job, from 1
-    tensors: tuple[int, ...]  # of each unit, at least 1. Units come in backward order: the last tensors first
-    # Elements in flat order, ascending, that begin another part of their unit. Counted from the beginning of
-    # their tensor they are multiples of 4096.
+    number: int
+    tensors: tuple[int, ...]
     cuts: tuple[int, ...] = ()
-    merged: bool = False  # Sparsifiers choose among all elements of a unit, not of each tensor by itself
-    # By part its turn, each number below that of the parts once: of parts that wait to be sent, the one with
-    # the least goes first. None: they go as they come.
+    merged: bool = False
     turns: tuple[int, ...] = ()
-    credit: int = 0  # Parts of a worker that may be on their way at once; 0: as many as there are
-    # Euclidean norm of each tensor's first parameters, in the order of the manifest; or none.
+    credit: int = 0
     norms: tuple[float, ...] = ()
 
 
 @stored("Update")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """A part of the parameters, or the change of it; chunks with transfer = version * 2^16 + part follow.
-    A replica is at the version once it has all parts.
+    """The header of an update of one part: its new values, or their change. Chunks with transfer version *
+    2^16 + part follow. A replica is at the version when it has all parts.
+
+    Attributes:
+        version: version of the part after the update.
+        part: number of the part in the plan, from 0.
+        plan: number of the plan that defines the part.
+        whole: true if the update replaces every element, so that a replica at any version can apply it.
+        payloads: descriptions of the payloads, end to end over the elements of the part.
     """
 
-    version: int  # that the part is at after it
-    part: int  # number of the part
-    plan: int  # number of the plan that it is a part of
-    whole: bool = False  # It replaces every element, so a replica at any version can take it in
-    payloads: tuple[PayloadHeader, ...]  # end to end over the elements of the part
+    version: int
+    part: int
+    plan: int
+    whole: bool = False
+    payloads: tuple[PayloadHeader, ...]
 
 
 @stored("Range")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
-    """Consecutive samples in the order of an epoch, which is a permutation drawn from (seed, epoch)."""
+    """Consecutive samples in the order of an epoch, which is a permutation drawn from (seed, epoch).
 
-    start: int  # position of the first sample
-    count: int  # samples
+    Attributes:
+        start: position of the first sample, from 0.
+        count: number of samples.
+    """
+
+    start: int
+    count: int
 
 
 @stored("Assignment")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """What to do at a version. A worker has one at a time, and answers it with one push, if there are
-    samples.
+    """A worker's task at one version. A worker has one assignment at a time. If it holds samples, the
+    worker answers it with one push.
+
+    Attributes:
+        version: version of the parameters to compute at.
+        epoch: epoch of the samples, from 0.
+        position: position of this worker among the workers that share the work, from 0.
+        world: number of the workers that share the work; 0: there is nothing to compute.
+        evaluate_epoch: number of the evaluation of this version to run first and report; 0: none.
+        finished: true if the job is done and the worker leaves.
+        id: id of the assignment, which grows with every assignment of the job, from 1.
+        ranges: samples to train on; none: nothing to compute.
+        progress: number of epochs that the job has trained on so far.
+        learning_rate: learning rate of local steps, and in coded mode of the step that follows; 0 in other
+            modes.
+        slice: number of the slice of the parts to push, from 0.
+        slices: number of slices into which the parts are divided, one per worker of a group; 0: push all
+            parts.
+        stragglers: number of stragglers without which a round may close: push a sum coded for that many; 0:
+            none.
+        coding: blocks and packets of coded mode; absent in other modes.
+        apply: in coded mode, number of the exchange whose sum produces the version; 0: none.
+        pace: sending rate in bytes per second; 0: no limit.
+        parts: numbers of the only parts to push, ascending: those that a lost worker had not pushed; none:
+            all parts.
+        plan: number of the job's plan; the worker begins when it has this plan; 0: none.
+        next: samples of this epoch that the next assignment will hold if nothing changes.
+        checked: last version of which there is a checksum; 0: none.
+        checksum: CRC-32C over all values of a replica at that version.
+        collection: number of the collection, which grows with each, for which the worker uploads its buffers
+            before the commit; 0: no upload.
+        take_buffers: true if the worker first downloads the job's buffers, because other workers' are newer.
+        total_steps: number of steps that the job will have taken at its end with the current number of
+            members; 0: unknown.
+        earlier_steps: number of steps that scripts took before version 0, as in InitializeHeader.steps.
     """
 
-    version: int  # of the parameters to compute at
-    epoch: int = 0  # Of the samples, from 0
-    position: int = 0  # Of this worker among those that were given work together
-    world: int = 0  # How many those are; 0: there is nothing to compute
-    evaluate_epoch: int = 0  # Evaluate this version first, report it under this number; 0: do not
-    finished: bool = False  # The job is done: leave
-    id: int  # grows with every assignment of the job, from 1
-    ranges: tuple[Range, ...] = ()  # The samples to train on; none: nothing to compute
-    progress: float = 0.0  # Epochs that the job has trained on so far
-    learning_rate: float = 0.0  # Of local steps, and in coded mode of the step that follows
-    slice: int = 0  # Which slice of the parts to push
-    slices: int = 0  # Of the parts, one per worker of a group; 0: push all
-    stragglers: int = 0  # That a round may close without: push a sum coded for so many
-    coding: Coding | None = None  # in coded mode: what to compute and to exchange
-    apply: int = 0  # In coded mode: the exchange whose sum leads to the version; 0: none
-    pace: int = 0  # Bytes per second to send at; 0: as fast as it goes
-    parts: tuple[int, ...] = ()  # To push alone, ascending: what a lost worker left of its push; none: all
-    plan: int = 0  # Number of the job's plan: not to be begun before that is here
-    # Samples of this epoch that the next assignment will have if nothing happens
+    version: int
+    epoch: int = 0
+    position: int = 0
+    world: int = 0
+    evaluate_epoch: int = 0
+    finished: bool = False
+    id: int
+    ranges: tuple[Range, ...] = ()
+    progress: float = 0.0
+    learning_rate: float = 0.0
+    slice: int = 0
+    slices: int = 0
+    stragglers: int = 0
+    coding: Coding | None = None
+    apply: int = 0
+    pace: int = 0
+    parts: tuple[int, ...] = ()
+    plan: int = 0
     next: tuple[Range, ...] = ()
-    checked: int = 0  # The last version of which there is a checksum; 0: none
-    checksum: int = 0  # crc32c over all values that a replica has at that version
-    # Upload the buffers before the commit, as part of this collection, which grows with each; 0: do not.
+    checked: int = 0
+    checksum: int = 0
     collection: int = 0
-    take_buffers: bool = False  # Take over the job's buffers first: those of other workers are newer
-    total_steps: int = 0  # That the job will have taken at its end with as many members as now; 0: unknown
-    earlier_steps: int = 0  # That scripts took before version 0, as InitializeHeader.steps says
+    take_buffers: bool = False
+    total_steps: int = 0
+    earlier_steps: int = 0
 
 
 @stored("Coding")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coding:
-    """The blocks that the ranges of an assignment are divided into, who computes which, and the packets
-    that are exchanged: both sides derive them from these numbers. The nodes are Assignment.position and
-    .world.
+    """The parameters of coded mode for one exchange. From these numbers both sides derive the blocks of
+    the assigned samples, the workers that compute each, and the packets to exchange. Workers are numbered
+    by Assignment.position, out of Assignment.world.
+
+    Attributes:
+        exchange: number of the exchange, which grows with every exchange of the job, from 1.
+        redundancy: number of workers that compute the same block.
+        senders: not empty after an exchange has failed: for each block, the position of the worker that sends
+            its whole gradient to all other workers in `present`, even to those that computed it; 2^32 - 1:
+            the block is left out.
+        present: positions of the workers that take part in the repeated exchange; none without senders.
     """
 
-    exchange: int  # grows with every exchange of the job, from 1
-    redundancy: int  # workers that compute the same block
-    # If not empty, an exchange has failed, and of each block its gradient goes whole from its sender (2^32 -
-    # 1: it is left out) to all others that are present, also those that have computed it.
+    exchange: int
+    redundancy: int
     senders: tuple[int, ...] = ()
-    present: tuple[int, ...] = ()  # Positions of the workers that take part in that
+    present: tuple[int, ...] = ()
 
 
 @stored("Outcome")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of a push."""
+    """The outcome of a push, sent to its worker once the server has decided.
 
-    seq: int  # of the push
-    decision: Decision  # of the server
-    version: int = 0  # Accepted: the version that contains it
-    refusal: Refusal | None = None  # refused: why
-    part: int | None = None  # refused because of this part of the push, which may be sent again
-    counted: tuple[int, ...] = ()  # Refused: parts that are in a version all the same
+    Attributes:
+        seq: seq of the push.
+        decision: decision of the server.
+        version: version that contains an accepted push; 0 for a refused one.
+        refusal: reason of a refused push; absent for an accepted one.
+        part: number of the part that caused the refusal, and may be sent again; absent if the whole push is
+            refused.
+        counted: numbers of a refused push's parts that are in a version all the same.
+    """
+
+    seq: int
+    decision: Decision
+    version: int = 0
+    refusal: Refusal | None = None
+    part: int | None = None
+    counted: tuple[int, ...] = ()
 
 
 @stored("Unwanted")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unwanted:
-    """A hint: this push would be refused as it stands, because its round has closed or others compute its
-    samples. Its parts are not needed; what becomes of it is said when it is committed.
+    """A hint that the server would refuse this push in its present state, because its round has closed or
+    other workers compute its samples. The worker stops sending its parts; the outcome follows its commit.
+
+    Attributes:
+        seq: seq of the push.
     """
 
-    seq: int  # of the push
+    seq: int
 
 
 @stored("Save")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Save:
-    """The server writes its state down: the worker is to write down its own, as it is at this version
-    before anything else is computed.
+    """The server's request, while it saves its own state, that the worker saves its state at this version
+    before it computes anything else.
+
+    Attributes:
+        version: version of the parameters.
     """
 
-    version: int  # of the parameters
+    version: int
 
 
 @stored("Saved")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """Answer to Save, once it is written."""
+    """A worker's answer to Save, once its state is written.
 
-    version: int  # of the parameters
-    error: str = ""  # Why nothing was written; empty if it was
+    Attributes:
+        version: version of the parameters.
+        error: reason that nothing was written; empty if the state was written.
+    """
+
+    version: int
+    error: str = ""
 
 
 @stored("Waiting")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """The workers that all others wait for."""
+    """The workers for which all other workers wait, and for how long.
 
-    ranks: tuple[int, ...]  # of the workers that are waited for
-    seconds: float  # since when
-    text: str  # one sentence for people
+    Attributes:
+        ranks: ranks of the workers for which the others wait.
+        seconds: seconds since the others began to wait.
+        text: description of the wait for people, one sentence.
+    """
+
+    ranks: tuple[int, ...]
+    seconds: float
+    text: str
 
 
 @stored("SnapshotRequest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotRequest:
-    """Send a snapshot of the replica. A worker whose replica is at another version does not answer."""
+    """The server's request for a snapshot of the replica. A worker whose replica is at another version
+    does not answer.
 
-    version: int  # that the replica must be at
-    apply: int = 0  # As in Assignment
+    Attributes:
+        version: version that the replica must have.
+        apply: in coded mode, number of the exchange whose sum the replica applies first, as in Assignment; 0:
+            none.
+    """
+
+    version: int
+    apply: int = 0
 
 
 @stored("InitializeRequest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitializeRequest:
-    """Upload the manifest and initial parameters: the worker that was asked before is gone."""
+    """The server's request to upload the manifest and the initial parameters, because the worker that it
+    asked before is gone.
+    """
 
 
 
 @stored("StatusRequest")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusRequest:
-    """Ask what the job is doing."""
+    """A request for the state of the job.
 
-    measured: bool = False  # Also say what has been measured of the job's steps
-    losses: bool = False  # Also say how the training loss went
-    padding: bytes = b""  # of no meaning, to measure the way up; and, with echo, the way down
-    echo: bool = False  # Send the padding back
+    Attributes:
+        measured: true to include the measurements of the job's steps.
+        losses: true to include the history of the training loss.
+        padding: meaningless bytes that measure the upload; with echo, also the download.
+        echo: true to return the padding in the response.
+    """
+
+    measured: bool = False
+    losses: bool = False
+    padding: bytes = b""
+    echo: bool = False
 
 
 @stored("Measured")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What the server knows of the steps of its job, to plan by."""
+    """The server's measurements of its job's steps, as inputs of planning.
 
-    tensors: tuple[Tensor, ...]  # of the model
-    forward_seconds: tuple[float, ...]  # by tensor, mean of the workers
-    backward_seconds: tuple[float, ...]  # by tensor, mean of the workers
-    part_seconds: float  # that a part takes on its way up however small it is
-    byte_seconds: float  # that each byte adds, with all workers sending
-    compressor: str  # of the first worker
-    fusion: str  # as the server was started with
-    order: str  # as the server was started with
-    part_bytes: int  # as the server was started with
-    cores: int  # of the one machine that all are on; 0: a machine for each
-    processor_share: float = 0.0  # Of the computation: that took a processor
-    square_norms: tuple[float, ...] = ()  # By tensor, of the mean gradient; 0 if it was not measured
+    Attributes:
+        tensors: tensors of the model.
+        forward_seconds: by tensor: seconds of forward computation, mean over the workers, as in Profile.
+        backward_seconds: by tensor: seconds of backward computation, mean over the workers, as in Profile.
+        part_seconds: seconds that each part takes to upload in addition to its bytes.
+        byte_seconds: seconds that each byte takes to upload while all workers send.
+        compressor: compressor spec of the first worker.
+        fusion: server's option fusion.
+        order: server's option order.
+        part_bytes: server's option part_bytes, in bytes.
+        cores: number of cores of the one machine that all workers share; 0: each has a machine of its own.
+        processor_share: fraction of the computation that used a processor, 0 to 1; 0: none, or not measured.
+        square_norms: by tensor: squared Euclidean norm of the mean gradient; 0: not measured.
+    """
+
+    tensors: tuple[Tensor, ...]
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+    part_seconds: float
+    byte_seconds: float
+    compressor: str
+    fusion: str
+    order: str
+    part_bytes: int
+    cores: int
+    processor_share: float = 0.0
+    square_norms: tuple[float, ...] = ()
 
 
 @stored("MemberStatus")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberStatus:
-    """A member as the server sees it."""
+    """The state of one member, as the server sees it.
 
-    worker: str  # id of the worker
-    rank: int  # as in JoinResponse
-    attached: bool  # its Exchange stream is open
-    heard_seconds: float  # since its last message
-    activity: str  # from its last heartbeat
-    compressor: str  # that it uses
-    pushes: int  # accepted
-    stalled_seconds: float = 0.0  # for which its training thread has made no progress
-    suspended: bool = False  # it hangs: nobody waits for it until its training thread goes on
+    Attributes:
+        worker: id of the worker.
+        rank: rank of the member, from 0, as in JoinResponse.
+        attached: true while its Exchange stream is open.
+        heard_seconds: seconds since its last message.
+        activity: activity from its last heartbeat, for people.
+        compressor: spec of the compressor that it uses.
+        pushes: number of accepted pushes.
+        stalled_seconds: seconds without progress of its training thread.
+        suspended: true if no round waits for the member, until its hung training thread continues.
+    """
+
+    worker: str
+    rank: int
+    attached: bool
+    heard_seconds: float
+    activity: str
+    compressor: str
+    pushes: int
+    stalled_seconds: float = 0.0
+    suspended: bool = False
 
 
 @stored("LostStatus")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LostStatus:
-    """A member that is gone before the job was done."""
+    """A member that was lost before the job was done.
 
-    worker: str  # id of the worker
-    rank: int  # that it had
-    reason: str  # one sentence for people
-    version: int  # at which it was given up
+    Attributes:
+        worker: id of the worker.
+        rank: rank that the member had, from 0.
+        reason: reason of the loss for people, one sentence.
+        version: version at which the server gave the member up.
+    """
+
+    worker: str
+    rank: int
+    reason: str
+    version: int
 
 
 @stored("EpochStatus")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochStatus:
-    """An evaluation."""
+    """The result of one evaluation, as part of StatusResponse.
 
-    epoch: int  # its number; if every epoch is evaluated, the epochs completed
-    version: int  # that was evaluated
-    metrics: Mapping[str, float]  # "loss", "accuracy", …
-    seconds: float = 0.0  # From the first round's opening to this version
-    epochs: float = 0.0  # That had been trained on when it was asked for
+    Attributes:
+        epoch: number of the evaluation; if every epoch is evaluated, the number of completed epochs.
+        version: version of the evaluated parameters.
+        metrics: values by name: "loss", "accuracy", ….
+        seconds: seconds from the opening of the first round to this version; 0: unknown.
+        epochs: number of epochs that the job had trained on when the evaluation was requested.
+    """
+
+    epoch: int
+    version: int
+    metrics: Mapping[str, float]
+    seconds: float = 0.0
+    epochs: float = 0.0
 
 
 @stored("LossPoint")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossPoint:
-    """Mean training loss of some versions in a row."""
+    """The mean training loss of several consecutive versions.
 
-    version: int  # the last of them
-    loss: float  # weighted by samples
+    Attributes:
+        version: last of these versions.
+        loss: mean training loss, weighted by samples.
+    """
+
+    version: int
+    loss: float
 
 
 @stored("Traffic")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """Bytes at the server."""
+    """Bytes that the server has received (up) and sent (down).
 
-    wire_bytes_up: int = 0  # Messages with gRPC and HTTP/2 framing, from workers
-    wire_bytes_down: int = 0  # The same, to workers
-    raw_bytes_up: int = 0  # What the tensors from workers would take as bare float32
-    raw_bytes_down: int = 0  # The same, to workers
-    payload_bytes_up: int = 0  # Payloads of accepted pushes alone
-    compressed_payload_bytes_up: int = 0  # Of those, the ones that are not dense, with their levels
-    compressed_raw_bytes_up: int = 0  # Float32 size of the tensors that they are of
+    Attributes:
+        wire_bytes_up: bytes of messages from workers, with gRPC and HTTP/2 framing.
+        wire_bytes_down: bytes of messages to workers, with gRPC and HTTP/2 framing.
+        raw_bytes_up: bytes that the tensors from workers would take as bare float32.
+        raw_bytes_down: bytes that the tensors to workers would take as bare float32.
+        payload_bytes_up: bytes of the payloads of accepted pushes, without headers and framing.
+        compressed_payload_bytes_up: bytes of those payloads that are not dense, with their levels.
+        compressed_raw_bytes_up: bytes that the elements of those payloads would take as float32.
+    """
+
+    wire_bytes_up: int = 0
+    wire_bytes_down: int = 0
+    raw_bytes_up: int = 0
+    raw_bytes_down: int = 0
+    payload_bytes_up: int = 0
+    compressed_payload_bytes_up: int = 0
+    compressed_raw_bytes_up: int = 0
 
 
 @stored("StatusResponse")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusResponse:
-    """The job as a whole."""
+    """The state of the job: members, progress, evaluations and traffic.
 
-    job: JobDescription  # the job that the server runs
-    phase: Phase  # of the job
-    waiting: str  # whom or what the job waits for; empty while it moves
-    version: int  # current parameter version
-    epoch: int  # epochs completed
-    epoch_progress: float  # part of the running epoch, 0 to 1
-    members: tuple[MemberStatus, ...]  # in order of rank
-    lost: tuple[LostStatus, ...]  # in order of time
-    evaluations: tuple[EpochStatus, ...]  # the last 1024, in order of epoch
-    traffic: Traffic  # since the server started
-    pushes: int  # accepted
-    refused_pushes: int  # of all workers
-    train_loss: float  # sample-weighted mean of the last closed round
-    training_seconds: float  # from the first round's opening to the last version
-    parameters_sha256: str  # of the final parameters in manifest order; empty before
-    software: str  # version of the server
-    local_steps: int = 0  # That each worker took, in local mode: over all rounds
-    largest_staleness: int = 0  # Of accepted pushes: clocks in stale mode, versions in async
-    redundancy: int = 0  # Of the last round of coded mode
-    uncoded_exchanges: int = 0  # Of coded mode: that replaced one which could not end
-    clipped_elements: int = 0  # Of gradients in coded mode, by all workers
-    repeated_samples: int = 0  # Trained on by a lost worker and by its successor
-    measured: Measured | None = None  # if it was asked for, and enough is known
-    step_seconds: float = 0.0  # From one round to the next, median of the last ones
-    predicted_step_seconds: float = 0.0  # What a step should take, by what has been measured; 0: not known
-    learning_rate: float = 0.0  # Of the next step, by the job's schedule; 0 where scripts say it
-    losses: tuple[LossPoint, ...] = ()  # If they were asked for: training losses, in order of version
-    unix_seconds: float = 0.0  # Of the server's clock, since 1970
-    padding: bytes = b""  # That of the request, if it was to be sent back
+    Attributes:
+        job: description of the job that the server runs.
+        phase: phase of the job.
+        waiting: worker or event that the job waits for; empty while it progresses.
+        version: current parameter version.
+        epoch: number of completed epochs.
+        epoch_progress: fraction of the running epoch that is done, 0 to 1.
+        members: members, in order of rank.
+        lost: lost members, in order of time.
+        evaluations: the last 1024 evaluations, in order of epoch.
+        traffic: bytes since the server started.
+        pushes: number of accepted pushes of all workers.
+        refused_pushes: number of refused pushes of all workers.
+        train_loss: training loss of the last closed round, mean weighted by samples.
+        training_seconds: seconds from the opening of the first round to the last version.
+        parameters_sha256: SHA-256 of the final parameters in manifest order, in hex; empty until the job is
+            done.
+        software: release of gradwire on the server.
+        local_steps: number of steps that each worker took in local mode, over all rounds; 0 in other modes.
+        largest_staleness: largest staleness of an accepted push: in clocks in stale mode, in versions in
+            async mode.
+        redundancy: number of workers that computed each block in the last round of coded mode; 0 in other
+            modes.
+        uncoded_exchanges: number of uncoded exchanges that replaced failed ones in coded mode.
+        clipped_elements: number of gradient elements that all workers clipped in coded mode.
+        repeated_samples: number of samples that a lost worker and its substitute both trained on.
+        measured: measurements of the job's steps; absent unless they were requested and suffice.
+        step_seconds: seconds from one round to the next, median of the last ones; 0: unknown.
+        predicted_step_seconds: seconds that a step should take according to the measurements; 0: unknown.
+        learning_rate: learning rate of the next step, by the job's schedule; 0 if the workers' scripts set
+            it.
+        losses: training losses in order of version; none unless requested.
+        unix_seconds: time of the server's clock, seconds since 1970.
+        padding: the request's padding, if the request asked for its echo.
+    """
+
+    job: JobDescription
+    phase: Phase
+    waiting: str
+    version: int
+    epoch: int
+    epoch_progress: float
+    members: tuple[MemberStatus, ...]
+    lost: tuple[LostStatus, ...]
+    evaluations: tuple[EpochStatus, ...]
+    traffic: Traffic
+    pushes: int
+    refused_pushes: int
+    train_loss: float
+    training_seconds: float
+    parameters_sha256: str
+    software: str
+    local_steps: int = 0
+    largest_staleness: int = 0
+    redundancy: int = 0
+    uncoded_exchanges: int = 0
+    clipped_elements: int = 0
+    repeated_samples: int = 0
+    measured: Measured | None = None
+    step_seconds: float = 0.0
+    predicted_step_seconds: float = 0.0
+    learning_rate: float = 0.0
+    losses: tuple[LossPoint, ...] = ()
+    unix_seconds: float = 0.0
+    padding: bytes = b""
 
 
 InitializeMessage = Chunk | InitializeHeader

@@ -1,5 +1,7 @@
-"""An optimizer's state as it travels: float32 values, moment by moment, end to end. A moment is one tensor of
-torch's optimizer state, such as Adam's `exp_avg` of one parameter."""
+"""An optimizer's state on the wire: float32 values, moment by moment, end to end.
+
+A moment is one tensor of torch's optimizer state, such as Adam's `exp_avg` of one parameter.
+"""
 
 from __future__ import annotations
 
@@ -16,34 +18,34 @@ from .messages import Moment
 from .refusal import Reason, Refused, refused
 from .transfer import TransferBuffer, encode_chunks
 
-TRANSFER = 2  # number of their chunks
-NEVER_NEGATIVE = (COUNT, "exp_avg_sq", "sum")  # torch takes square roots of them
+TRANSFER = 2  # transfer number of the chunks
+NEVER_NEGATIVE = (COUNT, "exp_avg_sq", "sum")  # moments of which torch takes square roots, and the count
 
-# By tensor, what is remembered of it: flat float32 values by torch's name, of one element for a count.
+# By index of the parameter, its moments: flat float32 values by torch's name; a step count has one element.
 Moments = Mapping[int, Mapping[str, npt.NDArray[np.float32]]]
 
 
 def encode_moments(moments: Moments) -> tuple[tuple[Moment, ...], Iterator[bytes]]:
-    """The list for a header, and the chunks that follow it."""
+    """Return the list of moments for a header, and an iterator over the chunk messages that follow it."""
     named = [(tensor, name, moments[tensor][name]) for tensor in sorted(moments) for name in moments[tensor]]
     listed = tuple(Moment(tensor=tensor, name=name) for tensor, name, _ in named)
     return listed, encode_chunks(TRANSFER, [values.view(np.uint8) for _, _, values in named])
 
 
 class MomentValues(TransferBuffer):
-    """The values of moments while their bytes arrive."""
+    """Buffer for the values of moments while their chunks arrive."""
 
     def __init__(self, moments: Sequence[Moment], manifest: Manifest, *, worker: str) -> None:
-        """Check the list before anything is allocated for it.
+        """Check the list of moments, then allocate the buffer.
 
         Args:
-            moments: as a header lists them.
-            manifest: of the model that the optimizer steps.
-            worker: the id that a refusal names.
+            moments: list of moments from a header.
+            manifest: manifest of the model that the optimizer steps.
+            worker: id of the worker, for the message of a refusal.
 
         Raises:
-            Refused: TENSOR, for a moment that the optimizer of its parameter does not have, a repeated one,
-                or a parameter with some of its moments but not all.
+            Refused: TENSOR, for a moment that its parameter's optimizer does not have, a repeated one, or a
+                parameter with some of its moments but not all.
         """
         self._manifest = manifest
         self._moments = moments
@@ -76,7 +78,7 @@ class MomentValues(TransferBuffer):
         return 1 if moment.name == COUNT else self._manifest.specs[moment.tensor].elements
 
     def finish(self) -> Moments:
-        """Return the values, which share memory.
+        """Return the values by tensor and name, once all have arrived; they share memory.
 
         Raises:
             Refused: NON_FINITE or TENSOR, for a value that the optimizer cannot have computed.
@@ -92,6 +94,7 @@ class MomentValues(TransferBuffer):
         return found
 
     def _check(self, moment: Moment, values: npt.NDArray[np.float32]) -> None:
+        """Raise Refused if a value is not finite, or negative where it cannot be."""
         name = f"{moment.name} of {self._manifest.specs[moment.tensor].name!r}"
         reason, limit = Reason.UNSPECIFIED, ""
         if not np.isfinite(values).all():
@@ -99,4 +102,5 @@ class MomentValues(TransferBuffer):
         elif moment.name in NEVER_NEGATIVE and values.size and values.min() < 0:
             reason, limit = Reason.TENSOR, "values of 0 or more"
         if limit:
-            raise refused(reason, worker=self.worker, field=name, limit=limit, value="others")
+            got = "an infinity or a NaN" if reason is Reason.NON_FINITE else "negative values"
+            raise refused(reason, worker=self.worker, field=name, limit=limit, value=got)

@@ -1,4 +1,6 @@
-"""The plan of a job: `messages.PlanAnnouncement`, as it travels, <-> `compressors.Plan`, as code reads it."""
+"""Conversion of a job's plan between `messages.PlanAnnouncement` on the wire and `compressors.Plan` in the
+code.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from .transfer import MAX_PARTS
 
 
 def plan_message(plan: Plan) -> m.PlanAnnouncement:
+    """Return the message that announces a plan."""
     tensors = tuple(unit.last - unit.first for unit in plan.units)
     cuts = sorted(plan.parts[part].start for unit in plan.units for part in unit.parts[1:])
     return m.PlanAnnouncement(
@@ -29,9 +32,14 @@ def plan_message(plan: Plan) -> m.PlanAnnouncement:
 
 
 def plan_of(message: m.PlanAnnouncement, manifest: Manifest, *, worker: str = "") -> Plan:
-    """Return the plan, if the model can be divided so. worker: the id that a refusal names.
+    """Return the plan that a message announces, checked against the model.
 
-    Raises Refused: PLAN, naming the field, before anything of the size of the plan is allocated.
+    Args:
+        manifest: manifest of the model that the plan divides.
+        worker: id of the worker, for the message of a refusal.
+
+    Raises:
+        Refused: PLAN, naming the field, before memory of the size of the plan is allocated.
     """
 
     def check(right: bool, field: str, limit: str, value: object) -> None:

@@ -1,5 +1,7 @@
-"""Whether a server can be reached: its name, its port, and TLS, by sockets alone, so that each failure has
-its own words. gRPC calls all of them UNAVAILABLE."""
+"""Checks of whether a server can be reached: its name, its port, and TLS.
+
+They use sockets alone, so that each failure has a text of its own. gRPC reports all of them as UNAVAILABLE.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,19 @@ from .findings import Finding, Target
 TIMEOUT_S = 5.0
 EXPIRES_SOON_S = 14 * 86400.0
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # and empty SETTINGS
-SETTINGS = 4  # type of the frame that a server of HTTP/2 says first
-TLS_RECORDS = (b"\x15\x03", b"\x16\x03")  # an alert, or a handshake
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # with empty SETTINGS
+SETTINGS = 4  # type of the first frame that an HTTP/2 server sends
+TLS_RECORDS = (b"\x15\x03", b"\x16\x03")  # first bytes of an alert, and of a handshake
 
 
 def reach(target: Target) -> Generator[Finding]:
-    """Yield the checks up to the first byte of gRPC, none after one that is wrong."""
+    """Yield the findings of the checks of name, port and TLS, in this order, up to the first that is
+    wrong.
+    """
     try:
         found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        remedy = "check its spelling, and the DNS of this machine; an IP address needs neither"
+        remedy = "check the spelling and this machine's DNS, or use an IP address"
         yield _wrong("name", f"{target.host!r} is not found: {error.strerror or error}", remedy, True)
         return
     addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
@@ -37,23 +41,26 @@ def reach(target: Target) -> Generator[Finding]:
 
 
 def _wrong(check: str, text: str, remedy: str, unreachable: bool = False) -> Finding:
+    """Return a finding with the state "wrong"."""
     return Finding(check=check, state="wrong", text=text, remedy=remedy, unreachable=unreachable)
 
 
 def _connected(target: Target) -> socket.socket:
+    """Return a socket that is connected to the target."""
     connected = socket.create_connection((target.host, target.port), timeout=TIMEOUT_S)
     connected.settimeout(TIMEOUT_S)
     return connected
 
 
 def _port(target: Target) -> Finding:
+    """Check that the port accepts connections."""
     began = time.perf_counter()
     try:
         with _connected(target):
             took_ms = 1e3 * (time.perf_counter() - began)
     except TimeoutError:
         text = f"no answer from port {target.port} in {TIMEOUT_S:g} s"
-        remedy = "a firewall, a network policy or a wrong address: packets to it are dropped"
+        remedy = "check the address, firewalls and network policies: packets to the server are dropped"
     except OSError as error:
         text = f"port {target.port}: {error.strerror or error}"
         remedy = {
@@ -68,8 +75,8 @@ def _port(target: Target) -> Finding:
 
 
 def _plain(target: Target) -> Finding:
-    """Check that a server speaks HTTP/2 without TLS."""
-    other = "another program has that port; is it the server's gRPC port, and not its --http-port?"
+    """Check that the server speaks HTTP/2 without TLS."""
+    other = "check that it is the server's gRPC port, not its --http-port, and not another program's"
     try:
         with _connected(target) as connected:
             connected.sendall(PREFACE)
@@ -77,7 +84,7 @@ def _plain(target: Target) -> Finding:
             while said and len(said) < 9 and (more := connected.recv(9 - len(said))):
                 said += more
     except TimeoutError:
-        return _wrong("tls", f"the server says nothing for {TIMEOUT_S:g} s", other, True)
+        return _wrong("tls", f"no answer to an HTTP/2 greeting in {TIMEOUT_S:g} s", other, True)
     except OSError:
         said = b""
     if len(said) == 9 and said[3] == SETTINGS:
@@ -85,11 +92,12 @@ def _plain(target: Target) -> Finding:
     if said[:2] in TLS_RECORDS or _speaks_tls(target):
         remedy = "add --tls-ca FILE, the certificate of the authority that issued the server's"
         return _wrong("tls", "the server speaks TLS, and no file was given", remedy)
-    text = f"what answers is no gRPC server: it says {said!r}" if said else "the connection is closed"
+    text = f"not a gRPC server: it answers {said!r}" if said else "the server closes the connection"
     return _wrong("tls", text, other, True)
 
 
 def _speaks_tls(target: Target) -> bool:
+    """Return True if the server answers a TLS handshake."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -102,14 +110,17 @@ def _speaks_tls(target: Target) -> bool:
 
 
 def _tls(target: Target) -> Finding:
+    """Check the TLS handshake, and the dates of the server's certificate."""
     try:
         context = ssl.create_default_context(cafile=target.tls_ca or None)
         context.set_alpn_protocols(["h2"])
         if target.tls_cert:
             context.load_cert_chain(target.tls_cert, target.tls_key)
     except (OSError, ssl.SSLError) as error:
-        remedy = "--tls-ca, --tls-cert and --tls-key are PEM files, and the key that of the certificate"
-        return _wrong("tls", f"the files cannot be used: {_words(error)}", remedy)
+        remedy = (
+            "check that --tls-ca, --tls-cert and --tls-key are PEM files, and that key and certificate match"
+        )
+        return _wrong("tls", f"cannot use the TLS files: {_words(error)}", remedy)
     try:
         with (
             _connected(target) as connected,
@@ -118,7 +129,7 @@ def _tls(target: Target) -> Finding:
             certificate = secured.getpeercert() or {}
             version = secured.version() or "TLS"
             secured.sendall(PREFACE)
-            if not secured.recv(9):  # with TLS 1.3 a server refuses a certificate only now
+            if not secured.recv(9):  # in TLS 1.3 a server refuses a client's certificate after the handshake
                 return _wrong("tls", *_hung_up(target))
     except ssl.SSLCertVerificationError as error:
         text = f"the server's certificate is not accepted: {error.verify_message}"
@@ -138,36 +149,40 @@ def _tls(target: Target) -> Finding:
 
 
 def _hung_up(target: Target) -> tuple[str, str]:
+    """Return text and remedy for a server that closes the connection after the handshake."""
     if target.tls_cert:
-        remedy = "its authority has to be the one that the server was started with, and both dates valid"
-        return "the server hangs up on this worker's certificate", remedy
-    return "the server hangs up: it wants a certificate of the worker", "add --tls-cert and --tls-key"
+        remedy = "use a valid certificate, issued by the authority that the server was started with"
+        return "the server refuses this worker's certificate", remedy
+    return "the server wants a certificate of the worker", "add --tls-cert and --tls-key"
 
 
 def _words(error: OSError) -> str:
+    """Return the reason of an error, in words."""
     reason = getattr(error, "reason", None)
     return str(reason).lower().replace("_", " ") if reason else error.strerror or str(error)
 
 
 def _remedy(error: ssl.SSLCertVerificationError) -> str:
+    """Return the remedy for a server's certificate that this machine does not accept."""
     said = error.verify_message.lower()
     if "expired" in said:
         return "renew the server's certificate, and check the clocks of both machines"
     if "not yet valid" in said:
         return "check the clocks of both machines"
     if "mismatch" in said or "not valid for" in said:
-        return "use a name that the certificate has, or have one issued for this name"
-    return "--tls-ca has to be the authority that has issued the server's certificate"
+        return "use a name in the server's certificate, or issue a certificate for this name"
+    return "set --tls-ca to the authority that issued the server's certificate"
 
 
 def _refused(target: Target, error: ssl.SSLError) -> tuple[str, str]:
+    """Return text and remedy for a TLS handshake that failed."""
     reason = (error.reason or "").upper()
     if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason or "HANDSHAKE" in reason):
         if not target.tls_cert:
             return "the server wants a certificate of the worker", "add --tls-cert and --tls-key"
         return (
             f"the server does not accept this worker's certificate: {_words(error)}",
-            "it has to be issued by the authority that the server was started with, and not be expired",
+            "use a valid certificate, issued by the authority that the server was started with",
         )
     if any(word in reason for word in ("WRONG_VERSION", "RECORD_LAYER", "PACKET_LENGTH", "UNEXPECTED_EOF")):
         return (

@@ -1,9 +1,9 @@
 """The methods of gradwire.v4.ParameterServer for both ends, with messages as dataclasses.
 
-Serialisation lives here and nowhere else: handlers and stubs take and give the dataclasses of `messages`.
-A message that was encoded before (a broadcast) may be passed as bytes. What arrives and is no message of
-the protocol comes out as `Malformed`, so that the receiver can answer with a typed refusal. Every message
-is reported to a `Meter` with its size on the wire.
+Only this file serializes messages of calls: handlers and stubs take and return the dataclasses of `messages`.
+A message that was encoded before, such as a broadcast, may be passed as bytes. Bytes that are no message of
+the protocol arrive as `Malformed`, so that the receiver can answer with a typed refusal. A `Meter` is called
+with the size of every message on the wire.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REFUSAL_KEY = "gradwire-refusal-bin"
 DETAILS_KEY = "grpc-status-details-bin"  # where gRPC's own tools look for a google.rpc.Status
 FRAME_BYTES = 16384  # HTTP/2's default, which gRPC keeps for DATA frames
 
-# The gRPC status under which a call is aborted. Never UNAVAILABLE: a refusal is not worth a retry.
+# The gRPC status with which a call is aborted. Never UNAVAILABLE: clients would retry the refused call.
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 _PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 STATUS = {
@@ -53,8 +53,8 @@ STATUS = {
     Reason.STOPPING: _PRECONDITION,
 }
 
-# Messages outside of streams that end with a checksum as envelopes do: a changed byte may make another worker
-# id or setting of them. What only looks at a job is left to any tool that speaks protobuf.
+# Messages outside of streams that end with a checksum, as envelopes do: a changed byte could change a worker
+# id or a setting. Calls that only read the state of a job have none, so that any protobuf tool can make them.
 CHECKED = ("JoinRequest", "JoinResponse", "InitializeResponse", "GetStateRequest", "GetOptimizerRequest")
 
 LINES_PER_S, LINES_AT_ONCE = 2.0, 50
@@ -66,25 +66,37 @@ Meter = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Bytes that are no message of this protocol. damaged: they were one when they were sent."""
+    """Received bytes that are no message of this protocol.
+
+    Attributes:
+        text: description of the fault.
+        damaged: True if a checksum shows that the bytes changed in transit.
+    """
 
     text: str
     damaged: bool = False
 
 
 def wire_bytes(message_bytes: int) -> int:
-    """Bytes that a message takes in the HTTP/2 stream: gRPC's prefix and a header per DATA frame.
+    """Return the bytes that a message takes in the HTTP/2 stream, gRPC's prefix and DATA frame headers
+    included.
 
-    TCP and IP headers come on top and depend on the path.
+    TCP and IP headers are not counted, because they depend on the path.
+
+    Args:
+        message_bytes: bytes of the encoded message.
     """
     framed = message_bytes + 5
     return framed + 9 * -(-framed // FRAME_BYTES)
 
 
 async def unbatched(stream: AsyncIterator[Any], envelope: str) -> AsyncIterator[Any]:
-    """The messages of an Exchange stream one by one; what is left is a batch in a batch, which nobody sends.
+    """Yield the messages of an Exchange stream one by one, with each batch unpacked.
 
-    envelope: WorkerMessage or ServerMessage.
+    A batch inside a batch is not unpacked; no Gradwire process sends one.
+
+    Args:
+        envelope: WorkerMessage or ServerMessage.
     """
     async for message in stream:
         if isinstance(message, m.Batch):
@@ -95,7 +107,7 @@ async def unbatched(stream: AsyncIterator[Any], envelope: str) -> AsyncIterator[
 
 
 def _read(data: bytes, envelope: str) -> Any:
-    """A body, or Malformed."""
+    """Decode an envelope, and return its body; Malformed if that fails."""
     try:
         return wire.decode_envelope(data, envelope)
     except MalformedError as error:
@@ -103,6 +115,8 @@ def _read(data: bytes, envelope: str) -> Any:
 
 
 def _serializer(message: Descriptor, sent: Meter) -> Callable[[Any], bytes]:
+    """Return the function that encodes a message for gRPC, and reports its size to `sent`."""
+
     def serialize(value: Any) -> bytes:
         if isinstance(value, bytes):
             data = value
@@ -116,6 +130,8 @@ def _serializer(message: Descriptor, sent: Meter) -> Callable[[Any], bytes]:
 
 
 def _deserializer(message: Descriptor, received: Meter) -> Callable[[bytes], Any]:
+    """Return the function that decodes a message from gRPC, and reports its size to `received`."""
+
     def deserialize(data: bytes) -> Any:
         received(wire_bytes(len(data)))
         if _is_envelope(message):
@@ -131,6 +147,7 @@ def _deserializer(message: Descriptor, received: Meter) -> Callable[[bytes], Any
 
 
 def _is_envelope(message: Descriptor) -> bool:
+    """Return True if the message is an envelope: its oneof is called `body`."""
     return "body" in message.oneofs_by_name
 
 
@@ -151,11 +168,15 @@ def generic_handler(
     received: Meter,
     admit: Callable[[Mapping[str, Any]], Refusal | None] = lambda _: None,
 ) -> Any:
-    """gRPC handler for all methods. Streams are read and written through the context.
+    """Return a gRPC handler for all methods; it refuses calls of any other protocol version by name.
 
-    It refuses calls of any other version of the protocol by name.
+    Handlers of streams read and write them through gRPC's context.
 
-    admit: is given the metadata of a call before anything of it is read, and says why it is refused.
+    Args:
+        handlers: coroutine functions by method name, such as "Join".
+        sent, received: called with the wire size of each message, in bytes.
+        admit: called with a call's metadata before the call is read; returns a refusal, or None to admit the
+            call.
     """
     methods: dict[str, Any] = {}
     for method in SERVICE.methods:
@@ -169,25 +190,36 @@ def generic_handler(
 
 
 class RefusalLog:
-    """Says which calls were refused: a few a second, so that nobody fills a disk with what is refused."""
+    """Log of refused calls, limited to two lines per second after the first 50, so that refusals cannot fill
+    a disk.
+    """
 
     def __init__(self) -> None:
         self._rate = Rate(LINES_PER_S, LINES_AT_ONCE)
 
     def warn(self, peer: str, refusal: Refusal) -> None:
+        """Log the refusal of a call from `peer`, with the number of refusals omitted before, unless the limit
+        is reached.
+        """
         if self._rate.take(time.monotonic()):
             more = self._rate.put_off()
-            log.warning("refused %s: %s%s", peer, sentence(refusal), f" (and {more} others)" if more else "")
+            omitted = f" (and {more} more refusals, not logged)" if more else ""
+            log.warning("refused %s: %s%s", peer, sentence(refusal), omitted)
 
 
 class _Methods:
-    """A grpc.GenericRpcHandler, which is generic in one set of stubs and not in another."""
+    """A grpc.GenericRpcHandler; not a subclass, because that class is generic in one set of gRPC's stubs
+    only.
+    """
 
     def __init__(self, methods: dict[str, Any], admit: Callable[[Mapping[str, Any]], Refusal | None]) -> None:
         self._methods, self._admit = methods, admit
         self._refused = RefusalLog()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Called by gRPC for each call: return its method's handler, a handler that refuses it, or None if it
+        is unknown.
+        """
         path = handler_call_details.method
         package, _, service = path.removeprefix("/").partition(f".{SERVICE.name}/")
         if not service:
@@ -203,20 +235,21 @@ class _Methods:
         async def refuse(_: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
             self._refused.warn(context.peer(), refused)
             await abort(context, refused)
-            raise AssertionError("an aborted call goes on")
+            raise AssertionError("an aborted call continues")
 
         untyped: Any = grpc
         return untyped.unary_unary_rpc_method_handler(refuse)
 
 
 def _another_version(got: str) -> Refusal:
+    """Return the refusal of a call of the protocol version `got`."""
     remedy = "install the same release of gradwire on both sides"
     limit = f"{pb.DESCRIPTOR.package} (gradwire {__version__})"
     return refusal(Reason.PROTOCOL_VERSION, field="protocol", limit=limit, value=got, remedy=remedy)
 
 
 class Stub:
-    """Client side of the methods on a grpc.aio channel, one attribute each."""
+    """The client side of the methods on a gRPC channel, with one attribute for each method."""
 
     def __init__(
         self,
@@ -226,7 +259,10 @@ class Stub:
         received: Meter,
         metadata: Callable[[], Sequence[tuple[str, str]]] = tuple,
     ) -> None:
-        """metadata: that goes with each call."""
+        """Args:
+        sent, received: called with the wire size of each message, in bytes.
+        metadata: returns the metadata of a call; called before each call.
+        """
 
         def callable_of(name: str) -> Any:
             method = SERVICE.methods_by_name[name]
@@ -253,9 +289,11 @@ class Stub:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], refused: Refusal) -> None:
-    """End the call with the refusal: as the status text, and whole in the trailing metadata, twice.
+    """End a call with a refusal: its sentence as the status text, and the whole refusal in the trailing
+    metadata.
 
-    Once bare, for our workers; and in a google.rpc.Status, for every other tool.
+    The metadata hold it twice: alone, for Gradwire's workers, and in a google.rpc.Status, for all other
+    tools.
     """
     code, text, message = STATUS.get(refused.reason, INVALID), sentence(refused), encode(refused)
     metadata = ((REFUSAL_KEY, message), (DETAILS_KEY, _status(int(code.value[0]), text, message)))
@@ -263,7 +301,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], refused: Refusal) -
 
 
 def _status(code: int, text: str, refused: bytes) -> bytes:
-    """A google.rpc.Status, by hand: int32 code = 1, string message = 2, repeated Any details = 3."""
+    """Return an encoded google.rpc.Status: int32 code = 1, string message = 2, repeated Any details = 3."""
     detail = AnyMessage(type_url=f"type.googleapis.com/{pb.Refusal.DESCRIPTOR.full_name}", value=refused)
     fields = ((0x12, text.encode()), (0x1A, detail.SerializeToString()))
     return bytes((0x08, code)) + b"".join(
@@ -272,9 +310,9 @@ def _status(code: int, text: str, refused: bytes) -> bytes:
 
 
 def refusal_of(error: grpc.aio.AioRpcError) -> Refused | None:
-    """The refusal that a server ended a call with, if that is what happened.
+    """Return the refusal with which a server ended a call; None if the call failed for another reason.
 
-    A server that does not have the method speaks another version of the protocol.
+    A server without the method speaks another version of the protocol, and that is the refusal then.
     """
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return Refused(_another_version("a server that does not speak it"))
@@ -283,6 +321,6 @@ def refusal_of(error: grpc.aio.AioRpcError) -> Refused | None:
         if key == REFUSAL_KEY and isinstance(value, bytes):
             try:
                 return Refused(decode(value, Refusal))
-            except MalformedError:  # a newer server's reason: keep the words
+            except MalformedError:  # a reason that only a newer release knows: keep the text
                 return Refused(Refusal(reason=Reason.UNSPECIFIED, message=error.details() or ""))
     return None

@@ -1,4 +1,6 @@
-"""The division of a round's samples, by which workers take their share and the server checks pushes."""
+"""The division of samples among workers. Workers choose their samples by it, and the server checks pushes by
+it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,16 @@ from .messages import Assignment
 
 
 def share(samples: int, position: int, world: int, least: int = 1) -> tuple[int, int]:
-    """Start and end of a position's part of `samples`; the first ones get one more if it does not divide.
-    Where there are too few for parts of at least `least`, the last positions get none."""
+    """Return start and end of one position's share of `samples` samples.
+
+    If they do not divide evenly, the first positions receive one sample more. If there are too few for shares
+    of `least` samples, the last positions receive none.
+
+    Args:
+        position: position of the worker, 0 to world - 1.
+        world: number of workers that share the samples.
+        least: least number of samples in a share.
+    """
     world = max(1, min(world, samples // least))
     if position >= world:
         return samples, samples
@@ -22,6 +32,10 @@ def assigned_samples(assignment: Assignment) -> int:
 
 
 def draws(count: int, most: int, least: int = 1) -> int:
-    """Return how often up to `most` of `count` samples can be drawn, never leaving fewer than `least`."""
+    """Return the number of batches of up to `most` samples into which `count` samples are divided.
+
+    A remainder of fewer than `least` samples joins the batch before it. A batch has at least `least` samples,
+    unless there are fewer.
+    """
     whole, rest = divmod(count, max(most, least))
     return whole + (rest >= least or (rest > 0 and not whole))

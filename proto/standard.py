@@ -10,22 +10,23 @@ from .service import SERVICE
 
 
 class Health:
-    """Answers for the whole server and for our service alike."""
+    """The health service, with the same answer for the whole server and for Gradwire's service."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def serving(self) -> None:
+        """Answer probes with SERVING from now on."""
         for name in ("", SERVICE.full_name):
             await self._servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stopping(self) -> None:
-        """Not serving, for good."""
+        """Answer probes with NOT_SERVING from now on; this cannot be undone."""
         await self._servicer.enter_graceful_shutdown()
 
 
 def reflect(server: grpc.aio.Server) -> None:
-    """Enable gRPC reflection, by which tools list services and messages."""
+    """Enable gRPC reflection, by which tools such as grpcurl list services and messages."""
     names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)

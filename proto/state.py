@@ -1,5 +1,7 @@
-"""The values of entries as they travel: little-endian bytes, each in its own dtype, end to end in the order
-of the entries; frozen parameters first where both they and buffers do."""
+"""The values of state_dict entries on the wire: little-endian bytes, each in its own dtype, end to end.
+
+They are in the order of the entries. In a transfer of both, frozen parameters precede buffers.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,24 @@ from .entries import entry_bytes
 from .messages import Entry, EntryKind
 from .transfer import Bytes, TransferBuffer, encode_chunks
 
-TRANSFER = 1  # number of their chunks
+TRANSFER = 1  # transfer number of the chunks
 
 
 def encode_values(entries: Sequence[Entry], values: Mapping[str, Bytes]) -> Iterator[bytes]:
-    """Chunks with the value of each entry. values: by name."""
+    """Return the chunk messages with the value of each entry.
+
+    Args:
+        values: bytes of each value, by the entry's name.
+    """
     return encode_chunks(TRANSFER, [values[entry.name] for entry in entries])
 
 
 def frozen_digest(entries: Sequence[Entry], values: Mapping[str, Bytes]) -> bytes:
-    """SHA-256 over the values of the frozen parameters."""
+    """Return the SHA-256 over the values of the frozen parameters.
+
+    Args:
+        values: bytes of each value, by the entry's name.
+    """
     digest = hashlib.sha256()
     for entry in entries:
         if entry.kind is EntryKind.FROZEN:
@@ -28,14 +38,14 @@ def frozen_digest(entries: Sequence[Entry], values: Mapping[str, Bytes]) -> byte
 
 
 class EntryValues(TransferBuffer):
-    """The values of entries while their bytes arrive. The entries have been checked."""
+    """Buffer for the values of entries while their chunks arrive. The caller has checked the entries."""
 
     def __init__(self, entries: Sequence[Entry], *, worker: str) -> None:
         super().__init__(TRANSFER, sum(map(entry_bytes, entries)), worker=worker)
         self._entries = entries
 
     def finish(self) -> dict[str, Bytes]:
-        """The bytes of each, by name; they share memory."""
+        """Return the bytes of each entry by its name, once all have arrived; they share memory."""
         assert self.complete
         found: dict[str, Bytes] = {}
         at = 0

@@ -1,8 +1,9 @@
-"""Payloads <-> headers and chunks.
+"""Conversion between payloads and their headers and chunks.
 
-A transfer is a header (PartHeader, Update, Initialize, Fetch) that says what its bytes are, followed by
-chunks that hold these laid end to end. The receiver derives every size from the header and the manifest,
-refuses what does not fit before it allocates, and then fills one buffer in order.
+A transfer is a header (PartHeader, Update, InitializeHeader, FetchHeader) that describes its bytes, followed
+by chunks that contain these bytes end to end. The receiver derives every size from the header and the
+manifest. It refuses a header that does not fit before it allocates memory, and then fills one buffer in
+order.
 """
 
 from __future__ import annotations
@@ -47,19 +48,23 @@ from .wire import CHUNK_BYTES, crc32c, encode_chunk
 
 Bytes = npt.NDArray[np.uint8]
 
-# Both sides name the same things alike.
+# The enums of the wire and those of `compressors` have members of the same names.
 _FORMATS = {m.DenseEncoding[format.name]: format for format in DenseFormat}
 _CODE_FORMATS = {m.CodeEncoding[format.name]: format for format in CodeFormat}
 _CODINGS = {m.IndexEncoding[coding.name]: coding for coding in IndexCoding}
 _NO_BYTES = np.empty(0, np.uint8)
 
-PACKETS = 1 << 63  # transfers of coded packets are above
-MAX_ARRIVING = 4  # parts on their way from one worker, each overtaken by the next
-MAX_PARTS = 1 << 16
+PACKETS = 1 << 63  # least transfer number of a coded packet
+MAX_ARRIVING = 4  # limit for a worker's unfinished parts, each overtaken by the next
+MAX_PARTS = 1 << 16  # limit for the parts of a plan
 
 
 def payload_header(payload: Payload, content: m.Content = m.Content.UNSPECIFIED) -> PayloadHeader:
-    """The header that describes `payload`. content: what it does, in an update."""
+    """Return the header that describes a payload.
+
+    Args:
+        content: effect of the payload on a replica, in an update; UNSPECIFIED in a push.
+    """
     if isinstance(payload, SparsePayload):
         sparse = SparseHeader(
             count=payload.count,
@@ -75,6 +80,7 @@ def payload_header(payload: Payload, content: m.Content = m.Content.UNSPECIFIED)
 
 
 def _value_header(payload: ValuePayload) -> DenseHeader | QuantizedHeader | LinearHeader:
+    """Return the header of a payload that holds the value of every element."""
     match payload:
         case DensePayload():
             return DenseHeader(format=m.DenseEncoding[payload.format.name])
@@ -87,12 +93,16 @@ def _value_header(payload: ValuePayload) -> DenseHeader | QuantizedHeader | Line
 
 
 def packet_transfer(packet: m.Packet) -> int:
-    """Return the transfer number of a packet."""
+    """Return the transfer number of a coded packet."""
     return PACKETS + (packet.exchange << 32) + packet.index
 
 
 def part_transfer(number: int, part: int) -> int:
-    """Return the transfer number of a part. number: seq of its push, or version of its update."""
+    """Return the transfer number of a part.
+
+    Args:
+        number: seq of the part's push, or version of its update.
+    """
     return (number << 16) + part
 
 
@@ -104,11 +114,14 @@ def part_header(
     payloads: Sequence[Payload],
     learning_rates: Sequence[float] = (),
 ) -> m.PartHeader:
-    """The header of a part of a push, whose payloads lie end to end.
+    """Return the header of a part of a push.
 
     Args:
-        plan, part: their numbers.
-        learning_rates: of the step that it is for, by parameter group; none for those of the job.
+        assignment: id of the assignment that the push answers.
+        plan: number of the plan that defines the part.
+        part: number of the part in the plan.
+        payloads: payloads of the part, end to end over its elements.
+        learning_rates: learning rates of the step, by parameter group; empty for those of the job.
     """
     return m.PartHeader(
         seq=seq,
@@ -121,13 +134,21 @@ def part_header(
 
 
 def digest(checksums: Mapping[int, int]) -> int:
-    """Return the checksum of a push, from those of its parts."""
+    """Return the checksum of a push: the CRC-32C over the checksums of its parts, in order of the parts.
+
+    Args:
+        checksums: CRC-32C of each part's bytes, by the number of the part.
+    """
     in_order = np.array([checksums[part] for part in sorted(checksums)], "<u4")
     return crc32c((in_order.view(np.uint8),))
 
 
 def chunk_checksums(parts: Sequence[Bytes], chunk_bytes: int = CHUNK_BYTES) -> list[int]:
-    """Return the checksum of each chunk of a transfer: crc32c of all bytes up to its end."""
+    """Return the checksum of each chunk of a transfer: the CRC-32C of all its bytes up to the chunk's end.
+
+    Args:
+        parts: bytes of the transfer, in pieces.
+    """
     found: list[int] = []
     for pieces in _chunks(parts, chunk_bytes):
         found.append(crc32c(pieces, found[-1] if found else 0))
@@ -140,10 +161,12 @@ def encode_chunks(
     chunk_bytes: int = CHUNK_BYTES,
     checksums: Sequence[int] | None = None,
 ) -> Iterator[bytes]:
-    """Return messages with the parts laid end to end, in chunks of `chunk_bytes`; the last may be shorter.
+    """Yield chunk messages with the bytes of a transfer, in chunks of `chunk_bytes`; the last may be shorter.
 
     Args:
-        checksums: what `chunk_checksums` returns for these; None to compute each with its chunk.
+        transfer: number of the transfer.
+        parts: bytes of the transfer, in pieces that are laid end to end.
+        checksums: checksum of each chunk, from `chunk_checksums`; None to compute each with its chunk.
     """
     offset = checksum = 0
     for index, pieces in enumerate(_chunks(parts, chunk_bytes)):
@@ -153,7 +176,7 @@ def encode_chunks(
 
 
 def _chunks(parts: Sequence[Bytes], chunk_bytes: int) -> Iterator[list[Bytes]]:
-    """Return the pieces of each chunk."""
+    """Yield for each chunk the pieces of the parts that it contains."""
     filled = 0
     pieces: list[Bytes] = []
     for part in parts:
@@ -171,7 +194,9 @@ def _chunks(parts: Sequence[Bytes], chunk_bytes: int) -> Iterator[list[Bytes]]:
 
 
 def _empty_payload(header: PayloadHeader) -> Payload:
-    """The payload that a header announces, checked, with no bytes yet. Raises PayloadError."""
+    """Return the payload that a header announces, without its bytes. Raise PayloadError if the header is
+    invalid.
+    """
     payload: Payload
     if isinstance(header.kind, SparseHeader):
         sparse = header.kind
@@ -196,6 +221,7 @@ def _empty_payload(header: PayloadHeader) -> Payload:
 
 
 def _empty_values(header: DenseHeader | QuantizedHeader | LinearHeader | None, elements: int) -> ValuePayload:
+    """Return the payload of values that a header announces, without its bytes."""
     match header:
         case DenseHeader(format=code) if code in _FORMATS:
             return DensePayload(format=_FORMATS[code], elements=elements, data=_NO_BYTES)
@@ -215,6 +241,7 @@ def _empty_values(header: DenseHeader | QuantizedHeader | LinearHeader | None, e
 
 
 def _block_sizes(sizes: Sequence[int], elements: int) -> npt.NDArray[np.int64] | None:
+    """Return the sizes of a quantized payload's blocks; None for one block."""
     if not sizes:
         return None
     if max(sizes) > elements:
@@ -225,16 +252,21 @@ def _block_sizes(sizes: Sequence[int], elements: int) -> npt.NDArray[np.int64] |
 def announced_payloads(
     headers: Sequence[PayloadHeader], part: Part, manifest: Manifest, *, worker: str
 ) -> list[Payload]:
-    """Check the headers of a part of the model; return its payloads, still without bytes.
+    """Check the headers of a part's payloads, and return the payloads, still without bytes.
 
-    Payloads lie end to end over the part's elements; what is absent is whole tensors, as far as they lie in
-    the part. Nothing is allocated here.
+    The payloads must lie end to end over the part's elements. An absent payload must stand for whole tensors,
+    as far as they lie in the part. No memory is allocated for the bytes.
+
+    Args:
+        part: the part of the plan that the headers describe.
+        manifest: manifest of the model.
+        worker: id of the worker, for the message of a refusal.
 
     Raises:
         Refused: ELEMENTS or PAYLOAD, naming the tensor.
     """
     total = sum(header.elements for header in headers)
-    if not headers:  # it contributes nothing
+    if not headers:  # the part contributes nothing
         return []
     if total != part.elements or not all(header.elements for header in headers):
         limit, value = f"payloads of {part.elements} elements, none empty", f"{total} elements"
@@ -251,9 +283,12 @@ def announced_payloads(
         if isinstance(payloads[-1], AbsentPayload):
             for border in (at, end):
                 if border not in (part.start, part.end) and not manifest.between_tensors(border):
-                    where, limit = manifest.tensor_at(border), "a tensor of which all is absent or nothing"
+                    where, limit = (
+                        manifest.tensor_at(border),
+                        "a tensor that is absent as a whole or not at all",
+                    )
                     raise refused(
-                        Reason.PAYLOAD, worker=worker, field=where, limit=limit, value="a piece of it"
+                        Reason.PAYLOAD, worker=worker, field=where, limit=limit, value="an absent piece of it"
                     )
         at = end
     return payloads
@@ -262,7 +297,16 @@ def announced_payloads(
 def part_assembly(
     transfer: int, headers: Sequence[PayloadHeader], part: Part, manifest: Manifest, *, worker: str
 ) -> Assembly:
-    """Return an assembly for the bytes of a part. Raises Refused before anything is allocated."""
+    """Check the headers of a part's payloads, and return an assembly that receives their bytes.
+
+    Args:
+        transfer: transfer number of the part.
+        part: the part of the plan that the headers describe.
+        worker: id of the worker, for the message of a refusal.
+
+    Raises:
+        Refused: ELEMENTS or PAYLOAD, before memory is allocated.
+    """
     payloads = announced_payloads(headers, part, manifest, worker=worker)
     names = _names(payloads, part, manifest)
     return Assembly(transfer, payloads, chunk_bytes=CHUNK_BYTES, worker=worker, names=names)
@@ -271,11 +315,16 @@ def part_assembly(
 def received_payloads(
     headers: Sequence[PayloadHeader], data: Bytes, part: Part, manifest: Manifest, *, worker: str
 ) -> list[Payload]:
-    """The payloads of a part whose bytes came in one piece, checked; they share its memory.
+    """Return the checked payloads of a part whose bytes arrived in one piece; they share its memory.
+
+    Args:
+        data: bytes of all payloads, end to end.
+        part: the part of the plan that the headers describe.
+        worker: id of the worker, for the message of a refusal.
 
     Raises:
-        Refused: ELEMENTS, PAYLOAD or NON_FINITE, naming the tensor; CHUNK if `data` has not as many bytes as
-            the headers say.
+        Refused: ELEMENTS, PAYLOAD or NON_FINITE, naming the tensor; CHUNK if `data` has another number of
+            bytes than the headers announce.
     """
     payloads = announced_payloads(headers, part, manifest, worker=worker)
     size = sum(map(payload_bytes, payloads))
@@ -292,7 +341,9 @@ def _names(payloads: Sequence[Payload], part: Part, manifest: Manifest) -> list[
 
 
 def _checked(announced: Sequence[Payload], data: Bytes, names: Sequence[str], worker: str) -> list[Payload]:
-    """The payloads with their bytes, which lie end to end. Raises Refused."""
+    """Return the payloads with their bytes, which lie end to end in `data`. Raise Refused if one is
+    invalid.
+    """
     whole: list[Payload] = []
     at = 0
     for name, payload in zip(names, announced, strict=True):
@@ -308,7 +359,12 @@ def _checked(announced: Sequence[Payload], data: Bytes, names: Sequence[str], wo
 
 
 def values_assembly(transfer: int, manifest: Manifest, *, worker: str) -> Assembly:
-    """Return an assembly for the values of all tensors of a manifest, as float32."""
+    """Return an assembly that receives the values of all tensors of a manifest, as float32.
+
+    Args:
+        transfer: number of the transfer.
+        worker: id of the worker, for the message of a refusal.
+    """
     payloads: list[Payload] = [
         DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=_NO_BYTES)
         for spec in manifest.specs
@@ -318,6 +374,7 @@ def values_assembly(transfer: int, manifest: Manifest, *, worker: str) -> Assemb
 
 
 def _refused(error: PayloadError, worker: str, field: str) -> Refused:
+    """Return the refusal of an invalid payload."""
     reason = Reason.NON_FINITE if "finite" in error.limit else Reason.PAYLOAD
     return refused(
         reason, worker=worker, field=f"{field} {error.field}", limit=error.limit, value=error.value
@@ -326,12 +383,16 @@ def _refused(error: PayloadError, worker: str, field: str) -> Refused:
 
 @dataclasses.dataclass(eq=False)
 class ChunkValidator:
-    """One transfer while its bytes pass by.
+    """A check of the chunks of one transfer as they arrive; it keeps none of their bytes.
 
-    Chunks come in order and, but for the last, in full size, each with the checksum of everything up to its
-    end; anything else is refused.
+    Chunks must arrive in order and, except the last, in full size, each with the checksum of all bytes up to
+    its end. Every other chunk is refused.
 
-    size: bytes in all. chunk_bytes: of every chunk but the last. worker: whom to name in a refusal.
+    Attributes:
+        transfer: number of the transfer.
+        size: bytes of the whole transfer.
+        chunk_bytes: bytes of every chunk but the last.
+        worker: id of the worker, for the message of a refusal.
     """
 
     transfer: int
@@ -344,15 +405,20 @@ class ChunkValidator:
 
     @property
     def complete(self) -> bool:
+        """True once all bytes of the transfer have arrived."""
         return self._filled == self.size
 
     @property
     def checksum(self) -> int:
-        """crc32c over what has passed by."""
+        """CRC-32C over the bytes that have arrived."""
         return self._crc32c
 
     def add(self, chunk: Chunk) -> None:
-        """Take the next chunk. Raises Refused: CHUNK or CHECKSUM."""
+        """Check the next chunk of the transfer, and count its bytes.
+
+        Raises:
+            Refused: CHUNK, for a chunk of another transfer, offset or size; CHECKSUM, for damaged bytes.
+        """
         expected = (self.transfer, self._filled, min(self.chunk_bytes, self.size - self._filled))
         got = (chunk.transfer, chunk.offset, int(chunk.data.size))
         if got != expected:
@@ -372,19 +438,29 @@ class ChunkValidator:
 
 @dataclasses.dataclass(eq=False)
 class TransferBuffer(ChunkValidator):
-    """The bytes of one transfer. The buffer is allocated at construction, so check the header first."""
+    """Buffer that receives the bytes of one transfer. It is allocated at construction, so check the header
+    first.
+
+    Attributes:
+        data: bytes of the transfer, uint8 (size,), filled up to the last chunk.
+    """
 
     def __post_init__(self) -> None:
         self.data: Bytes = np.empty(self.size, np.uint8)
 
     def add(self, chunk: Chunk) -> None:
+        """Check the next chunk of the transfer, and copy its bytes to the buffer.
+
+        Raises:
+            Refused: CHUNK, for a chunk of another transfer, offset or size; CHECKSUM, for damaged bytes.
+        """
         at = self._filled
         super().add(chunk)
         self.data[at : self._filled] = chunk.data
 
 
 class Assembly(TransferBuffer):
-    """The payloads of one transfer while their bytes arrive; their headers have been checked."""
+    """Buffer that receives the payloads of one transfer, whose headers have been checked."""
 
     def __init__(
         self,
@@ -395,10 +471,11 @@ class Assembly(TransferBuffer):
         worker: str,
         names: Sequence[str],
     ) -> None:
-        """
-        Args:
-            payloads: as announced, without bytes.
-            worker, names: whom to name in a refusal, and where each payload begins.
+        """Args:
+        payloads: payloads that the header announces, without bytes.
+        chunk_bytes: bytes of every chunk but the last.
+        worker: id of the worker, for the message of a refusal.
+        names: name of the tensor in which each payload begins, for messages.
         """
         size = sum(map(payload_bytes, payloads))
         super().__init__(transfer, size, chunk_bytes=chunk_bytes, worker=worker)
@@ -406,9 +483,11 @@ class Assembly(TransferBuffer):
         self._names = names
 
     def finish(self) -> list[Payload]:
-        """The payloads, checked: codes, padding, levels, finite values.
+        """Return the payloads, once all bytes have arrived, after a check of codes, padding, levels and
+        finite values.
 
-        Reads every byte once, in nogil code; call it off the event loop for large transfers.
+        The check reads every byte once and releases the interpreter lock. Call it outside the event loop for
+        large transfers.
 
         Raises:
             Refused: PAYLOAD or NON_FINITE, naming the tensor.

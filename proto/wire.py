@@ -1,11 +1,13 @@
-"""Messages of the streams <-> bytes.
+"""Conversion between stream messages and bytes.
 
-Chunks carry nearly all bytes, so they are framed by hand: one copy when written and none when read, where
-protobuf would make two of each. The frame is the protobuf encoding of WorkerMessage{chunk} (field 1 in
-every oneof that holds a chunk), which a test checks against the generated classes. So are batches.
+Chunks hold nearly all bytes, so this file frames them by hand: one copy to write them and none to read them,
+where protobuf would make two of each. The frame is the protobuf encoding of WorkerMessage{chunk}; every oneof
+with a chunk has it as field 1. A test compares it with the generated classes. Batches are framed by hand,
+too.
 
-A chunk's checksum is that of its transfer so far, so that one pass over the data serves both. Every other
-message of a stream ends with a checksum of its own, because a protobuf with a flipped bit often still parses.
+The checksum of a chunk covers its transfer up to the chunk's end, so that one pass over the data serves both.
+Every other stream message ends with a checksum of its own, because a protobuf with a flipped bit often still
+parses.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ TRAILER_BYTES = 5  # tag and checksum
 
 Bytes = npt.NDArray[np.uint8]
 
-# At 1 Mbit/s a chunk takes 4 s, well within a lease: whoever sends one is heard of in time.
+# At 1 Mbit/s a chunk takes 4 s, well within a lease: each renews the lease of its sender in time.
 CHUNK_BYTES = 512 << 10
-# Largest message either side takes: a chunk, or a header with thousands of tensors.
+# Largest message that either side accepts: a chunk, or a header with thousands of tensors.
 MAX_MESSAGE_BYTES = 8 << 20
 
-# Messages are put together until they are so many bytes, and so many: whatever waits behind a short one goes
-# with it, and nothing follows one that is larger.
+# Messages are joined in a batch until it has BATCH_BYTES bytes or MAX_BATCH messages. So all messages that
+# wait behind a short one join it, and none follows one of BATCH_BYTES or more.
 BATCH_BYTES = 64 << 10
 MAX_BATCH = 256
 
@@ -47,11 +49,15 @@ _TAG_DATA = 0x22  # field 4, length-delimited
 
 
 class DamagedMessageError(MalformedError):
-    """A message that was changed on its way."""
+    """A message whose checksum shows that its bytes changed in transit."""
 
 
 def crc32c(parts: Iterable[Bytes], value: int = 0) -> int:
-    """CRC-32C of the parts laid end to end; `value` is that of what comes before them."""
+    """Return the CRC-32C of the parts laid end to end.
+
+    Args:
+        value: CRC-32C of the bytes that precede the parts; 0 for none.
+    """
     for part in parts:
         if part.size:
             value = int(google_crc32c.extend(value, part))  # pyright: ignore[reportUnknownArgumentType]
@@ -59,11 +65,12 @@ def crc32c(parts: Iterable[Bytes], value: int = 0) -> int:
 
 
 def trailer(data: bytes) -> bytes:
-    """The field crc32c = 15 for a message that consists of `data` so far."""
+    """Return the encoded field crc32c = 15 that ends a message with the bytes `data`."""
     return b"\x7d" + crc32c((np.frombuffer(data, np.uint8),)).to_bytes(4, "little")
 
 
 def varint(value: int) -> bytes:
+    """Return a non-negative integer as a protobuf varint."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -73,9 +80,12 @@ def varint(value: int) -> bytes:
 
 
 def encode_chunk(transfer: int, offset: int, parts: Sequence[Bytes], checksum: int) -> bytes:
-    """A message whose body is a chunk with the parts laid end to end as its data.
+    """Return an envelope message whose body is a chunk with the parts, laid end to end, as its data.
 
-    checksum: of the transfer up to the end of this chunk.
+    Args:
+        transfer: number of the transfer.
+        offset: number of bytes of the transfer before this chunk.
+        checksum: CRC-32C of the transfer up to the end of this chunk.
     """
     size = sum(part.size for part in parts)
     head = bytearray()
@@ -93,6 +103,7 @@ def encode_chunk(transfer: int, offset: int, parts: Sequence[Bytes], checksum: i
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the varint at index `at`, and the index after it."""
     value = shift = 0
     while shift < 64:
         byte = data[at]
@@ -105,7 +116,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _fast_chunk(data: bytes) -> m.Chunk | None:
-    """Read the frame that `encode_chunk` writes; None for any other encoding of a chunk."""
+    """Return the chunk in a frame that `encode_chunk` wrote; None for any other encoding of a chunk."""
     length, at = _read_varint(data, 1)
     if at + length != len(data):
         return None
@@ -128,7 +139,9 @@ def _fast_chunk(data: bytes) -> m.Chunk | None:
 
 
 def batch(messages: Sequence[bytes]) -> bytes:
-    """Return one message for several of a stream (`Batch`); a single one unchanged."""
+    """Return one `Batch` message that contains the messages, in order; a single message is returned
+    unchanged.
+    """
     if len(messages) == 1:
         return messages[0]
     pieces: list[bytes] = []
@@ -139,7 +152,11 @@ def batch(messages: Sequence[bytes]) -> bytes:
 
 
 def gather(first: bytes, more: Callable[[], bytes | None]) -> bytes:
-    """The first message, with those that are there to follow it while it is short. more: takes the next."""
+    """Return `first` and the messages that wait behind it as one message, up to the limits of a batch.
+
+    Args:
+        more: returns the next waiting message; None if there is none.
+    """
     messages, size = [first], len(first)
     while size < BATCH_BYTES and len(messages) < MAX_BATCH and (message := more()) is not None:
         messages.append(message)
@@ -148,9 +165,13 @@ def gather(first: bytes, more: Callable[[], bytes | None]) -> bytes:
 
 
 def _batched(data: bytes) -> m.Batch:
-    """Read what `batch` writes, and nothing else: no checksum covers what stands between the messages.
+    """Return the batch in a frame that `batch` wrote.
 
-    Raises IndexError or DamagedError.
+    No checksum covers the bytes between the messages, so any other encoding is refused.
+
+    Raises:
+        IndexError: the batch is cut short.
+        DamagedMessageError: the bytes are not those that `batch` writes.
     """
     size, at = _read_varint(data, 1)
     messages: list[bytes] = []
@@ -160,12 +181,12 @@ def _batched(data: bytes) -> m.Batch:
             messages.append(data[at : at + size])
             at += size
     if at != len(data) or len(messages) < 2:
-        raise DamagedMessageError(f"a batch that does not consist of 2 to {MAX_BATCH} messages")
+        raise DamagedMessageError(f"damaged batch: expected 2 to {MAX_BATCH} messages")
     return m.Batch(messages=tuple(messages))
 
 
 def encode_envelope(value: object, envelope: str) -> bytes:
-    """The message `envelope` with `value` as its body and its checksum behind."""
+    """Return the encoded message `envelope` with `value` as its body, followed by its checksum."""
     for field in pb.DESCRIPTOR.message_types_by_name[envelope].oneofs_by_name["body"].fields:
         if field.message_type is not None and field.message_type.name == type(value).__name__:
             message: Message = getattr(pb, envelope)(**{field.name: to_message(value)})
@@ -175,41 +196,51 @@ def encode_envelope(value: object, envelope: str) -> bytes:
 
 
 def decode_envelope(data: bytes, envelope: str) -> Any:
-    """The body of the message `envelope`.
+    """Return the body of an encoded message `envelope`.
 
     Raises:
-        MalformedError: it is none, or has no body that this version knows.
-        DamagedError: its checksum is not that of its bytes.
+        MalformedError: the bytes are no such message, or its body is unknown to this version.
+        DamagedMessageError: the checksum does not match the bytes.
     """
     if data and data[0] == _TAG_BODY_CHUNK:
-        with suppress(IndexError):  # cut short: let protobuf say so
+        with suppress(IndexError):  # cut short: the protobuf parser below reports it
             if fast := _fast_chunk(data):
                 return fast
     elif data and data[0] == _TAG_BODY_BATCH:
         try:
             return _batched(data)
         except IndexError:
-            raise DamagedMessageError(f"a batch of {len(data)} bytes that is cut short") from None
+            raise DamagedMessageError(f"damaged batch: cut short after {len(data)} bytes") from None
     else:
         without_trailer(data, envelope)
     body = member_of(parse(data, envelope), "body")
     if body is None:
         raise MalformedError(f"{envelope} without a body that this version knows")
-    if isinstance(body, m.Batch):  # of whatever encoding: `_batched` knows the only one, with its limits
-        raise MalformedError("a batch that begins with something else")
+    # Another encoding of a batch would bypass the limits that `_batched` checks.
+    if isinstance(body, m.Batch):
+        raise MalformedError("a batch that is not the first field of its message")
     return body
 
 
 def without_trailer(data: bytes, name: str) -> bytes:
-    """Return a message without its checksum. Raises DamagedMessageError if that does not match."""
+    """Return a message without the checksum at its end.
+
+    Args:
+        name: name of the message, for the error.
+
+    Raises:
+        DamagedMessageError: the checksum does not match the bytes.
+    """
     if data[-TRAILER_BYTES:] != trailer(data[:-TRAILER_BYTES]):
-        raise DamagedMessageError(f"a {name} whose checksum is not that of its bytes")
+        raise DamagedMessageError(f"damaged {name}: its checksum does not match its bytes")
     return data[:-TRAILER_BYTES]
 
 
 def encode_worker(value: m.WorkerMessage) -> bytes:
+    """Return an encoded WorkerMessage with `value` as its body."""
     return encode_envelope(value, "WorkerMessage")
 
 
 def encode_server(value: m.ServerMessage) -> bytes:
+    """Return an encoded ServerMessage with `value` as its body."""
     return encode_envelope(value, "ServerMessage")

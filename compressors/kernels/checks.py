@@ -16,7 +16,7 @@ def check(
 ) -> None:
     """Raise ValueError unless `array` holds `size` consecutive, aligned elements of `dtype`.
 
-    These are no assertions: under `python -O` machine code would read memory outside the array.
+    The checks are not assertions: under `python -O` machine code could read memory outside the array.
 
     Args:
         name: name of the argument, for the message.

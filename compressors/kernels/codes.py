@@ -135,6 +135,7 @@ def quantize_4bit(cursor, gradient, residual, levels, share, data, elements):
     """Quantize gradient + residual to codes of 4 bits, as defined by `reference.quantize`.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         residual: replaced by the quantization error; empty for zeros, and the error is dropped.
         levels: the seven levels.
         elements: number of elements, a multiple of 16.
@@ -150,6 +151,7 @@ def quantize_2bit(cursor, gradient, residual, levels, share, data, elements):
     """Quantize gradient + residual to codes of 2 bits with one level, as defined by `reference.quantize`.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         residual: replaced by the quantization error; empty for zeros, and the error is dropped.
         levels: the one level.
         elements: number of elements, a multiple of 16.
@@ -258,6 +260,7 @@ def quantize_blocks_4bit(
     The magnitudes are written piece by piece; `add_pieces` sums them for each block.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         gradients: address of each block's gradient, uint64 (blocks,).
         left: receives the quantization errors.
         layout: layout of the blocks, from `blocks.layout_of`.
@@ -283,7 +286,7 @@ def add_pieces(layout, sums, counts, totals, nonzero):
     Args:
         layout: layout of the blocks, from `blocks.layout_of`.
         sums, counts: sum of |gradient| and number of non-zero elements of each piece.
-        totals, nonzero: receive the same of each block, float64 and int64 (blocks,).
+        totals, nonzero: receive the sum and the number of each block, float64 and int64 (blocks,).
     """
     for block in range(totals.size):
         total, count = 0.0, 0
@@ -349,6 +352,7 @@ def sum_4bit(cursor, addresses, tables, layout, out, keep, stream):
     """Add payloads of 4-bit codes to `out`, one payload after the other.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         addresses: address of each payload's codes, uint64 (payloads,).
         tables: weighted value of each code, by payload, then by block, float32 (16 * payloads * blocks,).
         layout: layout of the blocks, from `blocks.layout_of`.
@@ -375,6 +379,7 @@ def sum_8bit(cursor, addresses, tables, layout, out, keep):
     It works element by element, because a table of 256 entries does not fit a vector lookup.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         addresses: address of each payload's codes, uint64 (payloads,).
         tables: weighted value of each code, by payload, then by block, float32 (256 * payloads * blocks,).
         layout: layout of the blocks, from `blocks.layout_of`.

@@ -80,7 +80,12 @@ def copy(source, start, stop, target, at=0):
 
 @numba.njit
 def block_of(layout, piece):
-    """Return the block that holds a piece, for a `layout` of `blocks`; the last block for any later piece."""
+    """Return the number of the block that contains a piece; the last block for a piece beyond the end.
+
+    Args:
+        layout: layout of the blocks, from `blocks.layout_of`.
+        piece: number of the piece, counted over all blocks.
+    """
     low, high = 0, layout.shape[1] - 2
     while low < high:
         middle = (low + high) // 2

@@ -64,6 +64,7 @@ def magnitudes(cursor, values, sums, counts):
     elements.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         sums: receives the sums, float64 (blocks,), added as by `reference.ordered_sum`.
         counts: receives the counts, int64 (blocks,).
     """
@@ -183,7 +184,11 @@ def _read(format, address, i):
 
 @kernel
 def widen(cursor, format, address, out):
-    """Convert the values at `address`, in `format`, to float32, exactly, and write them to `out`."""
+    """Convert the values at `address`, in `format`, to float32, exactly, and write them to `out`.
+
+    Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
+    """
     start = fetch_add(cursor, CHUNK)
     while start < out.size:
         values = out[start : min(start + CHUNK, out.size)]
@@ -218,6 +223,7 @@ def sum_dense(cursor, format, addresses, weights, out, keep):
     """Add `weights[w]` times the values of payload w to `out`, one payload after the other.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         addresses: address of each payload, uint64 (payloads,).
         keep: True to add to the values in `out`; False to start from zeros.
     """
@@ -238,6 +244,7 @@ def round_dense(cursor, format, gradient, residual, data):
     `residual`.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         residual: replaced by the rounding error; empty for zeros, and the error is dropped.
     """
     scratch = np.empty(CHUNK if residual.size == 0 else 0, np.float32)
@@ -266,6 +273,9 @@ def round_dense(cursor, format, gradient, residual, data):
 def find_code(cursor, bits, address, words, found):
     """Set found[0] if any of `words` 32-bit words holds the code that is never sent: 1000 of 4 bits, 01 of 2
     bits.
+
+    Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
     """
     start = fetch_add(cursor, CHUNK)
     while start < words:
@@ -287,7 +297,11 @@ def find_code(cursor, bits, address, words, found):
 
 @kernel
 def find_non_finite(cursor, format, address, elements, found):
-    """Set found[0] if the exponent of any of `elements` elements is all ones: an infinity or a NaN."""
+    """Set found[0] if the exponent of any of `elements` elements is all ones: an infinity or a NaN.
+
+    Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
+    """
     start = fetch_add(cursor, CHUNK)
     while start < elements:
         stop = min(start + CHUNK, elements)

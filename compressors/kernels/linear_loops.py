@@ -130,8 +130,14 @@ def _pad(gradient, residual, whole, last, padded):
 
 @kernel
 def piece_maxima(cursor, gradient, residual, bucket, maxima):
-    """Write the largest magnitude of gradient + residual in each piece to `maxima`, as the bits of a float32
-    (uint32).
+    """Write the largest magnitude of gradient + residual in each piece of a bucket, `SUM_BLOCK` elements at
+    most.
+
+    Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
+        residual: as many elements as the gradient; empty for zeros.
+        bucket: elements of a bucket.
+        maxima: receives the magnitudes as the bits of float32, uint32 (pieces,).
     """
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
     scratch = np.empty(SUM_BLOCK, np.float32)
@@ -149,7 +155,15 @@ def piece_maxima(cursor, gradient, residual, bucket, maxima):
 
 @kernel
 def piece_squares(cursor, gradient, residual, bucket, sums):
-    """Write the sum of squares of gradient + residual in each piece to `sums` (float64)."""
+    """Write the sum of squares of gradient + residual in each piece of a bucket, `SUM_BLOCK` elements at
+    most.
+
+    Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
+        residual: as many elements as the gradient; empty for zeros.
+        bucket: elements of a bucket.
+        sums: receives the sums, float64 (pieces,).
+    """
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
     padded = np.empty((2, LANES), np.float32)
     start = fetch_add(cursor, several)
@@ -184,6 +198,7 @@ def side_sums(cursor, gradient, residual, uppers, lowers, counts):
     """Sum the non-negative and the negative elements of gradient + residual in each block of `SUM_BLOCK`.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         uppers, lowers: receive the sum of each block's non-negative and of its negative elements, float64.
         counts: receives the number of each block's non-negative elements, int64.
     """
@@ -259,6 +274,7 @@ def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_r
     `linear_reference.quantize_linear`.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         residual: replaced by the rounding error; empty for zeros, and the error is dropped.
         data: receives the packed codes.
         at_random: True for stochastic rounding with `seed`; False to round to nearest.
@@ -295,6 +311,7 @@ def quantize_binary(cursor, gradient, residual, low, high, data):
     """Send `high` where gradient + residual is at least 0, otherwise `low`, as codes of one bit in `data`.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         residual: replaced by the quantization error; empty for zeros, and the error is dropped.
     """
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
@@ -333,6 +350,7 @@ def quantize_ternary(cursor, gradient, residual, level, data, seed):
     bits.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         residual: replaced by the quantization error; empty for zeros, and the error is dropped.
         level: magnitude to send; 0 sends zeros only.
         data: receives the packed codes.

@@ -154,6 +154,9 @@ def side_sums(gradient: Float32, residual: Float32) -> tuple[float, int, float, 
 def quantize_binary(gradient: Float32, residual: Float32, low: float, high: float, data: Bytes) -> None:
     """Send `high` where r = gradient + residual is at least 0, otherwise `low`; leave the error in
     `residual`.
+
+    Args:
+        data: receives the packed codes, one bit an element: 1 for `high`.
     """
     total = add_saturating(gradient, residual)
     upper = total >= 0
@@ -165,8 +168,11 @@ def quantize_ternary(gradient: Float32, residual: Float32, level: float, data: B
     """Send `level` with the sign of r = gradient + residual, with probability |r| / level, and zero
     otherwise.
 
-    Codes are those of `CodeFormat.SIGNED_2BIT`; the quantization error stays in `residual`. Level 0 sends
-    zeros only.
+    Args:
+        residual: replaced by the quantization error.
+        level: magnitude to send; 0 sends zeros only.
+        data: receives the packed codes of `CodeFormat.SIGNED_2BIT`.
+        seed: seed of the random numbers.
     """
     total, size = add_saturating(gradient, residual), np.float32(level)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

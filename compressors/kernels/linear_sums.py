@@ -108,6 +108,7 @@ def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep
     """Add the weighted values of linear payloads to `out`, as defined by `linear_reference.add_linear`.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         addresses, scales: address of each payload's codes and of its scales, uint64 (payloads,).
         size: bytes of one payload's codes.
         keep: True to add to the values in `out`; False to start from zeros.
@@ -131,6 +132,7 @@ def add_binary(cursor, addresses, tables, layout, out, keep):
     """Add payloads of one-bit codes to `out`, as defined by `reference.add_quantized`.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         addresses: address of each payload's codes, uint64 (payloads,).
         tables: weighted values of codes 0 and 1, by payload, then by block, float32 (2 * payloads * blocks,).
         layout: layout of the blocks, from `blocks.layout_of`.
@@ -193,6 +195,7 @@ def find_code(cursor, bits, address, elements, size, found):
     they were 0.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         size: bytes of all codes.
     """
     tops = ones = np.uint64(0)

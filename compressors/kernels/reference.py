@@ -53,8 +53,8 @@ def magnitudes(values: Float32) -> Magnitudes:
 def ordered_sum(values: npt.NDArray[np.floating]) -> float:
     """Return the sum of `values` in float64, added in a fixed order.
 
-    Within a block of `SUM_BLOCK` elements, lane j adds the elements j, j + 16, j + 32, …; then the lanes are
-    added in order, and then the blocks.
+    Within a block of `SUM_BLOCK` elements, each of 16 lanes adds its elements: lane j adds j, j + 16, j + 32,
+    …. Then the lanes are added in order, and then the blocks.
     """
     total = 0.0
     for start in range(0, values.size, SUM_BLOCK):

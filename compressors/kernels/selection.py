@@ -185,7 +185,7 @@ def put(out: Float32, indices: Indices, values: Float32) -> None:
 
 
 def sample(values: Float32) -> Float32:
-    """Return 16 neighbouring values of every 4096; all values if there are at most `SMALL`."""
+    """Return a sample of the values: the first 16 of every 4096; all values if there are at most `SMALL`."""
     if values.size <= SMALL:
         return values
     return values[: values.size // STRIDE * STRIDE].reshape(-1, STRIDE)[:, :RUN].reshape(-1)

@@ -56,6 +56,7 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
     """Write the indices and values of the elements whose score is at least `lowest` and below `beyond`.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         score: the `Score`, as its number.
         beyond: upper bound; NaN for none.
         found, found_values: receive indices (uint32) and values (float32), as far as they fit.
@@ -96,6 +97,7 @@ def add_and_collect(
     or more.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         left: receives the sum; it may be `residual` itself.
         stream: True to write `left` past the cache; it must then begin at a multiple of 64 bytes.
         found, found_values: receive indices (uint32) and values (float32), as far as they fit.
@@ -184,7 +186,11 @@ def keep_best(scores, threshold, ties, places, found, values, kept, kept_values)
 
 @kernel
 def put(cursor, out, indices, values):
-    """Assign values[k] to out[indices[k]] for every k; the indices are distinct."""
+    """Assign values[k] to out[indices[k]] for every k; the indices are distinct.
+
+    Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
+    """
     start = fetch_add(cursor, CHUNK // 16)
     while start < indices.size:
         for i in range(start, min(start + CHUNK // 16, indices.size)):
@@ -194,8 +200,12 @@ def put(cursor, out, indices, values):
 
 @kernel
 def histogram(cursor, values, score, center, counts):
-    """Count the scores by the upper half of their bits, in ascending order of scores; add to counts (int64,
-    (BINS,)).
+    """Count the scores by the upper half of their bits.
+
+    Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
+        score: the `Score`, as its number.
+        counts: the counts are added to it, int64 (BINS,), in ascending order of scores.
     """
     own = np.zeros(BINS, np.int64)
     start = fetch_add(cursor, CHUNK)

@@ -1,12 +1,13 @@
 """Codings of a sparse payload's ascending indices, and sums at those indices.
 
-GAPS: the gap of an index is its distance from the previous index, minus 1; the first index is its own gap. First
-    come the low `low_bits` bits of each gap, packed, lowest bit first. Then, from a new byte on, comes the
-    quotient gap >> low_bits of each gap in unary: that many zeros and a one, lowest bit of a byte first. Zeros
-    pad both streams to whole bytes. This is Golomb-Rice coding with its two halves separated, so that each can
-    be read without looking at the other. It can express ascending indices only.
+GAPS: the gap of an index is its distance from the previous index, minus 1; the first index is its own gap.
+    First come the low `low_bits` bits of each gap, packed, lowest bit first. Then, from a new byte on,
+    comes the quotient gap >> low_bits of each gap in unary: that many zeros and a one, lowest bit of a byte
+    first. Zeros pad both streams to whole bytes. This is Golomb-Rice coding with its two halves separated,
+    so that each can be read without looking at the other. It can express ascending indices only.
 BITMAP: one bit for each element, lowest bit first, padded with zeros.
-SEEDED: no bytes. Index i lies in part i of `count` parts as equal as possible, at a place drawn by splitmix64.
+SEEDED: no bytes. Index i lies in part i of `count` parts as equal as possible, at a place drawn by
+    splitmix64.
 UNIFORM: no bytes. The first `count` different elements that splitmix64 draws, each as likely as any other.
 """
 
@@ -101,8 +102,7 @@ def encode_bitmap(indices: Indices, elements: int) -> Bytes:
 
 
 def decode_bitmap(data: Bytes, elements: int, count: int) -> Indices:
-    """Decode `count` indices from the bitmap of `elements` bits that `encode_bitmap` returned, and return
-    them.
+    """Decode `count` indices from a bitmap of `elements` bits, as made by `encode_bitmap`, and return them.
 
     Raises:
         ValueError: another number of bits is set, or the padding is not zero.

@@ -105,6 +105,10 @@ def read_gaps(low, unary, low_bits, elements, lowest_set_bit, indices, status):
 def draw(seed, elements, indices):
     """Draw one index in each of indices.size parts of the elements, as defined by
     `sparse_reference.seeded_indices`.
+
+    Args:
+        elements: number of elements to draw from.
+        indices: receives the indices, ascending.
     """
     # Unsigned, because elements times count may be any number below 2**64.
     count, first = np.uint64(indices.size), np.uint64(0)
@@ -123,7 +127,9 @@ def draw_distinct(seed, elements, taken, indices):
     """Draw indices.size distinct indices, as defined by `sparse_reference.distinct_indices`.
 
     Args:
+        elements: number of elements to draw from.
         taken: scratch memory, 64-bit words of zeros, with a bit for each element.
+        indices: receives the indices, ascending.
     """
     one, count = np.uint64(1), indices.size
     # If more than half of the elements are requested, draw the elements to leave out.
@@ -172,6 +178,7 @@ def sum_sparse(cursor, indices, values, counts, weights, out, keep):
     """Add weights[w] times the values of payload w to `out` at its indices, one payload after the other.
 
     Args:
+        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         indices, values: address of each payload's uint32 indices and of its float32 values, uint64
             (payloads,).
         counts: number of each payload's indices.

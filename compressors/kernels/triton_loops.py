@@ -92,9 +92,10 @@ def histogram(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Count the keys by one digit, among those whose higher bits are `prefix`; add to counts (int32).
+    """Count the keys by one digit, among those whose higher bits are `prefix`.
 
     Args:
+        counts: int32 pointer; the counts are added there, in ascending order of the digit.
         SHIFT, WIDTH: position of the digit's lowest bit, and its width in bits.
         ORDERED: True for the score x; False for |x - center|.
         BLOCKS: number of blocks that one program reads.

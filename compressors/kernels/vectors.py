@@ -374,7 +374,9 @@ def store_codes(typingctx, array, index, codes, bits):
     bits.
 
     Args:
-        bits: 2 or 4, a literal.
+        array: receives the packed codes, uint8.
+        codes: the codes, one in each 32-bit lane.
+        bits: bits of a code, 2 or 4, a literal.
     """
     width = bits.literal_value
 
@@ -414,10 +416,11 @@ def words_from(typingctx, first):
 
 @intrinsic
 def store_chosen(typingctx, indices, values, at, words, floats, mask):
-    """Store the lanes whose mask is set without gaps, words to `indices` and floats to `values`, from index
-    `at` on.
+    """Store those lanes of `words` and `floats` whose mask is set, without gaps, and return their number.
 
-    Both arrays (uint32, float32) must have room for 16 lanes, for any mask. Returns the number of set lanes.
+    Args:
+        indices, values: receive the words (uint32) and the floats (float32), with room for 16 lanes.
+        at: index of the first stored lane in both arrays.
     """
 
     def codegen(context, builder, signature, args):

@@ -335,7 +335,10 @@ def test_a_certificate_that_expires_soon_is_a_warning(certificates: Certificates
 @openssl
 @pytest.mark.parametrize(
     ("server", "ca", "remedy"),
-    [("server", "other", "--tls-ca has to be"), ("elsewhere", "ca", "a name that the certificate has")],
+    [
+        ("server", "other", "set --tls-ca to the authority"),
+        ("elsewhere", "ca", "a name in the server's certificate"),
+    ],
 )
 def test_a_certificate_that_is_not_accepted(
     server: str, ca: str, remedy: str, certificates: Certificates
@@ -374,7 +377,7 @@ def test_status_and_plan_say_why_a_server_does_not_answer(
         assert "the server speaks TLS" in capsys.readouterr().err
         assert watch.main([f"127.0.0.1:{port}", "--tls-ca", certificates["ca"]]) == Exit.DONE
         assert watch.main([f"127.0.0.1:{port}", "--tls-ca", certificates["other"]]) == Exit.REFUSED
-        assert "--tls-ca has to be the authority" in capsys.readouterr().err
+        assert "set --tls-ca to the authority" in capsys.readouterr().err
     assert watch.main([f"127.0.0.1:{port}"]) == Exit.UNREACHABLE
     assert "nothing listens there" in capsys.readouterr().err
 
@@ -390,7 +393,7 @@ def test_files_that_are_no_certificates(tmp_path: Path, certificates: Certificat
         )
     for each in (found, mixed):
         assert each.check == "tls"
-        assert "files cannot be used" in each.text
+        assert "cannot use the TLS files" in each.text
 
 
 def test_an_expired_certificate_names_the_clocks() -> None:

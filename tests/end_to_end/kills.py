@@ -11,7 +11,7 @@ The final parameters must be those of a calm run, bit for bit. With --workers ha
 workers, which return as new incarnations without residuals. Their parameters differ, and the accuracy must be
 within a hundredth of the calm run's. In both cases an oracle (`replaying`) must get the same bits from the
 log, and every outcome that a worker received must be in the log. The exit status is 1 otherwise, and the
-job's files stay. """
+job's files stay."""
 
 from __future__ import annotations
 

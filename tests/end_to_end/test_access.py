@@ -87,21 +87,25 @@ def test_who_shows_all_that_is_wanted_takes_part_and_others_are_told_why_not(
         (
             "another authority",
             (*ca(files, "theirs"), *own(files), *token(files)),
-            "--tls-ca has to be the authority",
+            "set --tls-ca to the authority",
         ),
         (
             "a foreign certificate",
             (*ca(files), *own(files, "theirs"), *token(files)),
-            "hangs up on this worker's certificate",
+            "refuses this worker's certificate",
         ),
         (
             "an expired certificate",
             (*ca(files), *own(files, "expired"), *token(files)),
-            "its authority has to be the one that the server was started with, and both dates valid",
+            "use a valid certificate, issued by the authority that the server was started with",
         ),
         ("no token", (*ca(files), *own(files)), "--token-file FILE"),
         ("a wrong token", (*ca(files), *own(files), *token(files, "wrong")), "an unknown one"),
-        ("a token that no call can carry", (*ca(files), *own(files), *token(files, "odd")), "printable ASCII"),
+        (
+            "a token that no call can carry",
+            (*ca(files), *own(files), *token(files, "odd")),
+            "printable ASCII",
+        ),
         ("another's token", (*ca(files), *own(files), *token(files, "bound")), "a token of another worker"),
     ):
         refused.append((name, daemons.worker(guarded.address, "--worker-id", "w2", *arguments), why))

@@ -94,9 +94,3 @@ def test_every_line_runs_and_a_job_continues_from_its_last_file_to_the_bit(
     source = EXAMPLE.read_text()
     never = sorted({*executable(compile(source, str(EXAMPLE), "exec"))} - ran)
     assert [source.splitlines()[line - 1].strip() for line in never] == []
-
-
-def test_the_page_has_the_example_as_it_is() -> None:
-    page = (ROOT / "docs" / "how-to" / "scripts.md").read_text()
-    (shown,) = re.findall(r"```python\n(\"\"\"A complete training script.*?)```\n", page, re.S)
-    assert shown == EXAMPLE.read_text()

@@ -207,5 +207,5 @@ def test_a_batch_in_another_encoding_is_malformed() -> None:
     batch = b"\x68\x00" + wire.batch([wire.encode_worker(MESSAGES[0])] * 2)  # an unknown field first
     checked = batch + b"\x7d" + wire.crc32c((np.frombuffer(batch, np.uint8),)).to_bytes(4, "little")
     assert len(pb.WorkerMessage.FromString(checked).batch.messages) == 2
-    with pytest.raises(MalformedError, match="begins with something else"):
+    with pytest.raises(MalformedError, match="not the first field of its message"):
         wire.decode_envelope(checked, "WorkerMessage")
