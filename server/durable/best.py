@@ -179,6 +179,6 @@ class BestCheckpoint:
             log.info("version %d, the best so far, written to --state", version)
 
     async def close(self) -> None:
-        """Wait for the last task, unless the backend hangs."""
+        """Wait until the best version is written to the folder, unless the backend hangs."""
         if self._doing is not None:
             await asyncio.wait({self._doing}, timeout=self._recorder.patience_s)

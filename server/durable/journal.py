@@ -56,8 +56,7 @@ class JournalError(Exception):
 
 
 class UnreadableError(Exception):
-    """A segment cannot be read although its bytes are as they were written, for instance because it has
-    another format.
+    """A segment is undamaged but cannot be read, for instance because it has another format.
 
     The message names file, byte and record, and the remedy. Nothing may be cut off.
     """
@@ -162,12 +161,12 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[tuple[Record, int]]:
-    """Yield the records of a segment, each with the byte at which it ends.
+    """Yield the records of the segment at `path`, each with the byte at which it ends in the file.
 
-    Reading stops at the first record that is not whole, or not as it was written.
+    Reading stops at the first record that is incomplete or damaged.
 
     Raises:
-        UnreadableError: a record is as it was written, and cannot be decoded.
+        UnreadableError: a record is undamaged, and cannot be decoded.
     """
     if not path.stat().st_size:
         return

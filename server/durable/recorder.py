@@ -471,7 +471,8 @@ class Recorder:
         log.error("%s; %s", self.failing, then)
 
     async def close(self) -> None:
-        """Wait for a checkpoint that is being written, unless the backend hangs, and close all files."""
+        """Wait for a checkpoint that is being written, unless the backend hangs, then close the journal
+        and the folder."""
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=self.patience_s)
         if self._journal is not None:

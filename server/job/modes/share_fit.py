@@ -45,7 +45,7 @@ class ShareFit:
         return median(self.answers)
 
     def note(self, seconds: float) -> None:
-        """Record the seconds that the worker took for its share."""
+        """Record the seconds that the worker took for its last share."""
         self.answers = [*self.answers, seconds][-ENOUGH:]
 
     def is_reference(self, batch_size: int) -> bool:
