@@ -5,7 +5,7 @@ The tensors are those of `planning.models`.
 `task` computes for so many seconds per step: a third of it forward, the rest backward, divided among the
 tensors by their multiplications. Weights are as He et al. begin with them. What comes out as a gradient is
 noise, another one in every step, as large as the weights of its tensor, and the loss falls as it is told to.
-Or it computes with the real network (`networks`), on images that are noise.
+Or it computes with the real network (`worker.tasks.networks`), on images that are noise.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch.nn import functional
 
 from ..planning.models import Shape, tensors
 from ..worker.tasks import Task
+from ..worker.tasks.networks import NETWORKS, noise
 from ..worker.tasks.task import TaskSpecError
-from .networks import NETWORKS, noise
 from .traces import Follower
 
 FORWARD = 1 / 3  # of the computation
@@ -108,6 +108,11 @@ class Layers(nn.Module):
         return passed.sum() + self._loss**self._steps
 
 
+def _real(model: str) -> nn.Module:
+    network = NETWORKS[model]
+    return network.make(3, network.classes)
+
+
 def task(
     model: str = "4x1048576",
     seconds: float = 0.0,
@@ -131,7 +136,7 @@ def task(
     images, labels = noise(model, real) if real else (torch.zeros(1, 1), torch.zeros(1))
 
     def make() -> nn.Module:
-        network = NETWORKS[model][0]() if real else Layers(model, seconds, loss)
+        network = _real(model) if real else Layers(model, seconds, loss)
         if trace:
             Follower(network, Path(trace))
         return network

@@ -54,7 +54,9 @@ def test_what_went_wrong_decides_the_exit_code(what: dict[str, bool], code: int)
 
 
 def test_every_code_of_a_server_is_one_of_the_table_in_the_docs() -> None:
-    table = (DOCS / "reference" / "commands.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
+    table = (
+        (DOCS / "reference" / "commands.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
+    )
     codes = {int(code) for line in re.findall(r"^\| ([\d, ]+) \|", table, re.M) for code in line.split(",")}
     assert codes == {code.value for code in Exit}
     either = (False, True)

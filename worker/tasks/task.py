@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor, nn
 
+    from ..training.splits import SampleSplit
+
 
 class TaskError(ValueError):
     """A task that cannot be used: it raised while loading, or what it returned is not a usable `Task`."""
@@ -41,6 +43,8 @@ class Task:
     groups: the model's parameter groups, as torch's optimizers take them: each a mapping with `params` and
         what is to be another than the optimizer says: `{"params": biases, "weight_decay": 0.0}`. `lr` is
         the group's learning rate before the job's schedule. Parameters in no group are as the job says.
+    split: how the samples are divided among workers where they are not to be distributed alike; None for
+        that. A worker then takes its own share's samples for the assigned ones.
 
     Raise `TaskError` when made with something that no job can train on.
     """
@@ -52,6 +56,7 @@ class Task:
     loss: Callable[[nn.Module, Any], Tensor]
     evaluate: Callable[[nn.Module], Mapping[str, float]]
     groups: Callable[[nn.Module], Iterable[Mapping[str, Any]]] | None = None
+    split: SampleSplit | None = None
 
     def __post_init__(self) -> None:
         if self.train_samples < 1:
