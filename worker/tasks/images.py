@@ -81,8 +81,8 @@ def mnist(
 ) -> Task:
     """Make the task MNIST: 60,000 training images of 28 x 28 in 10 classes, 10,000 for validation.
 
-    `data` is a folder with the four IDX files. There are two more models: `mlp` (784-256-128-10 with ReLU) and
-    `cnn` (two convolutions, two linear layers). The other arguments and the errors are those of `cifar10`.
+    `data` is a folder with the four IDX files. There are two more models: `mlp` (784-256-128-10 with ReLU)
+    and `cnn` (two convolutions, two linear layers). The other arguments and errors are those of `cifar10`.
     """
     return _task(MNIST, data, model, augment, split, synthetic)
 

@@ -46,8 +46,8 @@ class Shards:
     def _of_share(self, assignment: Assignment, split: SampleSplit) -> Indices:
         """Return as many samples of the worker's own share as the assignment has.
 
-        A round of `world` workers advances in the epoch by `world` times as much as each of them. So the start
-        of a range, divided by `world`, is the worker's place in its own share. A small share repeats.
+        A round of `world` workers advances in the epoch by `world` times as much as one of them. So the
+        start of a range, divided by `world`, is the worker's place in its own share. A small share repeats.
         """
         world = max(1, assignment.world)
         place = (assignment.epoch, assignment.position % world, world)

@@ -3,8 +3,8 @@
     classes:K         A worker has K shards of the samples in the order of their classes, so about K classes.
                       McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
                       Data" (AISTATS 2017), section 3.
-    dirichlet:ALPHA   A worker has a proportion of each class, drawn from a symmetric Dirichlet distribution. A
-                      small ALPHA makes shares unlike each other. Hsu et al., "Measuring the Effects of
+    dirichlet:ALPHA   A worker has a proportion of each class, drawn from a symmetric Dirichlet distribution.
+                      A small ALPHA makes shares unlike each other. Hsu et al., "Measuring the Effects of
                       Non-Identical Data Distribution for Federated Visual Classification" (2019).
 
 Each sample is in one share. A share is a function of labels, number of workers and position alone, so every
