@@ -16,7 +16,11 @@ __all__ = ["Job", "ScriptError", "__version__", "connect"]
 
 
 def __getattr__(name: str) -> Any:
-    """The public API, which imports torch and grpc, when it is asked for."""
+    """Import a member of the public API on first access and return it; its import loads torch and grpc.
+
+    Raises:
+        AttributeError: `name` is not in the public API.
+    """
     if name == "ddp":
         return import_module(".ddp", __name__)
     if name not in ("Job", "ScriptError", "connect"):

@@ -2,14 +2,14 @@
 
 Three suites, each with its tasks, its rows and its claims; the exit code is 1 if a claim does not hold:
 
-    compressors   every compressor at 10 x and at 100 x on digits, with the MLP and the CNN
-    levels        the order of the 4-bit paper's figure 8, by the mean accuracy over all epochs
-    adam          the loss of a small GPT, whose optimizer at the server is AdamW
+    compressors: every compressor at 10 x and at 100 x on digits, with the MLP and the CNN
+    levels: the order of the 4-bit paper's figure 8, by the mean accuracy over all epochs
+    adam: the loss of a small GPT, whose optimizer at the server is AdamW
 
-Runs with the same seed share initial parameters and sample order, so differences are taken between them. In
-`adam` real daemons train, as gc-run starts them. In the others one process trains as all workers and the
-server would, and the bytes are those of payloads. Beside each row of `compressors` stands a control: Top-K
-with the ratio at which it sends as many bytes.
+Runs with the same seed share initial parameters and sample order, so differences are computed between them.
+In `adam` real daemons train, as gc-run starts them. In the other suites one process trains as all workers and
+the server would, and the bytes are those of payloads. Beside each row of `compressors` stands a control:
+Top-K with the ratio at which it sends as many bytes.
 """
 
 from __future__ import annotations
@@ -36,17 +36,26 @@ from .estimates import estimate, seed_list
 from .suites import SUITES, Claim, Score, Suite, TrainingSetup
 
 WORKERS = 4
-# Of the jobs that daemons train.
+# Options of the jobs that daemons train.
 BATCH = 16
 SCHEDULE = "cosine:warmup=0.4"
-SHOWN_EPOCHS = (1, 5, 10, 20, 30)
-# The cheapest control is still Top-K: with fewer bytes than its biases take there is none.
+SHOWN_EPOCHS = (1, 5, 10, 20, 30)  # columns of the table, where accuracies after each epoch are known
+# Least and largest ratio of a control. At the largest, Top-K sends hardly more than the uncompressed biases.
 CONTROL_RATIOS = (1.0, 1e5)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """One training to its end."""
+    """The description of one training to its end, which `simulate` or `train` performs.
+
+    Attributes:
+        task: spec of the task.
+        setup: compressor, mode and optimizer.
+        seed: seed of parameters and sample order.
+        epochs: number of epochs.
+        downlink: spec of the compressor of updates.
+        score: quantity that the suite compares.
+    """
 
     task: str
     setup: TrainingSetup
@@ -58,12 +67,12 @@ class TrainingJob:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """The result of a job.
+    """The result of one training.
 
     Attributes:
         score: on the validation data, as the suite's `Score` says; None if training diverged.
         by_epoch: accuracy after each epoch; empty for losses.
-        bytes_up, bytes_down: over all workers and steps.
+        bytes_up, bytes_down: bytes of pushes and of updates, over all workers and steps.
     """
 
     score: float | None
@@ -74,10 +83,13 @@ class TrainingRun:
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyRow:
-    """A setup on one task, a run per seed.
+    """A row of the table: one setup on one task.
 
     Attributes:
-        control: Top-K with as many bytes, where there is one.
+        setup: compressor, mode and optimizer.
+        runs: results, one per seed.
+        control: spec of Top-K with as many bytes; None if there is no control.
+        control_runs: results of the control, one per seed; empty if there is none.
     """
 
     setup: TrainingSetup
@@ -87,7 +99,7 @@ class AccuracyRow:
 
 
 def simulate(job: TrainingJob) -> TrainingRun:
-    """Train in this process, on one thread."""
+    """Train a job in this process, on one thread, without server and network."""
     import torch
 
     from ..compressors import set_threads
@@ -113,7 +125,11 @@ def simulate(job: TrainingJob) -> TrainingRun:
 
 
 def train(job: TrainingJob) -> TrainingRun:
-    """Train with real daemons. Raises RunError for a job that fails otherwise than by diverging."""
+    """Train a job with real daemons. A job that diverges is a result without a score.
+
+    Raises:
+        RunError: if the job fails otherwise than by diverging, or has lost a worker.
+    """
     settings = RunSettings(
         task=job.task,
         workers=WORKERS,
@@ -131,7 +147,7 @@ def train(job: TrainingJob) -> TrainingRun:
         if error.code != Exit.DIVERGED:
             raise
         return TrainingRun(score=None, by_epoch=(), bytes_up=0, bytes_down=0)
-    if found.lost_workers:  # a mean over other rounds than the claim is about
+    if found.lost_workers:  # its rounds had fewer workers than the claim assumes
         lost = ", ".join(found.lost_workers)
         raise RunError(Exit.INTERNAL, f"{job.setup.compressor}, seed {job.seed}: lost {lost}; run it again")
     return TrainingRun(
@@ -143,9 +159,16 @@ def train(job: TrainingJob) -> TrainingRun:
 
 
 class Bench:
-    """Run the jobs of a suite, each once; those without daemons several at a time."""
+    """A context that runs the trainings of a suite and remembers their results, so that each runs once.
+
+    Trainings without daemons run several at a time.
+    """
 
     def __init__(self, suite: Suite, given: argparse.Namespace) -> None:
+        """Args:
+        suite: the suite to run.
+        given: parsed options of the command.
+        """
         self._suite, self._seeds, self._epochs = suite, given.seeds, given.epochs
         self._downlink = given.downlink
         # Spawned, because torch's threads do not survive a fork.
@@ -161,7 +184,10 @@ class Bench:
             self._pool.shutdown(cancel_futures=True)
 
     def run(self, task: str, setup: TrainingSetup) -> list[TrainingRun]:
-        """Return a run for each seed; says on standard error how far it is."""
+        """Train one setup with every seed, or find it trained; return the results, one per seed.
+
+        The scores are also printed on standard error.
+        """
         if (task, setup) not in self._runs:
             wanted = [
                 TrainingJob(
@@ -181,7 +207,7 @@ class Bench:
         return self._runs[task, setup]
 
     def row(self, task: str, setup: TrainingSetup) -> AccuracyRow:
-        """Return a setup's runs, with those of its control where the suite has controls."""
+        """Train a setup and, in suites with controls, its control; return both as a row."""
         runs = self.run(task, setup)
         control = None
         if self._suite.controls and setup.compressor.partition(":")[0] not in ("none", "topk"):
@@ -193,12 +219,12 @@ class Bench:
         return self.run(task, TrainingSetup(compressor=spec))
 
     def _control(self, task: str, bytes_up: int) -> str | None:
-        """Return Top-K that sends about as many bytes; None if there is none.
+        """Return the spec of Top-K that sends about `bytes_up` bytes; None if there is none.
 
-        It takes two probes, because an index takes longer where fewer are kept.
+        It takes two probes, because an index takes more bits where fewer elements are kept.
         """
         ratio = 100.0
-        # At ratio 1e5 next to nothing is kept but the small tensors.
+        # At the largest ratio, Top-K sends hardly more than the small tensors, which are not compressed.
         fixed = self._top_k(task, f"topk:ratio={CONTROL_RATIOS[1]:g}")[0].bytes_up
         for _ in range(2):
             probe = self._top_k(task, f"topk:ratio={ratio:g}")[0]
@@ -210,10 +236,15 @@ class Bench:
 
 
 def control_of(bytes_up: int, probe_bytes: int, probe_ratio: float, fixed_bytes: int) -> float | None:
-    """Return the ratio at which Top-K should send `bytes_up`; None if there is none.
+    """Return the ratio at which Top-K should send `bytes_up` bytes; None if it sends more at every ratio.
 
-    What a probe sends besides `fixed_bytes`, for the small tensors, is about inversely proportional to its
-    ratio.
+    Bytes beyond `fixed_bytes` are taken to be inversely proportional to the ratio.
+
+    Args:
+        bytes_up: bytes to send.
+        probe_bytes: bytes that a run of Top-K has sent.
+        probe_ratio: ratio of that run.
+        fixed_bytes: bytes of the small tensors, which are sent at every ratio.
     """
     if bytes_up <= fixed_bytes:
         return None
@@ -223,9 +254,13 @@ def control_of(bytes_up: int, probe_bytes: int, probe_ratio: float, fixed_bytes:
 
 
 def gains(runs: Sequence[TrainingRun], others: Sequence[TrainingRun], score: Score) -> list[float]:
-    """Return for each seed the gain of a run over the other; minus infinity if one diverged.
+    """Return by seed how much better a run is than the run of another setup; minus infinity if one diverged.
 
-    It is the difference of accuracies, or the part by which the loss is lower.
+    The gain is the difference of accuracies, or the fraction by which the loss is lower.
+
+    Args:
+        runs, others: results of the two setups, one per seed, with the same seeds.
+        score: quantity in the results.
     """
     found: list[float] = []
     for run, other in zip(runs, others, strict=True):
@@ -236,8 +271,8 @@ def gains(runs: Sequence[TrainingRun], others: Sequence[TrainingRun], score: Sco
     return found
 
 
-def broken(claims: Iterable[Claim], rows: Sequence[AccuracyRow], suite: Suite) -> list[str]:
-    """Return a sentence for each claim that does not hold, of those whose compressors were run."""
+def broken_claims(claims: Iterable[Claim], rows: Sequence[AccuracyRow], suite: Suite) -> list[str]:
+    """Return a sentence for each claim that does not hold. Claims about setups without a row are ignored."""
     by_setup = {row.setup: row.runs for row in rows}
     found: list[str] = []
     for claim in claims:
@@ -254,7 +289,7 @@ def broken(claims: Iterable[Claim], rows: Sequence[AccuracyRow], suite: Suite) -
 
 
 def name_of(setup: TrainingSetup, suite: Suite) -> str:
-    """Return the compressor, with the options that differ from the baseline's."""
+    """Return Markdown that names a setup: its compressor, and options that differ from the baseline's."""
     texts = [f"`{setup.compressor}`"]
     for name in ("mode", "optimizer", "learning_rate", "clip_norm"):
         value = getattr(setup, name)
@@ -264,7 +299,14 @@ def name_of(setup: TrainingSetup, suite: Suite) -> str:
 
 
 def markdown(task: str, rows: Sequence[AccuracyRow], suite: Suite, given: argparse.Namespace) -> str:
-    """Return the table of one task. Bytes are set against those of the baseline, the first row."""
+    """Return the Markdown table of one task.
+
+    Args:
+        task: spec of the task.
+        rows: rows of the table. The first is the baseline, to which bytes and scores are compared.
+        suite: suite of the rows.
+        given: parsed options of the command.
+    """
     baseline = rows[0].runs
     epochs = [each for each in SHOWN_EPOCHS if suite.score == "mean accuracy" and each <= given.epochs]
 
@@ -302,8 +344,8 @@ def _signed(values: Sequence[float]) -> str:
     return f"{'+' if found.mean >= 0 else ''}{found}"
 
 
-def plain(task: str, row: AccuracyRow, given: argparse.Namespace) -> Mapping[str, Any]:
-    """Return a row as JSON."""
+def to_json_dict(task: str, row: AccuracyRow, given: argparse.Namespace) -> Mapping[str, Any]:
+    """Return a row as a JSON object."""
     return {
         "task": task,
         "downlink": given.downlink,
@@ -320,23 +362,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("suite", choices=[*SUITES], metavar="SUITE", help=text)
     text = "seeds (default: 1,2,3,4,5; 1,2,3 for adam)"
     parser.add_argument("--seeds", type=seed_list, metavar="N,...", help=text)
-    text = "epochs of each run; with fewer than the default no claim is checked (default: 30; 4 for adam)"
+    text = "epochs of each run; claims are checked from the default on (default: 30; 4 for adam)"
     parser.add_argument("--epochs", type=at_least_one, metavar="N", help=text)
     parser.add_argument(
         "--tasks", nargs="+", metavar="TASK", help="tasks to train (default: those of the suite)"
     )
-    text = "compressors to run, with the optimizer of the first row (default: all rows)"
+    text = "compressors to train with the optimizer of the first row (default: all rows of the suite)"
     parser.add_argument("--compressors", nargs="+", metavar="SPEC", help=text)
     text = "compressor of the updates (default: auto; none for levels)"
     parser.add_argument("--downlink", metavar="SPEC", help=text)
-    option(parser, "--jobs", at_least_one, 2, "N", "runs at the same time, where no daemons train")
-    text = "file for every run as JSON, written as soon as each row is done"
+    option(parser, "--jobs", at_least_one, 2, "N", "number of concurrent runs, in suites without daemons")
+    text = "file for all runs as JSON, written again after each row"
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help=text)
     parser.add_argument("--markdown", type=file_to_write, metavar="FILE", help="file for the printed tables")
 
 
 def run(given: argparse.Namespace) -> int:
-    """Return 1 when a claim does not hold."""
+    """Run a suite, print its tables and the claims that do not hold; return 1 if there are any, else 0."""
     suite = SUITES[given.suite]
     if not suite.daemons:
         check_module("sklearn")
@@ -360,10 +402,10 @@ def run(given: argparse.Namespace) -> int:
             rows: list[AccuracyRow] = []
             for setup in setups:
                 rows.append(bench.row(task, setup))
-                reports.append(plain(task, rows[-1], given))
+                reports.append(to_json_dict(task, rows[-1], given))
                 output.write_json(given.json, reports)
             texts.append(markdown(task, rows, suite, given))
-            failed += [f"{task}: {sentence}" for sentence in broken(claims, rows, suite)]
+            failed += [f"{task}: {sentence}" for sentence in broken_claims(claims, rows, suite)]
     text = "\n".join(texts)
     print(text)
     for sentence in failed:

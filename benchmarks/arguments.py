@@ -1,4 +1,4 @@
-"""Arguments of gc-bench's commands, checked before anything is measured."""
+"""Command-line arguments of gc-bench's commands, checked before anything is measured."""
 
 from __future__ import annotations
 
@@ -15,23 +15,38 @@ MBIT = "Mbit/s of each link in each direction; 0 for no limit"  # help of --mbit
 
 
 class BenchError(argparse.ArgumentTypeError):
-    """A command line that cannot be carried out; the message says what to change."""
+    """A benchmark that cannot run or continue; the message names the reason and the remedy."""
 
 
 def option(
     parser: argparse.ArgumentParser, flag: str, read: Any, default: Any, metavar: str, text: str
 ) -> None:
-    """Add an option whose help ends with its default. read: makes its value of the text."""
+    """Add an option to a parser, with its default at the end of its help text.
+
+    Args:
+        parser: receives the option.
+        flag: name of the option, such as --steps.
+        read: function that parses the option's text.
+        default: value if the option is not given, or its text.
+        metavar: name of the value in the help.
+        text: help text.
+    """
     shown = f"{text} (default: %(default)s)"
     parser.add_argument(flag, type=read, default=default, metavar=metavar, help=shown)
 
 
 def json_option(parser: argparse.ArgumentParser, content: str = "every row") -> None:
+    """Add the option --json, the path of a file for the results.
+
+    Args:
+        parser: receives the option.
+        content: name of the results in the help text.
+    """
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help=f"file for {content}, as JSON")
 
 
 def whole_numbers(text: str) -> list[int]:
-    """Return the numbers of `1,2,3`, or none at all if one of them is no whole number."""
+    """Parse whole numbers separated by commas, such as `1,2,3`; return [] if one is invalid."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -39,7 +54,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def amount(text: str) -> float:
-    """Return a finite number of at least 0."""
+    """Parse a finite number of at least 0."""
     try:
         found = float(text)
     except ValueError:
@@ -50,7 +65,7 @@ def amount(text: str) -> float:
 
 
 def numbers(most: int) -> Callable[[str], list[int]]:
-    """Return a reader of whole numbers from 1 to `most`, separated by commas."""
+    """Return a function that parses whole numbers from 1 to `most`, separated by commas."""
 
     def parse(text: str) -> list[int]:
         found = whole_numbers(text)
@@ -63,12 +78,12 @@ def numbers(most: int) -> Callable[[str], list[int]]:
 
 
 def some_of(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return a reader of some of these names, separated by commas."""
+    """Return a function that parses some of these names from text, separated by commas."""
 
     def parse(text: str) -> list[str]:
         chosen = text.split(",")
         if not set(chosen) <= set(names):
-            raise BenchError(f"expected some of {','.join(names)}, got {text!r}")
+            raise BenchError(f"expected one or more of {','.join(names)}, separated by commas, got {text!r}")
         return chosen
 
     return parse

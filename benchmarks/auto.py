@@ -1,14 +1,14 @@
-"""`gc-bench auto`: what `--compressor auto` gains where compressing pays, and loses where it does not.
+"""`gc-bench auto`: speed-up by `--compressor auto` where compression pays, and its cost where it does not.
 
-Where it pays: computation is emulated, so long that the uncompressed exchange, which is measured first, takes
-the share --share of computation and exchange. If compressing were free, and its bytes were c times fewer, a
-step would be 1 / (1 - share + share / c) times as fast. c is measured: the bytes of the uncompressed run by
-those of the other.
+Where it pays: the uncompressed exchange is measured first. Then computation is emulated for so long that this
+exchange takes the share --share of computation and exchange. If compression took no time and divided the
+bytes by c, a step would be `1 / (1 - share + share / c)` times as fast. This c is measured: the bytes of the
+uncompressed run divided by those of the other run.
 
-Where it cannot pay: many small tensors, on links without a limit, and next to no computation.
+Where it cannot pay: many small tensors, on links without a limit, and hardly any computation.
 
-Real daemons behind links as in `gc-bench step`; this needs root. Nothing overlaps. Mean seconds of the steps
-after the first ones, with all trials of the other way in them.
+Real daemons behind links as in `gc-bench step`; this needs root. Nothing overlaps. Times are mean seconds per
+step after the first steps. They include all trials that `auto` makes of the other method.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ from .papers.emulated import Method, computation, exchange_seconds, shares
 from .shaped import Recorded, Setup, run_ours
 from .star import check_network
 
-LOSING = "200x4096"
-WARM_UP = 30  # steps: a window, a trial, and the first steps after it
+LOSING = "200x4096"  # the model for which compression cannot pay
+WARM_UP = 30  # steps: a window of measurements, a trial, and the first steps after it
 NONE = Method(name="none")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoRow:
-    """An uncompressed and an automatic run.
+    """A row of the table: an uncompressed and an automatic run at one share of communication.
 
     Attributes:
-        share: communication as a fraction of the uncompressed step; None if compression cannot pay.
-        fewer: bytes into the server of the uncompressed run, relative to the other.
+        share: communication as a fraction of the uncompressed step, 0 to 1; None where compression cannot
+            pay.
+        none_s: mean seconds of an uncompressed step.
+        auto_s: mean seconds of a step with `auto`.
+        fewer: bytes into the server of the uncompressed run, divided by those of the automatic run.
     """
 
     share: float | None
@@ -45,11 +48,12 @@ class AutoRow:
 
     @property
     def speedup(self) -> float:
+        """The seconds of an uncompressed step divided by those of an automatic one."""
         return self.none_s / self.auto_s
 
     @property
     def ideal(self) -> float:
-        """The speed-up if compression cost no time."""
+        """The speed-up that would be reached if compression took no time; 1 where it cannot pay."""
         return 1.0 if self.share is None else 1 / (1 - self.share + self.share / self.fewer)
 
 
@@ -57,6 +61,7 @@ HEADINGS = ("share", "s per step, `none`", "`auto`", "times fewer bytes", "speed
 
 
 def cells(row: AutoRow) -> list[object]:
+    """Return the cells of a row of the table, in the order of `HEADINGS`."""
     share = "no limit" if row.share is None else f"{row.share:g}"
     return [
         share,
@@ -66,13 +71,20 @@ def cells(row: AutoRow) -> list[object]:
 
 
 def mean_step(recorded: Recorded) -> float:
-    """Return the mean seconds of all counted steps."""
+    """Return the mean seconds of a step, over all counted steps of all workers."""
     return statistics.fmean(
         (trace[-1].began - trace[0].began) / (len(trace) - 1) for trace in recorded.counted
     )
 
 
 def measured(setup: Setup, compressor: str, share: float | None) -> AutoRow:
+    """Train once uncompressed and once with `compressor`, and return the comparison.
+
+    Args:
+        setup: model, links and computation.
+        compressor: spec of `auto`.
+        share: communication as a fraction of the uncompressed step, for the row.
+    """
     none, auto = (run_ours(setup, name, "auto", "off") for name in ("none", compressor))
     return AutoRow(
         share=share,
@@ -83,17 +95,18 @@ def measured(setup: Setup, compressor: str, share: float | None) -> AutoRow:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--model", str, "4x262144", "NAME", "layer table, as of gc-bench step")
-    option(parser, "--workers", at_least_one, 4, "N", "workers")
+    option(parser, "--model", str, "4x262144", "NAME", "layer table, as for gc-bench step")
+    option(parser, "--workers", at_least_one, 4, "N", "number of workers")
     option(parser, "--compressor", str, "auto", "SPEC", "auto, with its options")
-    text = "shares of the exchange in an uncompressed step, one run for each"
+    text = "fractions of an uncompressed step that the exchange takes, one run for each"
     option(parser, "--share", shares, "0.25,0.5,0.75,0.9", "N,...", text)
     option(parser, "--mbit", amount, 1000.0, "N", "Mbit/s of each link in each direction")
-    option(parser, "--steps", at_least_one, 40, "N", "steps to count")
+    option(parser, "--steps", at_least_one, 40, "N", "number of measured steps")
     json_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:
+    """Measure a row for each share, and one where compression cannot pay; return the exit code."""
     if given.compressor.partition(":")[0] != "auto":
         raise BenchError(f"--compressor: expected auto, or auto:compressor=SPEC, got {given.compressor!r}")
     check_network()

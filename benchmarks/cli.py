@@ -1,6 +1,6 @@
 """gc-bench: measure compressors, steps, modes and durability on this machine, beside peers and limits.
 
-docs/reference/benchmarks.md lists every command with its options. Those that shape links need root.
+docs/reference/benchmarks.md lists every command with its options. Commands that shape links need root.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from ..deploy.arguments import command_parser
 from ..deploy.interrupt import Interrupted, interrupted
 from ..deploy.processes import RunError
 
-# A summary and a module with `add_arguments(parser)` and `run(given)`, which returns an exit code or None. A
-# module is imported only for its own command, because most of them import torch.
+# By command: a summary, and a module with `add_arguments(parser)` and `run(given)`, which returns an exit
+# code or None. A module is imported only for its own command, because most of them import torch.
 COMMANDS = {
     "compressors": ("speed, ratio and error of every compressor", "compressors"),
     "kernels": ("speed of the compressors' kernels beside torch.add_, and of sums of pushes", "kernels"),
-    "cuda": ("Triton kernels: checked against the plain ones, and timed on a GPU", "cuda"),
+    "cuda": ("Triton kernels: checked against the reference kernels, and timed on a GPU", "cuda"),
     "push": ("speed of a push, beside raw TCP and one protobuf message", "push"),
     "wire": ("bytes of a push on a network interface, with all headers", "wire"),
     "startup": ("time of --help, and CPU of a daemon until it is ready", "startup"),
     "members": ("time of the server's control per event, with 8, 64 and 256 members", "members"),
     "step": ("seconds per step on shaped links, beside PyTorch's DDP", "step"),
-    "predicted": ("seconds per step as gc-plan predicts them, beside what they are", "predicted"),
-    "auto": ("what --compressor auto gains where compressing pays, and loses where it does not", "auto"),
+    "predicted": ("seconds per step as gc-plan predicts them, beside measured ones", "predicted"),
+    "auto": ("speed-up by --compressor auto where compression pays, and its cost elsewhere", "auto"),
     "memory": ("bytes per parameter at server and workers", "memory"),
-    "strangers": ("what a server loses to callers who have no part in its job", "strangers"),
-    "durability": ("what --state costs per step, and how long a journal takes to be read", "durability"),
-    "modes": ("speed and accuracy of every mode, also with slow workers and lost ones", "modes"),
-    "coded": ("bytes and time of coded exchanges on shaped links, beside what they compete with", "coded"),
-    "paper": ("what the papers measured, with their numbers beside ours", "papers"),
+    "strangers": ("throughput that a server loses to calls from outside its job", "strangers"),
+    "durability": ("cost of --state per step, and time to read a journal", "durability"),
+    "modes": ("speed and accuracy of every mode, also with slow and with lost workers", "modes"),
+    "coded": ("bytes and time of coded exchanges on shaped links, beside competitors", "coded"),
+    "paper": ("measurements of the papers, repeated, with their numbers beside ours", "papers"),
     "accuracy": ("accuracy or loss that compressors cost, over several seeds", "accuracy"),
 }
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """Return the parser of one command's own arguments."""
+    """Return a parser of one command's own arguments. Imports the command's module."""
     parser = argparse.ArgumentParser(prog=f"gc-bench {name}")
     importlib.import_module(f".{COMMANDS[name][1]}", __package__).add_arguments(parser)
     return parser
@@ -48,7 +48,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run gc-bench with arguments `argv`, by default those of the process; return the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = command_parser("gc-bench", __doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -67,7 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @command
 def exit_code(program: str, run: Callable[[], int | None]) -> int:
-    """Run a benchmark and return its exit code; print an error that ends it on standard error."""
+    """Run a benchmark and return its exit code. Print an error that ends it on standard error.
+
+    Args:
+        program: name of the command, which begins the error message.
+        run: the benchmark; returns an exit code, or None for success.
+    """
     try:
         with interrupted():
             return run() or Exit.DONE

@@ -1,14 +1,14 @@
-"""`gc-bench coded`: coded exchanges on shaped links, beside what they compete with.
+"""`gc-bench coded`: coded exchanges on shaped links, beside competitors.
 
 Three parts, each by real processes and sockets. Every worker and the server are in a network namespace of
 their own, behind a link of --mbit in each direction (`star`); this needs root.
 
-bytes     What the server gets and hands on in a step, in block gradients, against the formulas of the paper,
-          and all bytes by the counters of its link.
-time      Seconds per step at every redundancy and with `auto`, in a regime where computing takes long and in
-          one where exchanging does, against the model. Computing is emulated: a model that sleeps.
-accuracy  Steps to an accuracy: real training on digits, at full speed, nothing shaped. Beside it seconds per
-          step as in `time`; their product is an estimate and not a run.
+bytes: Bytes that the server receives and sends in a step, in block gradients, beside the paper's formulas,
+    and all bytes by the counters of its link.
+time: Seconds per step at every redundancy and with `auto`, beside the model. There are two regimes: in one
+    computing takes long, in the other exchanging. Computing is emulated: a model that sleeps.
+accuracy: Steps to an accuracy: real training on digits, at full speed, without shaped links. Beside it
+    seconds per step as in `time`; their product is an estimate and not a run.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ BATCH = 16  # samples per worker and step
 STEPS = 10
 ELEMENTS = 250_000
 TARGET = 0.90  # validation accuracy
-# Seconds per sample of emulated computation: 16 of them take long beside an exchange, or are nearly nothing.
+# Seconds per sample of emulated computation: a batch takes much longer than an exchange, or much shorter.
 REGIMES = {"computing takes long": 0.1, "exchanging takes long": 0.002}
 SSGD_UNICAST = "SSGD, unicast"
-# By name: mode, and for coded mode the scheme.
+# By name: mode, and the scheme, which only coded mode uses.
 COMPETITORS = {
     SSGD_UNICAST: ("coded", "unicast"),
     "SSGD, summed and multicast": ("coded", "summed"),
@@ -52,11 +52,17 @@ COMPETITORS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CodedRow:
-    """One job, by block gradients of a step.
+    """The measurements of one job, per step. Bytes are in units of one block's gradient.
 
     Attributes:
+        name: name of the job in the table.
+        workers: number of workers.
+        redundancy: redundancy of coded mode, or "auto"; "" in other modes.
+        seconds_per_sample: emulated computation.
+        step_seconds: seconds of a step.
         blocks_up, blocks_down: block gradients that the server receives and sends.
-        link_up, link_down: the same by its link's counters, with all headers.
+        link_up, link_down: the same by the counters of its link, with all headers.
+        ended_with: redundancy of the last step; 0 in other modes.
     """
 
     name: str
@@ -68,7 +74,7 @@ class CodedRow:
     blocks_down: float
     link_up: float
     link_down: float
-    ended_with: int  # redundancy of the last step, 0 where there is none
+    ended_with: int
 
 
 def measure(
@@ -81,11 +87,19 @@ def measure(
     steps: int = STEPS,
     scheme: str = "coded",
 ) -> CodedRow:
-    """Run one job to its end. Raises BenchError if it does not finish.
+    """Run one job to its end and return its measurements.
 
     Args:
-        steps: steps of all workers; in async mode pushes of each.
-        scheme: a name of `SCHEMES`, for coded mode.
+        name: name of the job in the table.
+        mode: spec of the mode.
+        workers: number of workers.
+        seconds: emulated computation per sample.
+        mbit: Mbit/s of each link in each direction.
+        steps: steps of all workers; in async mode pushes of each worker.
+        scheme: name in `SCHEMES`, for coded mode.
+
+    Raises:
+        BenchError: if the job does not finish.
     """
     samples = BATCH * steps * workers
     run = RunSettings(
@@ -108,7 +122,7 @@ def measure(
         up, down = star.carried("server")
     spec = parse_spec("mode", mode)
     block_bytes = 4 * ELEMENTS * status.version
-    parameters = 4 * ELEMENTS  # one worker brings them, the others get them; a copy goes up at the end
+    parameters = 4 * ELEMENTS  # one worker uploads them at the start and the end, the other workers load them
     return CodedRow(
         name=name,
         workers=workers,
@@ -127,7 +141,12 @@ def measure(
 
 
 def bytes_part(workers: Sequence[int], mbit: float) -> list[CodedRow]:
-    """Measure the bytes of each scheme beside the formulas."""
+    """Measure the bytes of each scheme, print them beside the formulas, and return the rows.
+
+    Args:
+        workers: numbers of workers, measured one after the other.
+        mbit: Mbit/s of each link in each direction.
+    """
     headings = "workers", "exchange", "r", "up", "formula", "ratio", "down", "formula", "ratio"
     print(output.table((*headings, "link up", "link down"), []), flush=True)
     rows: list[CodedRow] = []
@@ -155,7 +174,13 @@ def bytes_part(workers: Sequence[int], mbit: float) -> list[CodedRow]:
 
 
 def formula(scheme: str, nodes: int, r: int) -> tuple[float, float]:
-    """Return the block gradients that the server receives, by the paper, and that it sends to all targets."""
+    """Return by a scheme's formula the block gradients that the server receives in a step, and that it sends.
+
+    Args:
+        scheme: name in `SCHEMES`.
+        nodes: number of workers.
+        r: redundancy.
+    """
     up, targets = {
         "coded": (comb(nodes, r + 1) * (r + 1) / r, r),
         "uncoded": (comb(nodes, r) * (nodes - r), 1),
@@ -170,7 +195,10 @@ def formula(scheme: str, nodes: int, r: int) -> tuple[float, float]:
 
 
 def time_part(nodes: int, mbit: float) -> list[CodedRow]:
-    """Measure the seconds per step T(r), beside the model, which starts from the step without redundancy."""
+    """Measure the seconds per step at each redundancy, print them beside the model T(r), and return the rows.
+
+    The model starts from the measured step without redundancy.
+    """
     print(output.table(("regime", "r", "seconds per step", "model", "measured / model"), []), flush=True)
     rows: list[CodedRow] = []
     for regime, seconds in REGIMES.items():
@@ -198,7 +226,17 @@ def time_part(nodes: int, mbit: float) -> list[CodedRow]:
 
 
 def accuracy_part(workers: Sequence[int], seed: int, mbit: float, directory: Path) -> list[dict[str, Any]]:
-    """Measure steps to the target by real training, and seconds per step by emulated computation."""
+    """Measure steps to the target accuracy by real training, and seconds per step without it.
+
+    Args:
+        workers: numbers of workers, measured one after the other.
+        seed: seed of the training.
+        mbit: Mbit/s of each link, for the seconds per step, whose computation is emulated.
+        directory: for logs.
+
+    Returns:
+        The rows of the printed table, as JSON objects.
+    """
     headings = "workers", "", f"steps to {TARGET:.2f}", "seconds per step", "product, s"
     print(output.table((*headings, f"against {SSGD_UNICAST}"), []), flush=True)
     rows: list[dict[str, Any]] = []
@@ -223,8 +261,19 @@ def accuracy_part(workers: Sequence[int], seed: int, mbit: float, directory: Pat
 
 
 def steps_to(target: float, mode: str, nodes: int, seed: int, directory: Path) -> int:
-    """Return the versions after which an epoch first ends with this accuracy. Raises BenchError."""
-    # A step of all workers is worth a larger rate than that of one, whose version has a batch of its own.
+    """Train digits; return the number of versions after which an epoch first ends with this accuracy.
+
+    Args:
+        target: accuracy to reach.
+        mode: spec of the mode.
+        nodes: number of workers.
+        seed: seed of the job.
+        directory: for logs and parameters.
+
+    Raises:
+        BenchError: if no epoch reaches it.
+    """
+    # A version from all workers' batches allows a larger learning rate than one from a single batch.
     rate = 0.1 if mode == "async" else 0.05 * nodes
     settings = RunSettings(
         workers=nodes, compressor="none", epochs=40, seed=seed, learning_rate=rate, mode=mode
@@ -233,22 +282,29 @@ def steps_to(target: float, mode: str, nodes: int, seed: int, directory: Path) -
     for epoch, accuracy in enumerate(result.accuracy_by_epoch, start=1):
         if (accuracy or 0.0) >= target:
             return result.steps * epoch // result.epochs
-    raise BenchError(f"{mode}: did not come to an accuracy of {target} in {settings.epochs} epochs")
+    raise BenchError(f"{mode}: did not reach an accuracy of {target} in {settings.epochs} epochs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--parts", some_of(PARTS), ",".join(PARTS), "NAME,...", "parts to run")
+    option(parser, "--parts", some_of(PARTS), ",".join(PARTS), "NAME,...", "parts of the benchmark to run")
     option(parser, "--mbit", at_least_one, 100, "N", "Mbit/s of each link in each direction")
-    option(parser, "--workers", numbers(16), "2,4,8", "N,...", "workers, in the parts bytes and accuracy")
-    option(parser, "--nodes", at_least_one, 4, "N", "workers, in the part time")
-    option(parser, "--seed", at_least_one, 1, "N", "seed of the runs")
+    text = "numbers of workers in the parts bytes and accuracy, one run for each"
+    option(parser, "--workers", numbers(16), "2,4,8", "N,...", text)
+    option(parser, "--nodes", at_least_one, 4, "N", "number of workers in the part time")
+    option(parser, "--seed", at_least_one, 1, "N", "seed of the part accuracy")
     json_option(parser)
-    text = "picture of the seconds per step, as PNG or SVG"
+    text = "PNG or SVG file for a picture of the seconds per step"
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def plot(path: Path, rows: Sequence[CodedRow], nodes: int) -> None:
-    """Draw seconds per step over redundancy, a panel for each regime."""
+    """Draw seconds per step over redundancy, a panel for each regime, and write the picture to `path`.
+
+    Args:
+        path: file to write.
+        rows: rows of `time_part`.
+        nodes: number of workers.
+    """
     figure, drawn = panels(list(REGIMES))
     for axes, seconds in zip(drawn, REGIMES.values(), strict=True):
         found = [row for row in rows if row.seconds_per_sample == seconds and row.redundancy != "auto"]
@@ -263,9 +319,10 @@ def plot(path: Path, rows: Sequence[CodedRow], nodes: int) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
+    """Run the chosen parts of the benchmark; return the exit code."""
     check_network()
     if given.plot and "time" not in given.parts:
-        raise BenchError("--plot: shows the part time, which is not among --parts")
+        raise BenchError("--plot: needs the part time, which is not among --parts")
     plain: dict[str, Any] = {}
     if "bytes" in given.parts:
         plain["bytes"] = [asdict(row) for row in bytes_part(given.workers, given.mbit)]

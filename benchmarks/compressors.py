@@ -1,12 +1,13 @@
-"""`gc-bench compressors`: every compressor against the speed of memory, its promise and its error.
+"""`gc-bench compressors`: speed of every compressor relative to memory, its promised and achieved ratio, its
+error.
 
 A row is the whole call of a worker in steady state, on one matrix: the check for infinities, error feedback,
 compression, a new payload. Its peer is `torch.add_` on float32 tensors of that size, 12 bytes moved per
-element, repeated in turn with it; medians are compared. What is counted as moved is the least that feedback
-needs, 12 bytes per element to read gradient and residual and write the residual, and the payload.
+element, timed alternately with it; medians are compared. The bytes counted as moved are the payload and the
+least that feedback needs, 12 bytes per element to read gradient and residual and write the residual.
 
-Below the table stand exact selection of the top 1 % against `torch.topk` and `np.argpartition`, and the bits
-that an index takes against the entropy of where the kept elements are.
+Below the table stand exact selection of the largest 1 % beside `torch.topk` and `np.argpartition`, and the
+bits that an index takes relative to the entropy of the kept elements' positions.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ ELEMENTS_A_TURN = 2_000_000
 FIRST_STEPS = 3  # until thresholds and residuals have settled
 RATIOS = (10, 100)
 DENSITIES = (0.1, 0.01, 0.001)
-TOP = 100  # one element in so many
+TOP = 100  # one element in TOP is selected
 SPARSIFIERS = ("dgc", "gcac", "krngc", "l1", "randk", "topk")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def default_specs() -> list[str]:
-    """Return every registered compressor, sparsifiers at both ratios without warm-up, and some variants."""
+    """Return the specs of all registered compressors, sparsifiers at each of `RATIOS`, and some variants."""
     plain = [name for name in names() if name not in SPARSIFIERS]
     kept = [f"{name}:ratio={ratio},warmup=0" for ratio in RATIOS for name in SPARSIFIERS]
     variants = ["qsgd:bits=2", "qsgd:bits=8", "topk:ratio=100,values=4bit", "topk:ratio=100,values=1bit"]
@@ -64,7 +65,12 @@ def default_specs() -> list[str]:
 
 
 def promised_ratio(spec: str, payload: Payload) -> float | None:
-    """Return the ratio of float32 to the payload's bytes by the spec; None if it depends on the gradient."""
+    """Return the ratio of float32 to a payload's bytes by the spec; None if it depends on the gradient.
+
+    Args:
+        spec: spec of the compressor.
+        payload: payload that it has made.
+    """
     match payload:
         case SparsePayload():
             ratio = parse_spec("compressor", spec).options.get("ratio")
@@ -80,7 +86,12 @@ def promised_ratio(spec: str, payload: Payload) -> float | None:
 
 
 class _Subject:
-    """One compressor on one matrix of random values, going on from step to step."""
+    """One compressor that compresses a matrix of random values, step after step.
+
+    Attributes:
+        payload: payload of the last step.
+        error_norm: Euclidean norm of the first step's error, relative to that of its gradient.
+    """
 
     def __init__(self, spec: str, elements: int, dtype: str) -> None:
         self._compressor = model_compressor(spec, elements)
@@ -104,16 +115,29 @@ class _Subject:
 
 
 def in_turn(tasks: Sequence[Callable[[], object]], elements: int, repeats: int) -> list[float]:
-    """Return the median seconds of a call of each task; with few elements, a turn has several calls."""
+    """Time the tasks alternately and return the median seconds of a call of each.
+
+    Args:
+        tasks: functions to time.
+        elements: elements that a call processes; with few, a turn has several calls.
+        repeats: number of turns.
+    """
     calls = max(1, ELEMENTS_A_TURN // elements)
     return interleaved(tasks, repeats, lambda task: wall(task, calls))
 
 
 def measure(spec: str, elements: int, dtype: str, repeats: int) -> dict[str, Any]:
-    """Return a row of the table.
+    """Measure one compressor on one matrix and return a row of the table, as a JSON object.
 
-    Its seconds are the median of a call, ratio_to_add its bandwidth as a fraction of `torch.add_`'s in the
-    same run, error_norm the Euclidean norm that the first payload misses, as a fraction of its gradient's.
+    In the row, "seconds" is the median of a call. "ratio_to_add" is the bandwidth relative to that of
+    `torch.add_` in the same run. "error_norm" is the Euclidean norm of the first payload's error, relative to
+    that of its gradient.
+
+    Args:
+        spec: spec of the compressor.
+        elements: elements of the matrix.
+        dtype: name in `DTYPES`.
+        repeats: number of calls to time.
     """
     subject = _Subject(spec, elements, dtype)
     one, other = torch.ones(elements), torch.ones(elements)
@@ -137,7 +161,7 @@ def measure(spec: str, elements: int, dtype: str, repeats: int) -> dict[str, Any
 
 
 def selection_ratios(elements: int, repeats: int) -> Mapping[str, float]:
-    """Return how many times longer the peers take than exact selection of the largest 1 %."""
+    """Return by peer how many times longer it takes than our exact selection of the largest 1 %."""
     tensor = torch.randn(elements, generator=torch.Generator().manual_seed(0)) * 0.02
     values, keep = tensor.numpy(), max(1, elements // TOP)
     residual = np.zeros_like(values)
@@ -160,17 +184,22 @@ def selection_ratios(elements: int, repeats: int) -> Mapping[str, float]:
 
 
 def index_ratio(density: float, elements: int) -> float:
-    """Return the bits per index of uniformly random places, relative to their entropy."""
+    """Return the bits per index of uniformly random positions, relative to their entropy.
+
+    Args:
+        density: fraction of the elements that is kept, 0 to 1.
+        elements: number of elements.
+    """
     count = max(1, round(density * elements))
-    places = np.random.default_rng(0).permutation(elements)[:count]
-    indices = np.sort(places).astype(np.uint32)
+    kept = np.random.default_rng(0).permutation(elements)[:count]
+    indices = np.sort(kept).astype(np.uint32)
     bits = 8 * sparse.encode_gaps(indices, elements, sparse.gaps_low_bits(elements, count)).size / count
     entropy = -(density * math.log2(density) + (1 - density) * math.log2(1 - density)) / density
     return bits / entropy
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a table for each size and dtype."""
+    """Yield a Markdown table for each size and dtype."""
 
     def cells(row: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"`{row['name']}`", f"{row['seconds'] * 1e3:.2f}", f"{row['ratio_to_add']:.2f}")
@@ -184,7 +213,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw bandwidth over achieved ratio, for the largest tensors."""
+    """Draw bandwidth over achieved ratio, for the largest tensors, and write the picture to `path`."""
     largest = max(row["elements"] for row in rows)
     figure, (axes,) = panels([f"{largest:,} elements"])
     for row in rows:
@@ -198,20 +227,27 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sizes = "100000,1000000,25000000"
-    option(parser, "--elements", numbers(MOST_ELEMENTS), sizes, "N,...", "elements of the matrices")
+    option(
+        parser, "--elements", numbers(MOST_ELEMENTS), sizes, "N,...", "numbers of elements of the matrices"
+    )
     text = f"dtypes of the gradients: {', '.join(DTYPES)}"
     option(parser, "--dtypes", some_of(list(DTYPES)), "float32", "NAME,...", text)
-    parser.add_argument("--compressors", nargs="+", metavar="SPEC", help="compressors (default: all)")
-    option(parser, "--repeats", at_least_one, 7, "N", "repetitions, of which the median counts")
+    text = "compressors to measure (default: all)"
+    parser.add_argument("--compressors", nargs="+", metavar="SPEC", help=text)
+    option(parser, "--repeats", at_least_one, 7, "N", "repetitions; their median counts")
     json_option(parser)
-    text = "picture of bandwidth over ratio, as SVG, PNG or PDF"
+    text = "SVG, PNG or PDF file for a picture of bandwidth over ratio"
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def run(given: argparse.Namespace) -> int:
+    """Measure every compressor; return the exit code.
+
+    A third-party compressor that fails is reported at the end; the exit code is then not 0.
+    """
     specs = given.compressors or default_specs()
     for spec in specs:
-        create(spec)  # a bad one is refused before the others take their time
+        create(spec)  # raises for a bad spec before any measurement
     tell_of_compiling(output.say)
     warm_up()
     rows: list[dict[str, Any]] = []
@@ -223,7 +259,7 @@ def run(given: argparse.Namespace) -> int:
         except Exception as error:
             if parse_spec("compressor", spec).name in BUILT_IN:
                 raise
-            # Somebody else's: the others are measured all the same.
+            # A third-party compressor: continue with the other ones.
             failed.append(f"{spec}: failed with {error!r}")
     for text in tables(rows):
         print(text)

@@ -1,9 +1,10 @@
-"""`gc-bench cuda`: build the Triton kernels, check them against the plain ones bit for bit, and time them.
+"""`gc-bench cuda`: compile the Triton kernels, check them bit for bit against the reference kernels, and time
+them.
 
-Peers, on the same GPU and in turn: a device copy (8 bytes moved per element) for bandwidth, `torch.topk` of
-the largest 1 % for selection. A whole call of a worker, from a gradient on the GPU to a payload on the host,
-is timed beside the plain copy of that gradient to the host. Without a GPU the checks run in Triton's
-interpreter on a small tensor, and nothing is timed.
+Peers on the same GPU, timed alternately: a device copy (8 bytes moved per element) for bandwidth,
+`torch.topk` of the largest 1 % for selection. A whole call of a worker, from a gradient on the GPU to a
+payload on the host, is timed beside the plain copy of that gradient to the host. Without a GPU the checks run
+in Triton's interpreter on a small tensor, and nothing is timed.
 """
 
 from __future__ import annotations
@@ -26,17 +27,22 @@ from .kernels import model_compressor
 from .timing import interleaved
 
 COPY_BYTES = 8
-TOP = 100  # one element in so many
+TOP = 100  # one element in TOP is selected
 LEVELS: dict[CodeFormat, Float32] = {
     CodeFormat.SIGNED_4BIT: np.array([0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07], np.float32),
     CodeFormat.SIGNED_2BIT: np.array([0.02], np.float32),
 }
-WHOLE = ("4bit:levels=group1", "2bit", "topk:ratio=100", "gcac:ratio=100")
-CHECKED_ELEMENTS = 5003  # without a GPU: the interpreter is slow
+WHOLE = ("4bit:levels=group1", "2bit", "topk:ratio=100", "gcac:ratio=100")  # timed and checked as whole calls
+CHECKED_ELEMENTS = 5003  # without a GPU; few, because the interpreter is slow
 
 
 def check(gradient: Float32, residual: Float32, device: torch.device) -> None:
-    """Raise `AssertionError` unless every kernel gives the reference's bits."""
+    """Raise `AssertionError` unless every kernel gives the reference's bits.
+
+    Args:
+        gradient, residual: inputs of the kernels, float32 (elements,).
+        device: of the kernels; the CPU for Triton's interpreter.
+    """
     from ..compressors.kernels import cuda
 
     given = torch.from_numpy(gradient).to(device)
@@ -61,13 +67,13 @@ def check(gradient: Float32, residual: Float32, device: torch.device) -> None:
 
 
 def caller(spec: str, gradient: torch.Tensor) -> Callable[[], Payload]:
-    """Return a worker's compression of this gradient, a further step with each call."""
+    """Return a function that compresses this gradient as a worker does. Each call is a further step."""
     compressor, versions = model_compressor(spec, gradient.numel()), itertools.count()
     return lambda: compressor.compress([gradient.view(1, -1)], 32, version=next(versions))[0]
 
 
 def on_gpu(task: Callable[[], object]) -> float:
-    """Return the GPU seconds of a call."""
+    """Run a task and return the seconds that it takes on the GPU."""
     started, ended = (torch.Event("cuda", enable_timing=True) for _ in range(2))
     started.record()
     task()
@@ -77,7 +83,7 @@ def on_gpu(task: Callable[[], object]) -> float:
 
 
 def measure(gradient: torch.Tensor, residual: torch.Tensor, repeats: int) -> list[dict[str, object]]:
-    """Return a row for each kernel."""
+    """Time every kernel and its peers alternately; return a row for each kernel, as JSON objects."""
     from ..compressors.kernels import cuda
 
     elements = gradient.numel()
@@ -117,14 +123,15 @@ def measure(gradient: torch.Tensor, residual: torch.Tensor, repeats: int) -> lis
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--elements", at_least_one, 25_000_000, "N", "elements of the tensor on a GPU")
-    option(parser, "--repeats", at_least_one, 20, "N", "interleaved repetitions, of which the median counts")
+    option(parser, "--elements", at_least_one, 25_000_000, "N", "number of elements of the tensor on a GPU")
+    option(parser, "--repeats", at_least_one, 20, "N", "interleaved repetitions; their median counts")
     json_option(parser)
 
 
 def run(given: argparse.Namespace) -> None:
+    """Check the kernels and, if there is a GPU, time them."""
     if find_spec("triton") is None:
-        raise BenchError("triton is not installed; pip install '.[cuda]' in a checkout of Gradwire brings it")
+        raise BenchError("triton is not installed; run pip install '.[cuda]' in a checkout of Gradwire")
     there = torch.cuda.is_available()
     if not there:
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported

@@ -1,10 +1,11 @@
-"""A peer of `step`: the same layers under torch's DistributedDataParallel over gloo.
+"""A peer of `step`: the same layers under torch's DistributedDataParallel over gloo, as a program.
 
     python -m gradwire.benchmarks.ddp MODEL SECONDS REAL TRACE STEPS [RANK WORLD ADDRESS HOOK]
 
-SECONDS, REAL and TRACE are those of `layers.task`. HOOK is `fp32`, `fp16`, `powersgd` (rank 4, everything in
-one bucket: with several it deadlocks under gloo), or `gradwire:` and a compressor for `gradwire.ddp`. Without
-the last four arguments the process computes alone: no exchange, no optimizer.
+SECONDS, REAL and TRACE are arguments of `layers.task`: emulated computation, images of the real network,
+folder for the trace. HOOK is `fp32`, `fp16`, `powersgd` (rank 4, everything in one bucket: with several it
+deadlocks under gloo), or `gradwire:` and a compressor for `gradwire.ddp`. Without the last four arguments the
+process computes alone: no exchange, no optimizer.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from .. import ddp
 from .layers import task
 
-RANK = 4
+RANK = 4  # of PowerSGD
 LEARNING_RATE = 1e-3
-WHOLE_MODEL_MB = 1 << 20
-OURS = "gradwire:"
+WHOLE_MODEL_MB = 1 << 20  # a size of buckets that no model exceeds
+OURS = "gradwire:"  # prefix of a hook that is a compressor of ours
 
 
 def main(arguments: list[str]) -> int:
+    """Train for the number of steps in `arguments`, listed at the head of this file; return the exit code."""
     model, seconds, real, trace, steps, *peers = arguments
     torch.set_num_threads(1)
     hook = ""
@@ -49,8 +51,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _distributed(network: torch.nn.Module, hook: str) -> torch.nn.Module:
+    """Wrap a network in DistributedDataParallel with the named hook."""
     bucket_mb = WHOLE_MODEL_MB if hook == "powersgd" else None
-    # Statistics of batch normalization stay where they are, as in a job.
+    # Statistics of batch normalization are not exchanged in a job either.
     wrapped: Any = torch.nn.parallel.DistributedDataParallel(
         network, bucket_cap_mb=bucket_mb, broadcast_buffers=False
     )

@@ -1,11 +1,11 @@
-"""`gc-bench durability`: what --state costs per step, and how long a server takes to read its journal again.
+"""`gc-bench durability`: cost of --state per step, and the time in which a server reads its journal again.
 
-Real daemons on this machine, `4bit` both ways: digits, whose steps are short, and a model of 25 million
-parameters that learns nothing, with steps that are nothing but the exchange, and with a second of computing
-in each, which takes no processor. Each is trained without --state, and with each --durability, in turns; a
-ratio is of the medians over the turns. Then a server is started on what the run with a journal has left, and
-says how long it read; the pushes in it took as long to arrive as the training took. At last the same with
-10,000 pushes of digits in the journal.
+Real daemons on this machine, `4bit` in both directions. One job is digits, whose steps are short. The other
+jobs train a model of 25 million parameters that learns nothing: steps are nothing but the exchange, or have a
+second of computing that takes no processor. Each job is trained without --state, and with each --durability,
+alternately. A ratio is of the medians over these turns. Then a server is started on the state of the run with
+a journal, and reports how long it read. The pushes in the journal took as long to arrive as the training
+took. Finally the same is measured for a journal with 10,000 pushes of digits.
 """
 
 from __future__ import annotations
@@ -32,18 +32,21 @@ from . import output
 from .arguments import at_least_one, json_option, option
 from .jobs import DIGITS_SAMPLES, run_job, wait_for
 
-WAYS = ("", "none", "journal", "fsync")  # values of --durability; "" for no --state
+DURABILITIES = ("", "none", "journal", "fsync")  # values of --durability; "" for no --state
 READ = re.compile(r"and (\d+) pushes of the journal read in ([0-9.]+) s")
 WORKERS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class DurabilityRow:
-    """Seconds of a job's steps, and of reading its journal again.
+    """A row of the table: one job with each durability.
 
     Attributes:
-        step_s: by value of --durability, one for each turn.
-        training_s: of the last run with `journal`, whose journal has `pushes` and was read in `read_s`.
+        job: name of the job.
+        step_s: seconds per step, one value for each turn, by value of --durability; "" is without --state.
+        training_s: seconds of training of the last run with a journal.
+        pushes: number of pushes in that journal.
+        read_s: seconds in which a server has read that journal.
     """
 
     job: str
@@ -52,11 +55,12 @@ class DurabilityRow:
     pushes: int
     read_s: float
 
-    def ratio(self, way: str) -> float:
-        return statistics.median(self.step_s[way]) / statistics.median(self.step_s[""])
+    def ratio(self, durability: str) -> float:
+        """Return the median time of a step with this durability, relative to that without --state."""
+        return statistics.median(self.step_s[durability]) / statistics.median(self.step_s[""])
 
 
-# Seconds that a worker computes for a step.
+# Jobs with the large model: seconds that a worker computes per step, by name.
 LARGE = {"25 million": 0.0, "25 million and 1 s": 1.0}
 
 HEADINGS = ("job", "ms per step", "`none`", "`journal`", "`fsync`", "pushes", "arrived in", "read in")
@@ -64,7 +68,14 @@ HEADINGS = ("job", "ms per step", "`none`", "`journal`", "`fsync`", "pushes", "a
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """A journal of many pushes: its size, and the seconds in which they arrived and were read."""
+    """The measurement of a journal with many pushes.
+
+    Attributes:
+        pushes: number of pushes in the journal.
+        journal_bytes: size of the journal.
+        arrived_s: seconds in which the pushes have arrived, which is the time of training.
+        read_s: seconds in which a server has read them from the journal.
+    """
 
     pushes: int
     journal_bytes: int
@@ -76,16 +87,18 @@ REPLAY_HEADINGS = ("pushes", "journal", "arrived in", "read in", "times faster")
 
 
 def replay_cells(row: Replay) -> list[object]:
+    """Return the cells of one row of the table about the long journal."""
     times = row.arrived_s / row.read_s
     size, arrived, read = f"{row.journal_bytes / 1e6:.0f} MB", f"{row.arrived_s:.1f} s", f"{row.read_s:.1f} s"
     return [row.pushes, size, arrived, read, f"{times:.1f}"]
 
 
 def cells(row: DurabilityRow) -> list[object]:
+    """Return the cells of one row of the table of jobs."""
     return [
         row.job,
         f"{1e3 * statistics.median(row.step_s['']):.1f}",
-        *(f"{row.ratio(way):.3f}" for way in WAYS[1:]),
+        *(f"{row.ratio(durability):.3f}" for durability in DURABILITIES[1:]),
         *(row.pushes, f"{row.training_s:.1f} s", f"{row.read_s:.1f} s"),
     ]
 
@@ -94,47 +107,66 @@ SHARED: Mapping[str, Any] = {"workers": WORKERS, "compressor": "4bit", "downlink
 
 
 def digits(epochs: int) -> RunSettings:
+    """Return the settings of a job that trains digits."""
     return RunSettings(
         task="digits", epochs=epochs, optimizer="sgd:momentum=0.9", learning_rate=0.05, **SHARED
     )
 
 
 def large(steps: int, computing_s: float) -> RunSettings:
+    """Return the settings of a job with a model of 25 million parameters that learns nothing.
+
+    Args:
+        steps: number of steps.
+        computing_s: seconds that a worker computes per step, without using a processor.
+    """
     options = f"elements=25000000,seconds={computing_s:g},samples={WORKERS * steps}"
     task = f"gradwire.benchmarks.paced:still:{options}"
     return RunSettings(task=task, epochs=1, batch_size=1, learning_rate=0.01, **SHARED)
 
 
 def measured(name: str, job: RunSettings, turns: int, directory: Path) -> DurabilityRow:
-    step_s: dict[str, list[float]] = {way: [] for way in WAYS}
+    """Train a job with each durability and read its journal again; return the row.
+
+    Args:
+        name: name of the job.
+        job: settings of the job.
+        turns: number of runs with each durability.
+        directory: for states and logs.
+    """
+    step_s: dict[str, list[float]] = {durability: [] for durability in DURABILITIES}
     training_s = 0.0
     kept = directory / "state"
     for _ in range(turns):
-        for way in WAYS:
-            folder = kept if way == "journal" else directory / f"state-{way}"
+        for durability in DURABILITIES:
+            folder = kept if durability == "journal" else directory / f"state-{durability}"
             shutil.rmtree(folder, ignore_errors=True)
-            status = trained(job, way, folder, directory / "logs")
-            step_s[way].append(status.training_seconds / status.version)
-            if way == "journal":
+            status = trained(job, durability, folder, directory / "logs")
+            step_s[durability].append(status.training_seconds / status.version)
+            if durability == "journal":
                 training_s = status.training_seconds
-            output.say(f"{name}, {way or 'without --state'}: {1e3 * step_s[way][-1]:.1f} ms per step")
+            step_ms = 1e3 * step_s[durability][-1]
+            output.say(f"{name}, {durability or 'without --state'}: {step_ms:.1f} ms per step")
     pushes, read_s = read_again(job, kept, directory / "again")
     return DurabilityRow(job=name, step_s=step_s, training_s=training_s, pushes=pushes, read_s=read_s)
 
 
-def trained(job: RunSettings, way: str, state: Path, logs: Path) -> StatusResponse:
-    """Train without --state if `way` is empty, else with one checkpoint, so that the journal is whole."""
-    kept = ("--state", str(state), "--durability", way, "--checkpoint-every", "1000000steps")
-    return run_job(job, logs, server_options=kept if way else ())
+def trained(job: RunSettings, durability: str, state: Path, logs: Path) -> StatusResponse:
+    """Train a job, without --state if `durability` is "", and return the server's last status.
+
+    There are no checkpoints after the first one, so the journal contains the whole job.
+    """
+    kept = ("--state", str(state), "--durability", durability, "--checkpoint-every", "1000000steps")
+    return run_job(job, logs, server_options=kept if durability else ())
 
 
 def replay(pushes: int, directory: Path) -> Replay:
-    """Train until the journal has at least this many pushes, and read it."""
-    each = WORKERS * math.ceil(DIGITS_SAMPLES / (WORKERS * RunSettings().batch_size))  # in an epoch
+    """Train until the journal has at least this many pushes; return the times of writing and reading it."""
+    each = WORKERS * math.ceil(DIGITS_SAMPLES / (WORKERS * RunSettings().batch_size))  # pushes in an epoch
     job, state = digits(math.ceil(pushes / each)), directory / "state-replay"
     status = trained(job, "journal", state, directory / "logs")
     size = sum(path.stat().st_size for path in state.glob(f"{SEGMENT}*"))
-    # A journal of this size has led to a checkpoint. Without that, both segments are read.
+    # A journal of this size makes the server write a checkpoint. Once it is removed, both segments are read.
     for checkpoint in sorted(state.glob(f"{CHECKPOINT}*"))[1:]:
         shutil.rmtree(checkpoint)
     read, read_s = read_again(job, state, directory / "again")
@@ -143,7 +175,7 @@ def replay(pushes: int, directory: Path) -> Replay:
 
 
 def read_again(job: RunSettings, state: Path, directory: Path) -> tuple[int, float]:
-    """Start a server on an earlier server's state; return the pushes that it read, and the seconds."""
+    """Start a server on an earlier server's state; return how many pushes it has read, and the seconds."""
     with Children(directory) as children:
         arguments = server_arguments(job, free_port(), directory / PARAMETERS)
         child = children.start("server", "gradwire.server.cli", [*arguments, "--state", str(state)])
@@ -152,15 +184,17 @@ def read_again(job: RunSettings, state: Path, directory: Path) -> tuple[int, flo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--turns", at_least_one, 3, "N", "runs of each kind")
+    option(parser, "--turns", at_least_one, 3, "N", "number of runs of each job with each durability")
     option(parser, "--epochs", at_least_one, 60, "N", "epochs of digits")
     option(parser, "--steps", at_least_one, 64, "N", "steps of the large model")
-    option(parser, "--replay", at_least_one, 10_000, "N", "pushes in the journal that is read at last")
-    parser.add_argument("--only", choices=("digits", *LARGE, "replay"), help="measurement to make alone")
+    option(parser, "--replay", at_least_one, 10_000, "N", "least number of pushes in the last, long journal")
+    text = "the only measurement to make (default: all)"
+    parser.add_argument("--only", choices=("digits", *LARGE, "replay"), help=text)
     json_option(parser, "the figures")
 
 
 def run(given: argparse.Namespace) -> int:
+    """Make the chosen measurements and print their tables; return the exit code."""
     rows: list[DurabilityRow] = []
     replays: list[Replay] = []
     with tempfile.TemporaryDirectory() as folder:

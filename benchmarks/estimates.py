@@ -20,7 +20,12 @@ MOST_SEEDS = len(_STUDENT) + 1
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean over seeds and the half-width of its 95 % interval, None for a single seed."""
+    """A mean over seeds with its uncertainty.
+
+    Attributes:
+        mean: mean of the values.
+        half_width: half-width of the mean's 95 % interval; None for a single seed.
+    """
 
     mean: float
     half_width: float | None
@@ -30,7 +35,11 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean of 1 to `MOST_SEEDS` values, with its interval."""
+    """Return the mean of 1 to `MOST_SEEDS` values, with its 95 % interval.
+
+    Raises:
+        ValueError: if there are more values.
+    """
     mean = statistics.fmean(values)
     if len(values) < 2:
         return Estimate(mean=mean, half_width=None)
@@ -41,10 +50,10 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def seed_list(text: str) -> list[int]:
-    """Read `1,2,3`: distinct numbers, and no more of them than there are quantiles for."""
+    """Parse seeds such as `1,2,3`: distinct whole numbers from 0, at most `MOST_SEEDS` of them."""
     seeds = whole_numbers(text)
     if not 1 <= len(set(seeds)) == len(seeds) <= MOST_SEEDS or min(seeds) < 0:
         raise argparse.ArgumentTypeError(
-            f"expected 1 to {MOST_SEEDS} distinct numbers with commas between, from 0 on, got {text!r}"
+            f"expected 1 to {MOST_SEEDS} distinct numbers from 0, separated by commas, got {text!r}"
         )
     return seeds

@@ -1,4 +1,4 @@
-"""Jobs of real daemons: `run_job` with any programs and links, `train` as gc-run trains."""
+"""Jobs of real daemons: `run_job` with any programs and links, `train` in the way of gc-run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .arguments import BenchError
 from .star import Star
 
 Found = TypeVar("Found")
-PATIENCE_S = 600.0  # without a new version
-DIGITS_SAMPLES = 1408  # in an epoch
+PATIENCE_S = 600.0  # a job without a new version for longer has failed
+DIGITS_SAMPLES = 1408  # in an epoch of digits
 Program = Sequence[str]  # a module and its first arguments
 
 
@@ -40,15 +40,16 @@ def run_job(
     """Run a job to its end and return the server's last status.
 
     Args:
+        settings: options of the job.
         directory: for logs and parameters.
-        server: program in place of gc-server.
+        server: program to run in place of gc-server.
         server_options: options of the server that `settings` lacks.
-        worker: program in place of gc-worker, by rank.
+        worker: function from a rank to the program to run in place of gc-worker.
         star: the network, with the nodes of `nodes_of`; None for this machine's loopback.
-        watch: called with every status, and with a function that kills a worker and starts it again.
+        watch: called with every status, and with a function that kills and restarts the worker of a rank.
 
     Raises:
-        BenchError: the job does not finish.
+        BenchError: if the job does not finish.
     """
     host, port = (star.address("server"), 50051) if star else (HOST, free_port())
     with Children(directory) as children:
@@ -82,15 +83,24 @@ def run_job(
 
 
 def check_running(children: Sequence[Child], deadline: float) -> None:
-    """Raise BenchError if a child has failed, or if the monotonic clock has passed the deadline."""
+    """Raise BenchError if a process has failed, or if the monotonic clock has passed the deadline."""
     failed = [child for child in children if child.code not in (None, Exit.DONE)]
     if failed or time.monotonic() > deadline:
         child = (failed or children)[0]
-        raise BenchError(f"{child.name} did not end as it should: {child.ending}: {child.last_lines()}")
+        reason = "failed" if failed else f"made no progress for {PATIENCE_S:g} s"
+        raise BenchError(f"{child.name} {reason}: {child.ending}: {child.last_lines()}")
 
 
 def wait_for(found: Callable[[], Found | None], children: Sequence[Child]) -> Found:
-    """Poll until `found` returns something, and return that. Raises BenchError, as `check_running` does."""
+    """Poll until `found` returns a value other than None, and return it.
+
+    Args:
+        found: function to poll.
+        children: processes that must not fail meanwhile.
+
+    Raises:
+        BenchError: if a process fails, or after `PATIENCE_S`.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while (result := found()) is None:
         check_running(children, deadline)
@@ -99,17 +109,27 @@ def wait_for(found: Callable[[], Found | None], children: Sequence[Child]) -> Fo
 
 
 def nodes_of(workers: int) -> list[str]:
-    """Return the nodes of a star for a job: the server and its workers."""
+    """Return the names of the nodes of a job's network: the server and its workers."""
     return ["server", *(f"worker-{rank}" for rank in range(workers))]
 
 
 def one_slower(workers: int, factor: float) -> Callable[[int], Program]:
-    """Return `run_job`'s workers for a `paced` task, the last one slower by the factor."""
+    """Return a function from a rank to a worker program for `paced` tasks, with one slow worker.
+
+    Args:
+        workers: number of workers; the last one is slow.
+        factor: factor of its times.
+    """
     return lambda rank: ("gradwire.benchmarks.paced", str(factor if rank == workers - 1 else 1))
 
 
 def train(settings: RunSettings, directory: Path) -> RunResult:
-    """Train a job as gc-run does. Raises RunError and Interrupted."""
+    """Train a job as gc-run does and return its result.
+
+    Raises:
+        RunError: if the run fails.
+        Interrupted: if a signal arrives.
+    """
     with Interrupt() as interrupt:
         plan = RunPlan(settings=settings, directory=directory)
         return result_of(settings, run_plan(plan, Watcher(), interrupt))

@@ -1,10 +1,12 @@
 """`gc-bench kernels`: speed of the compressor kernels, as ratios within one run.
 
-Two peers: `torch.add_` on float32 tensors of the same size (12 bytes moved per element: two read, one
-written) for everything that passes over memory once, and adding up decoded float32 tensors with `add_` for
-the reductions. At the end, a model of many small tensors: a call for each, and one for all. Repetitions are
-interleaved and medians compared. Absolute times mean nothing on another machine, or on this one tomorrow.
-A worker's whole call, of which these passes are a part, is measured by `gc-bench compressors`.
+There are two peers. For everything that passes over memory once it is `torch.add_` on float32 tensors of the
+same size, 12 bytes moved per element: two read, one written. For the reductions it is adding up decoded
+float32 tensors with `add_`. At the end, a model of many small tensors is timed: a call for each, and one for
+all.
+
+Repetitions are interleaved and medians compared. Absolute times differ between machines, and from day to day
+on one machine. `gc-bench compressors` measures a worker's whole call, of which these passes are a part.
 """
 
 from __future__ import annotations
@@ -39,19 +41,21 @@ from . import output
 from .arguments import at_least_one, json_option, option
 from .timing import interleaved, wall
 
-PUSHES = 16
-ADD_BYTES = 12.0
-BLOCKS, BLOCK_ELEMENTS = 200, 4096
+PUSHES = 16  # in a reduction
+ADD_BYTES = 12.0  # moved by `torch.add_` per element
+BLOCKS, BLOCK_ELEMENTS = 200, 4096  # the model of many small tensors
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel and its peer.
+    """A kernel to time, and its comparison with a peer.
 
     Attributes:
+        name: name in the table.
+        run: function that calls the kernel once.
         moved: bytes moved per element, compared as bandwidth with `add_`, one row for each count. If empty,
             the time is compared with that of adding up `PUSHES` float32 tensors.
-        goal: ratio to reach in every row, if any.
+        goal: ratio to reach in every row; None for no goal.
     """
 
     name: str
@@ -61,21 +65,26 @@ class Case:
 
 
 def payload_of(spec: str, gradient: torch.Tensor) -> Payload:
-    """Return a worker's payload for this gradient, after a step that filled its residual."""
+    """Return a worker's payload for this gradient from a second step, with a residual from the first."""
     compressor = model_compressor(spec, gradient.numel())
     compressor.compress([gradient], 32, version=0)
     return compressor.compress([gradient], 32, version=1)[0]
 
 
 def model_compressor(spec: str, elements: int) -> ModelCompressor:
-    """Return the compressor of a model that is a single matrix and travels in one part."""
+    """Return the compressor of a model that is a single matrix and travels in one part.
+
+    Args:
+        spec: spec of the compressor.
+        elements: number of elements of the matrix.
+    """
     plan = divide([elements], 4 * elements)
     specs = [TensorSpec(name="w", shape=(1, elements))]
     return ModelCompressor(specs, spec, LayerRule(), seed=0, rank=0, plan=plan)
 
 
 def make_cases(elements: int, seed: int) -> list[Case]:
-    """Return all rows. The levels are the paper's third group, over gradients that use all of its codes."""
+    """Return all kernels to time, on gradients that use all codes of the paper's third group of levels."""
     generator = torch.Generator().manual_seed(seed)
     gradients = [torch.randn(elements, generator=generator) * 2e-3 for _ in range(2)]
     gradient, residual = gradients[0], torch.zeros(elements)
@@ -110,7 +119,7 @@ def make_cases(elements: int, seed: int) -> list[Case]:
         Case("2bit with feedback, one pass", quantize("2bit"), moved=(12.25,)),
         Case("4bit, one pass with statistics", one_pass("4bit", residual), (12.5,), 0.85),
         Case("4bit, the same, any levels", one_pass("4bit:levels=groups", residual), (12.5,)),
-        # Four bytes more per element are moved where what is left does not go past the cache.
+        # The residual is written to another buffer, which moves four more bytes per element.
         Case("4bit, the same, residual kept", one_pass("4bit", torch.zeros(elements)), (12.5,)),
         Case("2bit, one pass with statistics", one_pass("2bit", residual), moved=(12.25,)),
         Case("mean |g| and finite check", lambda: kernels.cpu.magnitudes(gradient.numpy()), moved=(4,)),
@@ -126,9 +135,15 @@ def make_cases(elements: int, seed: int) -> list[Case]:
 def measure(cases: Sequence[Case], elements: int, repeats: int, seed: int) -> list[dict[str, Any]]:
     """Time both peers and every case, each once in a repetition.
 
+    Args:
+        cases: kernels to time.
+        elements: number of elements of each tensor.
+        repeats: number of repetitions.
+        seed: seed of the tensors.
+
     Returns:
-        A row for each case and count: name; peer, as words; ratio, above 1 is better than the peer; goal or
-        None; medians time_ms and peer_ms.
+        A row for each case and count: name; peer, in words; ratio, above 1 if faster than the peer; goal or
+            None; medians time_ms and peer_ms.
     """
     generator = torch.Generator().manual_seed(seed)
     total = torch.zeros(elements)
@@ -157,10 +172,16 @@ def measure(cases: Sequence[Case], elements: int, repeats: int, seed: int) -> li
 
 
 def measure_blocks(blocks: int, elements: int, repeats: int, seed: int) -> list[dict[str, Any]]:
-    """Time many small tensors with a call for each, after its magnitudes, and with one call for all.
+    """Time the quantization of many small tensors, once with a call for each and once with one call for all.
+
+    Args:
+        blocks: number of tensors.
+        elements: number of elements of each tensor.
+        repeats: number of repetitions.
+        seed: seed of the tensors.
 
     Returns:
-        A row for each way: name and time_us, the median for all tensors.
+        A row for each method: name, and time_us, the median for all tensors.
     """
     generator = torch.Generator().manual_seed(seed)
     gradients = [torch.randn(elements, generator=generator) * 2e-3 for _ in range(blocks)]
@@ -187,9 +208,9 @@ def measure_blocks(blocks: int, elements: int, repeats: int, seed: int) -> list[
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--elements", at_least_one, 25_000_000, "N", "elements of a tensor")
-    option(parser, "--repeats", at_least_one, 7, "N", "interleaved repetitions, of which the median counts")
-    text = "threads of both sides (default: one for each processor)"
+    option(parser, "--elements", at_least_one, 25_000_000, "N", "number of elements of a tensor")
+    option(parser, "--repeats", at_least_one, 7, "N", "interleaved repetitions; their median counts")
+    text = "threads of kernels and peers (default: one for each processor)"
     threads = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=at_least_one, default=threads, metavar="N", help=text)
     option(parser, "--seed", int, 0, "N", "seed of the gradients")
@@ -197,6 +218,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
+    """Time the kernels and print the tables."""
     torch.set_num_threads(given.threads)
     set_threads(given.threads)
     tell_of_compiling(output.say)
@@ -206,7 +228,7 @@ def run(given: argparse.Namespace) -> None:
     conditions = {key: getattr(given, key) for key in ("elements", "repeats", "threads", "seed")}
     conditions |= {"machine": platform.machine(), "torch": str(torch.__version__), "numpy": np.__version__}
     print("  ".join(f"{key} {value}" for key, value in conditions.items()))
-    # Which rows are limited by memory and which by arithmetic depends on it.
+    # This bandwidth decides which rows memory limits, and which arithmetic.
     print(f"add_ moves {ADD_BYTES * given.elements / rows[0]['peer_ms'] / 1e6:.0f} GB/s")
     print(f"{'':32} {'ratio':>6}  {'goal':>5}  peer")
     for row in rows:

@@ -1,11 +1,11 @@
-"""Models that are nothing but their tensors, for times: gradients in backward's order, emulated computation.
+"""Models for timing that consist of tensors alone: gradients in backward's order, emulated computation.
 
 The tensors are those of `planning.models`.
 
-`task` computes for so many seconds per step: a third of it forward, the rest backward, divided among the
-tensors by their multiplications. Weights are as He et al. begin with them. What comes out as a gradient is
-noise, another one in every step, as large as the weights of its tensor, and the loss falls as it is told to.
-Or it computes with the real network (`worker.tasks.networks`), on images that are noise.
+`task` computes for a given number of seconds per step: a third of it forward, the rest backward, divided
+among the tensors by their multiplications. Weights have the initial spread of He et al. Gradients are noise,
+different in every step, as large as the weights of their tensor. The loss follows a given curve.
+Alternatively `task` computes with the real network (`worker.tasks.networks`), on images that are noise.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ from ..planning.models import Shape, tensors
 from ..worker.tasks import Task
 from ..worker.tasks.networks import NETWORKS, noise
 from ..worker.tasks.task import TaskSpecError
-from .traces import Follower
+from .traces import TraceWriter
 
-FORWARD = 1 / 3  # of the computation
-SLACK = 1 << 16  # how many places in the noise a gradient may begin at
+FORWARD = 1 / 3  # share of the forward pass in the computation
+SLACK = 1 << 16  # number of offsets in the noise at which a gradient may begin
 
 
 def shapes(model: str) -> list[Shape]:
-    """Return the shapes in the order of the forward pass. Raises TaskSpecError for an unknown model."""
+    """Return the shapes of a model's tensors in the order of the forward pass.
+
+    Raises:
+        TaskSpecError: if the model is unknown.
+    """
     try:
         return [tensor.shape for tensor in tensors(model)]
     except ValueError as error:
@@ -41,16 +45,17 @@ def shapes(model: str) -> list[Shape]:
 
 
 def sizes(model: str) -> list[int]:
+    """Return the number of elements of each tensor of a model, in the order of the forward pass."""
     return list(map(math.prod, shapes(model)))
 
 
 class _Layer(torch.autograd.Function):
-    """The identity, whose parameter's gradient is a piece of the noise."""
+    """The identity as an autograd function, whose backward returns noise as the parameter's gradient."""
 
     @staticmethod
     def forward(ctx: Any, passed: Tensor, weight: Tensor, layer: EmulatedLayer) -> Tensor:
         ctx.layer, ctx.shape = layer, weight.shape
-        weight.detach()  # used: with `--overlap both` this waits until it is here
+        weight.detach()  # a use of the weight: with `--overlap both` it waits for the weight's update
         _compute(layer.seconds * FORWARD)
         return passed.clone()
 
@@ -61,14 +66,20 @@ class _Layer(torch.autograd.Function):
         layer.steps += 1
         start = (layer.steps * 9973 + layer.number * 7919) % SLACK
         gradient = layer.noise[start : start + math.prod(ctx.shape)].view(ctx.shape)
-        # In memory of its own: autograd hands it on as it is.
+        # The product is in memory of its own; autograd would pass on a view of the noise without a copy.
         return passed[0], gradient * layer.spread, None
 
 
 class EmulatedLayer:
-    """A tensor's part of the computation. spread: of its gradient, relative to the noise."""
+    """One tensor's part of an emulated computation."""
 
     def __init__(self, number: int, seconds: float, noise: Tensor, spread: float) -> None:
+        """Args:
+        number: index of the tensor.
+        seconds: computation per step, forward and backward.
+        noise: values that gradients are pieces of, float32, one-dimensional.
+        spread: factor from the noise to the gradient.
+        """
         self.number, self.seconds, self.noise, self.spread = number, seconds, noise, spread
         self.steps = 0
 
@@ -79,9 +90,14 @@ def _compute(seconds: float) -> None:
 
 
 class Layers(nn.Module):
-    """A model that computes as `task` says."""
+    """A model whose layers sleep instead of computing, and whose gradients are noise. `task` returns it."""
 
     def __init__(self, model: str, seconds: float, loss: float) -> None:
+        """Args:
+        model: name of the model.
+        seconds: emulated computation per step.
+        loss: factor of the emulated loss in each step.
+        """
         super().__init__()
         self._loss, self._steps = loss, 0
         found = tensors(model)
@@ -121,14 +137,18 @@ def task(
     samples: int = 1024,
     trace: str = "",
 ) -> Task:
-    """Return a task that computes for times only.
+    """Return a task for timing, with emulated computation or that of the real network.
 
     Args:
+        model: name of the model.
         seconds: emulated computation per step.
-        real: number of images with which the real network computes instead; 0 for none.
+        real: number of images with which the real network computes instead; 0 for emulated computation.
         loss: factor of the emulated loss in each step of a worker; it begins at 1.
-        samples: samples in an epoch.
+        samples: number of samples in an epoch.
         trace: folder for each process's trace (`traces`); "" for none.
+
+    Raises:
+        TaskSpecError: if the model is unknown, or has no real network.
     """
     shapes(model)
     if real and model not in NETWORKS:
@@ -138,7 +158,7 @@ def task(
     def make() -> nn.Module:
         network = _real(model) if real else Layers(model, seconds, loss)
         if trace:
-            Follower(network, Path(trace))
+            TraceWriter(network, Path(trace))
         return network
 
     def batch(indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,9 @@
 """`gc-bench members`: time of the server's control per event, with 8, 64 and 256 members, in every mode.
 
 Members are emulated: the events of their messages go straight to `Core.step`, and no tensor or socket is
-touched. The figures are the mean seconds of one step, which should not grow with the members; those of pushes
-include their share of opening, closing and publishing rounds. Coded mode exchanges packets as well: among 8
-and among 32 members, which hold each block twice.
+involved. The figures are the mean seconds of one step, which should not grow with the number of members.
+Those of pushes include their share of opening, closing and publishing rounds. Coded mode also exchanges
+packets, among 8 and among 32 members; each block has two holders.
 """
 
 from __future__ import annotations
@@ -30,13 +30,24 @@ BATCH = 4
 
 
 class EmulatedJob:
-    """A core with emulated members, which answer every assignment."""
+    """The control of a job, with emulated members that answer every assignment. It times each event.
+
+    Attributes:
+        core: control of the job.
+        names: worker ids of the members.
+        assigned: worker ids and assignments that have not been answered, oldest first.
+        seq: number of pushes so far, by worker id.
+        now: time on the job's clock in seconds.
+        seconds: CPU seconds of control, by kind of event.
+        steps: number of events, by kind.
+    """
 
     def __init__(self, mode: str, members: int) -> None:
+        """Start a job and have all members join it. mode: spec of the mode. members: number of members."""
         rules = ServerSettings(min_workers=members, batch_size=BATCH, epochs=1, lease_seconds=1e6)
         self.core = Core(rules, parse(mode))
         self.names = [f"w{index}" for index in range(members)]
-        self.told: deque[tuple[str, Assignment]] = deque()
+        self.assigned: deque[tuple[str, Assignment]] = deque()
         self.seq = dict.fromkeys(self.names, 0)
         self.now = 0.0
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -50,29 +61,35 @@ class EmulatedJob:
             self.step("join", e.Attached(worker=name, incarnation=1))
             self.step("join", e.Prepared(worker=name, incarnation=1, fingerprint=b"", version=0))
 
-    def step(self, what: str, event: e.Event[Any]) -> None:
-        """Time a step of the core and carry out its actions."""
+    def step(self, kind: str, event: e.Event[Any]) -> None:
+        """Hand an event to control, time it, and perform the actions that follow.
+
+        Args:
+            kind: name under which the time is counted.
+            event: the event.
+        """
         self.now += 0.01
         started = time.thread_time()
         actions = self.core.step(event, self.now).actions
-        self.seconds[what] += time.thread_time() - started
-        self.steps[what] += not isinstance(event, e.Published)  # which counts as a part of the pushes
+        self.seconds[kind] += time.thread_time() - started
+        self.steps[kind] += not isinstance(event, e.Published)  # its time is part of the pushes' time
         for action in actions:
             match action:
                 case e.Assign(worker=worker, assignment=assignment):
-                    self.told.append((worker, assignment))
+                    self.assigned.append((worker, assignment))
                 case e.Apply(version=version):
                     self.step("push", e.Published(version=version))
                 case _:
                     pass
 
     def beat(self) -> None:
+        """Send one heartbeat of each member."""
         for name in self.names:
             self.step("heartbeat", e.KeepAlive(worker=name, incarnation=1))
 
     def answer(self) -> None:
-        """Let the member with the oldest assignment send its packets, if any, and push."""
-        name, to = self.told.popleft()
+        """Have the member with the oldest open assignment send its packets, if any, and a push."""
+        name, to = self.assigned.popleft()
         if not to.ranges:
             return
         if to.coding is not None:
@@ -93,6 +110,12 @@ class EmulatedJob:
         )
 
     def exchange(self, name: str, to: Assignment) -> None:
+        """Send all packets of one member in a coded exchange.
+
+        Args:
+            name: worker id of the member.
+            to: its assignment.
+        """
         assert to.coding is not None
         made = plan(to.world, to.coding.redundancy)
         for index in made.sent_by[to.position]:
@@ -102,16 +125,17 @@ class EmulatedJob:
             self.step("packet", e.PacketStarted(**names, index=index, checksums=checksums))
             self.step("packet", e.PacketRelayed(**names, index=index))
 
-    def microseconds(self, what: str) -> str:
-        return f"{self.seconds[what] / self.steps[what] * 1e6:.0f}" if self.steps[what] else ""
+    def microseconds(self, kind: str) -> str:
+        """Return the mean microseconds of control per event of this kind, as text; "" if there was none."""
+        return f"{self.seconds[kind] / self.steps[kind] * 1e6:.0f}" if self.steps[kind] else ""
 
 
 def measure(mode: str, members: int, rounds: int = ROUNDS) -> EmulatedJob:
-    """Send this many pushes of each member, and as many heartbeats."""
+    """Run an emulated job in which each member sends `rounds` pushes and heartbeats; return the job."""
     job = EmulatedJob(mode, members)
     for _ in range(rounds):
         job.beat()
-        for _ in range(min(members, len(job.told))):
+        for _ in range(min(members, len(job.assigned))):
             job.answer()
     return job
 
@@ -120,6 +144,7 @@ add_arguments = json_option
 
 
 def run(given: argparse.Namespace) -> None:
+    """Measure every mode with each number of members, and print the table."""
     headings = ("mode", "members", "µs per heartbeat", "µs per push", "µs per packet event")
     print(output.table(headings, []))
     cases = [(mode, members, ROUNDS) for mode in MODES for members in MEMBERS]
@@ -127,7 +152,7 @@ def run(given: argparse.Namespace) -> None:
     rows: list[dict[str, object]] = []
     for mode, members, rounds in cases:
         job = measure(mode, members, rounds)
-        figures = [job.microseconds(what) for what in ("heartbeat", "push", "packet")]
+        figures = [job.microseconds(kind) for kind in ("heartbeat", "push", "packet")]
         print(output.row((f"`{mode}`", members, *figures)), flush=True)
         rows.append({"mode": mode, "members": members, "microseconds": figures})
     output.write_json(given.json, rows)

@@ -1,14 +1,14 @@
-"""`gc-bench memory`: bytes per parameter that server and workers take, beside what is known to be there.
+"""`gc-bench memory`: bytes per parameter of server and workers, measured and accounted for.
 
-Each job is run twice, with --elements of parameters and with twice as many. The most resident memory of a
-process, up to its last step, then differs by what these parameters cost, and what interpreter and libraries
-take is not in it. The jobs are those of `step`: sync, plain SGD, `--downlink auto`, real daemons behind links
-of --mbit, which needs root. A part is a 32nd of the model. Of the workers the median counts: one that lags
-behind has more waiting for it.
+Each job is run twice, with --elements parameters and with twice as many. The difference of a process's peak
+resident memory, up to its last step, is the cost of these parameters, without that of interpreter and
+libraries. The jobs are those of `step`: sync, plain SGD, `--downlink auto`, real daemons behind links of
+--mbit, which needs root. A part is a 32nd of the model. Among the workers the median counts: a worker that
+lags behind has more updates waiting for it.
 
-The account is what is allocated for each parameter on purpose: parameters, gradients, sums, residuals, and
-payloads, by the bytes that the server's link carried. What is beyond it is being made or on its way, in
-buffers of gRPC, or kept by the allocator.
+The account lists the bytes that are allocated for each parameter on purpose: parameters, gradients, sums,
+residuals, and payloads, by the bytes that the server's link carried. Bytes beyond it are payloads that are
+being made or sent, buffers of gRPC, or kept by the allocator.
 """
 
 from __future__ import annotations
@@ -29,13 +29,19 @@ from .shaped import SERVER, Recorded, Setup, run_ours
 from .star import check_network
 from .step import DEFAULT_RUNS, OVERLAPS
 
-TENSOR = 1 << 20  # elements of each: twice the parameters are twice the tensors, as in a deeper model
-LEAST = 16  # tensors: with fewer, parts are smaller than those of most jobs
+TENSOR = 1 << 20  # elements of each tensor: a larger model has more tensors, not larger ones
+LEAST = 16  # number of tensors; with fewer, parts are smaller than those of most jobs
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """Bytes of a job: peak resident memory of server and worker, and bytes of the server's link per step."""
+    """The measurements of one job.
+
+    Attributes:
+        server: peak resident memory of the server, in bytes.
+        worker: peak resident memory of a worker, in bytes, median over workers.
+        bytes_in, bytes_out: bytes that the server's link receives and sends per step.
+    """
 
     server: float
     worker: float
@@ -45,7 +51,15 @@ class Peaks:
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Bytes per parameter: measured, and accounted for by purpose. small, large: the two jobs compared."""
+    """A row of the table: bytes per parameter of one compressor with one overlap.
+
+    Attributes:
+        name: spec of the compressor.
+        overlap: value of --overlap.
+        server, worker: measured bytes per parameter.
+        server_account, worker_account: bytes per parameter that are accounted for, by purpose.
+        small, large: measurements of the two jobs compared.
+    """
 
     name: str
     overlap: Overlap
@@ -60,12 +74,14 @@ class Footprint:
 def accounts(
     compressor: str, workers: int, up: float, down: float
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the accounts of the server and of a worker by purpose, in bytes per parameter.
+    """Return the bytes per parameter that are accounted for, by purpose, at the server and at a worker.
 
-    With `auto` the downlink is lossy if the pushes are; the server then also has the workers' replica. A job
-    with --output also keeps the last version.
+    With `--downlink auto` the downlink is lossy if the pushes are; the server then also keeps a replica equal
+    to that of the workers. A job with --output also keeps the last version.
 
     Args:
+        compressor: spec of the compressor.
+        workers: number of workers.
         up, down: bytes per parameter of a worker's push, and of an update.
     """
     lossy = not parse_compressor(compressor).lossless
@@ -77,8 +93,8 @@ def accounts(
     return server | {"pushes": workers * up, "update": down}, worker | {"push": up, "update": down}
 
 
-def taken(recorded: Recorded) -> Peaks:
-    """Return a job's peaks."""
+def peaks_of(recorded: Recorded) -> Peaks:
+    """Return the peak memory and the bytes per step of a recorded job."""
     begin, end = recorded.counted[0][0].began, recorded.counted[0][-1].began
     steps = len(recorded.counted[0]) - 1
     server, *workers = (recorded.recorder.peak_bytes(node, end) for node in recorded.nodes)
@@ -89,7 +105,15 @@ def taken(recorded: Recorded) -> Peaks:
 def footprint(
     name: str, overlap: Overlap, small: Peaks, large: Peaks, elements: int, workers: int
 ) -> Footprint:
-    """Compare the jobs with `elements` parameters and with twice as many."""
+    """Compare a job with `elements` parameters and one with twice as many; return the row of the table.
+
+    Args:
+        name: spec of the compressor.
+        overlap: value of --overlap.
+        small, large: measurements of the two jobs.
+        elements: number of parameters of the smaller model.
+        workers: number of workers.
+    """
     up, down = large.bytes_in - small.bytes_in, large.bytes_out - small.bytes_out
     server, worker = accounts(name, workers, up / elements / workers, down / elements / workers)
     return Footprint(
@@ -105,17 +129,19 @@ def footprint(
 
 
 def cells(each: Footprint) -> list[object]:
+    """Return the cells of a row of the table, in the order of `HEADINGS`."""
     return [
         f"`{each.name}`",
         each.overlap,
         f"{each.server:.1f}",
-        told(each.server_account),
+        account_text(each.server_account),
         f"{each.worker:.1f}",
-        told(each.worker_account),
+        account_text(each.worker_account),
     ]
 
 
-def told(account: Mapping[str, float]) -> str:
+def account_text(account: Mapping[str, float]) -> str:
+    """Return an account as text: the sum, then each purpose with its bytes per parameter."""
     return f"{sum(account.values()):.1f}: " + ", ".join(f"{what} {n:.3g}" for what, n in account.items())
 
 
@@ -125,17 +151,18 @@ HEADINGS = "", "overlap", "server, B per parameter", "account", "worker, B per p
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = f"parameters of the smaller model, in tensors of {TENSOR:,}"
     option(parser, "--elements", at_least_one, LEAST * TENSOR, "N", text)
-    option(parser, "--workers", at_least_one, 4, "N", "workers")
+    option(parser, "--workers", at_least_one, 4, "N", "number of workers")
     option(parser, "--mbit", amount, 1000.0, "N", MBIT)
-    option(parser, "--steps", at_least_one, 8, "N", "steps after the first few")
-    text = f"compressors (default: {' '.join(DEFAULT_RUNS)})"
+    option(parser, "--steps", at_least_one, 8, "N", "number of steps after the first few")
+    text = f"compressors, one row for each (default: {' '.join(DEFAULT_RUNS)})"
     parser.add_argument("--runs", nargs="*", default=DEFAULT_RUNS, metavar="SPEC", help=text)
-    text = "what travels while workers compute"
+    text = "values of gc-server's --overlap, one row for each"
     option(parser, "--overlap", some_of(OVERLAPS), ",".join(OVERLAPS), "NAME,...", text)
     json_option(parser)
 
 
 def run(given: argparse.Namespace) -> int:
+    """Measure every compressor with every overlap, and print the table; return the exit code."""
     tensors, rest = divmod(given.elements, TENSOR)
     if rest or tensors < LEAST:
         least = f"a multiple of {TENSOR:,} from {LEAST * TENSOR:,}"
@@ -147,7 +174,7 @@ def run(given: argparse.Namespace) -> int:
     print(output.table(HEADINGS, []), flush=True)
     for name, overlap in itertools.product(given.runs, given.overlap):
         small, large = (
-            taken(run_ours(setup, name, AUTO, overlap))
+            peaks_of(run_ours(setup, name, AUTO, overlap))
             for setup in (
                 Setup(
                     model=f"{count}x{TENSOR}",

@@ -1,9 +1,9 @@
-"""`gc-bench modes`: how fast and how well every mode trains, with even workers, with one that is ten times
-slower, and with workers that come and go.
+"""`gc-bench modes`: speed and accuracy of every mode, also with a slow worker and with workers that are lost.
 
-Real processes and sockets on this machine, real training on digits. The time that computing takes is made
-(`paced`: so many seconds per sample), so that four workers can share two cores; speeds are compared within
-one invocation. Workers that come and go are killed every few seconds, one after the other, and started again.
+There are three situations: equal workers, one worker that is ten times slower, and workers of which a random
+one is killed every few seconds and started again. Real processes and sockets on this machine, real training
+on digits. Workers also sleep for a given time per sample (`paced`), so that four of them can share two cores;
+speeds are compared within one invocation.
 
 `--local` compares numbers of local steps instead, at full speed: adaptive, 8 and 16, each with and without
 correction, against sync, over several seeds.
@@ -32,8 +32,8 @@ from .estimates import estimate, seed_list
 from .jobs import DIGITS_SAMPLES, one_slower, run_job, train
 
 WORKERS = 4
-SLOWER = 10
-SECONDS_PER_SAMPLE = 0.001
+SLOWER = 10  # factor of the slow worker
+SECONDS_PER_SAMPLE = 0.001  # of emulated computation
 LEASE_S = 1.0
 KILL_EVERY_S = 3.0
 MODES = ("sync", "sync:backup=1", "stale:bound=4", "async:rate=inverse", "local")
@@ -50,11 +50,18 @@ LOCAL = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModesRow:
-    """One run.
+    """A row of the table: one run.
 
     Attributes:
+        mode: spec of the mode.
+        situation: one of `SITUATIONS`.
+        seconds: duration of the training.
         samples_per_second: samples trained on, counted once per epoch.
-        largest_staleness: in clocks in stale mode, in versions in async mode.
+        accuracy: validation accuracy at the end.
+        refused_pushes: number of pushes that the server has refused.
+        largest_staleness: largest staleness of a push, in clocks in stale mode, in versions in async mode.
+        repeated_samples: number of samples that were trained on twice.
+        kills: number of workers that were killed.
         curve: (seconds, accuracy) after each epoch.
     """
 
@@ -71,14 +78,25 @@ class ModesRow:
 
 
 def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) -> ModesRow:
-    """Run one job to its end. Raises BenchError if it does not finish."""
+    """Run one job to its end and return its row.
+
+    Args:
+        mode: spec of the mode.
+        situation: one of `SITUATIONS`.
+        epochs: number of epochs.
+        seed: seed of the job, and of the choice of workers to kill.
+        directory: for logs and parameters.
+
+    Raises:
+        BenchError: if the job does not finish.
+    """
     settings = RunSettings(
         task=f"gradwire.benchmarks.paced:digits:seconds={SECONDS_PER_SAMPLE}",
         workers=WORKERS,
         epochs=epochs,
         seed=seed,
         mode=mode,
-        # In stale and async each push makes an update: if it were lossy, there would be a second difference.
+        # In stale and async each push makes an update: a lossy downlink would be a second difference.
         downlink="none",
         lease_seconds=LEASE_S,
     )
@@ -122,7 +140,7 @@ HEADINGS = (
 
 
 def table(rows: Sequence[ModesRow]) -> str:
-    """Return a Markdown table, with paces relative to even workers of the same mode, and to sync."""
+    """Return a Markdown table, with speeds relative to equal workers in the same mode, and to sync."""
     even = {row.mode: row.samples_per_second for row in rows if row.situation == "even"}
     sync = {row.situation: row.samples_per_second for row in rows if row.mode == "sync"}
 
@@ -138,7 +156,7 @@ def table(rows: Sequence[ModesRow]) -> str:
 
 
 def plot(path: Path, rows: Sequence[ModesRow]) -> None:
-    """Draw accuracy over time, one panel for each situation."""
+    """Draw accuracy over time, one panel for each situation, and write the picture to `path`."""
     situations = list(dict.fromkeys(row.situation for row in rows))
     figure, found = panels(situations, sharey=True)
     for axes, situation in zip(found, situations, strict=True):
@@ -153,7 +171,16 @@ def plot(path: Path, rows: Sequence[ModesRow]) -> None:
 
 
 def local_table(seeds: Sequence[int], epochs: int, directory: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Compare the accuracy of every number of local steps with sync, over seeds."""
+    """Train with each number of local steps and with sync, over several seeds.
+
+    Args:
+        seeds: seeds of the runs.
+        epochs: number of epochs.
+        directory: for logs and parameters.
+
+    Returns:
+        The Markdown table, and its rows as JSON objects.
+    """
     rows: list[dict[str, Any]] = []
     for mode in LOCAL:
         runs: list[RunResult] = []
@@ -176,17 +203,18 @@ def local_table(seeds: Sequence[int], epochs: int, directory: Path) -> tuple[str
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "epochs of each run (default: 10; 30 with --local)"
     parser.add_argument("--epochs", type=at_least_one, default=None, metavar="N", help=text)
-    option(parser, "--seed", at_least_one, 1, "N", "seed, without --local")
-    parser.add_argument("--local", action="store_true", help="comparison of numbers of local steps instead")
-    option(parser, "--seeds", seed_list, "1,2,3,4,5", "N,...", "seeds, with --local")
+    option(parser, "--seed", at_least_one, 1, "N", "seed of all runs; not used with --local")
+    parser.add_argument("--local", action="store_true", help="compare numbers of local steps instead")
+    option(parser, "--seeds", seed_list, "1,2,3,4,5", "N,...", "seeds of the runs with --local")
     json_option(parser)
-    text = "picture of accuracy over time, as PNG or SVG"
+    text = "PNG or SVG file for a picture of accuracy over time"
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def run(given: argparse.Namespace) -> int:
+    """Run the benchmark and print its table; return the exit code."""
     if given.plot and given.local:
-        raise BenchError("--plot: there is none with --local")
+        raise BenchError("--plot: cannot be used with --local, which draws no picture")
     with tempfile.TemporaryDirectory() as name:
         if given.local:
             text, plain = local_table(given.seeds, given.epochs or 30, Path(name))

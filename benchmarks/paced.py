@@ -1,7 +1,7 @@
-"""Digits at a given pace: computation that takes the time it is told to, so that processes that share cores
-do not slow each other down, and one of them can be made slower than the others.
+"""Tasks with emulated computation: sleeping, so that processes that share cores do not slow each other down.
 
-As a program it is a gc-worker that is slower by a factor: `python -m gradwire.benchmarks.paced 10 --server …`
+As a program it is a gc-worker that sleeps longer by a factor: `python -m gradwire.benchmarks.paced 10
+--server …`
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 
 from ..worker.tasks import Task, load
 
-slower = 1.0  # of this process; `main` sets it
+slower = 1.0  # factor of all times that this process sleeps; `main` sets it
 
 
 def digits(seconds: float = 0.001, model: str = "mlp") -> Task:
-    """Return the digits task with this many seconds added to each sample."""
+    """Return the digits task, with this many seconds of sleep added per sample."""
     task = load(f"digits:model={model}")
 
     def loss(network: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -31,12 +31,18 @@ def digits(seconds: float = 0.001, model: str = "mlp") -> Task:
 
 
 def still(elements: int = 250_000, seconds: float = 0.01, samples: int = 1024) -> Task:
-    """Return a task whose model learns nothing and takes this many seconds per sample."""
+    """Return a task whose model learns nothing, and which sleeps this many seconds per sample.
+
+    Args:
+        elements: number of the model's parameters.
+        seconds: sleep per sample.
+        samples: number of samples in an epoch.
+    """
 
     class Still(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1, elements))  # a matrix: vectors stay dense
+            self.weight = torch.nn.Parameter(torch.zeros(1, elements))  # a matrix: vectors are not compressed
 
     def loss(network: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
         time.sleep(seconds * slower * len(batch))
@@ -54,9 +60,10 @@ def still(elements: int = 250_000, seconds: float = 0.01, samples: int = 1024) -
 
 
 def main(arguments: list[str]) -> int:
+    """Run a gc-worker that sleeps longer by a factor, the first argument; return its exit code."""
     from ..worker.cli import main as gc_worker
 
-    # By its name: run as a program, this module is another one than the task's.
+    # Imported by name: run as a program, this module is `__main__`, and the task uses another copy of it.
     module: Any = importlib.import_module("gradwire.benchmarks.paced")
     module.slower = float(arguments[0])
     return gc_worker(arguments[1:])

@@ -1,13 +1,13 @@
-"""`gc-bench predicted`: seconds per step as the cost model predicts them, beside what they are.
+"""`gc-bench predicted`: seconds per step as the cost model predicts them, beside measured ones.
 
 Each combination of --models, --mbit, --runs, --overlap, --fusion and --order is one job of real daemons, on
-links and with computation as in `gc-bench step`; this needs root. It is predicted twice: from the model, the
-link, the computation that workers have without an exchange and this machine's cores, as by gc-plan; and by
-the job's own server, from what it has measured. The computation emulated is what gc-plan takes a model to
-have, if --seconds does not say it.
+links and with computation as in `gc-bench step`; this needs root. It is predicted twice. The first prediction
+is that of gc-plan: from the model, the link, the computation of workers without an exchange, and this
+machine's cores. The second is that of the job's own server, from its measurements. If --seconds is not given,
+the emulated computation is the one that gc-plan assumes for the model.
 
 With --fit the processors' costs (`planning.job.Costs`) are fitted to these steps, and printed: the costs with
-which the predictions differ least from what was measured. Take many kinds of models and runs for that.
+which the predictions differ least from the measurements. The fit needs many kinds of models and runs.
 """
 
 from __future__ import annotations
@@ -38,17 +38,23 @@ from .step import OVERLAPS
 
 RTT_S = 0.3e-3  # between two namespaces of one machine
 BATCH = 32  # samples of a step, whose computation is emulated
-# A run with long steps takes fewer of them. Plans are made after five.
-ENOUGH_S = 30.0
-PLANNED = 6
+
+ENOUGH_S = 30.0  # limit of a run's duration; with longer steps it has fewer of them
+PLANNED = 6  # steps after which the plan by measurement is in force
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedRow:
-    """A job, with seconds of a step.
+    """A row of the table: a job with its measured and predicted times of a step, in seconds.
 
     Attributes:
-        computing_s: of computation alone, of which `emulated_s` are emulated.
+        model: name of the model.
+        mbit: Mbit/s of each link in each direction; 0 for no limit.
+        workers: number of workers.
+        choice: options of the job.
+        computing_s: seconds of a step's computation, measured without an exchange.
+        emulated_s: seconds of it that are emulated.
+        measured_s: measured seconds of a step.
         live_s: the server's own prediction; 0 if it made none.
         load: this machine's load average before the job.
     """
@@ -64,16 +70,31 @@ class PredictedRow:
     load: float
 
     def predicted_s(self, costs: Costs | None = None) -> float:
+        """Return the seconds of a step that the cost model predicts.
+
+        Args:
+            costs: costs of processors; None for the default ones.
+        """
         return predict(self.profile(costs or Costs()), self.choice).step_s
 
     def profile(self, costs: Costs) -> JobProfile:
+        """Return the job as the planner describes it."""
         return profile(self.model, self.mbit, self.workers, self.emulated_s, self.computing_s, costs)
 
 
 def profile(
     model: str, mbit: float, workers: int, emulated_s: float, computing_s: float, costs: Costs
 ) -> JobProfile:
-    """Return the job for the planner; Python takes the rest of `computing_s`, the same for each tensor."""
+    """Return a job as the planner describes it, with the same overhead of Python for each tensor.
+
+    Args:
+        model: name of the model.
+        mbit: Mbit/s of each link in each direction; 0 for no limit.
+        workers: number of workers.
+        emulated_s: emulated computation per step.
+        computing_s: whole computation per step; its rest beyond `emulated_s` is the overhead.
+        costs: costs of processors.
+    """
     found = tensors(model)
     work = sum(tensor.multiplications for tensor in found)
     over_s = max(0.0, computing_s - emulated_s) / len(found)
@@ -101,6 +122,7 @@ HEADINGS = (
 
 
 def cells(row: PredictedRow) -> list[object]:
+    """Return the cells of a row of the table, in the order of `HEADINGS`."""
     choice, predicted_s = row.choice, row.predicted_s()
     return [
         *(row.model, f"{row.mbit:g}", f"`{choice.compressor}`", choice.overlap, choice.fusion, choice.order),
@@ -112,7 +134,15 @@ def cells(row: PredictedRow) -> list[object]:
 
 
 def ended_early(setup: Setup, expected_s: float, choice: StepOptions) -> Setup:
-    """Return the setup with at most `ENOUGH_S` of steps, but never fewer than its plan takes."""
+    """Return the setup, with fewer steps if it would take longer than `ENOUGH_S`.
+
+    There remain enough steps for a plan by measurement, if the options ask for one.
+
+    Args:
+        setup: the job.
+        expected_s: expected seconds of a step.
+        choice: options of the job, which decide whether there is a plan by measurement.
+    """
     if expected_s * setup.all_steps <= ENOUGH_S:
         return setup
     plans = parse_fusion(choice.fusion).measured or parse_order(choice.order).measured
@@ -122,6 +152,13 @@ def ended_early(setup: Setup, expected_s: float, choice: StepOptions) -> Setup:
 
 
 def measure(setup: Setup, choice: StepOptions, computing_s: float) -> PredictedRow:
+    """Run one job and return its row.
+
+    Args:
+        setup: model, links and emulated computation.
+        choice: options of the job.
+        computing_s: seconds of a step's computation, measured without an exchange.
+    """
     load = os.getloadavg()[0]
     guess = predict(
         profile(setup.model, setup.mbit, setup.workers, setup.seconds, computing_s, Costs()), choice
@@ -147,12 +184,16 @@ def measure(setup: Setup, choice: StepOptions, computing_s: float) -> PredictedR
 
 
 def distance(rows: Sequence[PredictedRow], costs: Costs) -> float:
-    """Return the mean square of log(predicted / measured)."""
+    """Return the mean of the squares of log(predicted / measured) over all rows, with these costs."""
     return statistics.fmean(math.log(row.predicted_s(costs) / row.measured_s) ** 2 for row in rows)
 
 
 def fit(rows: Sequence[PredictedRow], costs: Costs) -> Costs:
-    """Change one cost after the other, by ever smaller factors, while the distance decreases."""
+    """Return the costs with which the predictions are nearest to the measurements.
+
+    The search starts from `costs`. It changes one cost after the other, by ever smaller factors, while that
+    improves the predictions.
+    """
     best = distance(rows, costs)
     for factor in (2.0, 1.4, 1.2, 1.1, 1.05):
         moved = True
@@ -166,27 +207,34 @@ def fit(rows: Sequence[PredictedRow], costs: Costs) -> Costs:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--models", names, "resnet50,resnet110", "NAME,...", "layer tables, as of gc-bench step")
-    option(parser, "--workers", at_least_one, 4, "N", "workers")
+    option(parser, "--models", names, "resnet50,resnet110", "NAME,...", "layer tables, as for gc-bench step")
+    option(parser, "--workers", at_least_one, 4, "N", "number of workers")
     option(parser, "--mbit", amounts, "20,100,1000", "N,...", MBIT)
-    text = "seconds of emulated computation per step (default: those of gc-plan)"
+    text = "seconds of emulated computation per step (default: those that gc-plan assumes)"
     parser.add_argument("--seconds", type=amount, metavar="N", help=text)
     runs = ("4bit", "topk:ratio=100")
-    text = f"compressors (default: {' '.join(runs)})"
+    text = f"compressors, one run for each (default: {' '.join(runs)})"
     parser.add_argument("--runs", nargs="*", default=runs, metavar="SPEC", help=text)
-    option(parser, "--overlap", some_of(OVERLAPS), "backward", "NAME,...", "--overlap of gc-server")
-    option(parser, "--fusion", names_in, "none,mgwfbp,seamgs", "NAME,...", "--fusion of gc-server")
-    option(parser, "--order", names_in, "fifo", "NAME,...", "--order of gc-server")
-    option(parser, "--steps", at_least_one, 12, "N", "most steps to count")
-    parser.add_argument("--fit", action="store_true", help="fit of the costs to these steps")
+    text = "values of gc-server's --{}, one run for each"
+    option(parser, "--overlap", some_of(OVERLAPS), "backward", "NAME,...", text.format("overlap"))
+    option(parser, "--fusion", names_in, "none,mgwfbp,seamgs", "NAME,...", text.format("fusion"))
+    option(parser, "--order", names_in, "fifo", "NAME,...", text.format("order"))
+    option(parser, "--steps", at_least_one, 12, "N", "largest number of measured steps")
+    parser.add_argument("--fit", action="store_true", help="fit the costs of processors to these steps")
     json_option(parser)
 
 
 def amounts(text: str) -> list[float]:
+    """Parse finite numbers of at least 0, separated by commas."""
     return [amount(part) for part in text.split(",")]
 
 
 def choices(given: argparse.Namespace) -> list[StepOptions]:
+    """Return the options of each job to run, all combinations of the command's.
+
+    Raises:
+        BenchError: if there is none.
+    """
     found = list[StepOptions]()
     compressors = [parse_compressor(spec).compression() for spec in given.runs]
     for overlap, fusion, order in itertools.product(given.overlap, given.fusion, given.order):
@@ -196,11 +244,12 @@ def choices(given: argparse.Namespace) -> list[StepOptions]:
             StepOptions(compressor=sent, overlap=overlap, fusion=fusion, order=order) for sent in compressors
         ]
     if not found:
-        raise BenchError("--runs: expected one at least")
+        raise BenchError("--runs: expected at least one compressor")
     return found
 
 
 def run(given: argparse.Namespace) -> int:
+    """Run and predict every job, and print the table; return the exit code."""
     chosen = choices(given)
     check_network()
     print(output.table(HEADINGS, []), flush=True)
@@ -220,4 +269,5 @@ def run(given: argparse.Namespace) -> int:
 
 
 def as_json(row: PredictedRow) -> dict[str, Any]:
+    """Return a row as a JSON object, with its prediction."""
     return asdict(row) | {"predicted_s": row.predicted_s()}

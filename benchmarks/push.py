@@ -1,16 +1,17 @@
 """`gc-bench push`: speed of a push, from the worker's payloads until the server has accepted it.
 
-A push here is what gc-worker and gc-server do with it: framing, checksums on both ends, streaming in chunks
-over a loopback connection, assembly into the buffer that is reduced, and the scan for values that may not be
-there; it ends when the worker has read that the push is accepted. The payload is dense float32.
+A push is performed as by gc-worker and gc-server. It is framed, with checksums computed on both ends, and
+streamed in chunks over a loopback connection. The server assembles it into the buffer that is reduced, and
+scans it for values that a payload must not contain. It ends when the worker has read that the push is
+accepted. The payload is dense float32.
 
-Two peers, in processes of their own like the server, each in turn with a push so that the machine's drift
-meets all alike:
+There are three peers, in processes of their own like the server. Each is timed alternately with a push, so
+that drift of the machine's speed affects all alike:
 
 * raw TCP: the same bytes over one loopback stream into a buffer, until the other side answers one byte;
 * one unary protobuf: the same bytes as one `bytes` field of one message, over Python gRPC;
-* a bare stream: the same bytes as ready-made chunks over a grpc.aio stream that only counts them, which is as
-  fast as anything can be that uses Python's gRPC like this.
+* a bare stream: the same bytes as ready-made chunks over a grpc.aio stream that only counts them. No use of
+  Python's gRPC streams can be faster.
 
 Ratios of medians are printed. The goals are at least 0.60 of raw TCP and 6 times the unary message.
 """
@@ -43,11 +44,16 @@ from .pusher import Pusher, start_server
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 METHOD = "/peer/Push"
-untyped: Any = grpc  # annotates its handlers only in part
+untyped: Any = grpc  # grpc annotates its handlers only in part
 
 
 def tcp_peer(port: Any, size: int) -> None:
-    """Fill one buffer again and again, and answer each time it is full."""
+    """Receive `size` bytes again and again on a TCP connection, and answer one byte each time.
+
+    Args:
+        port: queue that receives the port it listens on.
+        size: bytes of a push.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     port.put(listener.getsockname()[1])
     connection, _ = listener.accept()
@@ -63,7 +69,13 @@ def tcp_peer(port: Any, size: int) -> None:
 
 
 async def serve(port: Any, handler: Any, options: Any) -> None:
-    """Serve this one method, on a free port."""
+    """Run a gRPC server with this one method on a free port.
+
+    Args:
+        port: queue that receives the port.
+        handler: handler of the method.
+        options: of the gRPC server.
+    """
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((untyped.method_handlers_generic_handler("peer", {"Push": handler}),))
     port.put(server.add_insecure_port("127.0.0.1:0"))
@@ -72,7 +84,12 @@ async def serve(port: Any, handler: Any, options: Any) -> None:
 
 
 def unary_peer(port: Any, size: int) -> None:
-    """Answer each message once its bytes are read."""
+    """Run a gRPC server that answers each message once its bytes are read.
+
+    Args:
+        port: queue that receives its port.
+        size: bytes of a push; not used.
+    """
 
     async def push(request: pb.Chunk, context: Any) -> pb.Chunk:
         return pb.Chunk(offset=len(request.data))
@@ -82,7 +99,12 @@ def unary_peer(port: Any, size: int) -> None:
 
 
 def stream_peer(port: Any, size: int) -> None:
-    """Answer each time chunks of the whole size have arrived."""
+    """Run a gRPC server that answers each time chunks of `size` bytes in all have arrived on its stream.
+
+    Args:
+        port: queue that receives its port.
+        size: bytes of a push.
+    """
 
     async def push(requests: Any, context: Any) -> None:
         got = 0
@@ -96,6 +118,7 @@ def stream_peer(port: Any, size: int) -> None:
 
 
 def raw_tcp(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
+    """Connect to `tcp_peer` on this port; return a function that sends the data and waits for the answer."""
     connection = socket.create_connection(("127.0.0.1", port))
 
     def push() -> None:
@@ -106,6 +129,10 @@ def raw_tcp(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
 
 
 def unary(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
+    """Connect to `unary_peer` on this port; return a function that sends the data in one message.
+
+    The function waits for the answer.
+    """
     channel: Any = grpc.insecure_channel(f"127.0.0.1:{port}", UNLIMITED)
     call: Any = channel.unary_unary(METHOD, pb.Chunk.SerializeToString, pb.Chunk.FromString)
 
@@ -117,6 +144,10 @@ def unary(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
 
 
 def bare_stream(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
+    """Connect to `stream_peer` on this port; return a function that streams the data in chunks.
+
+    The function waits for the answer.
+    """
     chunks = [data[at : at + CHUNK_BYTES].tobytes() for at in range(0, data.size, CHUNK_BYTES)]
     loop = uvloop.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
@@ -133,20 +164,26 @@ def bare_stream(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
         assert await call.read() == b"!"
 
     def push() -> None:
-        assert channel is not None  # kept open
+        assert channel is not None  # this reference keeps the channel open
         asyncio.run_coroutine_threadsafe(send(), loop).result()
 
     return push
 
 
 def timed(push: Callable[[], None]) -> float:
+    """Return the seconds of one call of `push`."""
     started = time.perf_counter()
     push()
     return time.perf_counter() - started
 
 
 def measure(size: int, repeats: int) -> dict[str, list[float]]:
-    """Return the seconds of pushes of `size` bytes, by way."""
+    """Time pushes of `size` bytes alternately with the peers; return each repetition's seconds by name.
+
+    Args:
+        size: bytes of a push.
+        repeats: number of repetitions.
+    """
     data = np.random.default_rng(0).random(size // 4, np.float32).view(np.uint8)
     spawn = get_context("spawn")
     ports = spawn.Queue()
@@ -156,13 +193,13 @@ def measure(size: int, repeats: int) -> dict[str, list[float]]:
         "bare stream": (stream_peer, bare_stream),
     }
     peers: list[Any] = []
-    ways: dict[str, Callable[[], None]] = {}
+    pushers: dict[str, Callable[[], None]] = {}
     for name, (serve, connect) in kinds.items():
         peers.append(spawn.Process(target=serve, args=(ports, size), daemon=True))
         peers[-1].start()
-        ways[name] = connect(ports.get(), data)
+        pushers[name] = connect(ports.get(), data)
     payload = DensePayload(format=DenseFormat.FLOAT32, elements=size // 4, data=data)
-    seconds: dict[str, list[float]] = {"push": [], **{name: [] for name in ways}}
+    seconds: dict[str, list[float]] = {"push": [], **{name: [] for name in pushers}}
     with (
         start_server("--host=127.0.0.1", "--downlink=none") as server_port,
         contextlib.closing(Pusher(f"127.0.0.1:{server_port}", payload)) as pusher,
@@ -170,8 +207,8 @@ def measure(size: int, repeats: int) -> dict[str, list[float]]:
         for repeat in range(repeats + 2):
             taken = {"push": timed(pusher.push)}
             pusher.settle()
-            taken |= {name: timed(way) for name, way in ways.items()}
-            if repeat >= 2:  # the first ones open connections and touch pages
+            taken |= {name: timed(push) for name, push in pushers.items()}
+            if repeat >= 2:  # the first repetitions open connections and touch pages
                 for name, value in taken.items():
                     seconds[name].append(value)
     for peer in peers:
@@ -180,12 +217,13 @@ def measure(size: int, repeats: int) -> dict[str, list[float]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--mebibytes", at_least_one, 64, "N", "MiB of a push")
-    option(parser, "--repeats", at_least_one, 7, "N", "repetitions, of which the median counts")
+    option(parser, "--mebibytes", at_least_one, 64, "N", "size of a push in MiB")
+    option(parser, "--repeats", at_least_one, 7, "N", "repetitions; their median counts")
     json_option(parser, "the figures")
 
 
 def run(given: argparse.Namespace) -> None:
+    """Time pushes and peers, and print speeds, ratios and goals."""
     size = given.mebibytes << 20
     seconds = measure(size, given.repeats)
     medians = {name: statistics.median(values) for name, values in seconds.items()}

@@ -23,9 +23,15 @@ from .jobs import wait_for
 
 
 class Pusher:
-    """A worker whose model is one tensor; it pushes the same payload again and again."""
+    """A worker whose model is one tensor. It pushes the same payload again and again."""
 
     def __init__(self, address: str, payload: Payload) -> None:
+        """Join the job and wait for the first assignment.
+
+        Args:
+            address: host:port of the server.
+            payload: of the whole tensor.
+        """
         self._connection = Connection(
             address,
             worker="pusher",
@@ -44,7 +50,7 @@ class Pusher:
             self._connection.ready(manifest)
             plan: Plan | None = None
             message: m.Assignment | None = None
-            while plan is None or message is None:  # an assignment may overtake the plan
+            while plan is None or message is None:  # an assignment may arrive before the plan
                 arrived = self._next()
                 plan = arrived if isinstance(arrived, Plan) else plan
                 message = arrived if isinstance(arrived, m.Assignment) else message
@@ -56,7 +62,7 @@ class Pusher:
         self._versions = [0] * len(plan.parts)
 
     def push(self) -> None:
-        """Push, and wait for the outcome."""
+        """Push the payload, and wait until the server has accepted it."""
         checksums: dict[int, int] = {}
         for number, payloads in enumerate(self._parts):
             checksums[number] = crc32c(payload.data for payload in payloads)
@@ -78,7 +84,7 @@ class Pusher:
         self._connection.settle(self._seq)
 
     def settle(self) -> None:
-        """Wait for the update of the round that the push has closed, and for the next assignment."""
+        """Wait for the update of the round that the last push has closed, and for the next assignment."""
         version = self._assignment.version + 1
         while min(self._versions) < version or self._assignment.version < version:
             self._take(self._next())
@@ -86,7 +92,7 @@ class Pusher:
         self._connection.stepped(version)
 
     def _take(self, message: Any) -> None:
-        """Note an update or an assignment, which may arrive before the outcome."""
+        """Record an update or an assignment; both may arrive before the outcome."""
         if isinstance(message, Received):
             self._versions[message.update.part] = message.update.version
         elif isinstance(message, m.Assignment):
@@ -94,15 +100,20 @@ class Pusher:
 
     def _next(self) -> Any:
         message = self._connection.next(60)
-        assert message is not None, "nothing came within a minute"
+        assert message is not None, "no message arrived within a minute"
         return message
 
 
 @contextlib.contextmanager
 def start_server(*arguments: str, prefix: Sequence[str] = ()) -> Generator[int]:
-    """Yield the port of a gc-server with an endless job, which ends with the context.
+    """Start a gc-server with an endless job and yield its port, in a with block; end it afterwards.
 
-    prefix: command to run it under. Raises BenchError if it does not start.
+    Args:
+        arguments: further arguments of gc-server.
+        prefix: command to run it under.
+
+    Raises:
+        BenchError: if it does not start.
     """
     options = ("--port=0", "--http-port=-1", "--epochs=1000000", "--batch-size=1")
     with tempfile.TemporaryDirectory() as directory, Children(Path(directory)) as children:

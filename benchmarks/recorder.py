@@ -1,4 +1,4 @@
-"""What the links of a star carry over time, and what the processes behind them take."""
+"""A recorder of the bytes on a star's links over time, and of the resources that its processes use."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ import numpy as np
 
 from .star import Star
 
-SAMPLE_S = 0.005
-PROCESSES_S = 0.5
+SAMPLE_S = 0.005  # between two samples of the links
+PROCESSES_S = 0.5  # between two samples of the processes
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """State of a network at a time. carried: by node, bytes received and sent so far."""
+    """The state of a network at one time.
+
+    Attributes:
+        at: time by the monotonic clock.
+        carried: bytes that each node has received and sent so far, by node.
+    """
 
     at: float
     carried: Mapping[str, tuple[int, int]]
@@ -28,7 +33,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """Usage of all processes until a time. peak_bytes: by node, its process's peak resident memory."""
+    """The usage of all processes of a network up to one time.
+
+    Attributes:
+        at: time by the monotonic clock.
+        cpu_seconds: CPU seconds of all processes together.
+        peak_bytes: peak resident memory of each node's process, by node.
+    """
 
     at: float
     cpu_seconds: float
@@ -36,12 +47,21 @@ class ProcessUsage:
 
 
 class LinkRecorder:
-    """Context that samples the bytes of a star's links, and the usage of the processes behind them."""
+    """A context in which threads sample a star's links, and the usage of the processes behind them.
+
+    Attributes:
+        samples: bytes on the links, by time.
+        usages: usage of the processes, by time.
+    """
 
     def __init__(self, star: Star, nodes: Sequence[str]) -> None:
+        """Args:
+        star: the network.
+        nodes: nodes to sample.
+        """
         self._star, self._nodes = star, nodes
         self.samples: list[Sample] = []
-        self.taken: list[ProcessUsage] = []
+        self.usages: list[ProcessUsage] = []
         self._pids: dict[str, list[int]] = {}
         self._over = threading.Event()
         self._threads = [
@@ -71,33 +91,33 @@ class LinkRecorder:
         total, peaks = 0.0, dict.fromkeys(self._nodes, 0)
         for node in self._nodes:
             found = [memory_and_cpu(pid) for pid in self._pids.get(node, ())]
-            if not found or None in found:  # to ask which there are takes longer than all the rest
+            if not found or None in found:  # list processes only after a change, because that takes long
                 self._pids[node] = self._star.processes(node)
                 found = [memory_and_cpu(pid) for pid in self._pids[node]]
             for taken in filter(None, found):
                 peaks[node] = max(peaks[node], taken[0])
                 total += taken[1]
-        self.taken.append(ProcessUsage(time.monotonic(), total, peaks))
+        self.usages.append(ProcessUsage(time.monotonic(), total, peaks))
 
     def carried_between(self, node: str, begin: float, end: float) -> tuple[int, int]:
-        """Return the bytes to and from a node in this time."""
+        """Return the bytes that a node has received and sent between two times of the monotonic clock."""
         times = [sample.at for sample in self.samples]
-        came, left = zip(*(sample.carried[node] for sample in self.samples), strict=True)
-        into, out = (np.diff(np.interp((begin, end), times, counts)) for counts in (came, left))
+        received, sent = zip(*(sample.carried[node] for sample in self.samples), strict=True)
+        into, out = (np.diff(np.interp((begin, end), times, counts)) for counts in (received, sent))
         return round(into.item()), round(out.item())
 
     def peak_bytes(self, node: str, end: float) -> int:
-        """Return the peak memory of the node's process until `end`."""
-        return max((taken.peak_bytes[node] for taken in self.taken if taken.at <= end), default=0)
+        """Return the peak resident bytes of a node's process up to time `end`; 0 if it was never sampled."""
+        return max((usage.peak_bytes[node] for usage in self.usages if usage.at <= end), default=0)
 
     def cpu_between(self, begin: float, end: float) -> float:
-        """Return the CPU seconds of all processes in about this time."""
-        spent = [taken.cpu_seconds for taken in self.taken if begin <= taken.at <= end]
+        """Return the CPU seconds of all processes between two times, up to the interval between samples."""
+        spent = [usage.cpu_seconds for usage in self.usages if begin <= usage.at <= end]
         return spent[-1] - spent[0] if spent else 0.0
 
 
 def memory_and_cpu(pid: int) -> tuple[int, float] | None:
-    """Return a process's peak resident bytes and CPU seconds; None if it has ended."""
+    """Return a process's peak resident memory in bytes and its CPU seconds; None if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

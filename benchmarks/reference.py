@@ -16,7 +16,7 @@ PAGES = (reference.REFERENCE / "benchmarks.md",)
 
 
 def tables() -> dict[str, str]:
-    """Return the table of each gc-bench command by the name in its comment."""
+    """Return the Markdown tables of all gc-bench commands' options, such as "options of gc-bench push"."""
     return {f"options of gc-bench {name}": reference.of_parser(parser_of(name)) for name in COMMANDS}
 
 

@@ -1,13 +1,14 @@
-"""Exchanges that coded mode is compared with. All but `summed` end at the same bits as the coded one.
+"""Exchanges that coded mode is compared with. All but `summed` give the same bits as the coded one.
 
-    scheme     blocks   held by                       packets
-    coded      C(n,r)   every r-subset has one        sums of slices, to the rest of a group of r + 1
-    uncoded    C(n,r)   every r-subset has one        whole blocks, one packet per node that lacks it
-    unicast    C(n,r)   one node each                 whole blocks, one packet per other node
-    multicast  C(n,r)   one node each                 whole blocks, one packet for all other nodes
-    summed     n        one node each                 the same: a node's part of the batch is one block
+    scheme    | blocks | held by                      | packets
+    coded     | C(n,r) | every r-subset has one       | sums of slices, to the rest of a group of r + 1
+    uncoded   | C(n,r) | every r-subset has one       | whole blocks, one packet per node that lacks it
+    unicast   | C(n,r) | one node each                | whole blocks, one packet per other node
+    multicast | C(n,r) | one node each                | whole blocks, one packet for all other nodes
+    summed    | n      | one node each                | like multicast: a node's part of the batch is one
+    block
 
-As a program it is a daemon that exchanges by one of them; a job's processes must all have the same one:
+As a program it is a daemon that uses one of the schemes. All processes of a job must have the same one:
 
     python -m gradwire.benchmarks.schemes unicast server --mode coded …
     python -m gradwire.benchmarks.schemes unicast worker --server …
@@ -25,29 +26,41 @@ from math import comb
 from ..coding import ExchangePlan, PlannedPacket, planning_with
 from ..coding.plan import coded_plan
 
-Scheme = Callable[[int, int], ExchangePlan]
+Scheme = Callable[[int, int], ExchangePlan]  # from the numbers of nodes and of redundancy
 
 
 @lru_cache(maxsize=64)
 def uncoded(nodes: int, redundancy: int) -> ExchangePlan:
+    """Return the plan in which every r-subset of the nodes holds a block, sent whole to all other nodes.
+
+    Each packet has one target.
+    """
     holders = tuple(combinations(range(nodes), redundancy))
-    # Block after block another one of its holders, so that all send about as much.
+    # The holders of a block take turns as its sender, so that all nodes send about equally much.
     senders = [each[block % redundancy] for block, each in enumerate(holders)]
     return _one_target_each(_whole_blocks(nodes, holders, senders))
 
 
 @lru_cache(maxsize=64)
 def unicast(nodes: int, redundancy: int) -> ExchangePlan:
+    """Return the plan in which each of C(n,r) blocks has one holder, which sends it to every node in turn.
+
+    Each packet has one target.
+    """
     return _one_target_each(multicast(nodes, redundancy))
 
 
 @lru_cache(maxsize=64)
 def multicast(nodes: int, redundancy: int) -> ExchangePlan:
+    """Return the plan in which each of C(n,r) blocks has one holder, which sends it in one packet to all
+    nodes.
+    """
     return _one_holder_each(nodes, comb(nodes, redundancy))
 
 
 @lru_cache(maxsize=64)
 def summed(nodes: int, redundancy: int) -> ExchangePlan:
+    """Return the plan in which each node holds one block, its part of the batch, and sends one packet."""
     return _one_holder_each(nodes, nodes)
 
 
@@ -61,11 +74,13 @@ SCHEMES: dict[str, Scheme] = {
 
 
 def _one_holder_each(nodes: int, blocks: int) -> ExchangePlan:
+    """Return a plan in which `blocks` blocks are distributed among the nodes, each with one holder."""
     senders = [block % nodes for block in range(blocks)]
     return _whole_blocks(nodes, tuple((sender,) for sender in senders), senders)
 
 
 def _whole_blocks(nodes: int, holders: tuple[tuple[int, ...], ...], senders: Sequence[int]) -> ExchangePlan:
+    """Return a plan in which each block is sent whole, in one packet to all nodes that do not hold it."""
     lacking = [tuple(node for node in range(nodes) if node not in holding) for holding in holders]
     each = enumerate(zip(senders, lacking, strict=True))
     packets = tuple(
@@ -77,6 +92,7 @@ def _whole_blocks(nodes: int, holders: tuple[tuple[int, ...], ...], senders: Seq
 
 
 def _one_target_each(plan: ExchangePlan) -> ExchangePlan:
+    """Return the plan with each packet replaced by copies for one target each."""
     packets = (
         PlannedPacket(packet.sender, (target,), packet.terms)
         for packet in plan.packets
@@ -86,7 +102,11 @@ def _one_target_each(plan: ExchangePlan) -> ExchangePlan:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a daemon, given the scheme, `server` or `worker`, and its arguments; return its exit code."""
+    """Run a daemon with a scheme; return its exit code.
+
+    Args:
+        arguments: name of the scheme, `server` or `worker`, and the daemon's own arguments.
+    """
     from ..server.cli import main as gc_server
     from ..worker.cli import main as gc_worker
 

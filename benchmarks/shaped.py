@@ -1,4 +1,6 @@
-"""Sync training of `layers` behind shaped links, by real daemons or by a peer, recorded."""
+"""Sync training of `layers` behind shaped links, by real daemons or by a peer, with recorded traffic and
+usage.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from ..deploy.processes import Child, Children
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from .arguments import BenchError
-from .bound import Overlap, produced_by_part, step_bound, ways
+from .bound import Overlap, produced_by_part, step_bound, upload_and_download
 from .jobs import PATIENCE_S, nodes_of, run_job, wait_for
 from .layers import sizes
 from .recorder import LinkRecorder
@@ -27,11 +29,11 @@ from .traces import Trace, read
 # Steps that are not counted: kernels are compiled, buckets arranged, memory is touched, and shares found.
 WARM_UP = 10
 SERVER = "server"
-# Computation between the exchanges that are measured alone: workers get the end of an update one after the
-# other, and none is to push before all have it.
+# Computation between exchanges that are measured alone: the end of an update reaches one worker after the
+# other, and no worker may push before all have it.
 PAUSE_S = 0.25
 METRICS_PORT = 9464  # of the server, in a network of its own
-ASK_EVERY_S = 0.5
+ASK_EVERY_S = 0.5  # between two requests for the server's metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +41,15 @@ class Setup:
     """A training job on shaped links. Fields that are not listed are options of gc-run.
 
     Attributes:
-        model: layer table, see `layers.shapes`.
+        model: name of a layer table of `planning.models`.
+        workers: number of workers.
         mbit: Mbit/s of each link in each direction; 0 for no limit.
-        steps: counted steps; local steps in local mode.
-        seconds, real, loss: computation, see `layers.task`.
+        steps: number of counted steps; local steps in local mode.
+        seconds: emulated computation per step.
+        real: number of images with which the real network computes instead; 0 for emulated computation.
+        loss: factor of the emulated loss in each step.
         epochs: number of epochs that all steps make.
-        warm_up: steps before the counted ones.
+        warm_up: number of steps before the counted ones.
     """
 
     model: str
@@ -64,10 +69,11 @@ class Setup:
 
     @property
     def all_steps(self) -> int:
+        """Number of steps in a run: warm-up, counted steps, and one that ends the last counted one."""
         return self.warm_up + self.steps + 1
 
     def plan(self, compressor: str) -> Plan:
-        """Return the job's division of the model into parts."""
+        """Return the plan of a job with this compressor: the division of the model into parts."""
         return divide(
             sizes(self.model), self.part_bytes, least_bytes=parse_compressor(compressor).least_part_bytes
         )
@@ -75,13 +81,14 @@ class Setup:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded run.
+    """A recorded run of a setup, by real daemons or by a peer.
 
     Attributes:
-        nodes: of its network.
-        traces: one for each worker.
-        warm_up: steps that are not counted.
-        parts: parts in the last plan; 0 for a peer.
+        nodes: names of the nodes of its network.
+        recorder: bytes on the links and usage of processes over time.
+        traces: times of each worker's computation.
+        warm_up: number of steps that are not counted.
+        parts: number of parts in the last plan; 0 for a peer.
         predicted_seconds: the server's last prediction of a step; 0 for a peer.
     """
 
@@ -95,29 +102,30 @@ class Recorded:
     def __post_init__(self) -> None:
         for trace in self.traces:
             if len(trace) < self.warm_up + 2:
-                raise BenchError(f"only {len(trace)} steps were taken; give more --steps")
+                least = self.warm_up + 2
+                raise BenchError(f"only {len(trace)} steps were taken, expected {least}; give more --steps")
 
     @property
     def counted(self) -> list[Trace]:
-        """Each worker's trace without the first steps."""
+        """Each worker's trace without the steps of the warm-up."""
         return [trace[self.warm_up :] for trace in self.traces]
 
     @property
     def step_seconds(self) -> float:
-        """The median over steps and workers."""
+        """Median seconds of a step, over all counted steps and workers."""
         pairs = itertools.chain.from_iterable(map(itertools.pairwise, self.counted))
         return statistics.median(after.began - before.began for before, after in pairs)
 
     @property
     def bytes_in(self) -> float:
-        """Bytes that the server receives in a step, with all headers."""
+        """Bytes that the server receives per step, with all headers."""
         first = self.counted[0]
-        came, _ = self.recorder.carried_between(SERVER, first[0].began, first[-1].began)
-        return came / (len(first) - 1)
+        received, _ = self.recorder.carried_between(SERVER, first[0].began, first[-1].began)
+        return received / (len(first) - 1)
 
     @property
     def computing_seconds(self) -> float:
-        """Median seconds of computation in a step."""
+        """Median seconds of computation in a step, over all counted steps and workers."""
         return statistics.median(step.seconds for trace in self.counted for step in trace)
 
 
@@ -126,10 +134,11 @@ class Alone:
     """The constituents of a step in seconds, each measured alone.
 
     Attributes:
-        up, down: all uploads and all downloads.
+        up: upload of all pushes.
+        down: download of all updates.
         exchange: a step without computation and overlap.
         computation: a step without exchange.
-        produced: for each part, when backward has it.
+        produced: for each part, seconds from the start of a step until backward has its gradients.
         shares: for each part, its fraction of the elements.
     """
 
@@ -141,11 +150,19 @@ class Alone:
     shares: Sequence[float]
 
     def bound(self, overlap: Overlap) -> float:
+        """Return the least seconds of a step with these constituents and this value of --overlap."""
         return step_bound(overlap, self.produced, self.shares, self.up, self.down)
 
 
 def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> Recorded:
-    """Run one job of real daemons."""
+    """Run one job of real daemons and return the recorded run.
+
+    Args:
+        setup: the job.
+        compressor: spec of the compressor.
+        downlink: spec of the compressor of updates.
+        overlap: value of --overlap.
+    """
     nodes = nodes_of(setup.workers)
     with Star(nodes, setup.mbit) as star, tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
@@ -168,7 +185,7 @@ def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> 
             part_bytes=setup.part_bytes,
             fusion=setup.fusion,
             order=setup.order,
-            # After the plans of the first steps, and of the first 50, what is measured stays as it is.
+            # No new plan after those of the first steps and of the first 50: measured steps have one plan.
             replan="never",
             mode=setup.mode,
             schedule=setup.schedule,
@@ -191,25 +208,31 @@ def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> 
 
 
 class _Metrics:
-    """Asks a server now and then for its metrics."""
+    """A callback for `run_job` that fetches a server's metrics now and then while the job runs."""
 
     def __init__(self, url: str) -> None:
         self._url, self._at, self._text = url, 0.0, ""
 
     def __call__(self, status: StatusResponse, restart: object) -> None:
+        """Called with every status: fetch the metrics if the last request is long enough ago."""
         if status.phase is Phase.RUNNING and time.monotonic() > self._at + ASK_EVERY_S:
             self._at = time.monotonic()
             with urllib.request.urlopen(self._url, timeout=PATIENCE_S) as answer:
                 self._text = answer.read().decode()
 
     def of(self, name: str) -> float:
-        """Return the last value of a metric; 0 if there was none."""
+        """Return the last value of the server's metric `name`, without its prefix; 0 if there was none."""
         found = re.search(rf"^gradwire_server_{name} (\S+)$", self._text, re.M)
         return float(found[1]) if found else 0.0
 
 
 def run_peer(setup: Setup, hook: str) -> Recorded:
-    """Run the same training with DistributedDataParallel and a hook of the program `ddp`."""
+    """Run the same training with torch's DistributedDataParallel and return the recorded run.
+
+    Args:
+        setup: the job.
+        hook: name of a communication hook of the program `ddp`.
+    """
     _, *nodes = nodes_of(setup.workers)
     with Star(nodes, setup.mbit) as star, tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
@@ -234,12 +257,16 @@ def run_peer(setup: Setup, hook: str) -> Recorded:
 def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool) -> tuple[Alone, Setup]:
     """Measure upload, download and computation, each alone, and return them with the setup.
 
-    as_long: have the setup emulate as many seconds of computation as the exchange takes.
+    Args:
+        setup: the job.
+        compressor: spec of the compressor.
+        downlink: spec of the compressor of updates.
+        as_long: have the returned setup emulate as many seconds of computation as the exchange takes.
     """
     quick = replace(setup, seconds=PAUSE_S, real=0)
     exchange = run_ours(quick, compressor, downlink, "off")
     seconds = exchange.step_seconds - exchange.computing_seconds
-    up, down = zip(*exchange_ways(exchange), strict=True)
+    up, down = zip(*uploads_and_downloads(exchange), strict=True)
     if as_long:
         setup = replace(setup, seconds=seconds)
     plan = setup.plan(compressor)
@@ -256,20 +283,20 @@ def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool
     return alone, setup
 
 
-def exchange_ways(exchange: Recorded) -> Iterator[tuple[float, float]]:
-    """Yield the seconds up and down of each counted step, of a run in which nothing overlaps."""
+def uploads_and_downloads(exchange: Recorded) -> Iterator[tuple[float, float]]:
+    """Yield the seconds of upload and of download of each counted step, if nothing overlapped in the run."""
     samples = exchange.recorder.samples
-    # From when the first worker has computed to when it, or another, has computed again.
+    # A step lasts from the first end of a worker's computation to the first end in the next step.
     ends = [min(step.ended for step in steps) for steps in zip(*exchange.counted, strict=True)]
     for begin, end in itertools.pairwise(ends):
         inside = [sample for sample in samples if begin <= sample.at <= end]
         if len(inside) > 1:
-            came, left = zip(*(sample.carried[SERVER] for sample in inside), strict=True)
-            yield ways([sample.at for sample in inside], came, left)
+            received, sent = zip(*(sample.carried[SERVER] for sample in inside), strict=True)
+            yield upload_and_download([sample.at for sample in inside], received, sent)
 
 
 def compute_alone(setup: Setup) -> list[Trace]:
-    """Return each worker's trace; all compute at the same time, and exchange nothing."""
+    """Have all workers compute at the same time without any exchange, and return each worker's trace."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
         trace.mkdir()
@@ -284,9 +311,10 @@ def compute_alone(setup: Setup) -> list[Trace]:
 
 
 def _computation(setup: Setup, trace: Path) -> list[str]:
-    """Return the first arguments of the program `ddp`, with which it computes alone."""
+    """Return the arguments with which the program `ddp` computes alone."""
     return [setup.model, str(setup.seconds), str(setup.real), str(trace), str(setup.all_steps)]
 
 
 def _await(started: Sequence[Child]) -> None:
+    """Wait until all processes have ended. Raises BenchError if one fails."""
     wait_for(lambda: all(child.code is not None for child in started) or None, started)

@@ -1,8 +1,8 @@
 """A job without server and network: one process trains as all workers and the server would.
 
 Each worker compresses the mean gradient of its samples with its own residual, and a server's store makes
-versions and updates of them. All of that is real; the bytes are counted instead of sent. A run takes seconds
-instead of half a minute.
+versions and updates from the payloads. Training and compression are real; the bytes are counted instead of
+sent. A run takes seconds instead of half a minute.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ LEARNING_RATE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRun:
-    """Accuracies on the validation data after each epoch, and bytes of all workers and steps."""
+    """The result of a simulated training.
+
+    Attributes:
+        accuracies: accuracy on the validation data after each epoch.
+        wire_bytes: bytes of the payloads of all workers and steps.
+        down_bytes: bytes of the updates to all workers.
+        raw_bytes: bytes of the gradients as float32, of all workers and steps.
+    """
 
     accuracies: Sequence[float]
     wire_bytes: int
@@ -46,7 +53,16 @@ def train(
     optimizer: str = "sgd",
     downlink: str = "auto",
 ) -> SimulatedRun:
-    """Train from the initial parameters and in the sample order of `seed`."""
+    """Train a task with simulated workers and server, and return accuracies and bytes.
+
+    Args:
+        task: the task.
+        compressor: spec of the compressor.
+        seed: seed of the initial parameters and of the order of samples.
+        epochs: number of epochs.
+        optimizer: spec of the optimizer.
+        downlink: spec of the compressor of updates.
+    """
     torch.manual_seed(seed)
     network = task.model()
     replica = Replica(network, task.train_samples)
@@ -55,7 +71,7 @@ def train(
         flops = layer_flops(network, lambda: task.loss(network, task.batch(np.zeros(1, np.int64))))
         specs = [replace(spec, flops=flops.get(spec.name, 0.0)) for spec in specs]
     elements = [spec.elements for spec in specs]
-    plan = divide(elements, 4 * sum(elements))  # in one part, which changes nothing but how it would travel
+    plan = divide(elements, 4 * sum(elements))  # in one part: parts do not affect the bits
     workers = [
         ModelCompressor(specs, compressor, LayerRule(), seed, rank, plan=plan) for rank in range(WORKERS)
     ]
@@ -89,7 +105,7 @@ def train(
                 )
                 raw += replica.manifest.raw_bytes
                 sent += sum(map(wire_bytes, payloads))
-                if payloads:  # otherwise held back for a later step
+                if payloads:  # empty if the compressor delays the gradient to a later step
                     pushes.append(payloads)
             if pushes:
                 received += WORKERS * _step(store, pushes)
@@ -102,7 +118,7 @@ def train(
 
 
 def _step(store: Store, pushes: Sequence[Sequence[Payload]]) -> int:
-    """Make a version of these pushes, in one part each, and return the bytes of its update."""
+    """Apply these pushes, each in one part, as the next version, and return the bytes of its update."""
     parts = tuple(
         Contribution(key=PushKey("worker", 1, rank), rank=rank, samples=BATCH, loss=0.0)
         for rank in range(len(pushes))

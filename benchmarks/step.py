@@ -7,13 +7,17 @@ computation is emulated, because workers that share this machine's cores would s
 
 A run is COMPRESSOR[/DOWNLINK], such as `4bit` or `topk:ratio=100/topk:ratio=20`; the downlink is `auto` if
 none is given. A peer is torch's DistributedDataParallel over gloo: `fp32`, `fp16` (its hook) or `powersgd`
-(its hook, rank 4); --hooks puts compressors of ours into it (`gradwire.ddp`), which needs no server.
+(its hook, rank 4). --hooks adds peers with our compressors as hooks (`gradwire.ddp`), which need no server.
 
-Printed per step, without the first few: median seconds, also in those of DDP fp32, and in the time that the
-busiest link needs for the bytes that it carried; MB into and out of the node behind it, and how much of the
-former came while the first worker computed; CPU of all processes; the most memory that server and workers
-took. With --bound also: seconds that the way up, the way down and the computation take, each alone; what a
-step takes at least if these overlap as --overlap allows (`bound`); and how much longer it took.
+Printed per step, without the first few:
+
+- median seconds, also relative to those of DDP fp32, and to the time that the busiest link needs for its
+  bytes;
+- MB into and out of the node behind that link, and the fraction that arrived while the first worker computed;
+- CPU seconds of all processes, and peak memory of server and workers.
+
+With --bound also: seconds that upload, download and computation take, each alone; the least seconds of a step
+if these overlap as --overlap allows (`bound`); and the ratio of the measured step to that.
 """
 
 from __future__ import annotations
@@ -49,14 +53,22 @@ FP32 = "DDP fp32"
 
 @dataclass(frozen=True, kw_only=True)
 class StepRow:
-    """A run, by step.
+    """A row of the table: one run. Bytes and times are per step.
 
     Attributes:
-        overlap: None for a peer.
-        busiest: node with most bytes, which are bytes_in and bytes_out.
-        link_seconds: least time of its link for the larger of these.
-        computing_share: share of the incoming bytes that arrived while the first worker computed.
-        alone, bound_seconds: None without --bound.
+        name: compressor and downlink of the run, or the peer.
+        overlap: value of --overlap; None for a peer.
+        step_seconds: median seconds of a step.
+        steps: number of counted steps.
+        busiest: node whose link carries most bytes.
+        bytes_in, bytes_out: bytes that this node receives and sends.
+        link_seconds: least time of its link for the larger of these; 0 without a limit.
+        computing_share: fraction of the incoming bytes that arrives while the first worker computes.
+        cpu_seconds: CPU seconds of all processes.
+        server_peak_bytes: peak resident memory of the server; 0 for a peer.
+        worker_peak_bytes: largest peak resident memory of a worker.
+        alone: constituents of a step, each measured alone; None without --bound.
+        bound_seconds: least seconds of a step; None without --bound.
     """
 
     name: str
@@ -78,11 +90,20 @@ class StepRow:
 def summarize(
     name: str, overlap: Overlap | None, recorded: Recorded, mbit: float, alone: Alone | None = None
 ) -> StepRow:
+    """Return the row of a recorded run.
+
+    Args:
+        name: name of the run in the table.
+        overlap: value of --overlap; None for a peer.
+        recorded: the run.
+        mbit: Mbit/s of each link in each direction; 0 for no limit.
+        alone: constituents of a step, each measured alone; None without --bound.
+    """
     first, nodes, recorder = recorded.counted[0], recorded.nodes, recorded.recorder
     begin, end, steps = first[0].began, first[-1].began, len(first) - 1
     carried = {node: recorder.carried_between(node, begin, end) for node in nodes}
     busiest = max(nodes, key=lambda node: max(carried[node]))
-    came = [recorder.carried_between(busiest, step.began, step.ended)[0] for step in first[:-1]]
+    received = [recorder.carried_between(busiest, step.began, step.ended)[0] for step in first[:-1]]
     peaks = {node: recorder.peak_bytes(node, end) for node in nodes}
     return StepRow(
         name=name,
@@ -93,7 +114,7 @@ def summarize(
         bytes_in=carried[busiest][0] / steps,
         bytes_out=carried[busiest][1] / steps,
         link_seconds=max(carried[busiest]) / steps * 8 / (mbit * 1e6) if mbit else 0.0,
-        computing_share=sum(came) / max(1, carried[busiest][0]),
+        computing_share=sum(received) / max(1, carried[busiest][0]),
         cpu_seconds=recorder.cpu_between(begin, end) / steps,
         server_peak_bytes=peaks.pop(SERVER, 0),
         worker_peak_bytes=max(peaks.values()),
@@ -103,6 +124,12 @@ def summarize(
 
 
 def cells(row: StepRow, fp32: float | None) -> list[object]:
+    """Return the cells of a row of the table, in the order of `HEADINGS`.
+
+    Args:
+        row: the row.
+        fp32: seconds of a step of DDP fp32; None if unknown.
+    """
     found: list[object] = [
         f"`{row.name}`",
         row.overlap or "–",
@@ -131,7 +158,14 @@ HEADINGS = (
 
 
 def draw(path: Path, title: str, row: StepRow, recorded: Recorded) -> None:
-    """Draw a step: the busiest link's bytes over time, and the first worker's computation."""
+    """Draw one step: the busiest link's rate over time, and the first worker's computation.
+
+    Args:
+        path: file to write.
+        title: beginning of the title.
+        row: row of the run.
+        recorded: the run.
+    """
     *_, step, after = recorded.traces[0]
     inside = [sample for sample in recorded.recorder.samples if step.began <= sample.at <= after.began]
     figure, (axes,) = panels([f"{title}: one step of {row.name}"])
@@ -150,41 +184,49 @@ def draw(path: Path, title: str, row: StepRow, recorded: Recorded) -> None:
 
 
 def seconds_or_auto(text: str) -> float | str:
+    """Parse a number of seconds, or the word `auto`, which is returned as it is."""
     return AUTO if text == AUTO else amount(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = f"layer table: {', '.join(MODELS)} or NxSIZE"
     option(parser, "--model", str, "4x1048576", "NAME", text)
-    option(parser, "--workers", at_least_one, 4, "N", "workers")
-    text = "what travels while workers compute, with --seconds or --real: off, backward, both, or several"
+    option(parser, "--workers", at_least_one, 4, "N", "number of workers")
+    text = "values of gc-server's --overlap, one run for each; they differ only with --seconds or --real"
     option(parser, "--overlap", some_of(OVERLAPS), "backward", "NAME,...", text)
     text = "bytes of a part as float32 (default: that of gc-server)"
     parser.add_argument("--part-bytes", type=at_least_one, default=0, metavar="N", help=text)
-    option(parser, "--fusion", names_in, "bytes", "NAME,...", "--fusion of gc-server; one run for each")
-    option(parser, "--order", names_in, "fifo", "NAME,...", "--order of gc-server; one run for each")
+    text = "values of gc-server's --{}, one run for each"
+    option(parser, "--fusion", names_in, "bytes", "NAME,...", text.format("fusion"))
+    option(parser, "--order", names_in, "fifo", "NAME,...", text.format("order"))
     option(parser, "--mbit", amount, 100.0, "N", MBIT)
-    text = "seconds of emulated computation per step; auto for as long as the exchange of the run takes"
+    text = "seconds of emulated computation per step; auto: as many as the exchange of the run takes"
     option(parser, "--seconds", seconds_or_auto, 0.0, "N", text)
-    text = "images per worker and step, with which the real network, a ResNet, computes (default: none)"
+    text = "images per worker and step for the real network, a ResNet (default: computation is emulated)"
     parser.add_argument("--real", type=at_least_one, default=0, metavar="N", help=text)
-    text = "measurement of each direction and of the computation alone, and the least time of a step"
+    text = "also measure each direction and the computation alone, and print the least time of a step"
     parser.add_argument("--bound", action="store_true", help=text)
-    option(parser, "--steps", at_least_one, 12, "N", "steps to count")
+    option(parser, "--steps", at_least_one, 12, "N", "number of measured steps")
     runs = f"compressors, each with one for the updates or auto (default: {' '.join(DEFAULT_RUNS)})"
     parser.add_argument("--runs", nargs="*", default=DEFAULT_RUNS, metavar="SPEC[/SPEC]", help=runs)
-    text = "runs of PyTorch's DDP beside ours"
+    text = "hooks of PyTorch's DDP, one run for each"
     option(parser, "--peers", some_of(PEERS), ",".join(PEERS), "NAME,...", text)
-    parser.add_argument("--no-peers", dest="peers", action="store_const", const=[], help="no runs of DDP")
+    text = "leave out the runs of --peers"
+    parser.add_argument("--no-peers", dest="peers", action="store_const", const=[], help=text)
     text = "compressors to run in DDP, as hooks of gradwire.ddp (default: none)"
     parser.add_argument("--hooks", nargs="*", default=(), metavar="SPEC", help=text)
     json_option(parser)
-    text = "picture of a step of the last run over time"
+    text = "file for a picture of one step of the last run over time"
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def check(given: argparse.Namespace) -> None:
-    """Refuse conflicting options before anything is measured."""
+    """Raise for options that conflict or cannot be parsed, before anything is measured.
+
+    Raises:
+        BenchError: if options conflict, or the model is unknown.
+        SpecError: if a spec is wrong.
+    """
     try:
         task(given.model, real=given.real)
     except TaskSpecError as error:
@@ -199,13 +241,14 @@ def check(given: argparse.Namespace) -> None:
         parse_fusion(fusion)
         parse_order(order)
     if given.real and given.seconds:
-        raise BenchError("--real: expected no --seconds, which are of emulated computation")
+        raise BenchError("--real: expected no --seconds, which emulates the computation")
     if given.seconds == AUTO and len(given.runs) != 1:
-        many = len(given.runs)
-        raise BenchError(f"--seconds auto: expected one of --runs, whose exchange is measured, got {many}")
+        number = len(given.runs)
+        raise BenchError(f"--seconds auto: expected one --runs, whose exchange is measured, got {number}")
 
 
 def run(given: argparse.Namespace) -> int:
+    """Run all peers and jobs, and print the table; return the exit code."""
     check(given)
     check_network()
     automatic = given.seconds == AUTO
@@ -247,6 +290,6 @@ def run(given: argparse.Namespace) -> int:
 
 
 def specs(name: str) -> tuple[str, str]:
-    """Return compressor and downlink of a run."""
+    """Return the specs of the compressor and of the downlink in the name of a run."""
     compressor, _, downlink = name.partition("/")
     return compressor, downlink or "auto"

@@ -2,8 +2,8 @@
 
     python -m gradwire.benchmarks.stranger HOST:PORT FILE RATE SEED
 
-FILE holds the insider's token, valid for a worker id that has no part in the job. Calls have this token, a
-wrong one or none. RATE is in calls per second; the kind of each call follows from SEED. SIGUSR1 starts and
+FILE holds the insider's token, valid for a worker id that is no member of the job. Calls have this token, a
+wrong one or none. RATE is in calls per second; SEED determines the kind of each call. SIGUSR1 starts and
 pauses the calls. At SIGTERM the program prints the number of calls of each kind, and of each status code.
 """
 
@@ -28,13 +28,14 @@ from ..proto.convert import encode
 from ..proto.wire import encode_worker, trailer
 
 PATH = "/gradwire.v4.ParameterServer/"
-AT_ONCE = 64  # calls
-OVERSIZED_BYTES = 9 << 20  # more than a server reads of a message
+AT_ONCE = 64  # limit of concurrent calls
+OVERSIZED_BYTES = 9 << 20  # larger than any message that a server accepts
 NOISE_BYTES = 1 << 12
-VICTIM = "worker-0"
-WRONG = "x" * 32
-PATIENCE_S = 30.0
-# How often each kind comes.
+VICTIM = "worker-0"  # the member whose name and messages are misused
+WRONG = "x" * 32  # a wrong token
+PATIENCE_S = 30.0  # timeout of a call
+
+# Frequency of each kind of call, in percent.
 KINDS = {
     "without a token": 30,
     "a wrong token": 20,
@@ -49,9 +50,19 @@ KINDS = {
 
 
 class Stranger:
-    """Calls one server. insider: token of a worker id that has no part in the job."""
+    """A caller from outside a job, which makes calls of random kinds to one server.
+
+    Attributes:
+        made: number of calls, by kind.
+        answered: number of calls, by status code of the answer.
+    """
 
     def __init__(self, address: str, insider: str, seed: int) -> None:
+        """Args:
+        address: host:port of the server.
+        insider: token of a worker id that is no member of the job.
+        seed: determines the kinds of calls.
+        """
         self._channel: Any = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
         self._insider = insider
         self._random = random.Random(seed)
@@ -60,7 +71,10 @@ class Stranger:
         self._silent: set[asyncio.Task[None]] = set()
 
     async def call(self) -> None:
-        """Make a call of a random kind. A silent one goes on in the background."""
+        """Make one call of a random kind and wait for its answer, except for a silent call.
+
+        Silent calls continue in the background.
+        """
         (kind,) = self._random.choices(list(KINDS), weights=list(KINDS.values()))
         self.made[kind] += 1
         if kind == "silence":
@@ -92,11 +106,12 @@ class Stranger:
                 await self._join(bytes(OVERSIZED_BYTES), "")
 
     async def _join(self, data: bytes, token: str) -> None:
+        """Call Join with a serialized request and a token; "" for no token."""
         call = self._channel.unary_unary(f"{PATH}Join")
         await self._answer(call(data, metadata=_metadata(token), timeout=PATIENCE_S))
 
     async def _stream(self, messages: Sequence[bytes], token: str) -> None:
-        """Open a stream. With no messages it stays open and silent."""
+        """Open an Exchange stream and send serialized messages. Without messages it stays open and silent."""
 
         async def requests() -> AsyncIterator[bytes]:
             for message in messages:
@@ -116,6 +131,7 @@ class Stranger:
         await self._answer(end())
 
     async def _answer(self, answer: Any) -> None:
+        """Wait for the end of a call and count its status code."""
         try:
             await answer
             self.answered["OK"] += 1
@@ -123,6 +139,7 @@ class Stranger:
             self.answered[error.code().name] += 1
 
     async def close(self) -> None:
+        """Cancel the silent calls and close the channel."""
         for task in self._silent:
             task.cancel()
         await asyncio.gather(*self._silent, return_exceptions=True)
@@ -130,16 +147,18 @@ class Stranger:
 
 
 def _metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a call with this token; empty for no token."""
     return ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
 
 
 def _checked(message: Any) -> bytes:
+    """Return a serialized message followed by its checksum."""
     data = encode(message)
     return data + trailer(data)
 
 
 def _pushes(worker: str) -> tuple[bytes, ...]:
-    """Return a member's messages, as an eavesdropper would replay them."""
+    """Return serialized messages of a member, as an eavesdropper would replay them."""
     said: tuple[m.WorkerMessage, ...] = (
         m.Hello(job="", worker=worker, incarnation=1),
         m.Heartbeat(activity="training"),
@@ -160,6 +179,14 @@ def _pushes(worker: str) -> tuple[bytes, ...]:
 
 
 async def _run(address: str, insider: str, rate: float, seed: int) -> dict[str, Any]:
+    """Make calls until SIGTERM and return the numbers of calls, by kind and by status code.
+
+    Args:
+        address: host:port of the server.
+        insider: token of a worker id that is no member of the job.
+        rate: calls per second.
+        seed: determines the kinds of calls.
+    """
     stranger, ending, active = Stranger(address, insider, seed), asyncio.Event(), asyncio.Event()
     loop, slots = asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE)
     loop.add_signal_handler(signal.SIGTERM, ending.set)
@@ -189,8 +216,9 @@ async def _run(address: str, insider: str, rate: float, seed: int) -> dict[str, 
 
 
 def main(arguments: list[str]) -> int:
+    """Run the program with the arguments HOST:PORT, FILE, RATE and SEED; return the exit code."""
     address, insider, rate, seed = arguments
-    os.nice(19)  # a real one has a machine of its own
+    os.nice(19)  # a real stranger has a machine of its own
     token = Path(insider).read_text(encoding="utf-8").strip()
     print(json.dumps(asyncio.run(_run(address, token, float(rate), int(seed)))), flush=True)
     return 0

@@ -1,9 +1,9 @@
-"""`gc-bench strangers`: what a server loses to callers who have no part in its job.
+"""`gc-bench strangers`: throughput that a server loses to calls from outside its job.
 
-A job of real daemons on this machine, with tokens. A stranger makes calls as `stranger` lists them, all of
-them to be refused, in windows between which it is silent. The ratio is of the versions per second in windows
-with it to those without, by the median. It counts what the stranger itself takes of this machine's cores,
-too. The same job without a stranger has to end with the same parameters.
+A job of real daemons on this machine, with tokens. In windows of time a stranger makes the calls listed in
+`stranger`, all of which have to be refused; between these windows it is silent. The ratio compares the median
+versions per second in windows with and without calls. It includes the stranger's own use of this machine's
+cores. The same job without a stranger has to end with the same parameters.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ WORKERS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class StrangersReport:
-    """Versions per second and memory of the server in each window, without and with the stranger.
+    """The measurements of a job, in windows without calls (calm) and with calls (disturbed).
 
     Attributes:
-        made: calls by kind.
-        answered: calls by status code.
+        sha256: hash of the final parameters.
+        calm_per_s, disturbed_per_s: versions per second in each window.
+        calm_rss_mib, disturbed_rss_mib: the server's resident memory after each window, in MiB.
+        made: number of calls, by kind.
+        answered: number of calls, by status code.
     """
 
     sha256: str
@@ -53,6 +56,7 @@ class StrangersReport:
 
     @property
     def ratio(self) -> float:
+        """Median versions per second in disturbed windows, relative to calm ones."""
         return statistics.median(self.disturbed_per_s) / statistics.median(self.calm_per_s)
 
 
@@ -60,6 +64,13 @@ HEADINGS = ("calls", "per second", "answered OK", "throughput", "server's memory
 
 
 def cells(outcome: StrangersReport, rate: float, calm_sha256: str) -> list[object]:
+    """Return the cells of the table's row, in the order of `HEADINGS`.
+
+    Args:
+        outcome: measurements of the job with the stranger.
+        rate: calls per second.
+        calm_sha256: hash of the final parameters of the job without the stranger.
+    """
     rss = outcome.calm_rss_mib[0], outcome.disturbed_rss_mib[-1]
     return [
         sum(outcome.made.values()),
@@ -72,7 +83,7 @@ def cells(outcome: StrangersReport, rate: float, calm_sha256: str) -> list[objec
 
 
 def rss_mib(pid: int) -> float:
-    """Return a process's resident memory, in MiB."""
+    """Return the resident memory of a process, in MiB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     return pages * 4096 / 2**20
 
@@ -80,7 +91,19 @@ def rss_mib(pid: int) -> float:
 def trained(
     settings: RunSettings, directory: Path, windows: int, window_s: float, rate: float, seed: int
 ) -> StrangersReport:
-    """Run a job with this many pairs of windows; with 0, without a stranger. Raises BenchError."""
+    """Run a job to its end, with a stranger unless `windows` is 0, and return the measurements.
+
+    Args:
+        settings: options of the job.
+        directory: for logs, tokens and parameters.
+        windows: number of pairs of a calm and a disturbed window.
+        window_s: duration of a window.
+        rate: calls per second in disturbed windows.
+        seed: determines the kinds of calls.
+
+    Raises:
+        BenchError: if a process fails, or the job is over before the windows.
+    """
     files = {name: directory / name for name in ("tokens", "token", "insider")}
     directory.mkdir(parents=True, exist_ok=True)
     files["tokens"].write_text(f"{TOKEN}\ninsider:{INSIDER}\n", encoding="utf-8")
@@ -126,29 +149,35 @@ def trained(
 
 
 def _wait(ask: Ask, server: Child, until: Callable[[StatusResponse], bool]) -> StatusResponse:
+    """Poll the server until its status satisfies `until`, and return that status."""
     return wait_for(lambda: status if (status := ask()) is not None and until(status) else None, [server])
 
 
 def _pace(ask: Ask, seconds: float) -> float:
-    """Return the versions per second over this time. Raises BenchError if the job is over."""
+    """Return the versions per second over the next `seconds`.
+
+    Raises:
+        BenchError: if the job is over by then.
+    """
     began, first = time.monotonic(), ask()
     time.sleep(seconds)
     last, now = ask(), time.monotonic()
     if first is None or last is None or last.phase is not Phase.RUNNING:
-        raise BenchError("the job was over before the windows were; give it more --epochs")
+        raise BenchError("the job ended before the last window; give more --epochs")
     return (last.version - first.version) / (now - began)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--windows", at_least_one, 10, "N", "windows with calls")
+    option(parser, "--windows", at_least_one, 10, "N", "number of windows with calls, and of those without")
     option(parser, "--seconds", amount, 10, "N", "seconds of each window")
-    option(parser, "--rate", amount, 1000, "N", "calls per second in these windows")
+    option(parser, "--rate", amount, 1000, "N", "calls per second in windows with calls")
     option(parser, "--epochs", at_least_one, 600, "N", "epochs of the job")
     option(parser, "--seed", int, 1, "N", "seed of the calls")
     json_option(parser, "the figures")
 
 
 def run(given: argparse.Namespace) -> int:
+    """Measure the job with and without a stranger; return 0 if both have the same parameters."""
     settings = RunSettings(
         task="gradwire.benchmarks.paced:digits:seconds=0.0005",
         workers=WORKERS,
@@ -159,9 +188,8 @@ def run(given: argparse.Namespace) -> int:
         http_port=-1,
     )
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        found = trained(settings, place / "a", given.windows, given.seconds, given.rate, given.seed)
-        calm = trained(settings, place / "b", 0, 0.0, 0.0, 0)
+        found = trained(settings, Path(folder) / "a", given.windows, given.seconds, given.rate, given.seed)
+        calm = trained(settings, Path(folder) / "b", 0, 0.0, 0.0, 0)
     print(output.table(HEADINGS, [cells(found, given.rate, calm.sha256)]))
     for name, number in found.made.items():
         output.say(f"{name}: {number}")

@@ -1,4 +1,7 @@
-"""The jobs of `gc-bench accuracy` and the claims about them: a suite for each part of docs/explanation/accuracy.md."""
+"""The jobs of `gc-bench accuracy` and the claims about them.
+
+There is a suite for each part of docs/explanation/accuracy.md.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# The accuracy after the last epoch; its mean over all epochs, which shows how fast a compressor trains where
-# all end alike; the validation loss after the last epoch.
+# The quantity that a suite compares:
+# 1. the accuracy after the last epoch;
+# 2. its mean over all epochs, which shows how fast a compressor trains where all end with equal accuracies;
+# 3. the validation loss after the last epoch.
 Score = Literal["accuracy", "mean accuracy", "loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSetup:
-    """How one job trains."""
+    """The options of training that differ between the rows of a suite.
+
+    Attributes:
+        compressor: spec of the compressor.
+        mode: spec of the mode.
+        optimizer: spec of the optimizer.
+        learning_rate: learning rate.
+        clip_norm: value of --clip-norm; 0 for no clipping.
+    """
 
     compressor: str
     mode: str = "sync"
@@ -24,10 +37,13 @@ class TrainingSetup:
 
 @dataclass(frozen=True)
 class Claim:
-    """A compressor's gain over another, in the mean over paired seeds, is at least `least`.
+    """The claim that one compressor's gain over another, in the mean over paired seeds, is at least `least`.
 
-    The gain is a difference of accuracies, or the part by which a loss is lower. It may be negative: -0.01
-    claims that at most 0.01 is lost.
+    Attributes:
+        compressor: spec of the compressor.
+        against: spec of the compressor that it is compared with.
+        least: least gain: a difference of accuracies, or the fraction by which a loss is lower. -0.01 claims
+            that at most 0.01 is lost.
     """
 
     compressor: str
@@ -40,10 +56,15 @@ class Suite:
     """Jobs that are compared with each other. The first setup is the baseline.
 
     Attributes:
-        seeds: as `--seeds` has them.
-        downlink: compressor of the updates.
+        score: quantity that is compared.
+        tasks: specs of the tasks that every setup trains.
+        setups: rows of each task's table.
+        claims: claims about the setups.
+        epochs: number of epochs of each run.
+        seeds: default of --seeds.
+        downlink: spec of the compressor of updates.
         daemons: whether real daemons train; otherwise `simulation` does, in `sync` and without a schedule.
-        controls: whether each compressor is set beside Top-K with as many bytes.
+        controls: whether each compressor is compared with Top-K that sends as many bytes.
     """
 
     score: Score
@@ -58,6 +79,7 @@ class Suite:
 
     @property
     def baseline(self) -> TrainingSetup:
+        """The setup that all others are compared with."""
         return self.setups[0]
 
 
@@ -66,7 +88,7 @@ EVERY_ELEMENT = (
     *("qsgd:bits=2", "1bit", "signsgd", "threshold"),
 )
 _LITERAL = "krngc:ratio={},momentum=0,warmup=0,reading=literal"
-SOME_ELEMENTS = (  # at each ratio
+SOME_ELEMENTS = (  # sparsifiers, each run at two ratios
     "topk:ratio={}",
     "gcac:ratio={}",
     "krngc:ratio={}",
@@ -78,8 +100,8 @@ SOME_ELEMENTS = (  # at each ratio
     "l1:ratio={}",
     "topk:ratio={},values=4bit",
 )
-# dgc and krngc correct momentum at the worker, which makes steps larger: their peer is an uncompressed run
-# with the same momentum at the server. The claims set them against plain SGD.
+# dgc and krngc correct momentum at the worker, which makes steps larger. Their peer is an uncompressed run
+# with the same momentum at the server; the claims compare them with plain SGD.
 COMPRESSORS = Suite(
     score="accuracy",
     tasks=("digits:model=mlp", "digits:model=cnn"),
@@ -103,9 +125,9 @@ COMPRESSORS = Suite(
     ),
 )
 
-# Figure 8 of the 4-bit paper. Absolute thresholds are taken in two ways (`compressors.quantizers.Scale`): as
-# printed, on PyTorch's mean gradient, for which the paper's order is claimed; and scaled to the summed
-# gradient of the system that they come from, which docs/explanation/accuracy.md discusses.
+# Figure 8 of the 4-bit paper, with absolute thresholds on two scales (`compressors.quantizers.Scale`):
+# 1. as printed, on PyTorch's mean gradient: the paper's order is claimed for this scale;
+# 2. scaled to summed gradients, as in the paper's system: docs/explanation/accuracy.md discusses this scale.
 _GROUPS, _ONE_GROUP, _TWO_BIT = (
     f"{spec}scale=mean" for spec in ("4bit:levels=groups,", "4bit:levels=group1,", "2bit:")
 )
@@ -113,7 +135,7 @@ LEVELS = Suite(
     score="mean accuracy",
     tasks=("digits:model=mlp",),
     epochs=30,
-    downlink="none",  # the order is about gradients: a loss on the way down would be a second cause
+    downlink="none",  # the order is about gradients; a lossy downlink would be a second cause
     setups=tuple(
         TrainingSetup(compressor=spec)
         for spec in (
@@ -142,14 +164,14 @@ def _sgd(compressor: str, optimizer: str = "sgd") -> TrainingSetup:
 
 
 def _local(compressor: str) -> TrainingSetup:
-    # Workers take the steps there, so there is no gradient that the server could clip.
+    # In local mode workers take the steps, so the server has no gradient to clip.
     mode = "local:steps=8,correction=0"
     return TrainingSetup(compressor=compressor, mode=mode, optimizer=_ADAMW, learning_rate=3e-3)
 
 
 # A small GPT with AdamW at the server, as users train it: a learning rate that warms up and falls, the mean
-# gradient clipped. The last rows show what to do instead where a compressor loses: a warm-up of sparsity,
-# momentum at the workers with plain SGD, local steps.
+# gradient clipped. The last rows are alternatives where a compressor loses: a warm-up of sparsity, momentum
+# at the workers with plain SGD, local steps.
 ADAM = Suite(
     score="loss",
     tasks=("characters:characters=500000",),

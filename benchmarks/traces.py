@@ -1,4 +1,4 @@
-"""When a process computes: a line for every step, in a file of its own."""
+"""Traces of a process's computation: times of every step, a line each, in a file for each process."""
 
 from __future__ import annotations
 
@@ -14,44 +14,58 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class ComputedStep:
-    """A step's computation, by the monotonic clock: when the forward pass began, and when backward produced
-    each gradient, in the order of the forward pass."""
+    """The times of one step's computation, by the monotonic clock.
+
+    Attributes:
+        began: start of the forward pass.
+        produced: time at which backward has produced each gradient, in the order of the forward pass.
+    """
 
     began: float
     produced: tuple[float, ...]
 
     @property
     def ended(self) -> float:
+        """Time of the last gradient, by the monotonic clock."""
         return max(self.produced)
 
     @property
     def seconds(self) -> float:
+        """Seconds from the start of the forward pass to the last gradient."""
         return self.ended - self.began
 
 
 Trace = list[ComputedStep]
 
 
-class Follower:
-    """Writes the trace of a model whose loss reaches every parameter."""
+class TraceWriter:
+    """Hooks of a network that write its trace. Every parameter must get a gradient in every step."""
 
     def __init__(self, network: nn.Module, folder: Path) -> None:
+        """Register the hooks.
+
+        Args:
+            network: the model.
+            folder: folder for the trace, in a file named after the process id.
+        """
         self._path = folder / f"{os.getpid()}"
         self._began = 0.0
         self._produced: dict[int, float] = {}
         parameters = list(network.parameters())
         self._tensors = len(parameters)
         network.register_forward_pre_hook(self._begin)
-        for place, parameter in enumerate(parameters):
-            any_parameter: Any = parameter  # its method has no types
-            any_parameter.register_hook(partial(self._came, place))
+        for index, parameter in enumerate(parameters):
+            any_parameter: Any = parameter  # register_hook is not annotated
+            any_parameter.register_hook(partial(self._record, index))
 
     def _begin(self, network: nn.Module, inputs: object) -> None:
+        """Called at the start of a forward pass."""
         self._produced.clear()
         self._began = time.monotonic()
 
-    def _came(self, place: int, gradient: object) -> None:
-        self._produced[place] = time.monotonic()
+    def _record(self, index: int, gradient: object) -> None:
+        """Called with each gradient; writes the step's line after the last one."""
+        self._produced[index] = time.monotonic()
         if len(self._produced) == self._tensors:
             with self._path.open("a") as lines:
                 lines.write(
@@ -60,7 +74,7 @@ class Follower:
 
 
 def read(folder: Path) -> list[Trace]:
-    """Return the traces, one for each process."""
+    """Return the traces in a folder, one for each process."""
     found: list[Trace] = []
     for path in sorted(folder.iterdir()):
         lines = [list(map(float, line.split())) for line in path.read_text().splitlines()]

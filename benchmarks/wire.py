@@ -1,13 +1,14 @@
 """`gc-bench wire`: bytes of a push on the network, by the counters of a network interface.
 
-The server runs in a network namespace of its own, behind a veth pair (`star`). The bytes that enter the
-pair, as the kernel counts them, include HTTP/2, gRPC, TCP, IP and Ethernet headers; acknowledgements go the
-other way and are not counted. They are compared with the least that they could be. Where every element is
-sent, that is the payload, codes and levels; the goal is at most 1.02. Where some elements are sent, it is
-their values and the entropy of their places, if every place is equally likely; the goal is at most 1.10.
+The server runs in a network namespace of its own, behind a veth pair (`star`). The kernel counts the bytes
+that enter the pair, with HTTP/2, gRPC, TCP, IP and Ethernet headers. Acknowledgements travel in the other
+direction and are not counted. The bytes are compared with the least possible number. For compressors that
+send every element, that is the size of the payload, codes and levels; the goal is at most 1.02. For
+sparsifiers, it is the size of the values plus the entropy of the positions, if all are equally likely; the
+goal is at most 1.10.
 
-A veth pair carries segments of up to 64 KiB. On a network with packets of 1500 bytes, TCP and IP take another
-3.6 % of whatever is sent.
+A veth pair carries segments of up to 64 KiB. On a network with packets of 1500 bytes, TCP and IP add another
+3.6 % to the bytes sent.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SPECS = ["4bit", "topk:ratio=10", "topk:ratio=100", "topk:ratio=1000"]
 
 
 def least_bytes(payload: Payload) -> float:
-    """Return a payload's bytes; for a sparse one, those of its values and of the entropy of its indices."""
+    """Return the bytes of a payload; for a sparse one, those of its values plus its indices' entropy."""
     if not isinstance(payload, SparsePayload):
         return wire_bytes(payload)
     p = payload.count / payload.elements
@@ -47,9 +48,15 @@ def least_bytes(payload: Payload) -> float:
 
 
 def measure(compressor_spec: str, elements: int, pushes: int) -> dict[str, Any]:
-    """Push a random gradient this many times to a server of its own.
+    """Push a random gradient a number of times to a server of its own, and return a row as a JSON object.
 
-    The row has least_bytes, as at the head of this file, and interface_bytes of each push.
+    In the row, "least_bytes" is the result of `least_bytes`, and "interface_bytes" the bytes on the interface
+    of each push.
+
+    Args:
+        compressor_spec: spec of the compressor.
+        elements: number of elements of the gradient.
+        pushes: number of pushes.
     """
     spec = TensorSpec(name="weight", shape=(elements // 1000, 1000))
     whole = divide([spec.elements], 4 * spec.elements)
@@ -78,14 +85,15 @@ def measure(compressor_spec: str, elements: int, pushes: int) -> dict[str, Any]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = f"compressors (default: {' '.join(SPECS)})"
+    text = f"compressors to measure (default: {' '.join(SPECS)})"
     parser.add_argument("--compressors", nargs="+", metavar="SPEC", default=SPECS, help=text)
-    option(parser, "--elements", at_least_one, 16_000_000, "N", "elements of the gradient")
-    option(parser, "--pushes", at_least_one, 10, "N", "pushes to count")
+    option(parser, "--elements", at_least_one, 16_000_000, "N", "number of elements of the gradient")
+    option(parser, "--pushes", at_least_one, 10, "N", "number of measured pushes")
     json_option(parser)
 
 
 def run(given: argparse.Namespace) -> None:
+    """Measure every compressor and print a line for each."""
     check_network()
     rows: list[dict[str, Any]] = []
     for compressor in given.compressors:

@@ -1,6 +1,10 @@
-"""Coding across workers: who computes what more than once, and what that saves in what they send.
+"""Coding across workers: several workers compute the same samples, which shortens messages or tolerates
+stragglers.
 
-Pure functions and numpy: both sides of the wire call them with the same numbers and get the same plan.
+`plan`, `exchange` and `redundancy` serve coded mode; `straggler` serves gradient coding. `fixed_point` holds
+the integer format of exchanged gradients.
+
+Pure functions and numpy. The server and the workers call them with the same numbers and get the same plan.
 """
 
 from .exchange import Exchange as Exchange

@@ -1,4 +1,6 @@
-"""One node's part in an exchange: the packets that it sends, and what those that it gets add up to."""
+"""One node's side of a coded exchange: encode the packets that it sends, and sum the gradients in those it
+receives.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +14,39 @@ from .plan import ExchangePlan
 
 
 class Exchange:
-    """Packets can be encoded in any order and taken in any order, each once; the result is the same."""
+    """One node's state in one exchange: the sum of all blocks' gradients as far as packets have arrived.
+
+    Coded mode's workers make one per step. Packets can be encoded in any order and taken in any order; the
+    sum is the same to the bit.
+
+    Attributes:
+        missing: indices of the packets that this node has not received yet.
+    """
 
     def __init__(self, plan: ExchangePlan, node: int, blocks: Mapping[int, Words], elements: int) -> None:
-        """blocks: the gradient of each block that this node has computed, in fixed point, shape (elements,).
-        Those that the plan has come from another node are not used."""
+        """Args:
+        plan: the exchange that all nodes follow.
+        node: number of this node, from 0.
+        blocks: gradient in fixed point of each block that this node has computed, shape (elements,), by
+            block. Blocks that the plan has this node receive from another node are ignored.
+        elements: number of elements of a gradient.
+        """
         self._plan = plan
         self._node = node
         self._blocks = {block: words for block, words in blocks.items() if node in plan.holders[block]}
         self._width = packet_elements(elements, plan.slices)
-        self.missing = set(plan.sent_to(node))  # indices of the packets that have not come
+        self.missing = set(plan.sent_to(node))
         self._sum = np.zeros(elements, np.int64)
         for words in self._blocks.values():
             self._sum += words.view(np.int32)
 
     @property
     def complete(self) -> bool:
+        """True once every packet for this node has arrived, and `sums` may be read."""
         return not self.missing
 
     def encoded(self, index: int) -> Words:
-        """The packet of that index, which this node sends: shape (packet_elements,)."""
+        """Return the data of packet `index`, which this node sends, shape (packet_elements,)."""
         packet = self._plan.packets[index]
         assert packet.sender == self._node
         data = np.zeros(self._width, np.uint32)
@@ -41,9 +56,14 @@ class Exchange:
         return data
 
     def take(self, index: int, data: Words) -> None:
-        """Take in a packet for this node. One that has come before is passed over.
+        """Add the one slice of packet `index` that this node lacks to the sum. Ignore a repeated packet.
 
-        data: shape (packet_elements,). Raises ValueError for another shape or a packet for others.
+        Args:
+            index: index of the packet in the plan.
+            data: the packet's elements, shape (packet_elements,). Not changed.
+
+        Raises:
+            ValueError: if `data` has another shape, or the packet is not for this node.
         """
         packet = self._plan.packets[index]
         if self._node not in packet.targets or data.shape != (self._width,):
@@ -58,7 +78,7 @@ class Exchange:
                 piece = self._blocks[block][self._slice(part)]
                 rest[: piece.size] -= piece
             else:
-                assert lacking is None  # that is what a plan sees to
+                assert lacking is None  # in a plan, each target holds all blocks of a packet but one
                 lacking = block, part
         assert lacking is not None
         into = self._sum[self._slice(lacking[1])]
@@ -66,7 +86,10 @@ class Exchange:
         self.missing.discard(index)
 
     def sums(self) -> npt.NDArray[np.int64]:
-        """The exact sum of all blocks' gradients, in steps of fixed point: shape (elements,)."""
+        """Return the exact sum of all blocks' gradients, as fixed-point integers, shape (elements,).
+
+        Call it when complete.
+        """
         assert self.complete
         return self._sum
 
@@ -75,5 +98,12 @@ class Exchange:
 
 
 def packet_elements(elements: int, slices: int) -> int:
-    """Of a packet: as many as the largest slice has; a shorter one is padded with zeros."""
+    """Return the number of elements in a packet: those of the largest slice.
+
+    Shorter slices are padded with zeros.
+
+    Args:
+        elements: number of elements of a gradient.
+        slices: number of slices that each block's gradient is cut into.
+    """
     return -(-elements // slices)

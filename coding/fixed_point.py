@@ -1,6 +1,6 @@
-"""Gradients as 32-bit integers, so that sums of them can be taken apart again to the bit.
+"""Gradients as 32-bit integers, whose sums can be subtracted again without rounding.
 
-±10 is ±0x7FFFFFFF, in equal steps of 4.7e-9; sums are modulo 2³² and wrap. What lies outside is clipped and
+±10 is ±0x7FFFFFFF, in equal steps of 4.7e-9; sums are modulo 2³² and wrap. Values outside ±10 are clipped and
 counted. Source: the coded SGD paper.
 """
 
@@ -11,17 +11,22 @@ import numpy.typing as npt
 
 FIXED_POINT_LIMIT = 10.0
 _LARGEST = 0x7FFFFFFF
-_PIECE = 1 << 15  # elements at a time, so that what is in between stays in the cache
+_PIECE = 1 << 15  # elements converted at a time: the float64 intermediates stay in the cache
 
 Float32 = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
 
 
 def to_fixed_point(values: Float32, out: Words, scale: float = 1.0) -> int:
-    """Write `values` times `scale` to `out`, each rounded to the nearest step, ties to even.
+    """Write `values` times `scale` to `out` as fixed-point integers, rounded to nearest, ties to even.
 
-    values, out: of equal shape (elements,). Returns how many were outside and were clipped; of those, what is
-    not a number becomes 0.
+    Args:
+        values: shape (elements,).
+        out: receives the integers as two's complement, shape (elements,).
+        scale: factor of the values.
+
+    Returns:
+        The number of values outside the range, which were clipped. NaN counts as outside and becomes 0.
     """
     clipped = 0
     for start in range(0, values.size, _PIECE):
@@ -39,7 +44,13 @@ def to_fixed_point(values: Float32, out: Words, scale: float = 1.0) -> int:
 
 
 def from_fixed_point(sums: npt.NDArray[np.int64], out: Float32, scale: float = 1.0) -> None:
-    """Write what sums of fixed-point values stand for, times `scale`, to `out`, rounded to float32 once."""
+    """Convert sums of fixed-point integers, times `scale`, to float32 in `out`, rounding once.
+
+    Args:
+        sums: shape (elements,).
+        out: receives the values, shape (elements,).
+        scale: factor of the sums.
+    """
     for start in range(0, sums.size, _PIECE):
         values = sums[start : start + _PIECE].astype(np.float64)
         values *= scale * (FIXED_POINT_LIMIT / _LARGEST)

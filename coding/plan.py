@@ -1,16 +1,17 @@
-"""Who computes which block of a batch, and which packets are exchanged.
+"""The plan of a coded exchange: which node computes which block of a batch, and which packets they exchange.
 
-n nodes, numbered from 0. A batch is divided into blocks, and the gradient over the samples of a block is
-computed by its holders. A packet goes from its sender to its targets and is the sum of terms, each one slice
-of the gradient of one block; slices of a block are equal parts of its elements. Sums are modulo 2³², so that
-a receiver gets the slice that it lacks, to the bit, by subtracting those that it has computed itself.
+n nodes are numbered from 0. A batch is divided into blocks. The holders of a block compute the gradient over
+its samples. A slice is one of the equal parts that a block's gradient is cut into. A packet goes from its
+sender to its targets and is a sum of terms, each one slice of the gradient of one block. Sums are modulo 2³².
+A receiver gets the slice that it lacks, to the bit, by subtracting the slices that it has computed itself.
 
 A batch has C(n,r) blocks, and every r-subset of the nodes holds one of them; r is the redundancy, 1 <= r < n
-(or r = n = 1). In each group of r + 1 nodes, each node sends the others one packet: a sum of r slices, of
-which each of the others lacks one.
+(or r = n = 1). In each group of r + 1 nodes, each node sends the other nodes one packet: a sum of r slices,
+of which each of the other nodes lacks one.
 
-Source: the coded SGD paper. Its pseudo-code makes packets of all r-subsets of a node's blocks, which for
-r >= 3 also makes some that belong to no group of r + 1 nodes, against its own count: here, groups are listed.
+Source: the coded SGD paper. Its pseudo-code makes packets of all r-subsets of a node's blocks. For r >= 3
+this includes packets that belong to no group of r + 1 nodes, against the paper's own count. This module lists
+groups instead.
 """
 
 from __future__ import annotations
@@ -22,15 +23,21 @@ from functools import cached_property, lru_cache
 from itertools import combinations
 from math import comb
 
-MAX_BLOCKS = 1024  # that a batch is divided into; more would be hardly a sample each
-MAX_PACKETS = 1 << 14  # of an exchange; a server has to look at each of them
-MAX_NODES = 128  # so that without redundancy there are at most `MAX_PACKETS`
-NOBODY = 2**32 - 1  # in the place of a sender
+MAX_BLOCKS = 1024  # of a batch; with more, a block would have hardly one sample
+MAX_PACKETS = 1 << 14  # of an exchange; a server checks each of them
+MAX_NODES = 128  # without redundancy, these send at most `MAX_PACKETS` packets
+NOBODY = 2**32 - 1  # in a list of senders: no node sends this block
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPacket:
-    """terms: (block, slice) pairs that are summed. Each of `targets` holds all of these blocks but one."""
+    """One packet of an exchange plan.
+
+    Attributes:
+        sender: node that encodes and sends the packet.
+        targets: nodes that receive the packet. Each holds all blocks of `terms` but one.
+        terms: (block, slice) pairs whose gradients the packet sums.
+    """
 
     sender: int
     targets: tuple[int, ...]
@@ -39,8 +46,17 @@ class PlannedPacket:
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """slices: that a block's gradient is cut into. holders: of each block, ascending. blocks: that are
-    exchanged, in ascending order; all of them, unless nobody is left who has one."""
+    """The assignment of blocks to nodes, and the packets, of one exchange.
+
+    All processes derive the same plan.
+
+    Attributes:
+        nodes: number of nodes.
+        slices: number of slices that each block's gradient is cut into.
+        holders: nodes that compute each block, ascending, by block.
+        blocks: blocks that are exchanged and summed, ascending: all, unless every holder of a block is lost.
+        packets: all packets; an index into them names a packet on the wire.
+    """
 
     nodes: int
     slices: int
@@ -50,7 +66,7 @@ class ExchangePlan:
 
     @cached_property
     def held(self) -> tuple[frozenset[int], ...]:
-        """By each node: the blocks that it computes."""
+        """The set of blocks that each node computes, by node."""
         return tuple(
             frozenset(block for block, holders in enumerate(self.holders) if node in holders)
             for node in range(self.nodes)
@@ -58,19 +74,19 @@ class ExchangePlan:
 
     @cached_property
     def sent_by(self) -> list[list[int]]:
-        """Of each node: indices of the packets that it sends."""
+        """The indices of the packets that each node sends, by node."""
         sent: list[list[int]] = [[] for _ in range(self.nodes)]
         for index, packet in enumerate(self.packets):
             sent[packet.sender].append(index)
         return sent
 
     def sent_to(self, node: int) -> list[int]:
-        """Indices of the packets that a node receives."""
+        """Return the indices of the packets that `node` receives, ascending."""
         return [index for index, packet in enumerate(self.packets) if node in packet.targets]
 
 
 def is_possible(nodes: int, redundancy: int) -> bool:
-    """Whether so many nodes can have this redundancy, and an exchange not too many blocks and packets."""
+    """Return True when `nodes` nodes can use this redundancy within `MAX_BLOCKS` and `MAX_PACKETS`."""
     if not 1 <= redundancy < max(nodes, 2):
         return False
     packets = comb(nodes, redundancy + 1) * (redundancy + 1)
@@ -79,7 +95,13 @@ def is_possible(nodes: int, redundancy: int) -> bool:
 
 @lru_cache(maxsize=64)
 def coded_plan(nodes: int, redundancy: int) -> ExchangePlan:
-    """Raises ValueError for a redundancy that so many nodes cannot have."""
+    """Return the exchange plan for this number of nodes and this redundancy.
+
+    Equal arguments return the same object.
+
+    Raises:
+        ValueError: if the redundancy is not possible for `nodes` nodes.
+    """
     if not is_possible(nodes, redundancy):
         limits = f"1 to {max(1, nodes - 1)}, up to {MAX_BLOCKS} blocks and up to {MAX_PACKETS} packets"
         raise ValueError(f"redundancy of {nodes} nodes: expected {limits}, got {redundancy}")
@@ -99,9 +121,15 @@ def coded_plan(nodes: int, redundancy: int) -> ExchangePlan:
 
 
 def resent(original: ExchangePlan, senders: Sequence[int], present: Iterable[int]) -> ExchangePlan:
-    """What is done instead when an exchange has failed: each block whole, from its sender to all others of
-    `present`, also those that have computed it, as they may have got something else; or not at all, where its
-    sender is `NOBODY`, and it is left out of the sum."""
+    """Return the plan that repeats a failed exchange: every block is sent whole to all other nodes.
+
+    Nodes that have computed a block also receive it, because their gradient may differ from the sender's.
+
+    Args:
+        original: the plan that failed.
+        senders: node that sends each block, by block; `NOBODY` leaves the block out of the sum.
+        present: nodes that still take part.
+    """
     there = tuple(present)
     holders = tuple(() if sender == NOBODY else (sender,) for sender in senders)
     blocks = tuple(block for block, sender in enumerate(senders) if sender != NOBODY)
@@ -112,19 +140,23 @@ def resent(original: ExchangePlan, senders: Sequence[int], present: Iterable[int
     return ExchangePlan(original.nodes, 1, holders, blocks, tuple(packets))
 
 
-# The one seam: benchmarks run daemons with another plan, to compare. Both sides of the wire derive the plan
-# from the same numbers, so all processes of a job must make the same one.
+# Benchmarks replace this function to compare plans. Server and workers derive the plan from the same numbers,
+# so all processes of a job must use the same function.
 _make_plan: Callable[[int, int], ExchangePlan] = coded_plan
 
 
 def plan(nodes: int, redundancy: int) -> ExchangePlan:
-    """The exchange of so many nodes. Raises ValueError for a redundancy that they cannot have."""
+    """Return the exchange plan for this number of nodes and this redundancy.
+
+    Raises:
+        ValueError: if the redundancy is not possible for `nodes` nodes.
+    """
     return _make_plan(nodes, redundancy)
 
 
 @contextmanager
 def planning_with(make_plan: Callable[[int, int], ExchangePlan]) -> Generator[None]:
-    """Let `plan` return what `make_plan(nodes, redundancy)` does, in this process."""
+    """Have `plan` call `make_plan(nodes, redundancy)` in this process, for the duration of a with block."""
     global _make_plan
     before, _make_plan = _make_plan, make_plan
     try:

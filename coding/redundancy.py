@@ -1,17 +1,17 @@
-"""How long a step takes at each redundancy, and which one is the fastest.
+"""Prediction of a coded step's duration at each redundancy, and the choice of the fastest.
 
-The paper's model is T(r) = r · T_calc + T_comm / r. Its 1/r holds for a given number of blocks; but with r
-their number C(n,r) grows too, and through a server that relays, every packet comes down once for each of its
-targets. A node's own link carries, in block gradients,
+The paper's model is T(r) = r · T_calc + T_comm / r. Its 1/r holds for a fixed number of blocks. Here the
+number of blocks, C(n,r), grows with r, and a relaying server sends every packet once to each of its targets.
+A node's own link carries, in block gradients,
 
-    up    C(n-1,r) / r          down    C(n-1,r)
+    upload    C(n-1,r) / r          download    C(n-1,r)
 
-and downwards is never the smaller one, so that is what the time of an exchange goes with here:
+The download is never the smaller one, so the time of an exchange is taken to be proportional to it:
 
     T(r) = r · T_calc + T_comm · C(n-1,r) / (n-1)
 
 T_calc and T_comm are those of r = 1, where each node computes its n-th part of the batch once. Between 1 and
-n - 1 the load only rises and falls again, so that one of these two is the fastest.
+n - 1 the load rises to one maximum and falls, so r = 1 or r = n - 1 is the fastest.
 """
 
 from __future__ import annotations
@@ -26,53 +26,89 @@ from .plan import is_possible
 
 @dataclass(frozen=True, slots=True)
 class UncodedTimes:
-    """Of a step without redundancy, in seconds."""
+    """Durations of the two phases of a step at redundancy 1, or of a step as measured.
+
+    Attributes:
+        computing: seconds that a worker computes gradients.
+        exchanging: seconds from the end of computing until the exchange is complete.
+    """
 
     computing: float
     exchanging: float
 
 
 def load(nodes: int, redundancy: int) -> int:
-    """Block gradients that come down to each node."""
+    """Return the number of block gradients' worth of elements that each node downloads in an exchange."""
     return comb(nodes - 1, redundancy)
 
 
 def step_seconds(times: UncodedTimes, nodes: int, redundancy: int) -> float:
-    """T(r)."""
+    """Return the predicted seconds of a step at `redundancy`: T(r) of this module's model.
+
+    Args:
+        times: seconds of a step's phases at redundancy 1.
+        nodes: number of nodes.
+        redundancy: number of nodes that compute each block.
+    """
     exchanging = times.exchanging * load(nodes, redundancy) / load(nodes, 1) if nodes > 1 else 0.0
     return redundancy * times.computing + exchanging
 
 
 def possible(nodes: int) -> list[int]:
-    """Every redundancy that so many nodes, up to `MAX_NODES`, can have; 1 is always among them."""
+    """Return every redundancy that `nodes` nodes can use, ascending.
+
+    Up to `MAX_NODES` nodes, 1 is always among them.
+    """
     return [r for r in range(1, max(nodes, 2)) if is_possible(nodes, r)]
 
 
 def fastest(times: UncodedTimes, nodes: int) -> int:
-    """The redundancy with the shortest step; the smallest one of equals."""
+    """Return the redundancy with the shortest predicted step; the smallest one if several are equal.
+
+    Args:
+        times: seconds of a step's phases at redundancy 1.
+    """
     return min(possible(nodes), key=lambda r: step_seconds(times, nodes, r))
 
 
 def without_redundancy(nodes: int, redundancy: int, measured: UncodedTimes) -> UncodedTimes:
-    """What a step at some redundancy says about one at 1."""
+    """Convert the times of a step at `redundancy` to those predicted for a step at redundancy 1.
+
+    Args:
+        measured: seconds of the phases of a step at `redundancy`.
+    """
     factor = load(nodes, 1) / load(nodes, redundancy) if nodes > 1 else 1.0
     return UncodedTimes(measured.computing / redundancy, measured.exchanging * factor)
 
 
 @dataclass
 class AdaptiveRedundancy:
-    """The redundancy of the next step, from how long the last ones took."""
+    """The choice of the next step's redundancy from the times of recent steps. Coded mode has one.
+
+    Attributes:
+        nodes: number of nodes in the remembered steps, 0 before the first.
+    """
 
     REMEMBERED: ClassVar[int] = 9  # steps
-    FEWEST: ClassVar[int] = 3  # before anything is concluded from them
-    GAIN: ClassVar[float] = 0.9  # a change has to promise a step as short as this, or it is not worth it
+    FEWEST: ClassVar[int] = 3  # steps before the redundancy may change
+    GAIN: ClassVar[float] = (
+        0.9  # change only if the predicted step is shorter than this share of the present one
+    )
 
-    nodes: int = 0  # that the measurements are of
+    nodes: int = 0
     _times: list[UncodedTimes] = field(default_factory=list[UncodedTimes])
     _chosen: int = 1
 
     def note(self, nodes: int, redundancy: int, measured: UncodedTimes) -> None:
-        """A step is over. The first of a number of nodes is not representative."""
+        """Record the times of a finished step, or discard all records if the number of nodes has changed.
+
+        The first step of a new number of nodes is not recorded either: it is not representative.
+
+        Args:
+            nodes: number of nodes in the step.
+            redundancy: redundancy of the step.
+            measured: seconds of the step's phases.
+        """
         if nodes != self.nodes:
             self.nodes = nodes
             self._times.clear()
@@ -81,7 +117,7 @@ class AdaptiveRedundancy:
 
     @property
     def typical(self) -> UncodedTimes | None:
-        """The median of what was measured, None before there is enough of it."""
+        """Median times of the recorded steps at redundancy 1; None before there are `FEWEST` steps."""
         if len(self._times) < self.FEWEST:
             return None
         return UncodedTimes(
@@ -89,6 +125,11 @@ class AdaptiveRedundancy:
         )
 
     def next(self, nodes: int) -> int:
+        """Choose and return the redundancy of the next step for `nodes` nodes.
+
+        It keeps the previous choice unless another redundancy promises a step shorter by the factor `GAIN`.
+        It returns to 1 if the previous choice is not possible for `nodes`.
+        """
         typical = self.typical if nodes == self.nodes else None
         if self._chosen not in possible(nodes):
             self._chosen = 1

@@ -1,20 +1,22 @@
-"""Gradient coding: a sum over all parts of a batch that can do without any few of those who compute it.
+"""Gradient coding: a sum over all parts of a batch that tolerates a few stragglers among the members.
 
-The batch is divided in n parts. Member p computes the gradient sums G of parts p, p+1, …, p+s (mod n) and
-pushes one combination of them, B[p] · G. The rows of B are such that from any n - s pushes the sum of all
-parts comes out: there are weights a with a · B[present] = (1, …, 1).
+The batch is divided into n parts, one for each member. Member p computes the gradient sums G of parts p, p+1,
+…, p+s (mod n) and pushes one combination of them, B[p] · G. The rows of B are chosen so that the pushes of
+any n - s members suffice for the sum of all parts: there are weights a with a · B[present] = (1, …, 1).
 
 Source: Tandon et al., "Gradient Coding: Avoiding Stragglers in Distributed Learning" (ICML 2017), cyclic
-repetition, algorithm 2: take H with s rows whose columns add up to 0, any s of them independent; row p of B
-is the vector on its s + 1 places that H maps to 0.
+repetition, algorithm 2. It takes H with s rows whose columns add up to 0, any s columns independent. Row p of
+B is the vector that H maps to 0 and that is nonzero at s + 1 indices only.
 
-The paper draws H at random. The weights of an unlucky one are large, thousands for 16 members, and rounding
-and compression are multiplied with them. So B is fixed here. Where s + 1 divides n it holds ones: members
-p, p+s+1, p+2(s+1), … share nothing, together they cover every part, and of any n - s members s + 1 such
-classes cannot all lack one. Otherwise the rows of H are the s highest frequencies of n points, after Raviv
-et al., "Gradient Coding from Cyclic MDS Codes and Expander Graphs" (ICML 2018): any s columns of those are
-independent, and far from dependent. Where n + s is even they lie between the whole frequencies, and the
-columns have to be scaled to add up to 0.
+The paper draws H at random. An unlucky H has large weights, thousands for 16 members, which multiply the
+errors of rounding and compression. This module therefore fixes B.
+
+1. Where s + 1 divides n, B holds ones. Members p, p+s+1, p+2(s+1), … share no part and together cover every
+   part. There are s + 1 such classes, so n - s members contain at least one whole class.
+2. Otherwise the rows of H are the s highest frequencies of n points, after Raviv et al., "Gradient Coding
+   from Cyclic MDS Codes and Expander Graphs" (ICML 2018). Any s columns are independent and well conditioned.
+   Where n + s is even the frequencies lie between the whole ones, and the columns have to be scaled to add up
+   to 0.
 """
 
 from __future__ import annotations
@@ -28,30 +30,45 @@ import numpy.typing as npt
 
 Float64 = npt.NDArray[np.float64]
 
-ROUNDING = 1e-10  # a weight below this is 0
+ROUNDING = 1e-10  # a weight of a smaller magnitude is 0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StragglerCode:
-    """matrix: B, shape (members, parts), as many of both. stragglers: s."""
+    """The matrix of a gradient code for one number of members, and the weights that decode it.
+
+    Attributes:
+        matrix: B, the coefficient of each part in each member's push, shape (members, parts), with parts =
+            members.
+        stragglers: s, the number of members whose pushes may be missing.
+    """
 
     matrix: Float64
     stragglers: int
 
     @property
     def members(self) -> int:
+        """Number of members, which equals the number of parts."""
         return len(self.matrix)
 
     def coefficients(self, member: int) -> list[float]:
-        """Of the gradient sums of `parts_of` in what a member pushes. Their magnitudes are 1 on average, so
-        that a push is about as large as a sum over its samples."""
+        """Return the factor of each part's gradient sum in the push of `member`, in the order of `parts_of`.
+
+        Their magnitudes are 1 on average, so that a push is about as large as a sum over the member's
+        samples.
+        """
         return [float(self.matrix[member, part]) for part in parts_of(member, self.members, self.stragglers)]
 
     def decoding_weights(self, present: Sequence[int]) -> list[float]:
-        """What the pushes of these members are to be multiplied with, so that they add up to the sum over all
-        parts. Of all that do, the smallest.
+        """Return a weight for each present member's push, with which they add up to the sum over all parts.
 
-        Raises ValueError if they are fewer than members - stragglers.
+        Of all possible weights, these have the smallest norm.
+
+        Args:
+            present: members whose pushes have arrived.
+
+        Raises:
+            ValueError: if fewer than members - stragglers members are present.
         """
         fewest = self.members - self.stragglers
         if len(present) < fewest:
@@ -62,15 +79,24 @@ class StragglerCode:
 
 
 def parts_of(member: int, members: int, stragglers: int) -> list[int]:
-    """The parts that a member computes, in the order in which it does."""
+    """Return the parts whose gradients `member` computes, in the order of computation.
+
+    Args:
+        member: number of the member, from 0.
+        members: number of members and of parts.
+        stragglers: number of members whose pushes may be missing.
+    """
     return [(member + step) % members for step in range(stragglers + 1)]
 
 
 @lru_cache(maxsize=64)
 def straggler_code(members: int, stragglers: int) -> StragglerCode:
-    """The same for the same numbers, on every machine up to rounding.
+    """Return the gradient code for this number of members and stragglers.
 
-    Raises ValueError unless 0 <= stragglers < members.
+    Equal arguments give equal codes on every machine, up to rounding.
+
+    Raises:
+        ValueError: unless 0 <= stragglers < members.
     """
     if not 0 <= stragglers < members:
         raise ValueError(f"stragglers: expected 0 to {members - 1} of {members} members, got {stragglers}")
@@ -88,9 +114,9 @@ def straggler_code(members: int, stragglers: int) -> StragglerCode:
 
 
 def _frequencies(members: int, stragglers: int) -> Float64:
-    """H: the frequencies of n points that lie symmetrically about the highest one, n / 2."""
+    """Return H: sampled cosines and sines with frequencies symmetric about the highest one, n / 2."""
     places = np.arange(members)
-    signs = (-1.0) ** places  # the highest one
+    signs = (-1.0) ** places  # the highest frequency
     offsets = np.arange(stragglers // 2) + (1.0 if stragglers % 2 else 0.5)
     angles = 2 * np.pi * np.outer(offsets, places) / members
     rows = [*(np.cos(angles) * signs), *(np.sin(angles) * signs)]
@@ -98,6 +124,6 @@ def _frequencies(members: int, stragglers: int) -> Float64:
         rows.append(signs)
     null = np.stack(rows)
     if (members + stragglers) % 2 == 0:
-        # The columns do not add up to 0, but do if they are weighted with half of a wave.
+        # Between whole frequencies, the columns add up to 0 only if half a sine wave weights them.
         null = null * np.sin(np.pi * (places + 0.5) / members)
     return null

@@ -1,8 +1,9 @@
-"""Reads what a command was told: flag > environment `GC_*` > TOML file (`--config`) > default.
+"""Read a command's options. Order of precedence: flag, environment variable `GC_*`, TOML file (`--config`),
+default.
 
 A command's options are the fields of a frozen dataclass that are made with `option`; `settings` declares
-them. `read` fills one such dataclass and remembers where each value came from, for `--print-config`.
-Nothing here imports torch or grpc, so that `--help` answers at once.
+them. `read` fills one such dataclass and records where each value came from, for `--print-config`. Nothing
+here imports torch or grpc, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ T = TypeVar("T")
 Parse = Callable[[str], object]
 REQUIRED: Any = dataclasses.MISSING
 
-_LARGE = 1_000_000  # bounds above it are not worth telling before somebody meets them
+_LARGE = 1_000_000  # larger upper bounds are left out of the help text
 # Variables that Kubernetes and Docker set for a service whose name begins with gc-.
 _LINK_NAME = re.compile(
     r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_(PORT|PROTO|ADDR))?$"
@@ -38,21 +39,26 @@ _SWITCH = {
 
 
 class UsageError(ValueError):
-    """A command line, environment variable or file that a person has to correct."""
+    """A mistake in a command line, environment variable or file, which the user has to correct."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """One option, as it was declared.
+    """The declaration of one command-line option.
 
     Attributes:
-        default: `REQUIRED` where there is none.
-        help: begins with a noun; unit, bounds and default are added to it.
-        least, most: bounds of a number, both included.
-        parse: raises ValueError that says everything about text that is not accepted.
-        name: of the field; `batch_size` is `--batch-size`, `GC_BATCH_SIZE` and `batch-size` in a file.
-        kind: bool, int, float or str.
-        choices: the only values accepted, if not empty.
+        default: default value; `REQUIRED` if the user must give one.
+        help: help text that begins with a noun. Unit, bounds and default are appended to it.
+        group: heading in --help under which the option is listed.
+        unit: unit of the number, such as "seconds"; empty for none.
+        least, most: bounds of a number, inclusive; None for no bound.
+        metavar: placeholder for the value in --help; empty to derive one from choices, unit or kind.
+        parse: function that raises ValueError, with a complete message, for text that it rejects; None to
+            accept any.
+        name: name of the dataclass field; `batch_size` is `--batch-size`, `GC_BATCH_SIZE` and `batch-size` in
+            a file.
+        kind: type of the value: bool, int, float or str.
+        choices: accepted values; empty to accept any.
     """
 
     default: Any
@@ -69,28 +75,30 @@ class Option:
 
     @property
     def flag(self) -> str:
+        """Name on the command line, such as `--batch-size`."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
+        """Name of the environment variable, such as `GC_BATCH_SIZE`."""
         return f"GC_{self.name.upper()}"
 
     @property
     def bounds(self) -> str:
-        """The range of accepted numbers, in words; empty if all are."""
+        """Range of accepted numbers, in words, such as "1 to 10"; empty if every number is accepted."""
         if self.least is None:
             return ""
         return f"at least {self.least}" if self.most is None else f"{self.least} to {self.most}"
 
     @property
     def notes(self) -> str:
-        """Unit and bounds, as far as people want to be told them."""
+        """Unit and bounds, joined for --help and the tables; an upper bound above `_LARGE` is left out."""
         bounds = f"at least {self.least}" if (self.most or 0) > _LARGE else self.bounds
         return "; ".join(filter(None, [self.unit, bounds]))
 
     @property
     def default_text(self) -> str:
-        """The default as it would be typed; empty where there is none."""
+        """Default as a user would type it; empty if the option is required."""
         if self.default is REQUIRED:
             return ""
         if self.kind is bool:
@@ -98,10 +106,13 @@ class Option:
         return f"{self.default:g}" if self.kind is float else str(self.default)
 
     def convert(self, raw: Any, parse: Parse | None = None) -> Any:
-        """The value that text, or a value of a TOML file, stands for.
+        """Return the option's value for `raw`: text, or a value from a TOML file.
+
+        Args:
+            parse: further check, which raises ValueError for values that it rejects; None for none.
 
         Raises:
-            ValueError: says what is accepted and what was got.
+            ValueError: the value is not accepted; the message says what is, and quotes the value.
         """
         value = _number_or_text(self.kind, raw)
         low, high = self.least, self.most
@@ -121,19 +132,26 @@ class Option:
 
 
 def option(default: Any, help: str, *, parse: Parse | None = None, **more: Any) -> Any:
-    """A dataclass field that is an option, of the type that it is annotated with: bool, int, float, str or a
-    Literal of text. more: further attributes of `Option`."""
+    """Declare an option as a dataclass field. Its annotation is its type: bool, int, float, str or a Literal
+    of text.
+
+    Args:
+        default: default value; `REQUIRED` for none.
+        help: help text that begins with a noun.
+        parse: function that raises ValueError for text that it rejects; None to accept any.
+        more: other attributes of `Option` by name.
+    """
     declared = Option(default=default, help=help, parse=parse, **more)
     return field(default=default, metadata={"option": declared})
 
 
 def options_of(cls: type[Any]) -> dict[str, Option]:
-    """The options of a dataclass by name, in the order of the fields."""
+    """Return the options that a dataclass declares, by field name, in the order of its fields."""
     hints = typing.get_type_hints(cls)
     found: dict[str, Option] = {}
     for each in dataclasses.fields(cls):
         if "option" in each.metadata:
-            choices = typing.get_args(hints[each.name])  # of a Literal
+            choices = typing.get_args(hints[each.name])  # empty unless the annotation is a Literal
             kind = str if choices else hints[each.name]
             declared: Option = each.metadata["option"]
             found[each.name] = dataclasses.replace(declared, name=each.name, kind=kind, choices=choices)
@@ -142,12 +160,13 @@ def options_of(cls: type[Any]) -> dict[str, Option]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effective(Generic[T]):
-    """The options of a command.
+    """The values of a command's options, each with its origin. `read` returns one.
 
     Attributes:
-        settings: the options' values.
-        origins: where each came from, by name: "flag", "environment GC_…", "file", "default".
-        print_config: whether to print them instead of doing anything.
+        settings: instance of the command's dataclass.
+        origins: origin of each value, by option name: "flag", "environment GC_…", "file", "default", or the
+            reason that was passed to `changed`.
+        print_config: True if the user gave --print-config: print the options and exit.
     """
 
     settings: T
@@ -155,17 +174,23 @@ class Effective(Generic[T]):
     print_config: bool
 
     def chosen(self, name: str) -> bool:
-        """Whether somebody gave the option a value."""
+        """Return True if the user gave option `name` a value by flag, environment or file."""
         return self.origins[name] != "default"
 
     def changed(self, why: str, **values: Any) -> Effective[T]:
-        """The same with values that follow from others; `why` becomes their origin."""
+        """Return a copy with options replaced by values that follow from other options.
+
+        Args:
+            why: reason, which becomes the origin of each replaced value.
+            values: new values by option name.
+        """
         settings = cast(T, dataclasses.replace(cast(Any, self.settings), **values))
         return dataclasses.replace(
             self, settings=settings, origins={**self.origins, **dict.fromkeys(values, why)}
         )
 
     def describe(self) -> str:
+        """Return one line for each option, `name = value  # origin`, as --print-config prints them."""
         width = max(map(len, self.origins))
         return "\n".join(
             f"{name:<{width}} = {getattr(self.settings, name)!r}  # {origin}"
@@ -174,6 +199,8 @@ class Effective(Generic[T]):
 
 
 class _Parser(argparse.ArgumentParser):
+    """An argparse parser that raises UsageError where argparse would exit the process."""
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
@@ -187,16 +214,19 @@ def read(
     parsers: Mapping[str, Parse] | None = None,
     epilog: str = "",
 ) -> Effective[T]:
-    """Fill the dataclass of a command, whose docstring describes it, from command line, environment and file.
+    """Return a command's options, read from command line, environment, file and defaults.
 
     Args:
-        commands: the names of all of them, such as gc-server, by dataclass: what is set for another command
-            is no mistake. The last word of a name is the command's table in a file.
-        parsers: by option, checks that the declaration cannot name because they live in a room.
-        epilog: text for the end of --help.
+        cls: dataclass that declares the command's options; its docstring is the description in --help.
+        commands: name of every command, such as gc-server, by its dataclass. Variables and file tables of the
+            other commands are accepted and ignored. The text after `gc-` is the command's table in a file.
+        argv: arguments, without the name of the program.
+        environ: environment variables.
+        parsers: further checks by option name, for a check in a room that `settings` must not import.
+        epilog: text appended to --help.
 
     Raises:
-        UsageError: names the option, what was got, what is accepted and where it came from.
+        UsageError: names the option and its origin, quotes the value, and says what is accepted.
         SystemExit: after --help or --version.
     """
     options = options_of(cls)
@@ -229,23 +259,29 @@ def read(
 
 
 def shared(cls: type[Any], settings: Any) -> dict[str, Any]:
-    """The values of those options of `cls` that `settings` has too."""
+    """Return the values of `settings` for each option that `cls` declares and `settings` has, by option
+    name."""
     return {name: getattr(settings, name) for name in options_of(cls) if hasattr(settings, name)}
 
 
 def to_text(settings: Any, cls: type[Any]) -> dict[str, str]:
-    """The options of `cls`, which `settings` is one of, as text that `from_text` reads back the same."""
+    """Return the options that `cls` declares as text by name, for `from_text`. `settings` is an instance of
+    `cls`."""
     return {name: str(getattr(settings, name)) for name in options_of(cls)}
 
 
 def from_text(cls: type[T], texts: Mapping[str, str], **more: Any) -> T:
-    """The options that `to_text` wrote, and fields that are none.
+    """Return an instance of `cls` made from the texts that `to_text` wrote.
 
-    A name that this release does not know is passed over, and one that is missing has its default, so that
-    releases of one protocol version understand each other.
+    Unknown names are ignored and missing options have their defaults. This lets releases of one protocol
+    version understand each other.
+
+    Args:
+        texts: text of each option by name.
+        more: values of the fields of `cls` that are not options.
 
     Raises:
-        ValueError: text that is not a value of its option.
+        ValueError: a text is not a value of its option; the message begins with the option's name.
     """
     values: dict[str, Any] = {}
     for name, each in options_of(cls).items():
@@ -258,7 +294,16 @@ def from_text(cls: type[T], texts: Mapping[str, str], **more: Any) -> T:
 
 
 def parse_named(kind: str, text: str, classes: Mapping[str, type[T]]) -> T:
-    """Like `parse_one_of`, for classes that declare their keys with `option`."""
+    """Parse `name[:key=value,...]` and return the options dataclass of that name. Its keys are declared with
+    `option`.
+
+    Args:
+        kind: kind of the named thing, such as "mode", for messages.
+        classes: options dataclass by name.
+
+    Raises:
+        SpecError: unknown name or key, or a value that its option rejects.
+    """
 
     def converters(cls: type[T]) -> dict[str, Parse]:
         return {name: each.convert for name, each in options_of(cls).items()}
@@ -273,7 +318,8 @@ def _parse_flags(
     argv: Sequence[str],
     epilog: str,
 ) -> dict[str, Any]:
-    """Return the options of the command line by name, with `config` and `print_config`."""
+    """Return the values on the command line by option name, as text or bool, and always `config` and
+    `print_config`."""
     command = commands[cls]
     parser = _Parser(
         prog=command,
@@ -288,7 +334,7 @@ def _parse_flags(
     parser.add_argument(
         "--print-config",
         action="store_true",
-        help="every option with its value and where that came from, instead of a start",
+        help="print every option with its value and origin, then exit",
     )
     groups: dict[str, Any] = {}
     for each in options.values():
@@ -312,32 +358,37 @@ def _parse_flags(
 
 
 def _flags(cls: type[Any]) -> set[str]:
-    """Every flag of a command, those that undo a switch among them."""
+    """Return the flags of a command, including the `--no-…` form of each switch."""
     options = options_of(cls).values()
     undoing = {each.flag.replace("--", "--no-", 1) for each in options if each.kind is bool}
     return {each.flag for each in options} | undoing
 
 
 def _table(command: str) -> str:
+    """Return the name of a command's table in a TOML file."""
     return command.removeprefix("gc-")
 
 
 def _is_link(name: str, value: str) -> bool:
+    """Return True if Kubernetes or Docker set this variable for a service, so that it is not an option."""
     return bool(_LINK_NAME.search(name) or _LINK_VALUE.match(value))
 
 
 def _check_variables(environ: Mapping[str, str], commands: Mapping[type[Any], str]) -> None:
-    """Raise UsageError for a `GC_` variable that is no option of any command."""
+    """Raise UsageError for a `GC_` variable that is not an option of any command."""
     known = {"GC_CONFIG", *(each.variable for cls in commands for each in options_of(cls).values())}
     for name, value in sorted(environ.items()):
         if name.startswith("GC_") and name not in known and not _is_link(name, value):
             raise UsageError(
-                f"environment {name}: no command has such an option{did_you_mean(name, known)}; unset it"
+                f"environment {name}: no command has this option{did_you_mean(name, known)}; unset it"
             )
 
 
 def _read_file(path: str | None, cls: type[Any], commands: Mapping[type[Any], str]) -> dict[str, Any]:
-    """The command's table, with underscores in its keys; those of other commands are checked too."""
+    """Return the command's table of a TOML file, with underscores in its keys; empty if `path` is None.
+
+    The tables of other commands are checked too: unknown tables and keys raise UsageError.
+    """
     if path is None:
         return {}
     try:
@@ -351,7 +402,7 @@ def _read_file(path: str | None, cls: type[Any], commands: Mapping[type[Any], st
     for name, table in content.items():
         if name not in tables and not isinstance(table, dict):
             own = _table(commands[cls])
-            raise UsageError(f"--config {path}: {name!r} is in no table; put it below a line [{own}]")
+            raise UsageError(f"--config {path}: {name!r} is outside any table; put it below a line [{own}]")
         if name not in tables:
             listed = ", ".join(f"[{table}]" for table in sorted(tables))
             raise UsageError(
@@ -375,7 +426,7 @@ def _read_file(path: str | None, cls: type[Any], commands: Mapping[type[Any], st
 
 
 def _number_or_text(kind: type[Any], raw: Any) -> Any:
-    """The value as `kind`, None if it is not one."""
+    """Return `raw` as a value of `kind`, or None if it cannot be converted to a finite value of that type."""
     if kind is bool:
         return raw if isinstance(raw, bool) else _SWITCH.get(str(raw).lower())
     if isinstance(raw, bool) or not isinstance(raw, str | int | float):

@@ -1,4 +1,5 @@
-"""How commands end: their exit codes, which docs/reference/commands.md explains to users, and a reader who has gone."""
+"""How commands end: their exit codes (docs/reference/commands.md explains them), and a closed standard
+output."""
 
 import functools
 import os
@@ -13,24 +14,27 @@ STDOUT = 1
 
 
 class Exit(IntEnum):
+    """Exit codes of all commands."""
+
     DONE = 0
-    INTERNAL = 1  # a fault of ours
-    USAGE = 2  # a command line, environment, file or port to correct
-    REFUSED = 3  # the server said no and will say so again
-    UNREACHABLE = 4  # no server, or none any more
-    STOPPED = 5  # the server shut the job down
-    TASK = 6  # the task does not exist or raised
-    DIVERGED = 7  # the parameters are no longer finite
-    UNWRITTEN = 8  # what was to be kept could not be written
+    INTERNAL = 1  # A fault in Gradwire.
+    USAGE = 2  # The user has to correct a command line, variable, file or port.
+    REFUSED = 3  # The server refused the worker; a retry would be refused too.
+    UNREACHABLE = 4  # No server was found, or the connection was lost.
+    STOPPED = 5  # The server shut the job down.
+    TASK = 6  # The task does not exist, or raised an exception.
+    DIVERGED = 7  # The parameters are no longer finite.
+    UNWRITTEN = 8  # A result, such as --output, could not be written.
     INTERRUPTED = 130
-    UNREAD = 141  # nobody reads standard output any more, as after `| head`
+    UNREAD = 141  # The reader of standard output has closed it, as `| head` does.
     TERMINATED = 143
 
 
 def command(main: Callable[P, int]) -> Callable[P, int]:
-    """Decorate the entry point of a command: end it without a traceback once nobody reads standard output.
+    """Decorate a command's entry point: once standard output has no reader, the command ends with `UNREAD`.
 
-    SIGPIPE stays ignored, as Python has it: its default would end a daemon whose peer closes a socket.
+    No traceback is printed then. SIGPIPE stays ignored, as Python sets it: its default action would end a
+    daemon whose peer closes a socket.
     """
 
     @functools.wraps(main)
@@ -39,12 +43,12 @@ def command(main: Callable[P, int]) -> Callable[P, int]:
             try:
                 return main(*args, **kwargs)
             finally:
-                if sys.stdout is not None:  # as it is where the descriptor is closed
-                    sys.stdout.flush()  # not when the interpreter ends, which would complain
+                if sys.stdout is not None:  # None if the descriptor was closed at the start
+                    sys.stdout.flush()  # here, because a failure at interpreter exit prints a traceback
         except BrokenPipeError:
             if not _unread():
-                raise  # another pipe, or a socket
-            # What could not be written may still be in the buffer, and is flushed once more at the end.
+                raise  # the exception belongs to another pipe or a socket
+            # The interpreter flushes the rest of the buffer at exit; send it to /dev/null.
             os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
             return Exit.UNREAD
 
@@ -52,7 +56,7 @@ def command(main: Callable[P, int]) -> Callable[P, int]:
 
 
 def _unread() -> bool:
-    """Whether nobody reads standard output any more."""
+    """Return True if standard output is a pipe whose reader has closed it."""
     poll = select.poll()
     poll.register(STDOUT, 0)
     return any(events & select.POLLERR for _, events in poll.poll(0))

@@ -2,11 +2,11 @@
 
     GRADWIRE_FAILPOINTS=checkpoint.renamed=kill@3,journal.appended=enospc@10+,version.applied=sleep:0.2
 
-is a list of POINT=ACTION. `kill` is SIGKILL to the process itself, `sleep:SECONDS` blocks the calling thread,
-and the name of an error number, such as `enospc`, `erofs` or `eio`, raises that OSError. `@N` means the N-th
-time that the point is reached, `@N+` that time and every later one; without either it is every time. Code
-calls `reached` with the name of a point. While nothing is armed the call looks at an empty dictionary and
-returns.
+is a list of POINT=ACTION. Actions: `kill` sends SIGKILL to the process itself. `sleep:SECONDS` blocks the
+calling thread. An error's name, such as `enospc`, `erofs` or `eio`, raises that OSError. A suffix `@N`
+limits the action to the N-th time that the point is reached, `@N+` to that time and every later one. Without
+a suffix it happens every time. Code calls `reached` with the name of a point. While no point is armed, the
+call tests an empty dictionary and returns.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .configuration import UsageError
 
 VARIABLE = "GRADWIRE_FAILPOINTS"
 
-# What has just happened when a point is reached, in the order in which it does.
+# Each name says which event has just happened. In the order in which they happen:
 POINTS = (
-    "push.decided",  # control has accepted a push; nobody has been told
+    "push.decided",  # control has accepted a push; the worker has not been told
     "journal.appended",  # a record is written to the journal, and not synced
     "journal.synced",
-    "version.applied",  # the shard has stepped to a version; nobody has been sent it
-    "version.announced",  # it is in the queues of the workers' streams
+    "version.applied",  # the shard has stepped to a version; no worker has been sent it
+    "version.announced",  # the version is in the queues of the workers' streams
     "checkpoint.written",  # under a temporary name
     "checkpoint.synced",
     "checkpoint.renamed",
     "checkpoint.directory-synced",
-    "checkpoint.stored",  # at a URL, but for its manifest
-    "journal.read",  # by the next server: what a record says has happened again
+    "checkpoint.stored",  # every file but the manifest is at the URL
+    "journal.read",  # the next server has read a record and repeated its effect
 )
 
 _log = logging.getLogger("gradwire.common.failpoints")
@@ -45,7 +45,14 @@ _ENTRY = re.compile(r"([a-z.-]+)=([a-z0-9]+)(?::(\d+(?:\.\d+)?))?(?:@(\d+)(\+)?)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Action:
-    """kind: kill, sleep, or the name of an error number. first, last: of the times at which it is done."""
+    """One action that a point is armed with.
+
+    Attributes:
+        kind: "kill", "sleep", or the name of an error number.
+        seconds: duration of a sleep; 0 otherwise.
+        first, last: range of visits to the point, counted from 1, at which the action happens; infinity for
+            no end.
+    """
 
     kind: str
     seconds: float
@@ -59,20 +66,24 @@ _lock = threading.Lock()
 
 
 def reached(point: str) -> None:
-    """Do what this point is armed with, if it is.
+    """Perform the actions that `point` is armed with; do nothing if it is not armed.
 
     Raises:
-        OSError: as armed.
+        OSError: the point is armed with an error number.
+        AssertionError: `POINTS` does not list the point.
     """
     if _armed:
         _reached(point)
 
 
 def arm(text: str) -> None:
-    """Replace what is armed by what `text` says, which is the value of the variable; empty for nothing.
+    """Arm the points that `text` lists, instead of those armed before.
+
+    Args:
+        text: list in the form of the environment variable; empty to disarm all points.
 
     Raises:
-        UsageError: names the entry that cannot be.
+        UsageError: an entry is malformed, or names an unknown point or error; the message quotes it.
     """
     found: dict[str, list[_Action]] = {}
     for entry in filter(None, (each.strip() for each in text.split(","))):
@@ -85,6 +96,8 @@ def arm(text: str) -> None:
 
 
 def _parse(entry: str) -> tuple[str, _Action]:
+    """Return the point and the action of one entry POINT=ACTION[@N[+]]; raise UsageError if it is
+    malformed."""
     match = _ENTRY.fullmatch(entry)
     if match is None:
         raise UsageError(f"{VARIABLE}: expected POINT=ACTION[@N[+]], got {entry!r}")
@@ -92,15 +105,18 @@ def _parse(entry: str) -> tuple[str, _Action]:
     if point not in POINTS:
         raise UsageError(f"{VARIABLE}: unknown point {point!r}; known points: {', '.join(POINTS)}")
     if kind not in ("kill", "sleep") and not isinstance(getattr(errno, kind.upper(), None), int):
-        raise UsageError(f"{VARIABLE}: expected kill, sleep:SECONDS or the name of an error, got {kind!r}")
+        raise UsageError(
+            f"{VARIABLE}: expected kill, sleep:SECONDS or the name of an error number, got {kind!r}"
+        )
     if (kind == "sleep") != (seconds is not None):
-        raise UsageError(f"{VARIABLE}: {entry!r}: sleep takes seconds, and nothing else does")
+        raise UsageError(f"{VARIABLE}: {entry!r}: expected seconds after sleep, and after no other action")
     first = int(number or 1)
     last = first if number and not onwards else float("inf")
     return point, _Action(kind=kind, seconds=float(seconds or 0), first=first, last=last)
 
 
 def _reached(point: str) -> None:
+    """Count the visit to `point` and perform the actions that are due."""
     if point not in POINTS:
         raise AssertionError(f"{point!r} is not among the points of common/failpoints.py")
     with _lock:

@@ -1,25 +1,25 @@
 """The time without progress after which a training thread counts as hung.
 
-A worker says with its heartbeats, which come from another thread, how long its training thread has been at
-what it does. Waiting for the server is not counted: there the server is to blame. The server decides by this
-rule, and the worker's /livez goes by it.
+A worker's heartbeats, sent from another thread, report how long its training thread has been in its current
+activity. Waiting for the server does not count. The server revokes samples by this rule, and the worker's
+/livez fails by it.
 """
 
 from __future__ import annotations
 
 import math
 
-TIMES = 5  # as long as the longest stretch that came to its end
-FIRST = 3  # times as long as usual: kernels compile, data are cached
+TIMES = 5  # limit, as a multiple of the longest completed activity
+FIRST = 3  # factor on the limit before the first step is finished: kernels compile, data are cached
 
 
 def limit_s(stated_s: float, longest_s: float, *, first: bool) -> float:
-    """Seconds without progress after which a training thread hangs.
+    """Return the seconds without progress after which a training thread counts as hung; infinity for never.
 
     Args:
-        stated_s: `--progress-seconds`; 0 for never.
-        longest_s: the longest that the same activity has taken in this job.
-        first: whether the worker has yet to finish a step.
+        stated_s: `--progress-seconds`; 0 for no limit.
+        longest_s: longest duration of the same activity in this job so far, in seconds.
+        first: True while the worker has not finished a step.
     """
     if not stated_s:
         return math.inf

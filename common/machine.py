@@ -10,7 +10,8 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def name() -> str:
-    """Return a name that all processes of this machine have, also in its containers, and no others."""
+    """Return an identifier of this machine, the same in all of its processes and containers, and on no other
+    machine."""
     try:
         return _BOOT.read_text().strip()
     except OSError:  # not Linux

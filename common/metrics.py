@@ -1,11 +1,12 @@
-"""Prometheus metrics, each declared once: kind, name, text and labels are one line of a class.
+"""Prometheus metrics, each declared once: one line of a class gives kind, name, help text and labels.
 
     class RoundMetrics(MetricSet, prefix="gradwire_server"):
         rounds = counter("rounds", "rounds closed")
 
     RoundMetrics().rounds.inc()
 
-`table` makes the rows of docs/reference/metrics.md from the same lines, and a test holds the page to them.
+`table` makes the rows of docs/reference/metrics.md from the same lines, and a test compares the page with
+them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 class Declared(Generic[M]):
-    """A metric of a `MetricSet`; as an attribute of an instance it is the metric itself."""
+    """The declaration of one metric in a `MetricSet`. Read from an instance, the attribute is the metric
+    itself."""
 
     def __init__(
         self, kind: type[M], name: str, text: str, labels: Sequence[str], **options: Sequence[float]
@@ -38,41 +40,65 @@ class Declared(Generic[M]):
         self._options = options
 
     def make(self, prefix: str, registry: CollectorRegistry) -> M:
+        """Create the metric as `<prefix>_<name>` in `registry` and return it."""
         options: Any = self._options
         metric: M = self._kind(f"{prefix}_{self.name}", self.text, self.labels, registry=registry, **options)
         return metric
 
     def row(self, prefix: str) -> str:
-        """Return its row of the table in docs/reference/metrics.md."""
+        """Return the metric's row of the table in docs/reference/metrics.md: name, kind, labels, help
+        text."""
         total = "_total" if self._kind is Counter else ""
         kind, labels = self._kind.__name__.lower(), ", ".join(f"`{label}`" for label in self.labels)
         return f"| `{prefix}_{self.name}{total}` | {kind} |{labels and ' '}{labels} | {self.text} |"
 
     def __get__(self, instance: MetricSet, owner: type[MetricSet]) -> M:
+        """Return the metric of `instance`."""
         metric: M = instance.made[self.name]
         return metric
 
 
 def counter(name: str, text: str, *labels: str) -> Declared[Counter]:
-    """name: without the `_total` that Prometheus adds."""
+    """Declare a counter in a `MetricSet`.
+
+    Args:
+        name: name without the set's prefix and without `_total`, which Prometheus adds.
+        text: help text.
+        labels: names of its labels.
+    """
     return Declared(Counter, name, text, labels)
 
 
 def gauge(name: str, text: str, *labels: str) -> Declared[Gauge]:
+    """Declare a gauge in a `MetricSet`.
+
+    Args:
+        name: name without the set's prefix.
+        text: help text.
+        labels: names of its labels.
+    """
     return Declared(Gauge, name, text, labels)
 
 
 def histogram(name: str, text: str, buckets: Sequence[float] = SECONDS) -> Declared[Histogram]:
-    """buckets: upper ends, of seconds unless others are given."""
+    """Declare a histogram without labels in a `MetricSet`.
+
+    Args:
+        name: name without the set's prefix.
+        text: help text.
+        buckets: upper ends of the buckets, in the metric's unit; by default for seconds.
+    """
     return Declared(Histogram, name, text, (), buckets=buckets)
 
 
 class MetricSet:
-    """The metrics that a class declares, in a registry of their own, with those of the process.
+    """Base class of a set of metrics, declared as class attributes, with a registry of its own.
+
+    The registry also holds the metrics of the process and the Python version.
 
     Attributes:
-        registry: what is exported.
-        made: the metrics by name.
+        registry: registry that /metrics exports.
+        made: the metrics by declared name.
     """
 
     prefix: ClassVar[str]
@@ -90,9 +116,10 @@ class MetricSet:
 
     @classmethod
     def _declared(cls) -> list[Declared[Any]]:
+        """Return the declarations of the class, in order."""
         return [each for each in vars(cls).values() if isinstance(each, Declared)]
 
     @classmethod
     def table(cls) -> str:
-        """The rows of docs/reference/metrics.md, in the order of declaration."""
+        """Return the class's rows of the table in docs/reference/metrics.md, in the order of declaration."""
         return "\n".join(each.row(cls.prefix) for each in cls._declared())

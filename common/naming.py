@@ -1,9 +1,9 @@
-"""Names and texts that users and workers choose, and where they must not be taken for something else.
+"""Checks of names and texts that users and workers choose, and their form in files and messages.
 
 A *name*, such as a worker's id, is checked where it enters (`why_no_name`): it becomes part of file names and
-URLs, and a line of a token file. A *label*, such as a metric's or a tensor's name, is for people and programs
-to read, and has no characters that change a line or a terminal (`why_no_label`). Any other text is shown by
-`printable`.
+URLs, and of a line of a token file. A *label*, such as the name of a metric or tensor, is read by people and
+programs, and has no character that changes a line or a terminal (`why_no_label`). `printable` escapes any
+other text.
 """
 
 from __future__ import annotations
@@ -23,51 +23,58 @@ NAME_RULE = (
 )
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_CHARACTERS - 1}}}")
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_SHORT = 32  # characters of a name that a file name shows where it cannot have all
+_SHORT = 32  # characters of the names that a shortened file name shows
 
 
 class LabelledEnum(IntEnum):
+    """Base class of enumerations whose members appear in messages and metric labels."""
+
     @property
     def label(self) -> str:
-        """Lower-case name, for messages and metric labels."""
+        """Name in lower case, for messages and metric labels."""
         return self.name.lower()
 
 
 def why_no_name(text: str) -> str:
-    """Return why a text is no name, in words that begin with "expected"; empty if it is one."""
+    """Return why `text` is not a valid name, as a clause that begins with "expected"; empty if it is
+    valid."""
     return "" if _NAME.fullmatch(text) else f"expected {NAME_RULE}, got {shown(text)}"
 
 
 def why_no_label(text: str, most: int = MAX_LABEL_CHARACTERS) -> str:
-    """Return why a text is no label, in words that begin with "expected"; empty if it is one."""
+    """Return why `text` is not a valid label, as a clause that begins with "expected"; empty if it is valid.
+
+    Args:
+        most: largest number of characters allowed.
+    """
     if 0 < len(text) <= most and text.isprintable() and text == text.strip():
         return ""
     return f"expected 1 to {most} printable characters without spaces around them, got {shown(text)}"
 
 
 def why_no_token(text: str) -> str:
-    """Return why a text can be no token, without the text; empty if it can."""
+    """Return why `text` is not a valid token, without quoting it; empty if it is valid."""
     if text.isascii() and text.isprintable() and " " not in text:
         return ""
-    return "expected ASCII letters, digits and signs without spaces, as openssl rand -hex 32 makes them"
+    return "expected printable ASCII characters without spaces, such as the output of openssl rand -hex 32"
 
 
 def shown(text: str) -> str:
-    """Return a text in quotes, shortened if it is long."""
+    """Return `text` in quotes; of more than 40 characters, the first 40 and their number."""
     return repr(text) if len(text) <= 40 else f"{text[:40]!r}… of {len(text)} characters"
 
 
 def own_name() -> str:
-    """Return the id of a worker that was given none: host name and process id."""
+    """Return the default id of a worker: host name and process id."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")[: MAX_NAME_CHARACTERS // 2]
     return f"{host or 'worker'}-{os.getpid()}"
 
 
 def file_name(*names: str) -> str:
-    """Return a file name for a list of names, which no other list has, also where case does not count.
+    """Return a file name that is unique to this list of names, also in file systems that ignore case.
 
-    Short names of lower-case letters, digits, '_' and '-' stay as they are, with dots between. Anything else
-    is shortened, with a digest behind it.
+    Short names of lower-case letters, digits, '_' and '-' are kept and joined by dots. Other lists are
+    shortened, and a digest of the whole list is appended.
     """
     if all(_FILE_NAME.fullmatch(name) for name in names):
         return ".".join(names)
@@ -77,8 +84,11 @@ def file_name(*names: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text as one line on which every character stands for itself: controls, line breaks and what
-    turns the direction of writing are escaped as in Python."""
+    """Return `text` as one line of printable characters.
+
+    Control characters, line breaks and characters that change the direction of writing are escaped as in
+    Python.
+    """
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,4 +1,4 @@
-"""A rate limit, by a clock that the caller reads."""
+"""A rate limit. The caller reads the clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 class Rate:
-    """At most `per_second` events a second, and `burst` of them at once."""
+    """A rate limit of `per_second` events a second, with bursts of at most `burst` events."""
 
     def __init__(self, per_second: float, burst: int) -> None:
         self._per_second, self._burst = per_second, float(burst)
@@ -14,7 +14,8 @@ class Rate:
         self._put_off = 0
 
     def take(self, now: float) -> bool:
-        """Count an event, and return whether the limit allows it. now: seconds of a monotonic clock."""
+        """Count an event at `now`, in seconds of a monotonic clock, and return True if the limit allows
+        it."""
         self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
         self._at = now
         if self._left < 1:
@@ -24,6 +25,6 @@ class Rate:
         return True
 
     def put_off(self) -> int:
-        """Return the number of events over the limit since the last call."""
+        """Return the number of events that the limit has rejected since the last call."""
         found, self._put_off = self._put_off, 0
         return found

@@ -1,6 +1,6 @@
-"""`name[:key=value,...]`: how a compressor, task, optimizer or schedule is named on a command line.
+"""Specs: `name[:key=value,...]` names a compressor, task, optimizer, mode or schedule on a command line.
 
-The options of each are a frozen dataclass whose fields, all with defaults, are the keys.
+The options of a named thing are a frozen dataclass. Its fields are the keys, and all of them have defaults.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import Any, TypeVar, cast, get_type_hints
 
 OptionsT = TypeVar("OptionsT")
-Converters = Mapping[str, Callable[[str], object]]  # by key; each raises ValueError for text that is none
+Converters = Mapping[str, Callable[[str], object]]  # by key; each raises ValueError for text that it rejects
 
 _KEY = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _FUNCTION = re.compile(r"[\w.:-]+")
@@ -22,14 +22,18 @@ _SWITCH = {"on": True, "off": False}
 
 
 class SpecError(ValueError):
-    """A spec that cannot be made as asked for; the message lists what is known."""
+    """A spec with an unknown name or key, or a value that is not accepted; the message lists the known
+    ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
-    """A parsed spec. The values are still text: only what is named knows their types.
+    """A parsed spec. Its values are still text, because only the named thing knows their types.
 
-    kind: what is named, for messages: "compressor", "task", …
+    Attributes:
+        kind: kind of the named thing, for messages: "compressor", "task", …
+        name: text before the colon.
+        options: text of each value by key, in the order given.
     """
 
     kind: str
@@ -37,14 +41,22 @@ class Spec:
     options: Mapping[str, str]
 
     def __str__(self) -> str:
+        """Return the spec as it is typed: `name[:key=value,...]`."""
         text = ",".join(f"{key}={value}" for key, value in self.options.items())
         return f"{self.name}:{text}" if text else self.name
 
 
 def parse_spec(kind: str, text: str, *, functions: bool = False) -> Spec:
-    """Split `name[:key=value,...]`; raise `SpecError` if the text has another form.
+    """Split `name[:key=value,...]` into a `Spec`.
 
-    functions: the name may also be `module:function`, so only a colon before `key=` ends it.
+    Args:
+        kind: kind of the named thing, such as "compressor", for messages.
+        text: spec as typed.
+        functions: True if the name may also be `module:function`. Then the name ends at the last colon before
+            the first `key=`.
+
+    Raises:
+        SpecError: the text has another form, or a key twice.
     """
     if functions:
         end = re.search(r":(?=[^:,=]*=)", text)
@@ -62,31 +74,43 @@ def parse_spec(kind: str, text: str, *, functions: bool = False) -> Spec:
         if not (_KEY.fullmatch(key) and equals and value):
             raise SpecError(f"{kind} {text!r}: expected key=value after the colon, got {item!r}")
         if key in options:
-            raise SpecError(f"{kind} {text!r}: the key {key!r} is given twice")
+            raise SpecError(f"{kind} {text!r}: key {key!r} is given twice")
         options[key] = value
     return Spec(kind=kind, name=name, options=options)
 
 
 def known(names: Iterable[str]) -> str:
-    """A list of names for the end of an error message."""
+    """Return the names, sorted and joined by commas, for the end of an error message; "none" if there are
+    none."""
     return ", ".join(sorted(names)) or "none"
 
 
 def unknown(kind: str, name: str, names: Iterable[str]) -> str:
-    """Return the message for a name that is not among the known ones."""
+    """Return the message that `name` is not among the known `names`; with the nearest of them, and all of
+    them.
+
+    Args:
+        kind: kind of the named thing, such as "compressor".
+    """
     names = list(names)
     return f"unknown {kind} {name!r}{did_you_mean(name, names)}; known {kind}s: {known(names)}"
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """` (did you mean 'epochs'?)` for a name that is nearly one of those; empty if it is not."""
+    """Return a hint such as ` (did you mean 'epochs'?)` with the nearest of `names`; empty if none is close
+    to `name`."""
     nearest = difflib.get_close_matches(name, list(names), 1)
     return f" (did you mean {nearest[0]!r}?)" if nearest else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """A length of training. unit: epochs, steps or seconds."""
+    """A length of training.
+
+    Attributes:
+        number: length in `unit`.
+        unit: "epochs", "steps" or "seconds".
+    """
 
     number: float
     unit: str
@@ -106,10 +130,14 @@ _UNITS = {
 
 
 def parse_length(text: str, units: Sequence[str] = ("epochs", "steps", "seconds")) -> Length:
-    """Parse a length such as 200steps, 1.5epochs, 30s, 5min or 2h; a number alone is in epochs.
+    """Return the length that a text such as 200steps, 1.5epochs, 30s, 5min or 2h means; a bare number is
+    epochs.
+
+    Args:
+        units: accepted units: "epochs", "steps", "seconds".
 
     Raises:
-        ValueError: says what is accepted.
+        ValueError: the text is not a length, or its unit is not accepted.
     """
     match = _LENGTH.fullmatch(text)
     if match is not None:
@@ -122,7 +150,7 @@ def parse_length(text: str, units: Sequence[str] = ("epochs", "steps", "seconds"
 
 
 def parse_switch(text: str) -> bool:
-    """`on` or `off`; raise `ValueError` otherwise."""
+    """Return True for `on` and False for `off`; raise ValueError for other text."""
     if text not in _SWITCH:
         raise ValueError(f"expected on or off, got {text!r}")
     return _SWITCH[text]
@@ -136,12 +164,19 @@ def parse_options(
     defaults: OptionsT | None = None,
     universal: Iterable[str] = (),
 ) -> OptionsT:
-    """Make the options dataclass; a field is a bool (`on` or `off`), int, float, str or Enum (by value).
+    """Return the options dataclass with the values of a spec. A field is a bool (`on` or `off`), int, float,
+    str, Enum or `Length`.
 
-    converters: of the keys, for a class whose fields do not say it.
-    defaults: where what is not given comes from, instead of the class.
-    universal: keys that are read elsewhere and only listed among the known ones.
-    Raise `SpecError` that names the key and says what would have been accepted.
+    Args:
+        options_type: dataclass of the options.
+        spec: parsed spec.
+        converters: function that reads the text of each key; None to read it by the field's type.
+        defaults: instance that supplies the values of keys that `spec` leaves out; None for the class's
+            defaults.
+        universal: keys that the caller reads itself; they only appear in the list of known keys of a message.
+
+    Raises:
+        SpecError: unknown key or a value that is not accepted; names the key and says what is.
     """
     if converters is None:
         types = option_types(cast(Any, options_type))
@@ -172,21 +207,33 @@ def parse_one_of(
     types: Mapping[str, type[OptionsT]],
     converters: Callable[[type[OptionsT]], Converters | None] = lambda _: None,
 ) -> OptionsT:
-    """Make the options of the named type; raise `SpecError`, which lists the known names."""
+    """Parse `name[:key=value,...]` and return the options dataclass of that name.
+
+    Args:
+        kind: kind of the named thing, for messages.
+        text: spec as typed.
+        types: options dataclass by name.
+        converters: function from a dataclass to its converters by key; None from it to read texts by the
+            fields' types.
+
+    Raises:
+        SpecError: unknown name or key, or a value that is not accepted; lists the known ones.
+    """
     spec = parse_spec(kind, text)
     if spec.name not in types:
         raise SpecError(unknown(kind, spec.name, types))
     return parse_options(types[spec.name], spec, converters=converters(types[spec.name]))
 
 
-@cache  # a model of many tensors has as many compressors, and evaluating annotations takes long
+@cache  # called once per tensor, and evaluating annotations is slow
 def option_types(options_type: type[Any]) -> Mapping[str, type[Any]]:
-    """Key to type, in the order of the fields."""
+    """Return the type of each field of an options dataclass by name, in order."""
     hints = get_type_hints(options_type)
     return {field.name: hints[field.name] for field in fields(options_type)}
 
 
 def _parse_value(value_type: type[Any], text: str) -> Any:
+    """Return the value of `value_type` that `text` means; raise ValueError if there is none."""
     if issubclass(value_type, Enum):
         accepted = {str(member.value): member for member in value_type}
         if text not in accepted:

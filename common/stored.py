@@ -1,8 +1,8 @@
-"""The names under which classes stand in files, so that a class may move and be renamed.
+"""The names under which classes are stored in files, so that a class may be moved and renamed.
 
-Checkpoints, the journal and workers' own states (`storage.values`) hold instances of dataclasses,
-NamedTuples and Enums. Each such class is registered here under a short name that never changes. Reading looks
-a name up in this table and nowhere else, so that no file can choose what is made of it.
+Checkpoints, the journal and workers' own states (`storage.values`) hold instances of dataclasses, NamedTuples
+and Enums. Each such class is registered here under a short name that never changes. Reading looks a name up
+in this table and nowhere else, so that a file cannot choose which class is instantiated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-DERIVED = {"saved": False}  # metadata of a dataclass field that is not written: its owner computes it again
+DERIVED = {"saved": False}  # metadata of a dataclass field that is not written: its owner recomputes it
 
 K = TypeVar("K", bound=type[Any])
 
@@ -21,16 +21,17 @@ _names: dict[type[Any], str] = {}
 
 
 def stored(name: str) -> Callable[[K], K]:
-    """Return a decorator that registers a dataclass, NamedTuple or Enum under `name`; it goes above
-    `@dataclass`. A class whose owner may not import this is registered by whoever stores it:
-    `stored("name")(Class)`.
+    """Return a decorator that registers a dataclass, NamedTuple or Enum under `name`.
 
-    The fields of a registered class are a part of the format: one that is added, removed or renamed makes
-    older files unreadable, so count up `checkpoint.FORMAT` and `journal.MAGIC` with it.
+    Place it above `@dataclass`. If the class's own room may not import this module, the room that stores the
+    class registers it: `stored("name")(Class)`.
+
+    The fields of a registered class are part of the file format. A field that is added, removed or renamed
+    makes older files unreadable, so increment `checkpoint.FORMAT` and `journal.MAGIC` with it.
 
     Raises:
-        ValueError: the name is another class's, or the class has another name.
-        TypeError: it is no such class.
+        ValueError: the name belongs to another class, or the class has another name.
+        TypeError: the class is not a dataclass, NamedTuple or Enum.
     """
 
     def register(kind: K) -> K:
@@ -39,20 +40,20 @@ def stored(name: str) -> Callable[[K], K]:
             raise TypeError(f"{kind.__qualname__}: expected a dataclass, a NamedTuple or an Enum")
         if _classes.setdefault(name, kind) is not kind:
             other = _classes[name].__qualname__
-            raise ValueError(f"{kind.__qualname__}: the name {name!r} is taken, by {other}; choose another")
+            raise ValueError(f"{kind.__qualname__}: name {name!r} is taken by {other}; choose another")
         if _names.setdefault(kind, name) != name:
             del _classes[name]
-            raise ValueError(f"{kind.__qualname__}: is registered as {_names[kind]!r} already")
+            raise ValueError(f"{kind.__qualname__}: already registered as {_names[kind]!r}")
         return kind
 
     return register
 
 
 def class_of(name: str) -> type[Any] | None:
-    """Return the class that is registered under a name; None if there is none."""
+    """Return the class registered under `name`; None if there is none."""
     return _classes.get(name)
 
 
 def name_of(kind: type[Any]) -> str | None:
-    """Return the name under which a class is registered; None if it is not."""
+    """Return the name under which a class is registered; None if it is not registered."""
     return _names.get(kind)

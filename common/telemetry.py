@@ -1,4 +1,4 @@
-"""Telemetry of every daemon: logs on stderr, and /metrics, /livez, /readyz over HTTP."""
+"""Telemetry of every daemon: log lines on stderr; /metrics, /livez and /readyz over HTTP."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from prometheus_client import CollectorRegistry, exposition
 from .configuration import Effective, UsageError
 from .naming import printable
 
-# What a JSON line says of its process, and of a worker if the line is about one (`extra=` of the call).
+# Fields of a JSON log line that identify its process, or, as `extra=` of the call, the worker it is about.
 LOG_FIELDS = ("job", "worker", "rank", "version")
 
 LogFields = Callable[[], Mapping[str, object]]
 
 
 class _JsonLines(logging.Formatter):
+    """Formats a record as one JSON object, with the fields that `add_log_fields` adds."""
+
     def __init__(self) -> None:
         super().__init__()
         self.fields: LogFields = dict[str, object]
@@ -46,8 +48,11 @@ class _JsonLines(logging.Formatter):
 
 
 class _TextLines(logging.Formatter):
-    """Lines for people. Only a record begins at the left edge: further lines of it, such as a traceback, are
-    indented, and no character moves the cursor, whatever a worker has called itself."""
+    """Formats a record for people to read.
+
+    Only the first line of a record begins at the left edge: its other lines, such as a traceback, are
+    indented. Control characters are escaped, also in texts that a worker sent.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S")
@@ -57,7 +62,11 @@ class _TextLines(logging.Formatter):
 
 
 def set_up_logging(log_format: str, level: str = "INFO") -> None:
-    """Log to stderr. log_format: "text" for people, "json" for programs."""
+    """Send all log records to stderr, from level `level` on.
+
+    Args:
+        log_format: "text" for lines that people read, "json" for one JSON object a line.
+    """
     handler = logging.StreamHandler(sys.stderr)
     if log_format == "json":
         handler.setFormatter(_JsonLines())
@@ -68,19 +77,23 @@ def set_up_logging(log_format: str, level: str = "INFO") -> None:
 
 
 def add_log_fields(fields: LogFields) -> None:
-    """Add fields of `LOG_FIELDS` to every JSON line from now on. fields: called for each line."""
+    """Add fields to every JSON log line from now on.
+
+    Args:
+        fields: function that is called for each line and returns values by name, out of `LOG_FIELDS`.
+    """
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, _JsonLines):
             handler.formatter.fields = fields
 
 
 class _ThreadingServer(ThreadingMixIn, WSGIServer):
-    """One thread per request: a slow scrape does not hold up a probe."""
+    """HTTP server with one thread per request, so that a slow scrape does not delay a probe."""
 
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # the peer went away
+        if not isinstance(sys.exc_info()[1], OSError):  # an OSError means that the peer has disconnected
             super().handle_error(request, client_address)
 
 
@@ -89,14 +102,14 @@ class _ThreadingServerV6(_ThreadingServer):
 
 
 class _QuietHandler(WSGIRequestHandler):
-    timeout = 10  # seconds for a peer to send its request
+    timeout = 10  # seconds in which a peer must send its request
 
     def log_message(self, format: str, *args: Any) -> None:
         logging.getLogger("gradwire.http").debug(format, *args)
 
 
 class HttpEndpoint:
-    """Serves /metrics, /livez and /readyz on a thread of its own until `close`."""
+    """HTTP endpoint that serves /metrics, /livez and /readyz from its own thread until `close`."""
 
     def __init__(
         self,
@@ -110,14 +123,19 @@ class HttpEndpoint:
     ) -> None:
         """
         Args:
-            effective: its option `http_port` is 0 for a free port and below for no endpoint. When the port is
-                taken that is its default, which nobody chose, any free one is used.
-            hung: why the process should be restarted, which /livez says then; empty while it is well.
-            stopping, state: /readyz says whether the daemon is stopping, and otherwise its state in words.
-            failing: why it is not ready although it goes on; empty while it is.
+            effective: options of the daemon. `http_port` is 0 for a free port and negative for no endpoint.
+                If it is the default and in use, a free port is used instead.
+            host: address to listen on.
+            registry: metrics that /metrics exports.
+            stopping: function that returns True while the daemon shuts down; /readyz then answers 503.
+            state: function that returns the daemon's state in words, which /readyz shows while ready.
+            hung: function that returns why the process should be restarted, for /livez with status 503; empty
+                if alive.
+            failing: function that returns why the process is not ready although it runs, for /readyz with
+                status 503; empty if ready.
 
         Raises:
-            UsageError: the port cannot be listened on.
+            UsageError: cannot listen on the port.
         """
         self._server: WSGIServer | None = None
         port = effective.settings.http_port
@@ -154,12 +172,13 @@ class HttpEndpoint:
                     "free one, or -1 for none"
                 ) from None
             self._server = make_server(host, 0, app, kind, _QuietHandler)
-            logging.getLogger("gradwire.http").warning("port %d is taken", port)
+            logging.getLogger("gradwire.http").warning("HTTP port %d is in use; using a free one", port)
         logging.getLogger("gradwire.http").info("metrics and probes on port %d", self._server.server_port)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="http")
         self._thread.start()
 
     def close(self) -> None:
+        """Stop serving and wait for the thread to end; do nothing if there is no endpoint."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

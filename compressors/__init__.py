@@ -1,14 +1,16 @@
 """Gradient compression: tensors in, payloads out.
 
-    compressor = ModelCompressor(specs, "4bit", LayerRule(), seed=1, rank=0)
-    payloads = compressor.compress(gradients, samples=32, version=0)     # on a worker
-    validate(payload)                                         # on a server, for every payload received
-    reduce_payloads(payloads, weights, out)                   # and once a round, in rank order
+    compressor = ModelCompressor(specs, "4bit", LayerRule(), seed=1, rank=0)    # on a worker
+    payloads = compressor.compress(gradients, samples=32, version=0)
 
-Pure numerics: no network, no protobuf, no clock. See docs/reference/compressors.md for formulas and wire format.
+    validate(payload)                           # on a server, for every payload received
+    reduce_payloads(payloads, weights, out)     # once a round, in rank order
+
+This is pure numerics: no network, no protobuf, no clock. See docs/reference/compressors.md for formulas and
+wire format.
 
 Declarations and payload kinds are imported at once, without torch. The other names are those of `library`,
-which imports torch when the first of them is asked for.
+which imports torch when the first of them is used.
 """
 
 from importlib import import_module
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        if name == "library":  # as the import system asks before it imports that
+        if name == "library":  # the import system looks for the attribute before it imports the module
             raise AttributeError(name)
         try:
             found = getattr(import_module(".library", __name__), name)

@@ -1,6 +1,7 @@
-"""What was measured to lose, said when a job starts, with what to use instead.
+"""Warnings about combinations of compressor and optimizer that were measured to lose, with alternatives.
 
-The figures behind it are those of `gc-bench accuracy adam` (docs/explanation/accuracy.md#adam).
+A job logs them when it starts. The figures are those of `gc-bench accuracy adam`
+(docs/explanation/accuracy.md#adam).
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ from .registry import CompressorSpec, parse_compressor
 from .wrapping import WRAPPING_KEYS
 
 INSTEAD = (
-    "use 4bit, which loses little, or 8bit; for fewer bytes yet 4bit with --mode local:steps=8,correction=0, "
-    "whose workers run the optimizer and exchange every eighth step"
+    "use 4bit, which loses little, or 8bit; for even fewer bytes 4bit with --mode "
+    "local:steps=8,correction=0, whose workers run the optimizer and exchange every eighth step"
 )
 INSTEAD_WITHOUT_SERVER = "use 4bit, which loses little, or 8bit"
 
 
 def suited(compressor: CompressorSpec, optimizer: OptimizerOptions, *, local: bool) -> CompressorSpec:
-    """Return the compressor as it suits an optimizer: `4bit` without feedback where the server's is Adam,
-    unless the spec says otherwise. What waits and comes larger later is in Adam's denominators, too.
+    """Return the compressor adjusted to an optimizer: `4bit` without feedback where the server's is Adam.
+
+    A spec that sets feedback, another option of `Wrapping` or `levels` is returned as it is, like every other
+    compressor. With feedback, unsent values arrive later and larger, and enter Adam's denominators.
 
     Args:
-        compressor, optimizer, local: like those of `advice`.
+        compressor: compressor of the workers.
+        optimizer: optimizer of the job.
+        local: True if workers run the optimizer, and compress the changes that their steps make.
     """
     given = parse_spec("compressor", compressor.text).options
     asked = set(given) & {*WRAPPING_KEYS, "levels"}
@@ -34,13 +39,13 @@ def suited(compressor: CompressorSpec, optimizer: OptimizerOptions, *, local: bo
 def advice(
     compressor: CompressorSpec, optimizer: OptimizerOptions, *, local: bool, server: bool = True
 ) -> list[str]:
-    """Return a line for each reason to choose another combination.
+    """Return a warning for each reason to choose another combination; empty if there is none.
 
     Args:
-        compressor: of the workers.
-        optimizer: of the job.
-        local: whether workers run it, and compress what their steps have changed.
-        server: whether there is a server; otherwise each rank runs the optimizer.
+        compressor: compressor of the workers.
+        optimizer: optimizer of the job.
+        local: True if workers run the optimizer, and compress the changes that their steps make.
+        server: True if there is a server; False if each rank runs the optimizer.
     """
     wrapping, lines = compressor.wrapping, list[str]()
     runs = "the server's optimizer" if server else "the optimizer"

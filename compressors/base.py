@@ -6,9 +6,11 @@ A compressor is a pair of functions over explicit state, in the manner of an opt
     payload, state = compressor.compress(gradient, state, context)
 
 It never touches the network, protobuf, threads or the clock. The gradient is a flat, contiguous float32
-tensor and is never written to. A state is a value:
-the returned state replaces the one passed in. It need not know about error feedback and momentum correction,
-which are a wrapper (`feedback.ErrorFeedback`).
+tensor and is never written to. A state is a value: the returned state replaces the given one. Error feedback
+and momentum correction are a wrapper around the compressor (`feedback.ErrorFeedback`), which needs no code
+for them.
+
+The other protocols here are optional abilities. A `CompressorEntry` declares most of them.
 """
 
 from __future__ import annotations
@@ -30,9 +32,12 @@ from .payload import Float32, Payload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
-    """A parameter tensor as the compressor knows it.
+    """A parameter tensor as compressors know it.
 
-    flops: of its layer's forward pass, per sample; 0 where nobody has measured them.
+    Attributes:
+        name: name of the parameter.
+        shape: its shape.
+        flops: floating-point operations in the forward pass of its layer, per sample; 0 if not measured.
     """
 
     name: str
@@ -41,35 +46,45 @@ class TensorSpec:
 
     @property
     def elements(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Random:
-    """Random numbers that follow from a key of numbers of at least 0. They are made when they are asked for:
-    most compressors never do, and it takes longer than to compress a small tensor."""
+    """A source of random numbers that are determined by a key.
+
+    The generator is made on first use: most compressors never need it, and making it takes longer than
+    compressing a small tensor.
+
+    Attributes:
+        key: integers of at least 0; equal keys give equal random numbers.
+    """
 
     key: tuple[int, ...]
 
     @cached_property
     def generator(self) -> np.random.Generator:
+        """Generator of these random numbers, the same object each time."""
         return np.random.default_rng(self.key)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepContext:
-    """What a compressor may know about the step.
+    """The facts about a step that a compressor may use.
 
-    samples: how many samples the mean gradient was taken over, at least 1.
-    version: of the parameters that the gradient was computed at, from 0; the same for all workers of a round.
-    epoch: passes over the training samples so far, fractional; infinite where nothing is to be warmed up.
-    random: numbers of this tensor, rank and version, so that a run can be repeated bit for bit.
-    shared: the same on every worker.
-    magnitudes: of the gradient at hand, before any residual is added, where the caller knows them already;
-        a compressor that needs them otherwise spends a read pass of its own.
-    density: of the elements that are to be sent, where each tensor has its own (`Choosing`); None otherwise.
-    keep: how many elements are to be sent, by a plan for the whole model (`ModelWide`) or of several tensors
-        that are merged (`Choosing`); None where the compressor itself says.
+    Attributes:
+        samples: number of samples over which the mean gradient was taken, at least 1.
+        version: version of the parameters at which the gradient was computed, from 0; the same for all
+            workers of a round.
+        epoch: passes over the training samples so far, fractional; infinite if nothing is to be warmed up.
+        random: random numbers of this tensor, rank and version, which make a run repeatable bit for bit.
+        shared: random numbers of this tensor and version that are the same on every worker.
+        magnitudes: magnitudes of the gradient, before any residual is added; None if the caller does not know
+            them. A compressor that needs them then spends a read pass of its own.
+        density: fraction of the elements to send, where each tensor has its own (`Choosing`); None otherwise.
+        keep: number of elements to send, from a plan for the whole model (`ModelWide`) or for several tensors
+            that are merged (`Choosing`); None if the compressor decides.
     """
 
     samples: int
@@ -83,20 +98,21 @@ class StepContext:
 
     @property
     def rng(self) -> np.random.Generator:
-        """Of this rank."""
+        """Random generator of this tensor, rank and version."""
         return self.random.generator
 
     @property
     def shared_seed(self) -> int:
-        """Below 2**64, the same on every worker."""
+        """Seed below 2**64 that is the same on every worker."""
         return int(np.random.SeedSequence(self.shared.key).generate_state(1, np.uint64)[0])
 
 
 class Compressor(Protocol):
-    """Tensors in, payloads out. What it can do besides, its `CompressorEntry` declares."""
+    """The interface of a compressor: tensors in, payloads out. Its `CompressorEntry` declares its other
+    abilities."""
 
     def init(self, spec: TensorSpec) -> Any:
-        """State for one tensor, before its first gradient."""
+        """Return the state for one tensor, before its first gradient."""
         ...
 
     def compress(self, gradient: torch.Tensor, state: Any, context: StepContext) -> tuple[Payload, Any]:
@@ -105,23 +121,28 @@ class Compressor(Protocol):
 
 
 class FusedFeedback(Protocol):
-    """A compressor that adds the residual, compresses, and leaves what was not sent, in one pass."""
+    """A compressor that adds the residual, compresses, and keeps the unsent rest, in one pass over memory."""
 
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor, state: Any, context: StepContext
     ) -> tuple[Payload, Any]:
-        """As `compress` of `gradient + residual`; afterwards `residual` (float32, in place) holds
-        `gradient + residual - decode(payload)`. Bit for bit what the unfused path leaves."""
+        """Compress `gradient + residual`; return the payload and the next state.
+
+        Afterwards `residual` (float32, in place) holds `gradient + residual - decode(payload)`, the same bits
+        that separate passes for adding, compressing and subtracting would leave.
+        """
         ...
 
 
-class FusedApart(Protocol):
-    """A fused compressor that can leave what was not sent elsewhere, and finds a gradient that is not finite
-    on the way."""
+class OutOfPlace(Protocol):
+    """A fused compressor that can write the unsent rest to another tensor than the residual.
+
+    It also finds a gradient that is not finite during the same pass.
+    """
 
     @property
-    def apart(self) -> bool:
-        """Whether it does, with these options."""
+    def out_of_place(self) -> bool:
+        """True if the compressor can do so with its present options."""
         ...
 
     def compress_with_residual(
@@ -132,15 +153,25 @@ class FusedApart(Protocol):
         context: StepContext,
         left: torch.Tensor | None = None,
     ) -> tuple[Payload, Any]:
-        """As of `FusedFeedback`, but `left` takes the place of `residual`, which stays as it is.
+        """Compress `gradient + residual`; return the payload and the next state.
 
-        Raises FloatingPointError for a gradient on the host that is not finite; then `left` holds anything.
+        Args:
+            gradient: float32, shape (elements,).
+            residual: float32, shape (elements,); not changed if `left` is given.
+            state: state of the compressor.
+            context: facts about the step.
+            left: tensor that receives `gradient + residual - decode(payload)`; None to write that to
+                `residual`.
+
+        Raises:
+            FloatingPointError: the gradient lies on the host and is not finite. The contents of `left` are
+                then undefined.
         """
         ...
 
 
 class InBlocks(Protocol):
-    """A quantizer that compresses consecutive tensors with feedback in one pass over memory."""
+    """A quantizer that compresses consecutive tensors, with feedback, in one pass over memory."""
 
     def compress_blocks(
         self,
@@ -150,20 +181,30 @@ class InBlocks(Protocol):
         states: Sequence[Any],
         samples: int,
     ) -> tuple[Payload, list[Any], npt.NDArray[np.float64]]:
-        """As `compress_with_residual` of each tensor, to the same bits.
+        """Compress each `gradient + residual`; the bits are those of `compress_with_residual` for each
+        tensor.
 
-        gradients: float32, contiguous, of one dimension. residual, left: of all tensors, end to end; what is
-        not sent goes to `left`. samples: behind the mean gradients.
+        Args:
+            gradients: gradients of the tensors, float32, contiguous, of one dimension each.
+            residual: residuals of all tensors, end to end; not changed.
+            left: tensor of the same shape, which receives the unsent rest.
+            states: state of each tensor.
+            samples: number of samples over which the mean gradients were taken.
 
-        Returns the payload, with a block for each tensor, the next states, and the sums of |g|. The caller
-        has to check these: one that is not finite is of a gradient that is not, and then nothing else here
-        counts.
+        Returns:
+            The payload, with a block for each tensor; the next states; and the sum of |g| for each tensor.
+                The caller must check these sums: if one is not finite, its gradient is not, and all other
+                results are invalid.
         """
         ...
 
 
 class NonFiniteGradient(ValueError):
-    """A gradient with an infinity or a NaN. `name` says of which tensor. No state was changed."""
+    """A gradient that contains an infinity or a NaN. No state was changed.
+
+    Attributes:
+        name: name of the tensor.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(f"gradient of {name!r} has an infinity or a NaN")
@@ -172,48 +213,56 @@ class NonFiniteGradient(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Consecutive tensors that are compressed together, at least one, each by its own statistics.
+    """Consecutive tensors that one call compresses, at least one, each by its own statistics.
 
-    sizes: int64, shape (tensors,), elements of each. context: of each, by its place among them.
+    Attributes:
+        sizes: number of elements of each tensor; int64, shape (tensors,).
+        context: function that returns the context of a tensor, given its index among these tensors.
     """
 
     sizes: npt.NDArray[np.int64]
     context: Callable[[int], StepContext]
 
     def part(self, first: int, last: int) -> Neighbours:
-        """Those from `first` up to, but not including, `last`."""
-        return Neighbours(self.sizes[first:last], lambda place: self.context(first + place))
+        """Return the tensors with indices from `first` up to, but not including, `last`."""
+        return Neighbours(self.sizes[first:last], lambda index: self.context(first + index))
 
     def bounds(self) -> list[tuple[int, int]]:
-        """Where each begins and ends."""
+        """Return (start, end) of each tensor, as indices of elements with all tensors laid end to end."""
         return [*pairwise(accumulate(self.sizes.tolist(), initial=0))]
 
 
 class Spanning(Protocol):
-    """A compressor without state that compresses consecutive tensors in a few calls."""
+    """A compressor that can compress consecutive tensors in a few calls."""
 
     def spanning(self, tensors: Neighbours) -> Compressor:
-        """A compressor of these tensors laid end to end, whose payload decodes to the bits that those of the
-        tensors would."""
+        """Return a compressor for these tensors laid end to end.
+
+        Its payload decodes to the same bits as the payloads of the single tensors.
+        """
         ...
 
 
 class Choosing(Protocol):
-    """A sparsifier that may be given several tensors as one; see `merging`.
+    """A sparsifier that can choose elements from several tensors as from one; see `merging`.
 
-    seeded: whether the receiver draws the indices.
+    Attributes:
+        seeded: True if the receiver draws the indices from a seed, so that none travel.
     """
 
     @property
     def seeded(self) -> bool: ...
 
     def keep(self, elements: int, context: StepContext) -> int:
-        """How many elements of a tensor it sends. As `context.keep` it is told how many of several."""
+        """Return the number of elements that it sends of a tensor of this size.
+
+        If `context.keep` is set, it sends that number, which then counts for several tensors together.
+        """
         ...
 
 
 class Stateless:
-    """A compressor that remembers nothing."""
+    """A base for compressors that keep no state between steps."""
 
     __slots__ = ()
 
@@ -222,39 +271,48 @@ class Stateless:
 
 
 class Fused:
-    """A compressor with one pass for both: without a residual it drops what is left."""
+    """A base for compressors whose `compress_with_residual` also works with None for the residual.
+
+    Without a residual, the unsent rest is dropped.
+    """
 
     __slots__ = ()
 
     def compress(self, gradient: torch.Tensor, state: Any, context: StepContext) -> tuple[Any, Any]:
-        fused: Any = self  # a subclass has it; here it would make every one look fused to a type checker
+        fused: Any = self  # declared here, the method would make every subclass look fused to a type checker
         compressed: tuple[Any, Any] = fused.compress_with_residual(gradient, None, state, context)
         return compressed
 
 
 def as_array(residual: torch.Tensor | None) -> Float32 | None:
-    """As kernels take a residual."""
+    """Return the residual as kernels take it: a numpy view, or None."""
     return None if residual is None else residual.numpy()
 
 
 def is_fused(compressor: Compressor) -> TypeGuard[FusedFeedback]:
-    # Not by `isinstance`, which takes 40 µs with a protocol: this is asked of every tensor in every step.
+    """Return True if the compressor adds the residual itself (`FusedFeedback`)."""
+    # Not by `isinstance`, which takes 40 µs with a protocol: this is called for every tensor in every step.
     return hasattr(compressor, "compress_with_residual")
 
 
-def is_apart(compressor: Compressor) -> TypeGuard[FusedApart]:
-    return bool(getattr(compressor, "apart", False))
+def is_out_of_place(compressor: Compressor) -> TypeGuard[OutOfPlace]:
+    """Return True if the compressor can write the unsent rest to another tensor (`OutOfPlace`)."""
+    return bool(getattr(compressor, "out_of_place", False))
 
 
 class ModelWide(Protocol):
-    """A compressor that divides what may be sent among the tensors of the model, before any is compressed."""
+    """A compressor that divides a budget of elements among the tensors of the model before it
+    compresses any."""
 
     def plan(
         self, totals: Sequence[torch.Tensor], specs: Sequence[TensorSpec], context: StepContext
     ) -> list[int]:
-        """How many elements each tensor may keep; it finds its number in `context.keep`. Tensors that have no
-        gradient in a step are not among them.
+        """Return the number of elements that each tensor may keep, which it later finds in `context.keep`.
 
-        totals: what is there to be sent of each tensor, residual included: float32, shape (elements,).
+        Args:
+            totals: gradient plus residual of each tensor, float32, shape (elements,). Tensors that have no
+                gradient in this step are left out.
+            specs: spec of each of these tensors.
+            context: facts about the step.
         """
         ...

@@ -1,8 +1,8 @@
-"""Payloads in parts, and parts put together: both decode to the same bits, and need no decoding.
+"""Cutting and joining payloads without decoding them. The elements decode to the same bits before and after.
 
-`cut` takes a range of the elements out of a payload, `cut_at` several, and `join` makes one payload of
-neighbours where it can. Data are shared with what is given where they lie in one piece there; otherwise they
-are copied.
+`cut` takes a range of the elements out of a payload, `cut_at` several ranges, and `join` makes one payload of
+neighbours where it can. The results share memory with the given payloads where the data lie in one piece
+there; otherwise data are copied.
 """
 
 from __future__ import annotations
@@ -34,11 +34,15 @@ from .payload import (
 
 
 def cut(payload: Payload, start: int, end: int) -> list[Payload]:
-    """Payloads that decode, one after the other, to the elements from `start` to `end` of a valid payload.
+    """Return payloads that decode, one after another, to the elements from `start` up to `end` of a valid
+    payload.
 
-    None at all for an empty range. More than one only where the range begins inside a bucket of linear codes:
-    the first then has what is left of the bucket, or the values at that. Codes are copied and shifted unless
-    a word begins at `start`; one does at every multiple of 32, counted from the beginning of the block.
+    There is none for an empty range, and more than one only where the range begins inside a bucket of linear
+    codes: the first then holds the rest of the bucket. Codes are shared if a word begins at `start`, as it
+    does at every multiple of 32 from the beginning of a block; otherwise they are copied and shifted.
+
+    Raises:
+        ValueError: the range does not lie in the payload.
     """
     if not 0 <= start <= end <= payload.elements:
         raise ValueError(f"expected a range in {payload.elements} elements, got {start} to {end}")
@@ -46,8 +50,10 @@ def cut(payload: Payload, start: int, end: int) -> list[Payload]:
 
 
 def cut_at(payload: Payload, borders: Sequence[int]) -> list[list[Payload]]:
-    """As `cut` from each border to the next one, at about the cost of one cut. borders: at least two,
-    ascending, within the payload."""
+    """Return the payloads of each range between neighbouring borders, at about the cost of one `cut`.
+
+    borders: at least two indices of elements, ascending, within the payload.
+    """
     ranges = [*pairwise(borders)]
     if ranges == [(0, payload.elements)]:
         return [[payload]]
@@ -59,9 +65,15 @@ def cut_at(payload: Payload, borders: Sequence[int]) -> list[list[Payload]]:
 
 
 def join(payloads: Iterable[Payload]) -> list[Payload]:
-    """The same elements in the same order: neighbours become one where they are dense or quantized, of equal
-    formats, or absent, or linear with equal buckets that the first one fills. Quantized ones become blocks;
-    each keeps its levels."""
+    """Return payloads of the same elements in the same order, with neighbours joined to one payload where
+    possible.
+
+    Neighbours can be joined if both are
+
+    - dense, or both quantized, with equal formats. Quantized ones become blocks, each with its levels.
+    - absent.
+    - linear with equal buckets, of which the first payload fills its last one.
+    """
     runs: list[list[Payload]] = []
     for payload in payloads:
         if runs and _alike(runs[-1][-1], payload):
@@ -72,6 +84,7 @@ def join(payloads: Iterable[Payload]) -> list[Payload]:
 
 
 def _cut_values(payload: ValuePayload, borders: Sequence[int]) -> list[list[ValuePayload]]:
+    """Return the payloads of each range between borders, for a payload that is not sparse."""
     ranges = [*pairwise(borders)]
     match payload:
         case DensePayload():
@@ -93,6 +106,7 @@ def _cut_values(payload: ValuePayload, borders: Sequence[int]) -> list[list[Valu
 
 
 def _cut_buckets(payload: LinearPayload, start: int, end: int) -> list[ValuePayload]:
+    """Return the payloads of a range of a linear payload: the rest of a bucket, then whole buckets."""
     border = min(end, -(-start // payload.bucket) * payload.bucket)
     parts = [(start, border), (border, end)]
     return [_cut_linear(payload, first, last) for first, last in parts if first < last]
@@ -101,9 +115,18 @@ def _cut_buckets(payload: LinearPayload, start: int, end: int) -> list[ValuePayl
 def _cut_quantized(
     payload: QuantizedPayload, sizes: Int64, stops: Int64, words: Int64, start: int, end: int
 ) -> QuantizedPayload:
-    """sizes: of the blocks. stops, words: where the elements and the codes of each end."""
+    """Return a range of a quantized payload, which may begin and end within blocks.
+
+    Args:
+        payload: the payload.
+        sizes: number of elements of each block.
+        stops: index after the last element of each block.
+        words: index after the last 32-bit word of codes of each block.
+        start: index of the first element of the range.
+        end: index after the last element of the range.
+    """
     bits = payload.format.bits
-    # The blocks that hold the first element and the last one.
+    # Numbers of the blocks that hold the first element and the last one.
     first, last = (int(block) for block in np.searchsorted(stops, [start, end - 1], "right"))
     before, beyond = start - int(stops[first] - sizes[first]), int(stops[last]) - end
     kept = sizes[first : last + 1].copy()
@@ -112,7 +135,7 @@ def _cut_quantized(
     begin = 4 * int(words[first] - code_words(bits, sizes[first : first + 1])[0])
     data = _codes(payload.data[begin:], bits, before, int(kept[0]), int(sizes[first]))
     if last > first:
-        # Those between are whole.
+        # The blocks between the first and the last are whole.
         begin, final = 4 * int(words[first]), 4 * int(words[last - 1])
         tail = _codes(payload.data[final:], bits, 0, int(kept[-1]), int(sizes[last]))
         data = _concatenated([data, payload.data[begin:final], tail])
@@ -127,7 +150,7 @@ def _cut_quantized(
 
 
 def _cut_linear(payload: LinearPayload, start: int, end: int) -> LinearPayload:
-    """start: of a bucket, or no bucket begins later in the range."""
+    """Return a range of a linear payload that begins with a bucket, or ends before the next bucket begins."""
     first, last = start // payload.bucket, -(-end // payload.bucket)
     codes = _codes(payload.codes(), payload.bits, start, end - start, payload.elements)
     data = np.concatenate([payload.data[4 * first : 4 * last], codes])
@@ -135,18 +158,19 @@ def _cut_linear(payload: LinearPayload, start: int, end: int) -> LinearPayload:
 
 
 def _cut_sparse(payload: SparsePayload, borders: Sequence[int]) -> list[list[Payload]]:
+    """Return the payloads of each range between borders, for a sparse payload."""
     indices, values = decode_indices(payload), payload.value_payload()
-    places: list[int] = np.searchsorted(indices, borders).tolist()
+    positions: list[int] = np.searchsorted(indices, borders).tolist()
     found: list[list[Payload]] = []
     for (start, end), first, parts in zip(
-        pairwise(borders), places[:-1], _cut_values(values, places), strict=True
+        pairwise(borders), positions[:-1], _cut_values(values, positions), strict=True
     ):
         if not parts and start < end:
             parts = [_nothing(values)]
         cuts: list[Payload] = []
         for index, part in enumerate(parts):
             stop = first + part.elements
-            # Where the values of one payload end, another begins with the first index of its own.
+            # If values were cut to several payloads, each begins at the index of its first value.
             border = end if index == len(parts) - 1 else int(indices[stop])
             cuts.append(sparse_payload(border - start, indices[first:stop] - np.uint32(start), part))
             first, start = stop, border
@@ -155,7 +179,7 @@ def _cut_sparse(payload: SparsePayload, borders: Sequence[int]) -> list[list[Pay
 
 
 def _nothing(values: ValuePayload) -> ValuePayload:
-    """Of no elements."""
+    """Return a payload of the same kind with no elements."""
     if isinstance(values, QuantizedPayload):
         one = values.levels[: values.format.level_count]
         return replace(values, elements=0, sizes=None, levels=one, data=NO_BYTES)
@@ -163,7 +187,8 @@ def _nothing(values: ValuePayload) -> ValuePayload:
 
 
 def _codes(data: Bytes, bits: int, start: int, count: int, elements: int) -> Bytes:
-    """So many codes from `start` on, of the `elements` in `data`, filled up with zeros to a whole word."""
+    """Return `count` codes from `start` on, of the `elements` codes in `data`, padded with zeros to a whole
+    word."""
     size, first = code_bytes(bits, count), start * bits
     begin = first // 8
     if first % 32 == 0 and (start + count == elements or count * bits % 32 == 0):
@@ -176,20 +201,23 @@ def _codes(data: Bytes, bits: int, start: int, count: int, elements: int) -> Byt
 
 
 def _alike(one: Payload, other: Payload) -> bool:
+    """Return True if the two payloads can be joined, `other` after `one`."""
     if isinstance(one, LinearPayload) and isinstance(other, LinearPayload):
-        # So the next bucket begins where the next payload does, and with it a word of codes.
+        # The last bucket of `one` has to be full: `other` then begins with a bucket and with a word of codes.
         return (one.bits, one.bucket) == (other.bits, other.bucket) and one.elements % one.bucket == 0
     return _format(one) is not None and _format(one) is _format(other)
 
 
 def _format(payload: Payload) -> DenseFormat | CodeFormat | type[AbsentPayload] | None:
-    """Of a payload that can be joined with another one."""
+    """Return the format of a payload that can be joined with one of the same format; return None for other
+    kinds."""
     if isinstance(payload, AbsentPayload):
         return AbsentPayload
     return payload.format if isinstance(payload, DensePayload | QuantizedPayload) else None
 
 
 def _joined(run: list[Payload]) -> Payload:
+    """Return one payload of a run of payloads that can be joined."""
     first = run[0]
     if len(run) == 1:
         return first
@@ -214,19 +242,19 @@ def _joined(run: list[Payload]) -> Payload:
 
 
 def _concatenated(parts: list[Bytes]) -> Bytes:
-    """One after the other: the memory itself where they lie so in one buffer, otherwise a copy."""
+    """Return the parts one after another: a view if they are neighbours in one buffer, otherwise a copy."""
     parts = [part for part in parts if part.size]
     if len(parts) == 1:
         return parts[0]
     if not parts:
         return NO_BYTES
     base = parts[0].base
-    places = addresses(parts)
+    positions = addresses(parts)
     sizes = np.array([part.size for part in parts], np.int64)
-    in_a_row = bool((np.diff(places) == sizes[:-1]).all())
+    in_a_row = bool((np.diff(positions) == sizes[:-1]).all())
     if not (in_a_row and isinstance(base, np.ndarray) and base.flags.c_contiguous):
         return np.concatenate(parts)
-    if any(part.base is not base for part in parts):  # neighbours by chance
+    if any(part.base is not base for part in parts):  # neighbours in memory, but of different buffers
         return np.concatenate(parts)
-    offset = int(places[0]) - int(address(base))
+    offset = int(positions[0]) - int(address(base))
     return base.reshape(-1).view(np.uint8)[offset : offset + int(sizes.sum())]

@@ -1,8 +1,8 @@
 """Every element, in 4 or 2 bytes: `none`, `bf16`, `fp16`.
 
-`none` sends float32 as it is. `bf16` and `fp16` round to nearest, ties to even, and saturate at their largest
-finite value (about 3.39e38 and 65504), since a receiver refuses infinities. With error feedback the rounding
-error, and what saturation cut off, stays with the worker for the next step.
+`none` sends float32 unchanged. `bf16` and `fp16` round to nearest, ties to even. They saturate at their
+largest finite value (about 3.39e38 and 65504), because a receiver refuses infinities. With error feedback the
+errors of rounding and saturation stay with the worker for the next step.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from .payload import DenseFormat, DensePayload, Float32
 
 
 def dense_payload(format: DenseFormat, values: Float32, residual: Float32 | None = None) -> DensePayload:
-    """A copy of values (float32, shape (elements,)) in `format`.
+    """Return a payload with a copy of values (float32, shape (elements,)) in `format`.
 
-    residual: added before; afterwards it holds what rounding has left. Not for FLOAT32.
+    residual: added to the values, and overwritten with the rounding error; None for no residual. It is
+    ignored for FLOAT32.
     """
     if format is DenseFormat.FLOAT32:
         # A copy: the caller may overwrite its gradient while the payload waits to be acknowledged.
@@ -33,8 +34,10 @@ def dense_payload(format: DenseFormat, values: Float32, residual: Float32 | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dense(Stateless):
-    """Send every element in `format`. It passes on what another compressor remembers, whose place it may
-    take for a while."""
+    """The compressors `none`, `bf16` and `fp16`: send every element in `format`.
+
+    It returns the state unchanged, because it may replace another compressor for some steps.
+    """
 
     format: DenseFormat
 

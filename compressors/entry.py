@@ -1,6 +1,7 @@
-"""The declaration of a compressor: one `CompressorEntry` says all that others ask of it.
+"""The declaration of a compressor: one `CompressorEntry` states everything that other rooms need to know of
+it.
 
-It is read without torch, so that `gc-plan` answers at once; `build` alone makes the compressor itself.
+Reading it does not import torch, which keeps `gc-plan` fast; only `build` makes the compressor itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ WITHOUT_FEEDBACK = Wrapping(feedback=False)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoOptions:
-    """Options of a compressor with nothing to choose."""
+    """The options of a compressor that has none."""
 
 
 How = Literal["elements", "blocks", "neighbours", "merged"]
@@ -29,15 +30,17 @@ How = Literal["elements", "blocks", "neighbours", "merged"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joined:
-    """How one call compresses neighbouring tensors to one payload, which decodes to the bits that a call for
-    each would give; see `runs`.
+    """How one call compresses neighbouring tensors to one payload, which decodes to the same bits as a call
+    for each.
+
+    See `runs` for how runs of neighbours are found.
 
     Attributes:
-        how: "elements" where what becomes of an element depends on nothing but it; "blocks" with
-            `compress_blocks` (`base.InBlocks`); "neighbours" with `spanning` (`base.Spanning`). An entry
-            never says "merged": plans do.
-        full: the elements of each tensor but the last are a multiple of this.
-        most: elements of the largest tensor that is joined; None for no limit.
+        how: "elements" if each element is compressed independently of all others; "blocks" for
+            `compress_blocks` (`base.InBlocks`); "neighbours" for `spanning` (`base.Spanning`). An entry never
+            declares "merged", which comes from a merged plan.
+        full: number whose multiple the elements of each tensor but the last have to be.
+        most: number of elements of the largest tensor that is joined; None for no limit.
     """
 
     how: How
@@ -45,37 +48,40 @@ class Joined:
     most: int | None = None
 
     def fits(self, before: int, after: int) -> bool:
-        """Return whether a tensor of `after` elements may follow one of `before`."""
+        """Return True if a tensor of `after` elements may follow one of `before` elements in the same
+        call."""
         return before % self.full == 0 and (self.most is None or max(before, after) <= self.most)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompressorEntry:
-    """A compressor, declared. Each function takes the options, an instance of `options`.
+    """A compressor's declaration. Each function takes the options, an instance of `options`.
 
     Attributes:
         options: a frozen dataclass whose fields, all with defaults, are the keys of the spec; its
-            `__post_init__` holds them within their bounds.
-        build: makes the compressor. It may import torch; nothing else here may have to.
-        wrapping: what goes around the compressor unless the spec says otherwise; None for a lossless
-            compressor, around which nothing can go.
-        dense: whether it is cheap and exact enough for small tensors too, so that the layer rule sends these
-            the same way.
-        on_gpu: whether it also takes gradients and residuals that lie on a CUDA device; for any other they
-            are copied to the host first. With feedback it needs `compress_with_residual` for that.
-        joins: how one call serves neighbouring tensors; None if each takes a call of its own.
-        merges: whether it may be given several tensors as one, to choose from as a whole (`base.Choosing`).
-        model_wide: whether it divides what may be sent among all tensors (`base.ModelWide`): it takes the
-            whole gradient first, and wants to know the FLOPs of each layer.
-        sends: the bytes of a tensor at full compression, after any warm-up; or why they cannot be told, for
-            the message of `gc-plan`.
-        nanoseconds: of one core that a worker takes to compress an element, measured by `gc-bench
-            compressors`.
-        downlink: why with these options it does not suit updates of parameters, "" if it does: without
-            thresholds that are meant for gradients, and with an error that is surely smaller than the update.
-        adam_loss: the validation loss as a multiple of the uncompressed one that `gc-bench accuracy adam`
-            measured with these options, where the server's optimizer is Adam; 1 if training did not lose, or
-            was not measured.
+            `__post_init__` checks their bounds.
+        build: function that makes the compressor. It may import torch; importing the entry must not.
+        wrapping: defaults of the options that every lossy compressor has (`Wrapping`); None for a lossless
+            compressor, which has none of them.
+        dense: True if it is cheap and exact enough for small tensors too; the layer rule then uses it for
+            every tensor.
+        on_gpu: True if it also takes gradients and residuals on a CUDA device; otherwise they are copied to
+            the host first. With feedback it needs `compress_with_residual` for that.
+        joins: function that returns how one call serves neighbouring tensors; None if each takes a call of
+            its own.
+        merges: True if it can choose from several tensors as from one (`base.Choosing`).
+        model_wide: True if it divides a budget among all tensors (`base.ModelWide`). It then gets all
+            gradients at once, and the FLOPs of each layer.
+        sends: function that returns the size of a tensor at full compression, after any warm-up; or, as text
+            for a message of `gc-plan`, the reason why the size is unknown.
+        nanoseconds: function that returns the nanoseconds in which one core of a worker compresses an
+            element, measured by `gc-bench compressors`.
+        downlink: function that returns "" if it suits updates of parameters with these options, otherwise the
+            reason why not. Thresholds meant for gradients do not suit, nor does an error that may exceed the
+            update.
+        adam_loss: function that returns the loss with Adam at the server, as a multiple of the uncompressed
+            one. `gc-bench accuracy adam` measured the validation loss with these options. It is 1 if training
+            did not lose, or was not measured.
     """
 
     options: type[Any]

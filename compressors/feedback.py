@@ -1,18 +1,18 @@
-"""Error feedback and momentum correction: what a step could not send is added to the next step's gradient.
+"""Error feedback and momentum correction: the unsent rest of a step is added to the next step's gradient.
 
 In this order, for each tensor, with gradient g, velocity u, residual e:
 
-    u = momentum * u + g;  u is what takes the place of g below      (only with momentum correction)
-    r = u + decay * e;  send p = compress(r);  e = r - decode(p)     (decay 1: nothing is ever forgotten)
-    u = 0 at the elements that a sparse p holds                      (masking: their momentum has been sent)
+    momentum: u = momentum * u + g, and u takes the place of g below; only with momentum correction
+    residual: r = u + decay * e;  send p = compress(r);  e = r - decode(p); decay 1 forgets nothing
+    masking:  u = 0 at the elements that a sparse p holds, because their momentum has been sent
 
-What comes before, once for the whole model, is in `step`: clipping first, then the delay. What comes after
-is the server's: the weighted mean, then weight decay and the step of its optimizer. With momentum correction
-that has to be plain SGD, or momentum would be applied twice.
+Before that, `step` applies clipping and then the delay, once for the whole model. After that, the server
+applies the weighted mean, then weight decay and the step of its optimizer. With momentum correction that
+optimizer has to be plain SGD, or momentum would be applied twice.
 
 Sources: error feedback, Seide et al., "1-Bit Stochastic Gradient Descent" (Interspeech 2014); momentum
 correction and masking, Lin et al., "Deep Gradient Compression" (ICLR 2018), sections 3.1 and 3.3. Deviation:
-the velocity of a payload that is not sparse is not masked, because nothing of it was left behind.
+the velocity of a payload that is not sparse is not masked, because the payload covers every element.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ..common.stored import stored
-from .base import Compressor, StepContext, TensorSpec, is_apart, is_fused
+from .base import Compressor, StepContext, TensorSpec, is_fused, is_out_of_place
 from .indices import decode_indices
 from .kernels import devices
 from .payload import Payload, SparsePayload
@@ -35,9 +35,17 @@ from .thresholds import magnitudes
 @stored("feedback-state")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedbackState:
-    """residual, and velocity if there is momentum correction: float32, shape (elements,), updated in place;
-    views of a `Ledger`'s buffers where a whole model is compressed. inner: the wrapped compressor's state.
-    before: where the residual is as long as `residual` holds anything; None if that has it."""
+    """The state of `ErrorFeedback` for one tensor. Its tensors are float32, of shape (elements,), and updated
+    in place.
+
+    Where a whole model is compressed they are views of a `Ledger`'s buffers.
+
+    Attributes:
+        residual: the residual; while `before` is set, only the buffer that receives the next one.
+        velocity: the velocity; None without momentum correction.
+        inner: state of the wrapped compressor.
+        before: the present residual, as long as `residual` does not hold it; None otherwise.
+    """
 
     residual: torch.Tensor
     velocity: torch.Tensor | None
@@ -47,10 +55,14 @@ class FeedbackState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorFeedback:
-    """A compressor that never forgets, made of one that does.
+    """A wrapper that adds error feedback, and momentum correction if wanted, to a compressor.
 
-    decay: what a residual is multiplied with at each step, 1 to keep all of it. momentum: of the correction,
-    0 for none. Sums saturate at the largest finite float32, so that finite gradients leave a finite residual.
+    Sums saturate at the largest finite float32, which keeps the residual of finite gradients finite.
+
+    Attributes:
+        compressor: the wrapped compressor.
+        decay: factor of the residual at each step; 1 keeps all of it.
+        momentum: momentum of the correction; 0 for none.
     """
 
     compressor: Compressor
@@ -59,7 +71,7 @@ class ErrorFeedback:
 
     @property
     def plain(self) -> bool:
-        """Whether it only adds the residual to the gradient."""
+        """True if it only adds the residual to the gradient: no decay and no momentum."""
         return self.decay == 1.0 and not self.momentum
 
     def init(self, spec: TensorSpec) -> FeedbackState:
@@ -72,11 +84,13 @@ class ErrorFeedback:
     def compress(
         self, gradient: torch.Tensor, state: FeedbackState, context: StepContext
     ) -> tuple[Payload, FeedbackState]:
-        if state.before is not None and self.plain and is_apart(self.compressor):
+        # 1. One pass reads the present residual and writes the next one to another buffer.
+        if state.before is not None and self.plain and is_out_of_place(self.compressor):
             sent = self.compressor.compress_with_residual(
                 gradient, state.before, state.inner, context, state.residual
             )
             return self._masked(*sent, state)
+        # 2. The residual is updated in place.
         velocity = self._advance(gradient, state)
         if velocity is not gradient:
             context = replace(context, magnitudes=None)
@@ -84,24 +98,31 @@ class ErrorFeedback:
             sent = self.compressor.compress_with_residual(velocity, state.residual, state.inner, context)
             return self._masked(*sent, state)
         devices.add_to(state.residual, velocity)
-        # The wrapped compressor sees r, but statistics that it asks for are those of what was added.
+        # The wrapped compressor gets r, but its statistics are those of the gradient or velocity alone.
         return self.send(state, replace(context, magnitudes=magnitudes(velocity, context)))
 
     def accumulate(self, gradient: torch.Tensor, state: FeedbackState) -> torch.Tensor:
-        """Half of `compress`: take the gradient into the residual, and return what was added to it."""
+        """Add the gradient to the residual, the first half of `compress`; return the tensor that was added.
+
+        That is the velocity with momentum correction, otherwise the gradient itself.
+        """
         velocity = self._advance(gradient, state)
         devices.add_to(state.residual, velocity)
         return velocity
 
     def send(self, state: FeedbackState, context: StepContext) -> tuple[Payload, FeedbackState]:
-        """Compress what has been accumulated: the other half. context: the magnitudes, if given, are those
-        of what was added last."""
+        """Compress the accumulated residual, the second half of `compress`; return the payload and the next
+        state.
+
+        context: its magnitudes, if given, are those of the tensor that was added last.
+        """
         payload, inner = self.compressor.compress(state.residual, state.inner, context)
         reduce_payloads([payload], [-1.0], state.residual.numpy(), keep=True)
         return self._masked(payload, inner, state)
 
     def _advance(self, gradient: torch.Tensor, state: FeedbackState) -> torch.Tensor:
-        """One step of velocity and decay; returns what takes the gradient's place."""
+        """Apply decay to the residual and momentum to the velocity; return the tensor to add to the
+        residual."""
         if state.before is not None:
             state.residual.copy_(state.before)
         if self.decay != 1.0:
@@ -113,7 +134,8 @@ class ErrorFeedback:
 
     @staticmethod
     def _masked(payload: Payload, inner: Any, state: FeedbackState) -> tuple[Payload, FeedbackState]:
-        """What `compress` returns, once the velocity of what a sparse payload holds is 0."""
+        """Set the velocity of the elements in a sparse payload to 0; return the payload and the next
+        state."""
         if state.velocity is not None and isinstance(payload, SparsePayload):
             indices = decode_indices(payload)
             devices.put(state.velocity, indices, np.zeros(indices.size, np.float32))
@@ -121,5 +143,5 @@ class ErrorFeedback:
 
 
 def without_feedback(compressor: Compressor) -> Compressor:
-    """The compressor itself, if it is in an `ErrorFeedback`."""
+    """Return the compressor inside an `ErrorFeedback`; return any other compressor as it is."""
     return compressor.compressor if isinstance(compressor, ErrorFeedback) else compressor

@@ -5,16 +5,19 @@ Source: Jiang, Fu, Peng, Zhu, "4Bit-based Gradient Compression Method for Distri
 
     r = g + e;  v = sign(r) * max{X : X < |r|}, 0 if there is none;  send code(v);  e = r - v
 
-Code 0 is zero, 1…7 are -X1…-X7, 9…15 are X1…X7; 8 is never sent. Which seven, is decided per tensor and step:
+Code 0 is zero, 1…7 are -X1…-X7, 9…15 are X1…X7; 8 is never sent. The seven thresholds are chosen per tensor
+and step:
 
-    groups    the paper: one of three fixed groups, by the mean of |g| (its table 1)
-    group1    the first group throughout, for comparison: the "one group" of the paper's figure 8
-    running   ours: multiples of a running mean of |g| where it is not 0, over the steps before this one, so
-              that it is known before the gradient is read; in the first step over its own. No absolute scale
-              is needed. The default, because it measured better than the groups (docs/explanation/accuracy.md).
-              A level X is sent from 0.75 X on, the middle between it and the one below, and not from X on:
-              rounded to the nearest, e is as often too much as too little. Cut off towards zero, what is
-              left has the gradient's sign, and Adam lost by that (docs/explanation/accuracy.md#adam)
+    groups:   the paper's rule. One of three fixed groups, by the mean of |g| (its table 1).
+    group1:   the first group throughout, for comparison: the "one group" of the paper's figure 8.
+    running:  ours, and the default, because it measured better than the groups
+              (docs/explanation/accuracy.md). Multiples of a running mean of |g| over the previous steps,
+              zeros left out. It is known before the gradient is read; the first step takes its own mean. No
+              absolute scale is needed.
+
+              A level X is sent from 0.75 X on, the middle between it and the level below, and not from X on.
+              Rounded to the nearest, the error has either sign equally often. Cut off towards zero, the
+              residual has the gradient's sign, and Adam lost by that (docs/explanation/accuracy.md#adam).
 
 Where the paper is silent: a mean of exactly 0.1 or 0.5 takes the first group. See `quantizers.Scale` for the
 factor between a summed and a mean gradient, which decides whether the fixed groups work at all.
@@ -44,26 +47,30 @@ GROUP_3 = (0.01, 0.03, 0.05, 0.06, 0.07, 0.08, 0.09)
 # geometrically: truncation to the next lower one then loses at most half of any value above the first.
 RUNNING_MULTIPLES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 RUNNING_DECAY = 0.9
-# Of a level: from there on it is sent.
+# A level is sent for magnitudes from this fraction of it on.
 RUNNING_SHARE = 0.75
 
 
 @stored("running-magnitude")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningMagnitude:
-    """Mean of |g| over the elements that were not 0, in all steps so far; those of older steps count less.
+    """Running mean of |g| over the elements that were not 0, in all steps so far; older steps weigh less.
 
     Zeros do not count, because a row of an embedding that no sample touched says nothing about the size of
-    the others: with it in the mean, the largest level would lie far below the rows that were touched. For the
-    same reason a step that touched nothing changes nothing.
+    the other rows. With it in the mean, the largest level would lie far below the rows that were touched. For
+    the same reason a gradient of zeros changes nothing.
 
-    total, elements: sum of |g| and number of elements, both decayed alike, so that their quotient is a mean.
+    Attributes:
+        total: sum of |g|, decayed.
+        elements: number of elements that were not 0, decayed by the same factor, so that the quotient is a
+            mean.
     """
 
     total: float = 0.0
     elements: float = 0.0
 
     def updated(self, magnitudes: Magnitudes) -> RunningMagnitude:
+        """Return the running magnitude after a step with a gradient of these magnitudes."""
         if not magnitudes.nonzero:
             return self
         return RunningMagnitude(
@@ -73,13 +80,15 @@ class RunningMagnitude:
 
     @property
     def mean(self) -> float:
-        """0 before anything was touched."""
+        """Mean magnitude; 0 before the first element that is not 0."""
         return self.total / self.elements if self.elements else 0.0
 
 
 def levels_of(means: Sequence[float]) -> Float32:
-    """For each mean magnitude seven positive, finite, ascending levels, whatever it is: float32, a row
-    each."""
+    """Return seven levels for each mean magnitude: float32, shape (means, 7), ascending within a row.
+
+    Levels are positive and finite for every mean, 0 and infinity included.
+    """
     limits = np.finfo(np.float32)
     smallest = float(limits.smallest_normal) / RUNNING_MULTIPLES[0]
     largest = float(limits.max) / RUNNING_MULTIPLES[-1]
@@ -90,7 +99,10 @@ def levels_of(means: Sequence[float]) -> Float32:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FourBit(Fused):
-    """Quantize to fifteen values. State: the running magnitude. Meant to be used with error feedback."""
+    """The compressor `4bit`: quantizes to fifteen values, with the running magnitude as its state.
+
+    It is meant to be used with error feedback.
+    """
 
     options: FourBitOptions = field(default_factory=FourBitOptions)
 
@@ -99,7 +111,7 @@ class FourBit(Fused):
 
     @property
     def share(self) -> float:
-        """Of a level: from there on it is sent."""
+        """Fraction of a level from which on the level is sent."""
         return RUNNING_SHARE if self.options.levels is Levels.RUNNING else 1.0
 
     def compress_blocks(
@@ -110,7 +122,10 @@ class FourBit(Fused):
         states: Sequence[RunningMagnitude],
         samples: int,
     ) -> tuple[QuantizedPayload, list[RunningMagnitude], Float64]:
-        """See `base.InBlocks`."""
+        """Compress several tensors in one pass; the contract is that of `base.InBlocks`.
+
+        Returns the payload, the next states, and the sum of |g| of each tensor.
+        """
         format = CodeFormat.SIGNED_4BIT
         running = self.options.levels is Levels.RUNNING
         if running:
@@ -146,9 +161,10 @@ class FourBit(Fused):
     def _levels(
         self, gradient: torch.Tensor, state: RunningMagnitude, context: StepContext
     ) -> tuple[Float32, RunningMagnitude]:
+        """Return the seven levels for this gradient, and the next state."""
         if self.options.levels is Levels.RUNNING:
             following = state.updated(magnitudes(gradient, context))
-            # The first gradient has none before it.
+            # The first gradient has no previous mean, and takes its own.
             return levels_of([(state if state.elements else following).mean])[0], following
         factor = self.options.scale.factor(context.samples)
         group: tuple[float, ...] = GROUP_1
@@ -159,7 +175,7 @@ class FourBit(Fused):
 
 
 def choose_group(magnitude: float) -> tuple[float, ...]:
-    """The paper's table 1: which group fits a tensor of this mean magnitude."""
+    """Return the group of thresholds for a tensor of this mean magnitude, by table 1 of the paper."""
     if magnitude < 0.1:
         return GROUP_3
     return GROUP_1 if magnitude <= 0.5 else GROUP_2

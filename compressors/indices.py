@@ -1,4 +1,4 @@
-"""Which elements a sparse payload holds: chosen coding, and back to indices."""
+"""The indices of a sparse payload: choosing a coding, encoding and decoding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ Indices = npt.NDArray[np.uint32]
 
 
 def sparse_payload(elements: int, indices: Indices, values: ValuePayload) -> SparsePayload:
-    """Of ascending indices and their values, with whichever coding of the indices is the smaller."""
+    """Return a sparse payload of ascending indices and their values, in the smaller of the two index codings.
+
+    Args:
+        elements: number of elements of the tensor.
+        indices: uint32, ascending and distinct.
+        values: payload of the elements at these indices, in the same order.
+    """
     low_bits = sparse.gaps_low_bits(elements, indices.size)
     gaps = sparse.encode_gaps(indices, elements, low_bits)
     if gaps.size <= -(-elements // 8):
@@ -22,8 +28,9 @@ def sparse_payload(elements: int, indices: Indices, values: ValuePayload) -> Spa
     return _joined(elements, IndexCoding.BITMAP, sparse.encode_bitmap(indices, elements), values)
 
 
-def sparse_bytes(elements: int, count: int) -> int:
-    """The most bytes that the indices of a `sparse_payload` take."""
+def max_index_bytes(elements: int, count: int) -> int:
+    """Return the most bytes that the indices of a `sparse_payload` take, for `count` of `elements`
+    elements."""
     gaps = sparse.gaps_limit(elements, count, sparse.gaps_low_bits(elements, count))
     return min(gaps, -(-elements // 8))
 
@@ -31,12 +38,19 @@ def sparse_bytes(elements: int, count: int) -> int:
 def seeded_payload(
     elements: int, seed: int, values: ValuePayload, coding: IndexCoding = IndexCoding.SEEDED
 ) -> SparsePayload:
-    """Of the values at `drawn_indices(coding, seed, elements, values.elements)`."""
+    """Return a sparse payload whose indices the receiver draws from a seed.
+
+    Args:
+        elements: number of elements of the tensor.
+        seed: seed, below 2**64.
+        values: payload of the elements at `drawn_indices(coding, seed, elements, values.elements)`.
+        coding: SEEDED or UNIFORM.
+    """
     return _joined(elements, coding, NO_BYTES, values, seed=seed)
 
 
 def drawn_indices(coding: IndexCoding, seed: int, elements: int, count: int) -> Indices:
-    """Ascending. coding: SEEDED or UNIFORM."""
+    """Return `count` ascending indices below `elements`, drawn from a seed. coding: SEEDED or UNIFORM."""
     draw = sparse.distinct_indices if coding is IndexCoding.UNIFORM else sparse.seeded_indices
     return draw(seed, elements, count)
 
@@ -44,7 +58,8 @@ def drawn_indices(coding: IndexCoding, seed: int, elements: int, count: int) -> 
 def _joined(
     elements: int, coding: IndexCoding, indices: Bytes, values: ValuePayload, **parameter: int
 ) -> SparsePayload:
-    """parameter: of the coding, `low_bits` or `seed`."""
+    """Return a sparse payload of encoded indices and values. parameter: `low_bits` or `seed`, as the coding
+    needs."""
     return SparsePayload(
         elements=elements,
         count=values.elements,
@@ -57,7 +72,11 @@ def _joined(
 
 
 def decode_indices(payload: SparsePayload) -> Indices:
-    """Ascending, distinct and below `payload.elements`; raise `ValueError` for data that say otherwise."""
+    """Return the indices of a sparse payload: uint32, ascending, distinct and below `payload.elements`.
+
+    Raises:
+        ValueError: the data do not encode such indices.
+    """
     data = payload.index_data()
     match payload.coding:
         case IndexCoding.GAPS:

@@ -1,7 +1,7 @@
-"""Which tensors are worth compressing.
+"""The layer rule: which tensors are compressed.
 
 Quantization pays on the weights of convolution and linear layers, which hold nearly every parameter. Biases
-and norms are few, and sensitive: they travel dense, as bfloat16 with error feedback.
+and normalization are few and sensitive: they travel dense, as bfloat16 with error feedback.
 """
 
 from __future__ import annotations
@@ -15,22 +15,28 @@ from .base import TensorSpec
 from .registry import CompressorSpec, parse_compressor
 from .wrapping import Wrapping
 
-# What the tensors outside the rule travel as.
+# Compressor of the tensors that the rule does not select.
 SMALL = "bf16"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerRule:
-    """Tensors of two or more dimensions are compressed, others travel dense; patterns overrule that by name.
+    """The rule that selects the tensors to compress: those of two or more dimensions, unless patterns say
+    otherwise.
 
-    dense, compressed: shell patterns on the tensor's name, case-sensitive. `dense` wins where both match.
+    All other tensors travel dense.
+
+    Attributes:
+        dense: shell patterns of names of tensors that travel dense, case-sensitive. They win where both
+            match.
+        compressed: shell patterns of names of tensors that are compressed.
     """
 
     dense: tuple[str, ...] = ()
     compressed: tuple[str, ...] = ()
 
     def compresses(self, spec: TensorSpec) -> bool:
-        """Whether the chosen compressor applies to this tensor."""
+        """Return True if the job's compressor applies to this tensor, False if it travels dense."""
         if any(fnmatchcase(spec.name, pattern) for pattern in self.dense):
             return False
         if any(fnmatchcase(spec.name, pattern) for pattern in self.compressed):
@@ -38,22 +44,22 @@ class LayerRule:
         return len(spec.shape) >= 2
 
     def choose(self, spec: TensorSpec, chosen: CompressorSpec) -> CompressorSpec:
-        """Return the compressor of this tensor, if `chosen` is the job's.
+        """Return the compressor of this tensor. chosen: the job's compressor.
 
         A dense compressor (none, bf16, fp16) is used for every tensor.
         """
         return chosen if chosen.entry.dense or self.compresses(spec) else _small(chosen)
 
 
-@cache  # it is asked for tensor by tensor
+@cache  # called for each tensor
 def _small(chosen: CompressorSpec) -> CompressorSpec:
-    """Return the compressor of the small tensors.
+    """Return the compressor of the small tensors, with the feedback, decay and momentum of the chosen one.
 
-    What goes around the chosen one goes around this one too: feedback that is switched off is off for both,
-    so that a comparison without feedback is one, and momentum is corrected for both or for neither.
+    Feedback that is off is then off for both, which makes a comparison without feedback consistent. Momentum
+    is corrected for both or for neither.
     """
     wrapping, neutral = chosen.wrapping, Wrapping()
-    assert wrapping is not None  # only what is lossless has none, and that is dense
+    assert wrapping is not None  # only lossless compressors have none, and these are dense
     options = {
         key: _text(getattr(wrapping, key))
         for key in ("feedback", "decay", "momentum")
@@ -63,4 +69,5 @@ def _small(chosen: CompressorSpec) -> CompressorSpec:
 
 
 def _text(value: bool | float) -> str:
+    """Return the text of an option's value in a spec."""
     return ("on" if value else "off") if isinstance(value, bool) else repr(value)

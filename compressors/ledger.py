@@ -1,27 +1,26 @@
-"""The residual ledger: what a worker has computed and the server has not got.
+"""The residual ledger: the part of a worker's gradients that the server does not have yet.
 
-`residual` is one flat float32 buffer in manifest order; where momentum is corrected, `velocity` is another. A
-compressor gets views of both as its state. So a worker that is given other parts of the model moves views
-only: what it held of the old ones stays in the buffer, and goes out when it gets that range again, or in its
-flush. At any time
+`residual` is one flat float32 buffer in manifest order. Where momentum is corrected, `velocity` is another. A
+compressor gets views of both as its state. A worker that is given other parts of the model therefore only
+moves views. The residual of its previous parts stays in the buffer, and is sent when the worker gets that
+range again, or in its flush. At any time
 
     everything sent and accepted + residual == everything computed
 
 (sums saturate at the largest finite float32). A step reads the ledger and writes to its *draft*, a second
-buffer, which takes the ledger's place when the step is pushed (`commit`). So a step that is abandoned has
-changed nothing. There is a verb for each way in which a push may end:
+buffer, which replaces the residual when the step is pushed (`commit`). An abandoned step therefore changes
+nothing. There is a method for each outcome of a push:
 
-    keep        it counts: nothing of the step will be undone
-    put_back    it came too late (STALE): what was sent is owed again
-    forget      others sent the gradient (REDUNDANT): what is owed is what was owed before the step
+    keep:      the push counts, and its step will not be undone.
+    put_back:  the push came too late (STALE). Its values are added to the residual again.
+    forget:    other workers have sent the gradient (REDUNDANT). The residual of before the step is restored.
 
-The last two leave out ranges of which the push counts all the same.
+`put_back` and `forget` leave out ranges in which the push counts all the same. Any number of pushes may be
+open, and they may end in any order.
 
-Any number of pushes may be open, and settled in any order.
-
-A residual weighs in the next mean as much as its worker's gradient does, and gradients of one of n slices
-of the parts weigh n times as much as those of all. `slices` is the measure that the residual is kept in; a
-new number of slices rescales it.
+A residual weighs in the next mean as much as its worker's gradient does. The gradient of one of n slices of
+the parts weighs n times as much as one of all parts. `slices` is the number of slices for which the residual
+is scaled; `set_slices` rescales it.
 """
 
 from __future__ import annotations
@@ -47,14 +46,18 @@ Ranges = Sequence[tuple[int, int]]
 
 @dataclass(slots=True, eq=False)
 class Before:
-    """The ledger as it was before a step; once something else has changed it, by how much the step did.
+    """The contents of the ledger before a step, from which the step can be undone.
+
+    As soon as something else has changed the ledger, it holds the change that the step made instead.
 
     Attributes:
-        residual, velocity: float32, shape (elements,): the state, or what has to be added to undo the step.
-            None for nothing.
-        states: of the compressors, None once it is a difference.
-        usual: see `Ledger`.
-        slices: the measure of the residual.
+        residual: float32, shape (elements,): the previous residual, or the difference to add in order to undo
+            the step. None if there was no residual.
+        velocity: float32, shape (elements,): the previous velocity. None without momentum correction, and
+            once this is a difference.
+        states: previous states of the compressors; None once this is a difference.
+        usual: previous `Ledger.usual`.
+        slices: number of slices for which the residual is scaled.
     """
 
     residual: torch.Tensor | None
@@ -66,13 +69,14 @@ class Before:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compressed:
-    """What one step sends, with what the ledger needs to settle the push.
+    """The payloads of one step, with everything the ledger needs when the outcome of the push arrives.
 
     Attributes:
-        payloads: none at all where the step only adds to the residual.
-        ranges: start and end of what each holds, in flat order.
-        slices: the measure of their values, at least 1.
-        before: kept for a push that others may make superfluous.
+        payloads: the payloads; empty if the step only adds to the residual.
+        ranges: start and end of each payload, in flat order.
+        slices: number of slices for which the values are scaled, at least 1.
+        before: contents of the ledger before the step, kept for a push that may turn out redundant; None
+            otherwise.
     """
 
     payloads: Sequence[Payload] = ()
@@ -82,64 +86,70 @@ class Compressed:
 
 
 def norm(values: torch.Tensor) -> float:
-    """Euclidean, accumulated in float64."""
+    """Return the Euclidean norm, accumulated in float64."""
     return float(cast(torch.Tensor, torch.linalg.vector_norm(values, dtype=torch.float64)))
 
 
 def gathered(buffer: torch.Tensor, ranges: Ranges, device: torch.device) -> torch.Tensor:
-    """Return ranges of a buffer, end to end, on a device: a view where they are one that lies there."""
+    """Return ranges of a buffer, end to end, on a device: a view if it is one range on the same device, else
+    a copy."""
     pieces = [buffer[start:end] for start, end in ranges]
     found = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return found if found.device == device else found.to(device)
 
 
 class Ledger:
-    """See the head of this file. Belongs to one thread."""
+    """A worker's residual ledger for all tensors of a model. It belongs to one thread.
+
+    Attributes:
+        states: state of each tensor's compressor; None before the first.
+        usual: statistics of each tensor's gradients by which spikes are found; float64, see `spikes.ROWS`.
+        slices: number of slices for which the residual is scaled, at least 1.
+    """
 
     def __init__(self, elements: Sequence[int], *, velocity: bool = False) -> None:
+        """Args:
+        elements: number of elements of each tensor, in manifest order.
+        velocity: True if momentum is corrected.
         """
-        Args:
-            elements: of each tensor, in manifest order.
-            velocity: whether momentum is corrected.
-        """
-        self.states: list[Any] = [None] * len(elements)  # what each tensor's compressor remembers
-        # What is usual for each tensor's gradients: see `spikes.ROWS`.
+        self.states: list[Any] = [None] * len(elements)
         self.usual: Float64 = np.zeros((len(ROWS), len(elements)))
         self._starts = [0, *accumulate(elements)]
         self.slices = 1
         self._elements = sum(elements)
         self._has_velocity = velocity
-        self._residual: torch.Tensor | None = None  # allocated when it is needed: many jobs never do
+        self._residual: torch.Tensor | None = None  # allocated on first use: many jobs never need it
         self._velocity: torch.Tensor | None = None
         self._draft_residual: torch.Tensor | None = None
         self._draft_velocity: torch.Tensor | None = None
         self._device = torch.device("cpu")
-        self._latest: Before | None = None  # of the step that was the last thing to happen here
+        # Of the last committed step, as long as nothing has changed the ledger since; otherwise None.
+        self._latest: Before | None = None
 
     @property
     def residual(self) -> torch.Tensor:
-        """Float32, shape (elements of all tensors,)."""
+        """Residual of all tensors: float32, shape (elements of all tensors,)."""
         if self._residual is None:
             self._residual = self._zeros()
         return self._residual
 
     @property
     def velocity(self) -> torch.Tensor | None:
-        """As `residual`; None without momentum correction."""
+        """Velocity of all tensors, with the shape of the residual; None without momentum correction."""
         if self._velocity is None and self._has_velocity:
             self._velocity = self._zeros()
         return self._velocity
 
     @property
     def draft(self) -> torch.Tensor:
-        """What becomes the residual with `commit`; each element has to be written before."""
+        """Buffer that `commit` makes the residual. A step has to write every element before."""
         if self._draft_residual is None:
             self._draft_residual = torch.empty(self._elements, device=self._device)
         return self._draft_residual
 
     @property
     def draft_velocity(self) -> torch.Tensor | None:
-        """What becomes the velocity."""
+        """Buffer that `commit` makes the velocity; None without momentum correction."""
         if self._draft_velocity is None and self._has_velocity:
             self._draft_velocity = torch.empty(self._elements, device=self._device)
         return self._draft_velocity
@@ -147,11 +157,16 @@ class Ledger:
     def opened(
         self, ranges: Ranges, device: torch.device, inner: Any, *, begun: bool = False
     ) -> FeedbackState:
-        """Return what a compressor works on, of ranges as of one tensor: views of the draft where that is
-        possible. `take` puts it back.
+        """Return the state on which `ErrorFeedback` works, for ranges that count as one tensor.
 
-        inner: what the compressor itself remembers. begun: whether the draft holds what a first half of the
-        step has left there; otherwise the step begins with what the ledger holds.
+        Its tensors are views of the draft where possible. `take` writes them back where they are copies.
+
+        Args:
+            ranges: start and end of each range, in flat order.
+            device: device of the gradient.
+            inner: state of the compressor inside `ErrorFeedback`.
+            begun: True if the draft already holds the result of the first half of the step; False to begin
+                with the ledger's contents.
         """
         beside = begun or device == self._device
         residual = gathered(self.draft if beside else self.residual, ranges, device)
@@ -164,9 +179,9 @@ class Ledger:
         return FeedbackState(residual=residual, velocity=velocity, inner=inner, before=before)
 
     def take(self, ranges: Ranges, state: FeedbackState) -> None:
-        """Leave in the draft what a compressor has left of `opened`."""
+        """Write the tensors of a state from `opened` back to the draft, unless they are views of it."""
         if len(ranges) == 1 and state.residual.device == self._device:
-            return  # these are views
+            return  # views
         borders = [0, *accumulate(end - start for start, end in ranges)]
         for buffer, values in ((self.draft, state.residual), (self.draft_velocity, state.velocity)):
             if buffer is not None and values is not None:
@@ -178,18 +193,19 @@ class Ledger:
 
     @property
     def device(self) -> torch.device:
+        """Device on which the buffers lie."""
         return self._device
 
     def image(self) -> dict[str, Any]:
-        """All that it would go on from with no push open, as plain values and copies of its tensors on the
-        host."""
+        """Return everything that a new ledger needs to continue, if no push is open: plain values and host
+        copies of tensors."""
         buffers = {"residual": self._residual, "velocity": self._velocity}
         copies = {name: None if each is None else each.cpu().clone() for name, each in buffers.items()}
         rest = {"states": deepcopy(self.states), "usual": self.usual.copy(), "slices": self.slices}
         return {**copies, **rest}
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Go on from an `image` of a ledger of the same tensors; takes over its tensors."""
+        """Continue from an `image` of a ledger of the same tensors, whose tensors it takes over."""
         self._residual, self._velocity = (
             None if image[name] is None else image[name].to(self._device) for name in ("residual", "velocity")
         )
@@ -198,20 +214,20 @@ class Ledger:
 
     @property
     def unused(self) -> bool:
-        """Whether there never was anything to owe."""
+        """True if the ledger has never held a residual, or has been cleared since."""
         return self._residual is None
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is owed."""
+        """True if the residual is 0 everywhere."""
         return self._residual is None or not bool(self._residual.any())
 
     def norm(self) -> float:
-        """The norm of everything that is owed."""
+        """Return the Euclidean norm of the residual; 0 if there is none."""
         return 0.0 if self._residual is None else norm(self._residual)
 
     def to(self, device: torch.device) -> None:
-        """Move the buffers; views of the old ones are void."""
+        """Move the buffers to `device`. Views of the previous buffers become invalid."""
         if device == self._device:
             return
         self._device = device
@@ -220,8 +236,8 @@ class Ledger:
             if buffer is not None:
                 setattr(self, name, buffer.to(device))
 
-    def divide(self, slices: int) -> None:
-        """Keep the residual in the measure of so many slices. Momentum starts anew."""
+    def set_slices(self, slices: int) -> None:
+        """Scale the residual for a new number of slices of the parts. The velocity restarts at 0."""
         self._move_on()
         if slices != self.slices and self._residual is not None:
             saturate(self._residual.mul_(self.slices / slices))
@@ -230,9 +246,14 @@ class Ledger:
         self.slices = slices
 
     def commit(self, states: list[Any], usual: Float64, *, undoable: bool) -> Before | None:
-        """A step is pushed: its draft takes the ledger's place. states, usual: after it.
+        """Make the draft of a pushed step the residual; return the previous contents if the step may be
+        undone.
 
-        Returns the state of before, if the step may have to be undone.
+        Args:
+            states: states of the compressors after the step.
+            usual: statistics for spikes after the step.
+            undoable: True if the step may have to be undone; then the previous contents are returned and
+                kept, otherwise None is returned.
         """
         self._move_on()
         before = None
@@ -240,17 +261,26 @@ class Ledger:
             before = self._latest = Before(self.residual, self.velocity, self.states, self.usual, self.slices)
         self._residual, self._draft_residual = self._draft_residual, self._residual
         self._velocity, self._draft_velocity = self._draft_velocity, self._velocity
-        if before is not None:  # it keeps the buffers
+        if before is not None:  # `before` owns the buffers that would otherwise be the next draft
             self._draft_residual = self._draft_velocity = None
         self.states, self.usual = states, usual
         return before
 
     def clear(self) -> None:
-        """All that was owed went out with the latest step, which cannot be undone: it was float32."""
+        """Drop the residual, because the latest step, which cannot be undone, has sent all of it as
+        float32."""
         self._residual = None
 
-    def settle(self, states: list[Any], usual: Float64, *, undoable: bool) -> Before | None:
-        """As `commit` of a step of which nothing is kept, where nothing was owed."""
+    def commit_without_residual(self, states: list[Any], usual: Float64, *, undoable: bool) -> Before | None:
+        """Commit a pushed step that leaves no residual, where there was none before.
+
+        Returns the previous contents if `undoable`, otherwise None. The draft is not used.
+
+        Args:
+            states: states of the compressors after the step.
+            usual: statistics for spikes after the step.
+            undoable: True if the step may have to be undone.
+        """
         self._move_on()
         if undoable:
             self._latest = Before(None, None, self.states, self.usual, self.slices)
@@ -258,7 +288,8 @@ class Ledger:
         return self._latest
 
     def keep(self, sent: Compressed) -> None:
-        """The push counts. What the latest step could be undone with is the next draft."""
+        """Called when a push counts: its step cannot be undone any more, and the buffers kept for that become
+        the draft."""
         before = sent.before
         if before is None or before is not self._latest:
             return
@@ -268,7 +299,12 @@ class Ledger:
             self._draft_residual, self._draft_velocity = before.residual, before.velocity
 
     def put_back(self, sent: Compressed, but: Ranges = ()) -> None:
-        """What the payloads carried is owed again. but: ranges of which it counts all the same."""
+        """Add the values of a push that does not count to the residual again.
+
+        Args:
+            sent: payloads of the push.
+            but: ranges in flat order in which the push counts all the same.
+        """
         self._move_on()
         if not sent.payloads:
             return
@@ -276,7 +312,7 @@ class Ledger:
             if any(first <= start and end <= last for first, last in but):
                 continue
             if isinstance(payload, DensePayload) and payload.format is DenseFormat.FLOAT32:
-                self._owe_whole(start, end)
+                self._send_whole_again(start, end)
             owed = self.residual[start:end]
             if sent.slices == self.slices:
                 add_update(payload, owed)
@@ -285,25 +321,35 @@ class Ledger:
                 owed.add_(values, alpha=sent.slices / self.slices)
             saturate(owed)
 
-    def _owe_whole(self, start: int, end: int) -> None:
-        """Float32 payloads that are put back go out as float32 again: each may be a spike."""
+    def _send_whole_again(self, start: int, end: int) -> None:
+        """Mark the tensors of a range to be sent as float32 again, because each may be a spike."""
         first, last = bisect_right(self._starts, start) - 1, bisect_left(self._starts, end)
         self.usual = self.usual.copy()
         self.usual[DUE, first:last] = 1.0
 
     def forget(self, sent: Compressed, but: Ranges = ()) -> None:
-        """Undo a step whose gradient others have sent: to the bit if it was the last thing to happen, and
-        nothing of it counts; otherwise to rounding, and the velocity keeps what later steps have made of it.
-        but: ranges of which the push counts all the same."""
+        """Undo a step whose gradient other workers have sent.
+
+        If nothing has changed the ledger since the step, and nothing of the push counts, the ledger is
+        restored bit for bit. Otherwise the difference is undone up to rounding, and the velocity stays.
+
+        Args:
+            sent: payloads of the push. Without `Compressed.before` no other worker can have sent the
+                gradient, and the values are put back instead.
+            but: ranges in flat order in which the push counts all the same.
+        """
         before = sent.before
-        if before is None:  # nobody else can have sent it
+        # 1. The gradient was this worker's alone.
+        if before is None:
             self.put_back(sent, but)
             return
+        # 2. Nothing has changed the ledger since the step: restore its contents.
         if before is self._latest and not but:
             assert before.states is not None
             self._residual, self._velocity, self.states = before.residual, before.velocity, before.states
             self.usual, self._latest = before.usual, None
             return
+        # 3. Add the difference that the step made.
         self._move_on()
         if before.residual is not None:
             undone = before.residual.to(self.residual.device)
@@ -312,7 +358,8 @@ class Ledger:
             saturate(self.residual.add_(undone, alpha=before.slices / self.slices))
 
     def _move_on(self) -> None:
-        """Something else happens than the end of the latest step: keep the difference it made."""
+        """Turn the contents kept of the latest step into a difference, before something else changes the
+        ledger."""
         if self._latest is not None:
             if self._latest.residual is not None:
                 before = self._latest.residual.to(self.residual.device)  # the buffer may have moved since

@@ -1,4 +1,4 @@
-"""What the room offers that needs torch; `__init__` imports it when the first of these is asked for."""
+"""The names of this room that need torch; `__init__` imports this file when the first of them is used."""
 
 from .base import Compressor as Compressor
 from .base import FusedFeedback as FusedFeedback
@@ -15,8 +15,8 @@ from .dense import dense_payload as dense_payload
 from .feedback import ErrorFeedback as ErrorFeedback
 from .indices import Indices as Indices
 from .indices import decode_indices as decode_indices
+from .indices import max_index_bytes as max_index_bytes
 from .indices import seeded_payload as seeded_payload
-from .indices import sparse_bytes as sparse_bytes
 from .indices import sparse_payload as sparse_payload
 from .kernels import set_threads as set_threads
 from .kernels import tell_of_compiling as tell_of_compiling

@@ -1,26 +1,26 @@
 """Signed integers times a scale: `8bit`, `qsgd`, and with three values `terngrad`.
 
-`8bit`: to the nearest of 255 values, evenly spaced up to the largest magnitude of each bucket of 4096
+`8bit`: round to the nearest of 255 values, evenly spaced up to the largest magnitude of each bucket of 4096
 elements:
 
     scale = max|r| / 127;  q = round(r / scale)                           with r = g + e, ties to even
 
-`qsgd`: to one of the two neighbours among s = 2**(bits - 1) - 1 levels on either side of 0, at random, so
-that the mean over the randomness is the value itself:
+`qsgd`: round to one of the two neighbours among s = 2**(bits - 1) - 1 levels on either side of 0, at random,
+so that the mean over the randomness is the value itself:
 
     scale = norm(r) / s;  q = floor(r / scale + u), u uniform in [0, 1)   for each bucket of 512 elements
 
 Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding" (NeurIPS
-2017). `norm=max` is what their experiments use, and our default; `norm=l2` is what their theory is about.
-Difference: codes of a fixed width instead of Elias codes. No error feedback by default: it has no bias.
+2017). Their experiments use `norm=max`, our default; their theory is about `norm=l2`. Deviation: codes of a
+fixed width instead of Elias codes. There is no error feedback by default, because the rounding has no bias.
 
 `terngrad`: one of -s, 0, s, at random, with s = max|r|, but at most 2.5 times the root mean square:
 
     q = sign(r) with probability min(1, |r| / s), otherwise 0
 
 Source: Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning"
-(NeurIPS 2017), with its clipping; every worker has a scale of its own. Two bits per element. No error
-feedback by default: what clipping leaves is the only bias.
+(NeurIPS 2017), with its clipping; every worker has a scale of its own. It takes two bits per element. There
+is no error feedback by default, because clipping is the only bias.
 """
 
 from __future__ import annotations
@@ -48,16 +48,20 @@ from .quantizers import Norm, QsgdOptions, TernGradOptions
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Linear(Fused, Stateless):
-    """Signed integers times a scale per bucket. Stateless; see `eight_bit` and `qsgd`.
+    """The compressors `8bit` and `qsgd`: signed integers times a scale per bucket. Stateless.
 
-    random: round to either neighbour, with a probability that makes the mean right, instead of the nearest.
+    Attributes:
+        options: bits of a code, size of a bucket, and its norm.
+        random: True to round to either neighbour with probabilities that make the mean exact, False to round
+            to the nearest.
     """
 
     options: QsgdOptions
     random: bool
 
     def spanning(self, tensors: Neighbours) -> Linear:
-        """See `base.Spanning`: what is known of tensors is known of their buckets."""
+        """Return this compressor: where the last bucket of each tensor is full, buckets do not mix
+        tensors."""
         return self
 
     def compress_with_residual(
@@ -73,6 +77,7 @@ class Linear(Fused, Stateless):
         return LinearPayload(elements=elements, bits=bits, bucket=bucket, data=data), None
 
     def _scales(self, gradient: Float32, residual: Float32 | None) -> Float32:
+        """Return the scale of each bucket of gradient + residual: float32, shape (buckets,)."""
         norms = linear.bucket_maxima if self.options.norm is Norm.MAX else linear.bucket_norms
         # The largest scale whose multiples are all finite; larger values saturate.
         most = np.float32(FLOAT32_MAX / np.float32(2 ** (self.options.bits - 1)))
@@ -82,18 +87,18 @@ class Linear(Fused, Stateless):
 
 
 def eight_bit(options: NoOptions | None = None) -> Linear:
-    """The nearest of 255 evenly spaced values. Meant to be used with error feedback."""
+    """Return the compressor of `8bit`, which is meant to be used with error feedback and has no options."""
     return Linear(options=QsgdOptions(bits=8, bucket=4096), random=False)
 
 
 def qsgd(options: QsgdOptions) -> Linear:
-    """One of the two nearest levels, at random."""
+    """Return the compressor of `qsgd`, which rounds to one of the two nearest levels at random."""
     return Linear(options=options, random=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TernGrad(Fused, Stateless):
-    """One of three values, at random. Stateless."""
+    """The compressor `terngrad`: sends one of three values, at random. Stateless."""
 
     options: TernGradOptions = field(default_factory=TernGradOptions)
 
@@ -110,6 +115,8 @@ class TernGrad(Fused, Stateless):
         return QuantizedPayload(format=format, elements=elements, levels=levels, data=data), None
 
     def _level(self, gradient: Float32, residual: Float32 | None) -> float:
+        """Return the magnitude of the values: the largest |gradient + residual|, clipped at `sigmas` root
+        mean squares."""
         if not gradient.size:
             return SMALLEST_LEVEL
         norm = math.hypot(*linear.bucket_norms(gradient, residual, MAX_BUCKET).tolist())

@@ -1,12 +1,13 @@
-"""Units that a sparsifier chooses from as a whole (`Plan.merged`).
+"""Units from which a sparsifier chooses as from one tensor (`Plan.merged`).
 
-All tensors of a unit that the sparsifier is for are one tensor to it, also where others lie between them: it
-keeps as many elements as it would of all of them by themselves, whichever they are. What is chosen travels by
-*stretch*, tensors that lie end to end. A sparsifier whose receiver draws the indices chooses from each
-stretch, in proportion to its elements: so each has a seed, and no index travels.
+All tensors of a unit to which the sparsifier applies count as one tensor, also where other tensors lie
+between them. It keeps as many elements as it would keep of the single tensors in total, but may choose them
+anywhere. Chosen elements travel by *stretch*, a group of tensors that lie end to end. A sparsifier whose
+receiver draws the indices chooses from each stretch in proportion to its elements: each stretch then has a
+seed, and no index travels.
 
-This is the one way in which a plan affects the bits. Residuals belong to elements, which merging leaves where
-they are.
+This is the only way in which a plan affects the bits. Residuals belong to elements, and merging does not move
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from .payload import Payload
 
 
 def shares(keep: int, sizes: Sequence[int]) -> list[int]:
-    """`keep` elements divided among stretches in proportion to their sizes: no more of any than it has."""
+    """Divide `keep` elements among stretches in proportion to their sizes; return the number for each
+    stretch.
+
+    No stretch gets more elements than it has.
+    """
     total = max(1, sum(sizes))
     return [keep * end // total - keep * start // total for start, end in pairwise((0, *accumulate(sizes)))]
 
@@ -39,13 +44,22 @@ def compress_together(
     inner: Any,
     context: StepContext,
     *,
-    owing: bool,
+    with_residual: bool,
 ) -> tuple[list[list[Payload]], Any]:
-    """One call for stretches, given as ranges in flat order, whose gradients lie end to end in `gradient`.
+    """Compress several stretches in one call, as one tensor; return the payloads of each stretch, and the
+    next state.
 
-    inner: the state. owing: whether the ledger may hold something, and its draft has to be written.
+    Args:
+        compressor: compressor, with or without feedback.
+        gradient: gradients of the stretches, end to end.
+        ledger: ledger whose residual is added, and whose draft is written.
+        ranges: start and end of each stretch, in flat order.
+        inner: state of the compressor.
+        context: context of the call.
+        with_residual: True if the ledger holds a residual, or its draft has to be written.
 
-    Returns payloads by stretch, and the next state. Raises FloatingPointError as the compressor does.
+    Raises:
+        FloatingPointError: the compressor found a gradient that is not finite.
     """
     if isinstance(compressor, ErrorFeedback):
         state = ledger.opened(ranges, gradient.device, inner)
@@ -53,7 +67,7 @@ def compress_together(
         ledger.take(ranges, state)
         inner = state.inner
     else:
-        if owing:
+        if with_residual:
             gradient = devices.saturate(gradient + gathered(ledger.residual, ranges, gradient.device))
             for start, end in ranges:
                 ledger.draft[start:end].zero_()

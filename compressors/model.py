@@ -1,4 +1,5 @@
-"""A whole model's gradients: one compressor and one state per tensor, and payloads by part."""
+"""The compressor of a whole model's gradients: one compressor and one state per tensor, and payloads
+by part."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from .tensors import ModelTensors
 
 
 class ModelCompressor(ModelTensors):
-    """Compresses a model's gradients step by step; `ledger` keeps what must be kept between steps.
+    """A compressor of a model's gradients, step by step; its `ledger` keeps residuals and states between
+    steps.
 
-    Not for use by several threads at once. Two of them made alike and fed alike produce the same bits,
-    whatever the plan and the order in which gradients come.
+    It must not be used by several threads at once. Two of them with the same arguments and gradients produce
+    the same bits, under any plan and any order in which gradients arrive.
     """
 
     def begin(
@@ -30,42 +32,57 @@ class ModelCompressor(ModelTensors):
         wanted: frozenset[int] | None = None,
         flush: bool = False,
     ) -> Step:
-        """A step: mean gradients over `samples` samples (at least 1), that are to come one by one.
+        """Begin a step; return the `Step`, to which the gradients are added one by one.
 
-        version: of the parameters they are computed at. step: what a delay counts, the version if not given.
-        epoch: passes over the training samples so far.
-        workers: that take part in the round, at least 1.
-        wanted: parts that are sent, all if None; what the ledger holds of the others stays as it is.
-        flush: send everything that is owed too, also what the ledger holds of the others, as float32: the
-            last push of a worker.
+        Args:
+            samples: number of samples over which the mean gradients are taken, at least 1.
+            version: version of the parameters at which they are computed.
+            step: number of the step, from 0, by which `delay` counts; None for the version.
+            epoch: passes over the training samples so far, fractional.
+            workers: number of workers in the round, at least 1, by which `clip` is scaled.
+            wanted: numbers of the parts to send; None for all. The ledger's contents for other parts stay as
+                they are.
+            flush: True for a worker's last push: send everything in the ledger too, of all parts, as float32.
         """
         if samples < 1:
             raise ValueError(f"samples: expected at least 1, got {samples}")
         return Step(self, samples, version, version if step is None else step, epoch, workers, wanted, flush)
 
     def compress(self, gradients: Sequence[torch.Tensor | None], samples: int, **step: Any) -> list[Payload]:
-        """All of a step at once, as `begin` takes it.
+        """Compress all gradients of a step and commit it; return the payloads.
 
-        A gradient that is None does not exist, see `Step.add`. One that lies on a GPU is compressed there if
-        its compressor can, otherwise on the host.
-        Returns payloads that lie end to end in flat order; none at all at a version that a delay passes over.
+        Args:
+            gradients: gradient of each tensor, in manifest order; None where the loss does not depend on the
+                tensor. A gradient on a GPU is compressed there if its compressor can, otherwise on the host.
+            samples: number of samples over which the mean gradients were taken.
+            step: the other arguments of `begin`.
+
+        Returns:
+            Payloads that lie end to end in flat order; none at a version at which `delay` sends nothing.
 
         Raises:
-            NonFiniteGradient: nothing was changed; the next step goes on as if this one had not been.
-            ValueError: gradients of other number, shape or type than the specs say.
+            NonFiniteGradient: a gradient contains an infinity or a NaN. Nothing was changed.
+            ValueError: number, shape or type of the gradients differ from the specs.
         """
         return self._whole(self.begin(samples, **step), gradients)
 
     def flush(self, gradients: Sequence[torch.Tensor | None], *, workers: int = 1) -> list[Payload]:
-        """These gradients and everything that is owed, as float32. Nothing is left afterwards."""
+        """Send these gradients and the whole ledger, as float32; return the payloads. The ledger is empty
+        afterwards.
+
+        Args:
+            gradients: gradient of each tensor, in manifest order; None where there is none.
+            workers: number of workers in the round, at least 1.
+        """
         return self._whole(self.begin(1, version=0, workers=workers, flush=True), gradients)
 
     def _whole(self, step: Step, gradients: Sequence[torch.Tensor | None]) -> list[Payload]:
+        """Add all gradients to a step and commit it; return the payloads in flat order."""
         if len(gradients) != len(self.specs):
             raise ValueError(f"expected {len(self.specs)} gradients, got {len(gradients)}")
         sent: dict[int, list[Payload]] = {}
-        for place in reversed(range(len(gradients))):
-            sent.update(step.add(place, gradients[place]))
+        for index in reversed(range(len(gradients))):
+            sent.update(step.add(index, gradients[index]))
         step.commit()
         in_order = [part for unit in reversed(self.plan.units) for part in unit.parts]
         return [payload for part in in_order for payload in sent.get(part, ())]

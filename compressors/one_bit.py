@@ -2,18 +2,20 @@
 
 `1bit`, with residual e:
 
-    r = g + e;  send (r >= 0) and the means of r over both sides, which is what the bits decode to
+    r = g + e;  send (r >= 0) and the mean of r on either side of 0; a bit decodes to the mean of its side
 
 Source: Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
-Training of Speech DNNs" (Interspeech 2014). Difference: they take the two means per column of a weight
-matrix, we take them per tensor.
+Training of Speech DNNs" (Interspeech 2014). Deviation: they take the two means per column of a weight matrix,
+we take them per tensor.
 
-`signsgd`: the sign of every element, and the server takes a majority vote: each element of the aggregate is
-the sign that more workers sent, 0 in a draw, times a level. Source: Bernstein et al., "signSGD with Majority
-Vote" (ICLR 2019). There the level is 1, so that the learning rate alone is the size of a step (`level=unit`).
-With `level=mean`, the default, it is the mean of |g| over the tensor, averaged over the workers, so that a
-learning rate for SGD suits it too. Both send the sign of 0 as positive. No error feedback by default: what
-the vote makes of a worker's bits is not what the worker sent.
+`signsgd`: workers send the sign of every element, and the server takes a majority vote. Each element of the
+aggregate is the sign that more workers sent, 0 in a draw, times a level. Source: Bernstein et al., "signSGD
+with Majority Vote" (ICLR 2019). There the level is 1, so that the learning rate alone is the size of a step
+(`level=unit`). With `level=mean`, the default, it is the mean of |g| over the tensor, averaged over the
+workers, so that a learning rate for SGD suits it too.
+
+Both send the sign of 0 as positive. `signsgd` has no error feedback by default, because the aggregate of a
+vote differs from the values that a worker sent.
 """
 
 from __future__ import annotations
@@ -30,14 +32,17 @@ from .payload import CodeFormat, QuantizedPayload
 from .quantizers import SignOptions, VoteLevel
 from .thresholds import magnitudes
 
-# A level has to be positive, also that of a tensor of zeros.
+# A level has to be positive, even that of a tensor of zeros.
 SMALLEST_LEVEL = float(np.finfo(np.float32).smallest_normal)
 
 
 def binary_payload(
     gradient: torch.Tensor, residual: torch.Tensor | None, low: float, high: float
 ) -> QuantizedPayload:
-    """The signs of gradient + residual as `low` and `high`; what is left goes to `residual`, in place."""
+    """Return the signs of gradient + residual as a payload of the levels `low` and `high`.
+
+    residual: receives gradient + residual minus the decoded payload, in place; None for no residual.
+    """
     levels = np.array([low, high], np.float32)
     data = np.empty(CodeFormat.BINARY.code_bytes(gradient.numel()), np.uint8)
     linear.quantize_binary(gradient.numpy(), as_array(residual), low, high, data)
@@ -46,25 +51,27 @@ def binary_payload(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneBit(Fused, Stateless):
-    """Send signs and the mean of each side. Stateless; meant to be used with error feedback."""
+    """The compressor `1bit`: sends signs and the mean of either side. Stateless; meant to be used with error
+    feedback."""
 
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
     ) -> tuple[QuantizedPayload, None]:
         positive, positives, negative, negatives = linear.side_sums(gradient.numpy(), as_array(residual))
-        # As the float32 that travel, so that the residual is what the receiver's numbers leave.
+        # Rounded to float32, as they travel, so that the residual matches the values that receivers decode.
         low = float(np.float32(negative / max(1, negatives)))
         high = float(np.float32(positive / max(1, positives)))
         return binary_payload(gradient, residual, low, high), None
 
 
 def one_bit(options: NoOptions) -> OneBit:
+    """Return the compressor of `1bit`, which has no options."""
     return OneBit()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignVote(Stateless):
-    """Send signs as votes. Stateless."""
+    """The compressor `signsgd`: sends signs as votes. Stateless."""
 
     options: SignOptions = field(default_factory=SignOptions)
 

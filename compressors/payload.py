@@ -1,14 +1,15 @@
-"""Payload kinds: what a compressor hands over and what a server can reduce.
+"""Payload kinds: the form in which a compressor hands over a tensor, and which a server can sum.
 
-A payload describes itself. Whoever reduces one looks at its kind and never at the name of the
-algorithm that made it, so a new compressor needs no change on the server. The kinds are few:
+A payload describes itself. A receiver looks at its kind and never at the name of the algorithm that made it,
+so a new compressor needs no change on the server. The kinds are few:
 
 * `DensePayload`: every element, as float32, bfloat16 or float16.
-* `QuantizedPayload`: a fixed number of bits per element that index a small table of levels; of one tensor, or
-  of several one after the other, each with a table of its own.
+* `QuantizedPayload`: codes of a fixed number of bits per element, indices into a small table of levels; of
+  one tensor, or of several consecutive ones, each with a table of its own.
 * `LinearPayload`: signed integers of a fixed number of bits, times a scale per bucket of elements.
-* `SparsePayload`: some of the elements: which, and their values as a payload of one of the kinds above.
-* `AbsentPayload`: nothing: there is no gradient of these elements, or no change.
+* `SparsePayload`: some of the elements: their indices, and their values as a payload of one of the kinds
+  above.
+* `AbsentPayload`: no data: these elements have no gradient, or do not change.
 
 Byte order is little-endian throughout.
 """
@@ -29,7 +30,13 @@ Int64 = npt.NDArray[np.int64]
 
 
 class PayloadError(ValueError):
-    """A payload that breaks its own rules. `field`, `limit` and `value` say which, for a refusal."""
+    """A payload that breaks a rule of its kind.
+
+    Attributes:
+        field: name of the field that breaks the rule.
+        limit: expected value, as text.
+        value: actual value, as text.
+    """
 
     def __init__(self, field: str, limit: str, value: str) -> None:
         super().__init__(f"{field}: expected {limit}, got {value}")
@@ -39,26 +46,27 @@ class PayloadError(ValueError):
 
 
 def code_bytes(bits: int, elements: int) -> int:
-    """Bytes of so many packed codes: whole 32-bit words."""
+    """Return the bytes of `elements` packed codes, in whole 32-bit words."""
     return -(-elements * bits // 32) * 4
 
 
 def code_words(bits: int, sizes: Int64) -> Int64:
-    """32-bit words of the packed codes of each block."""
+    """Return the number of 32-bit words of the packed codes of each block, given the blocks' numbers of
+    elements."""
     per_word = 32 // bits
     words: Int64 = sizes // per_word + (sizes % per_word > 0)
     return words
 
 
 def pack_codes(bits: int, codes: npt.NDArray[np.integer]) -> Bytes:
-    """Pack codes as the data of a quantized payload has them, of one block.
+    """Pack the codes of one block for the data of a quantized payload.
 
     Args:
-        bits: of a code, such as `CodeFormat.bits`.
-        codes: integers of any width, shape (elements,), whose low `bits` bits are taken.
+        bits: bits of a code, such as `CodeFormat.bits`.
+        codes: integers of any width, shape (elements,), of which the lowest `bits` bits are taken.
 
     Returns:
-        One code after the other, the lowest bit of a byte first; zeros fill the last 32-bit word.
+        The codes without gaps, the first one in the lowest bits; zeros fill the last 32-bit word.
     """
     separate = (codes[:, None] >> np.arange(bits)) & 1
     packed = np.zeros(code_bytes(bits, codes.size), np.uint8)
@@ -68,7 +76,7 @@ def pack_codes(bits: int, codes: npt.NDArray[np.integer]) -> Bytes:
 
 
 def unpack_codes(bits: int, data: Bytes, elements: int) -> npt.NDArray[np.int32]:
-    """Return the codes, from 0 to 2**bits - 1, that `pack_codes` has packed."""
+    """Return the `elements` codes, from 0 to 2**bits - 1, that `pack_codes` has packed into `data`."""
     separate = np.unpackbits(data, count=elements * bits, bitorder="little").reshape(-1, bits)
     codes: npt.NDArray[np.int32] = (separate.astype(np.int32) << np.arange(bits, dtype=np.int32)).sum(
         axis=1, dtype=np.int32
@@ -77,7 +85,7 @@ def unpack_codes(bits: int, data: Bytes, elements: int) -> npt.NDArray[np.int32]
 
 
 class DenseFormat(Enum):
-    """Element format of a dense payload; the value is its name in messages and logs."""
+    """The element format of a dense payload; the value is its name in messages and logs."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -85,25 +93,28 @@ class DenseFormat(Enum):
 
     @property
     def element_bytes(self) -> int:
+        """Bytes of an element."""
         return 4 if self is DenseFormat.FLOAT32 else 2
 
 
 class CodeFormat(Enum):
-    """How a code of a quantized payload names a level.
+    """The code format of a quantized payload: how a code stands for a level.
 
-    SIGNED_4BIT: 0 is zero, 1…7 are -levels[0…6], 9…15 are +levels[0…6]; 8 is never sent.
-    Eight codes fill a 32-bit word, the even index in the low nibble of its byte.
+    SIGNED_4BIT: 0 is zero, 1…7 are -levels[0…6], 9…15 are +levels[0…6]; 8 is never sent. Eight codes fill a
+    32-bit word, the even index in the low nibble of its byte.
 
-    SIGNED_2BIT: 00 is zero, 10 is -levels[0], 11 is +levels[0]; 01 is never sent.
-    Sixteen codes fill a 32-bit word, the lowest index in the lowest bits.
+    SIGNED_2BIT: 00 is zero, 10 is -levels[0], 11 is +levels[0]; 01 is never sent. Sixteen codes fill a 32-bit
+    word, the lowest index in the lowest bits.
 
     BINARY: 0 is levels[0], 1 is levels[1]. Thirty-two codes fill a word, the lowest index in the lowest bit.
 
     CODEBOOK_8BIT: a code is the index of its level, levels[0…255], which may have any sign and order. Four
-    codes fill a 32-bit word. For third parties' compressors, and for large tensors: a table takes 1 KiB.
+    codes fill a 32-bit word. It is meant for third parties' compressors, and for large tensors: a table takes
+    1 KiB.
 
-    VOTE: as BINARY, for -levels[0] and levels[0]. Votes are not added but counted: each element of their sum
-    has the sign of the majority, 0 if there is none, and the weighted mean of the levels as its magnitude.
+    VOTE: the same codes as BINARY, for -levels[0] and levels[0]. Votes are not added but counted. Each
+    element of their sum has the sign of the majority, 0 if there is none, and the weighted mean of the levels
+    as its magnitude.
 
     The last word is padded with code 0.
     """
@@ -116,30 +127,37 @@ class CodeFormat(Enum):
 
     @cached_property
     def bits(self) -> int:
+        """Bits of a code."""
         bits = {CodeFormat.SIGNED_4BIT: 4, CodeFormat.SIGNED_2BIT: 2, CodeFormat.CODEBOOK_8BIT: 8}
         return bits.get(self, 1)
 
     @cached_property
     def level_count(self) -> int:
+        """Number of levels in a table."""
         counts = {CodeFormat.SIGNED_4BIT: 7, CodeFormat.BINARY: 2, CodeFormat.CODEBOOK_8BIT: 256}
         return counts.get(self, 1)
 
     @cached_property
     def forbidden_code(self) -> int | None:
-        """The code that is never sent; None where every code names a level."""
+        """Code that is never sent; None where every code stands for a level."""
         return {CodeFormat.SIGNED_4BIT: 8, CodeFormat.SIGNED_2BIT: 1}.get(self)
 
     def code_bytes(self, elements: int) -> int:
-        """Bytes of the packed codes of `elements` values, whole 32-bit words."""
+        """Return the bytes of the packed codes of `elements` values, in whole 32-bit words."""
         return code_bytes(self.bits, elements)
 
     def table(self, levels: Float32) -> Float32:
-        """What each code is worth: float32, shape (2**bits,). The forbidden code gets a 0."""
+        """Return the value of each code, given the levels of one block: float32, shape (2**bits,). A
+        forbidden code is 0."""
         table: Float32 = self.tables(levels)[0]
         return table
 
     def tables(self, levels: Float32) -> Float32:
-        """`table` of each block: float32, shape (blocks, 2**bits). levels: those of all blocks, flat."""
+        """Return the value of each code in each block: float32, shape (blocks, 2**bits). A forbidden code is
+        0.
+
+        levels: the levels of all blocks, one block after another.
+        """
         each = levels.reshape(-1, self.level_count)
         tables = np.zeros((len(each), 2**self.bits), np.float32)
         match self:
@@ -156,12 +174,12 @@ class CodeFormat(Enum):
 
 
 class IndexCoding(Enum):
-    """How a sparse payload says which elements it holds; formats in `kernels.sparse`.
+    """The coding of a sparse payload's indices; `kernels.sparse` has the formats.
 
-    GAPS: Golomb-Rice codes of the distances between neighbours.
+    GAPS: Golomb-Rice codes of the distances between neighbouring indices.
     BITMAP: a bit per element.
-    SEEDED: nothing travels; one index in each of `count` equal parts, drawn from a seed.
-    UNIFORM: nothing travels; `count` indices drawn from a seed, each set of them as likely as any other.
+    SEEDED: no data; one index in each of `count` equal ranges, drawn from a seed.
+    UNIFORM: no data; `count` indices drawn from a seed, each set of them equally likely.
     """
 
     GAPS = "gaps"
@@ -172,9 +190,12 @@ class IndexCoding(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DensePayload:
-    """Every element of a tensor.
+    """All elements of a tensor, as floating-point numbers.
 
-    data: uint8, `elements * format.element_bytes` long.
+    Attributes:
+        format: format of an element.
+        elements: number of elements.
+        data: uint8, `elements * format.element_bytes` bytes.
     """
 
     format: DenseFormat
@@ -184,15 +205,19 @@ class DensePayload:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class QuantizedPayload:
-    """Packed codes and the table of magnitudes that they index.
+    """Packed codes, and the table of levels to which they decode.
 
-    The elements may be those of several tensors, one after the other: blocks, each with levels of its own.
+    The elements may be those of several tensors, one after another: blocks, each with levels of its own.
 
-    levels: float32, `format.level_count` finite values for each block, one block after the other. Those of a
-        block ascend, and are positive magnitudes but for BINARY. They are what a code decodes to: any scale
-        (such as the division by the batch size) is already in them.
-    sizes: int64, the elements of each block, 0 or more; None for a single block of them all.
-    data: uint8: the codes of each block, `format.code_bytes` of its size, one block after the other.
+    Attributes:
+        format: format of the codes.
+        elements: number of elements of all blocks.
+        levels: float32, `format.level_count` finite values for each block, one block after another. Those of
+            a block ascend, and are positive magnitudes (BINARY: of any sign; CODEBOOK_8BIT: of any sign and
+            order). A code decodes to its level exactly: any scale, such as the division by the batch size, is
+            already in it.
+        sizes: int64, number of elements of each block, at least 0; None for a single block of all elements.
+        data: uint8, the codes of each block, `format.code_bytes` of its size, one block after another.
     """
 
     format: CodeFormat
@@ -202,19 +227,23 @@ class QuantizedPayload:
     data: Bytes
 
     def block_sizes(self) -> Int64:
-        """int64, shape (blocks,)."""
+        """Return the number of elements of each block: int64, shape (blocks,)."""
         return np.array([self.elements], np.int64) if self.sizes is None else self.sizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LinearPayload:
-    """Integer codes, and what a step of one is worth in each bucket of consecutive elements.
+    """Integer codes, and a scale for each bucket of consecutive elements: an element is its code times the
+    scale.
 
-    bits: of a code, `LINEAR_BITS` at least and at most; two's complement, so that codes and worth have the
-        same sign. The most negative code is never sent.
-    bucket: elements that share a scale, a multiple of 32 up to `MAX_BUCKET`; the last may be shorter.
-    data: uint8: a float32 scale per bucket, finite and not negative; then the codes, element i at bit
-        i * bits, lowest bits first, padded with zeros to a whole 32-bit word.
+    Attributes:
+        elements: number of elements.
+        bits: bits of a code, within `LINEAR_BITS`. Codes are in two's complement; the most negative one is
+            never sent, which makes the range symmetric.
+        bucket: number of elements that share a scale, a multiple of 32 up to `MAX_BUCKET`; the last bucket
+            may be shorter.
+        data: uint8: a float32 scale per bucket, finite and not negative; then the codes, element i at bit i *
+            bits, lowest bits first, padded with zeros to a whole 32-bit word.
     """
 
     elements: int
@@ -224,13 +253,16 @@ class LinearPayload:
 
     @property
     def buckets(self) -> int:
+        """Number of buckets."""
         return -(-self.elements // self.bucket)
 
     def scales(self) -> Float32:
-        """A copy: received data may lie at any alignment."""
+        """Return the scale of each bucket, float32: a copy, because received data may lie at any
+        alignment."""
         return self.data[: 4 * self.buckets].copy().view(np.float32)
 
     def codes(self) -> Bytes:
+        """Return the packed codes, uint8: a view of the data."""
         return self.data[4 * self.buckets :]
 
 
@@ -240,7 +272,8 @@ MAX_BUCKET = 1 << 24
 
 
 def check_linear(bits: int, bucket: int) -> None:
-    """Raise `PayloadError` for bits or a bucket that linear payloads do not have."""
+    """Raise `PayloadError` if linear payloads cannot have this number of bits per code, or of elements per
+    bucket."""
     fewest, most = LINEAR_BITS
     if not fewest <= bits <= most:
         raise PayloadError("bits", f"{fewest} to {most}", str(bits))
@@ -254,12 +287,17 @@ ValuePayload = DensePayload | QuantizedPayload | LinearPayload
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SparsePayload:
-    """`count` of the elements of a tensor; the others are 0.
+    """Some of the elements of a tensor; all other elements are 0.
 
-    low_bits: of GAPS, the bits of a gap that are not in unary. index_bytes: of the indices at the head of
-        `data`; 0 for SEEDED and UNIFORM. seed: of these, below 2**64.
-    values: how the values travel: a payload of `count` elements, itself without data.
-    data: uint8: the indices, then the data of the values.
+    Attributes:
+        elements: number of elements of the tensor.
+        count: number of elements in the payload.
+        coding: coding of their indices.
+        low_bits: for GAPS, number of low bits of a gap that are not coded in unary; otherwise 0.
+        index_bytes: bytes of the indices at the beginning of `data`; 0 for SEEDED and UNIFORM.
+        seed: for SEEDED and UNIFORM, seed of the indices, below 2**64; otherwise 0.
+        values: form of the values: a payload of `count` elements with empty data.
+        data: uint8: the indices, then the data of the values.
     """
 
     elements: int
@@ -272,10 +310,11 @@ class SparsePayload:
     data: Bytes
 
     def index_data(self) -> Bytes:
+        """Return the coded indices: a view of the data."""
         return self.data[: self.index_bytes]
 
     def value_payload(self) -> ValuePayload:
-        """The values as a payload of their own, over the memory of this one."""
+        """Return the values as a payload of their own: a view of the data."""
         return replace(self.values, data=self.data[self.index_bytes :])
 
 
@@ -284,12 +323,14 @@ NO_BYTES: Bytes = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AbsentPayload:
-    """Of a gradient: it does not exist, as torch has it where `grad` is None. Of an update: nothing changes.
+    """Elements without a gradient, where torch's `grad` is None; in an update, elements that do not change.
 
-    It decodes to zeros, and a sum takes it for zeros. But what is absent in all that is summed has no sum:
-    the optimizer passes it over.
+    It decodes to zeros, and a sum counts it as zeros. Elements that are absent in every summed payload have
+    no sum, and the optimizer skips them.
 
-    data: empty.
+    Attributes:
+        elements: number of elements.
+        data: empty.
     """
 
     elements: int
@@ -300,7 +341,7 @@ Payload = ValuePayload | SparsePayload | AbsentPayload
 
 
 def payload_bytes(payload: Payload) -> int:
-    """Bytes of `payload.data` that a payload of this kind and size must have."""
+    """Return the number of bytes that `payload.data` must have, computed from the payload's other fields."""
     match payload:
         case DensePayload():
             return payload.elements * payload.format.element_bytes
@@ -317,7 +358,7 @@ def payload_bytes(payload: Payload) -> int:
 
 
 def wire_bytes(payload: Payload) -> int:
-    """What a payload takes on the wire, but for counts and kinds: its data and its levels."""
+    """Return the bytes of a payload's data and levels on the wire. The rest of its header is not counted."""
     values = payload.values if isinstance(payload, SparsePayload) else payload
     levels = values.levels.nbytes if isinstance(values, QuantizedPayload) else 0
     return payload.data.size + levels

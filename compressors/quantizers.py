@@ -24,40 +24,46 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MEANT = "its thresholds are meant for gradients, and updates are smaller by the learning rate"
-LARGER_ERROR = "its error is larger than what it is given"
+LARGER_ERROR = "its error is larger than the update"
 
 
 class Scale(StrEnum):
-    """Which gradient the absolute thresholds are meant for.
+    """The gradient to which absolute thresholds apply: the sum over the samples, or PyTorch's mean.
 
     The thresholds of MXNet and of the 4-bit paper come from a system whose gradient is the *sum* over the
-    batch. PyTorch's is the mean, smaller by the number of samples; thresholds applied to it as printed are
-    too coarse by that factor. (Not in the paper: an erratum of ours.)
+    batch. PyTorch's is the mean, smaller by the number of samples. Applied to it as printed, the thresholds
+    are too coarse by that factor. (Not in the paper: an erratum of ours.)
 
-    SUM: thresholds apply to gradient * samples. We divide the thresholds instead of multiplying the
-        gradient: the residual stays in the domain of the mean, and the receiver need not know about it. The
-        codes are the same, but for values within a rounding of a threshold where samples is no power of two.
-    MEAN: thresholds apply to the gradient as PyTorch gives it.
+    SUM: thresholds apply to gradient * samples. We divide the thresholds instead of multiplying the gradient:
+    the residual stays in the domain of the mean, and the receiver need not know about it. The codes are the
+    same, except for values within a rounding of a threshold where samples is no power of two.
+    MEAN: thresholds apply to PyTorch's gradient.
     """
 
     SUM = "sum"
     MEAN = "mean"
 
     def factor(self, samples: int) -> float:
-        """Return how many times larger than PyTorch's gradient, a mean over `samples`, the gradient is that
-        the thresholds are meant for."""
+        """Return the factor between the gradient to which thresholds apply and PyTorch's, a mean over
+        `samples` samples."""
         return float(samples) if self is Scale.SUM else 1.0
 
 
 def check_threshold(name: str, value: float) -> None:
-    """Raise ValueError for a threshold that could become 0 or infinite when it is divided by the samples."""
+    """Raise ValueError for a threshold that could become 0 or infinite when it is divided by the number of
+    samples."""
     if not 1e-20 <= value <= 1e20:
         raise ValueError(f"{name}: expected a number from 1e-20 to 1e20, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TwoBitOptions:
-    """threshold: MXNet's default is 0.5. scale: what the threshold is compared with."""
+    """The options of `2bit`.
+
+    Attributes:
+        threshold: threshold of the magnitude, and magnitude of every value sent; 0.5 is MXNet's default.
+        scale: gradient to which the threshold applies, the sum over the samples or the mean.
+    """
 
     threshold: float = 0.5
     scale: Scale = Scale.SUM
@@ -67,7 +73,7 @@ class TwoBitOptions:
 
 
 class Levels(StrEnum):
-    """How the seven thresholds of `4bit` are chosen; see the head of `four_bit`."""
+    """The rules for the seven thresholds of `4bit`; see the head of `four_bit`."""
 
     GROUPS = "groups"
     GROUP1 = "group1"
@@ -76,14 +82,20 @@ class Levels(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FourBitOptions:
-    """levels: how thresholds are chosen. scale: what fixed ones are compared with; no effect on running."""
+    """The options of `4bit`.
+
+    Attributes:
+        levels: rule for the thresholds.
+        scale: gradient to which fixed thresholds apply, the sum over the samples or the mean; no effect with
+            `levels=running`.
+    """
 
     levels: Levels = Levels.RUNNING
     scale: Scale = Scale.SUM
 
 
 class Norm(StrEnum):
-    """What the outermost level of a bucket is worth; see the head of `linear`."""
+    """The norm of a bucket that its outermost level equals: the largest magnitude, or the Euclidean norm."""
 
     MAX = "max"
     L2 = "l2"
@@ -91,7 +103,13 @@ class Norm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QsgdOptions:
-    """bits: of a code, sign included. bucket: elements with a norm of their own. norm: which."""
+    """The options of `qsgd`.
+
+    Attributes:
+        bits: bits of a code, sign included.
+        bucket: number of elements that share a scale.
+        norm: norm of a bucket that its outermost level equals.
+    """
 
     bits: int = 4
     bucket: int = 512
@@ -102,7 +120,7 @@ class QsgdOptions:
 
 
 class VoteLevel(StrEnum):
-    """What a vote is worth; see the head of `one_bit`."""
+    """The magnitude of a vote of `signsgd`: the mean of |g|, or 1."""
 
     MEAN = "mean"
     UNIT = "unit"
@@ -110,14 +128,22 @@ class VoteLevel(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignOptions:
-    """level: what the sign of the majority is multiplied with."""
+    """The options of `signsgd`.
+
+    Attributes:
+        level: magnitude by which the sign of the majority is multiplied.
+    """
 
     level: VoteLevel = VoteLevel.MEAN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TernGradOptions:
-    """sigmas: standard deviations, of gradients whose mean is 0, at which values are clipped."""
+    """The options of `terngrad`.
+
+    Attributes:
+        sigmas: number of standard deviations, taken around 0, at which values are clipped.
+    """
 
     sigmas: float = 2.5
 
@@ -127,7 +153,13 @@ class TernGradOptions:
 
 
 def late(module: str, name: str) -> Callable[[Any], Compressor]:
-    """Return a `build` that imports a module of this room, and with it torch, when it is called."""
+    """Return a `build` function that imports a module of this room, and with it torch, only when it is
+    called.
+
+    Args:
+        module: name of the module.
+        name: name of the function or class in it that makes the compressor.
+    """
 
     def build(options: Any) -> Compressor:
         made: Compressor = getattr(import_module(f".{module}", __package__), name)(options=options)
@@ -137,18 +169,20 @@ def late(module: str, name: str) -> Callable[[Any], Compressor]:
 
 
 def always(value: T) -> Callable[[Any], T]:
-    """Return a function that gives `value` whatever the options are."""
+    """Return a function that returns `value` for any options."""
     return lambda options: value
 
 
 def lost(loss: float, kind: type[Any] = NoOptions) -> Callable[[Any], float]:
-    """Return an `adam_loss` that was measured with the default options, and with no others."""
+    """Return an `adam_loss` function for a loss that was measured with the default options of `kind` only."""
     return lambda options: loss if options == kind() else 1.0
 
 
 def _dense(
     format: DenseFormat, sends: TensorCoding, nanoseconds: float, wrapping: Wrapping | None = WITH_FEEDBACK
 ) -> CompressorEntry:
+    """Return the declaration of a dense compressor."""
+
     def build(options: NoOptions) -> Compressor:
         from .dense import Dense
 
@@ -193,7 +227,7 @@ QUANTIZERS: Mapping[str, CompressorEntry] = {
         options=FourBitOptions,
         build=late("four_bit", "FourBit"),
         on_gpu=True,
-        # The paper's groups need the mean of the very gradient, which is not known before it is read.
+        # The paper's groups need the mean of the present gradient, which is not known before it is read.
         joins=lambda options: None if options.levels is Levels.GROUPS else Joined(how="blocks"),
         sends=always(FOUR_BIT),
         nanoseconds=always(0.5),
@@ -203,7 +237,7 @@ QUANTIZERS: Mapping[str, CompressorEntry] = {
     "8bit": CompressorEntry(
         options=NoOptions,
         build=late("linear", "eight_bit"),
-        # Where the last bucket is full the next one begins with the next tensor.
+        # Where the last bucket is full, the next bucket begins with the next tensor.
         joins=always(Joined(how="neighbours", full=EIGHT_BIT.bucket)),
         sends=always(EIGHT_BIT),
         nanoseconds=always(0.6),
@@ -226,7 +260,7 @@ QUANTIZERS: Mapping[str, CompressorEntry] = {
         wrapping=WITHOUT_FEEDBACK,
         sends=always(TensorCoding(bits=1, tensor_bytes=4)),
         nanoseconds=always(0.8),
-        downlink=always("it needs voters, and the server is one alone"),
+        downlink=always("it needs several voters, and an update has one sender"),
         adam_loss=lost(1.17, SignOptions),
     ),
     "terngrad": CompressorEntry(

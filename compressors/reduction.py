@@ -1,16 +1,16 @@
-"""Payloads back to numbers: one of them, or the weighted sum of many.
+"""Decoding of payloads to numbers: of one payload, or of the weighted sum of several.
 
-The sum is what a server computes each round. It is accumulated in float32, strictly in the order given:
+A server computes the sum in each round. It is accumulated in float32, strictly in the given order:
 
     out = 0;  for w in order:  out += float32(weights[w]) * decode(payloads[w])
 
-where product and sum are each rounded to float32, so the bits of the result depend on the order of the list
-and on nothing else: not on when a payload arrived, on threads, or on the processor. The weight is multiplied
-into the few levels or scales of a quantized payload rather than into its elements: for levels that is the
-same product, for a scale it is float32(float32(weight) * scale) times the integer code.
+Product and sum are each rounded to float32. The bits of the result therefore depend on the order of the list
+and on nothing else: not on the time at which a payload arrived, on threads, or on the processor. The weight
+is multiplied into the few levels or scales of a quantized payload rather than into its elements. For levels
+that is the same product; for a scale it is float32(float32(weight) * scale) times the integer code.
 
-Votes (`CodeFormat.VOTE`) are the exception. Neighbouring votes are counted, each as one whatever its weight:
-the sign of the majority, or 0 where there is none, times the sum of weight * level is what they add to `out`.
+Votes (`CodeFormat.VOTE`) are the exception. Neighbouring votes are counted, each as one regardless of its
+weight. They add the sign of the majority, or 0 where there is none, times the sum of weight * level.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from .payload import (
 
 
 def decode(payload: Payload) -> Float32:
-    """The values of a valid payload: float32, shape (elements,), freshly allocated."""
+    """Return the values of a valid payload: float32, shape (elements,), newly allocated."""
     out = np.empty(payload.elements, np.float32)
     _decode_to(payload, out)
     return out
 
 
 def _decode_to(payload: Payload, out: Float32) -> None:
+    """Write the values of a valid payload to `out`."""
     if isinstance(payload, DensePayload):
         kernels.cpu.decode_dense(payload.format, payload.data, out)
     else:
@@ -55,9 +56,10 @@ def _decode_to(payload: Payload, out: Float32) -> None:
 
 
 def add_update(payload: Payload, parameter: torch.Tensor) -> None:
-    """Add an update to a parameter, in place, on whichever device: server and workers, to the same bits.
+    """Add an update to a parameter, in place, on any device.
 
-    What a sparse one does not hold stays as it is, and so does what is absent; adding 0 would turn -0 into 0.
+    Server and workers compute the same bits. Elements that a sparse update does not hold are not touched, nor
+    are absent ones, because adding 0 would turn -0 into 0.
     """
     if isinstance(payload, AbsentPayload):
         return
@@ -70,24 +72,28 @@ def add_update(payload: Payload, parameter: torch.Tensor) -> None:
 
 
 def put_update(payload: Payload, parameter: torch.Tensor) -> None:
-    """Put an update in the place of what a parameter holds, as `add_update` adds one."""
+    """Overwrite a parameter with the values of an update, in place, on any device.
+
+    Elements that a sparse update does not hold are not touched, nor are absent ones.
+    """
     if isinstance(payload, AbsentPayload):
         return
     if isinstance(payload, SparsePayload):
-        _change(payload, parameter, lambda flat, places, values: flat.index_copy_(0, places, values))
+        _change(payload, parameter, lambda flat, indices, values: flat.index_copy_(0, indices, values))
     elif _plain(parameter):
         _decode_to(payload, parameter.detach().view(-1).numpy())
     else:
         parameter.copy_(torch.from_numpy(decode(payload)).view(parameter.shape))
 
 
-def _added(flat: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> None:
+def _added(flat: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
+    """Add values to the elements of `flat` at these indices."""
     # Not `index_add_`: on a GPU that adds by atomics, which flush the smallest numbers to zero.
-    flat.index_copy_(0, places, flat[places] + values)
+    flat.index_copy_(0, indices, flat[indices] + values)
 
 
 def _plain(parameter: torch.Tensor) -> bool:
-    """Whether kernels can write to its memory."""
+    """Return True if kernels can write to the parameter's memory."""
     return parameter.device.type == "cpu" and parameter.is_contiguous()
 
 
@@ -96,10 +102,11 @@ def _change(
     parameter: torch.Tensor,
     how: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object],
 ) -> None:
+    """Apply `how(flat, indices, values)` to a parameter, with the elements of a sparse payload."""
     flat = parameter.detach().reshape(-1)  # a copy if it is not contiguous
-    places = torch.from_numpy(decode_indices(payload).astype(np.int64))
+    indices = torch.from_numpy(decode_indices(payload).astype(np.int64))
     values = torch.from_numpy(decode(payload.value_payload()))
-    how(flat, places.to(flat.device), values.to(flat.device))
+    how(flat, indices.to(flat.device), values.to(flat.device))
     if flat.data_ptr() != parameter.data_ptr():
         parameter.copy_(flat.view(parameter.shape))
 
@@ -109,10 +116,17 @@ def reduce_payloads(
 ) -> None:
     """Overwrite `out` with the weighted sum of valid payloads; with zeros if there are none.
 
-    out: float32, shape (elements,), contiguous and writable. Every payload has as many elements.
-    keep: add to what `out` holds instead.
-    Memory is passed over once per run of neighbours of the same kind, so once if all are of one kind; sparse
-    ones are added one by one, and touch their own elements only. Absent ones add nothing.
+    Memory is passed over once per run of neighbours of the same kind. Sparse payloads are added one by one,
+    and touch their own elements only. Absent ones add nothing.
+
+    Args:
+        payloads: payloads of `out.size` elements each, in the order of the sum.
+        weights: weight of each payload.
+        out: float32, shape (elements,), contiguous and writable.
+        keep: True to add the sum to the present contents of `out`.
+
+    Raises:
+        ValueError: shapes, types or lengths do not match.
     """
     if out.dtype != np.float32 or out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable:
         got = f"{out.dtype} of shape {out.shape}"
@@ -136,12 +150,13 @@ def reduce_payloads(
         keep = True
 
 
-# What neighbours must have in common to be added in one pass: of codes the format and the sizes of blocks.
-# But all votes have to be counted together.
+# Neighbours with equal keys are added in one pass. For codes the key is the format and the sizes of blocks,
+# but for votes the format alone, because all votes have to be counted together.
 _Kind = DenseFormat | CodeFormat | tuple[CodeFormat, bytes] | tuple[int, int] | type[SparsePayload]
 
 
 def _kind(payload: ValuePayload | SparsePayload) -> _Kind:
+    """Return the key by which neighbouring payloads are added in one pass."""
     match payload:
         case DensePayload():
             return payload.format
@@ -157,6 +172,7 @@ def _kind(payload: ValuePayload | SparsePayload) -> _Kind:
 def _add_run(
     payloads: Sequence[ValuePayload | SparsePayload], weights: Float32, out: Float32, *, keep: bool
 ) -> None:
+    """Add the weighted payloads of one kind to `out`, or overwrite `out` unless `keep`."""
     match payloads[0]:
         case DensePayload(format=format):
             kernels.cpu.add_dense(format, [payload.data for payload in payloads], weights, out, keep=keep)
@@ -173,9 +189,10 @@ def _add_run(
 
 
 def _add_sparse(payloads: Sequence[SparsePayload], weights: Float32, out: Float32, *, keep: bool) -> None:
+    """Add the weighted values of sparse payloads to `out`, after zeroing it unless `keep`."""
     if not keep:
         out.fill(0.0)
-    # One after the other, because decoded they are larger than they came.
+    # One after another, because decoded payloads need more memory than encoded ones.
     for payload, weight in zip(payloads, weights, strict=True):
         indices, values = decode_indices(payload), decode(payload.value_payload())
         kernels.sparse.add_sparse([indices], [values], np.array([weight], np.float32), out)
@@ -184,7 +201,8 @@ def _add_sparse(payloads: Sequence[SparsePayload], weights: Float32, out: Float3
 def _add_quantized(
     payloads: Sequence[QuantizedPayload], weights: Float32, out: Float32, *, keep: bool
 ) -> None:
-    """Of equal formats and blocks."""
+    """Add weighted quantized payloads of equal formats and blocks to `out`, or overwrite `out` unless
+    `keep`."""
     format, sizes = payloads[0].format, payloads[0].block_sizes()
     levels = np.concatenate([payload.levels for payload in payloads])
     shape = len(payloads), sizes.size, 2**format.bits
@@ -194,7 +212,8 @@ def _add_quantized(
 
 
 def _add_votes(payloads: Sequence[QuantizedPayload], weights: Float32, out: Float32, *, keep: bool) -> None:
-    # Counted as whole numbers, which float32 holds exactly, so that a draw is one.
+    """Count the votes of all payloads, and add the result to `out`, or overwrite `out` unless `keep`."""
+    # Votes are counted in whole numbers, which float32 holds exactly, so that a draw gives exactly 0.
     count = np.zeros_like(out)
     signs = np.array([-1, 1], np.float32)
     starts: list[Int64] = []
@@ -206,7 +225,7 @@ def _add_votes(payloads: Sequence[QuantizedPayload], weights: Float32, out: Floa
         kernels.cpu.add_quantized(CodeFormat.VOTE, datas, tables, count, sizes=sizes)
         starts += [np.cumsum(sizes) - sizes] * len(alike)
     np.sign(count, out=count)
-    # Where a block of any payload begins, another mean of levels does.
+    # The mean of the levels changes where a block of any payload begins.
     borders = np.unique(np.concatenate([*starts, [0, out.size]]))
     for begin, end in pairwise(borders.tolist()):
         levels = [

@@ -1,8 +1,9 @@
-"""Which compressors there are, and how a spec is parsed and made into one. Readable without torch.
+"""The registry of compressors: which exist, and how a spec is parsed and built. Importing it does not import
+torch.
 
 The built-in ones are declared in `quantizers` and `sparsifiers`. A third party adds its own in its package's
-metadata, as an entry point of the group `gradwire.compressors` whose name is the compressor's and whose
-object is a `CompressorEntry`.
+metadata, as an entry point of the group `gradwire.compressors`. The entry point's name is the compressor's,
+and its object is a `CompressorEntry`.
 
 A spec is parsed once, where its text arrives, and travels as a `CompressorSpec`.
 """
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "gradwire.compressors"
 
-# As a downlink: what suits the pushes. At a worker: 4bit, or another, where it pays. No compressor is called
-# so.
+# Not the name of a compressor. As a downlink: the compressor that suits the pushes. At a worker: 4bit, or a
+# named compressor, for the units where that saves time.
 AUTO = "auto"
 
 BUILT_IN: Mapping[str, CompressorEntry] = {**DENSE, **QUANTIZERS, **SPARSIFIERS}
@@ -37,14 +38,14 @@ BUILT_IN: Mapping[str, CompressorEntry] = {**DENSE, **QUANTIZERS, **SPARSIFIERS}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompressorSpec:
-    """A compressor as a user has asked for it, parsed. Two are equal if their texts are.
+    """A compressor as a user has named it, parsed. Two specs are equal if their texts are.
 
     Attributes:
         text: `name[:key=value,...]`, for messages, logs and the wire.
-        name: of the compressor.
+        name: name of the compressor.
         entry: its declaration.
-        options: an instance of `entry.options`.
-        wrapping: what goes around it; None if it is lossless.
+        options: its own options, an instance of `entry.options`.
+        wrapping: the options that every lossy compressor has; None if it is lossless.
     """
 
     text: str
@@ -58,20 +59,21 @@ class CompressorSpec:
 
     @property
     def lossless(self) -> bool:
-        """Whether a receiver gets what was given, bit for bit."""
+        """True if payloads decode to the given gradient, bit for bit."""
         return self.entry.wrapping is None
 
     @property
     def joins(self) -> Joined | None:
-        """How one call serves neighbouring tensors, with what goes around the compressor."""
+        """How one call serves neighbouring tensors, given the wrapping; None if each takes a call of
+        its own."""
         found = self.entry.joins(self.options)
         if found is not None and found.how == "blocks" and not (self.wrapping and self.wrapping.plain):
-            return None  # a block is added to its residual as it is
+            return None  # `compress_blocks` adds a gradient to its residual without decay or momentum
         return found
 
     @property
     def piecewise(self) -> bool:
-        """Whether a part of a tensor is compressed without knowing the others."""
+        """True if a piece of a tensor can be compressed without knowing the rest of the tensor."""
         joins = self.entry.joins(self.options)
         return joins is not None and (
             joins.how == "elements" or (joins.full > 1 and ALIGNMENT % joins.full == 0)
@@ -79,12 +81,16 @@ class CompressorSpec:
 
     @property
     def chooses_by_norm(self) -> bool:
-        """Whether the share of each tensor that is sent follows from the norms of all (`Plan.norms`)."""
+        """True if the fraction that is sent of each tensor follows from the norms of all tensors
+        (`Plan.norms`)."""
         return isinstance(self.options, SparseOptions) and self.options.densities([1.0]) is not None
 
     @property
     def adam_loss(self) -> float:
-        """The `adam_loss` of the entry; 1 if feedback is not as it was measured, by default."""
+        """Loss with Adam as a multiple of the uncompressed one, see `CompressorEntry`.
+
+        1 if feedback is switched on or off against the entry's default, because that was not measured.
+        """
         default = self.entry.wrapping
         if self.wrapping is None or default is None or self.wrapping.feedback != default.feedback:
             return 1.0
@@ -92,16 +98,16 @@ class CompressorSpec:
 
     @property
     def least_part_bytes(self) -> int:
-        """What the largest part of a model holds at least by default, as float32."""
+        """Lower bound of the default size of a model's largest part, as float32, in bytes."""
         if not isinstance(self.options, SparseOptions):
             return LEAST_BYTES
         return max(LEAST_BYTES, least_sparse_part_bytes(self.options.ratio))
 
     def compression(self) -> CompressionCosts:
-        """Return the compressor as planners know it, at its full ratio, without its warm-up.
+        """Return sizes and times of the compressor for planners, at its full ratio, without its warm-up.
 
         Raises:
-            SpecError: the bytes that it sends are not known beforehand.
+            SpecError: the number of bytes that it sends is not known beforehand.
         """
         sends = self.entry.sends(self.options)
         if isinstance(sends, str):
@@ -116,10 +122,11 @@ class CompressorSpec:
         )
 
     def build(self) -> Compressor:
-        """Return the compressor with what goes around it.
+        """Return the compressor, inside `ErrorFeedback` if its options ask for feedback.
 
         Raises:
-            SpecError: it plans for the whole model, and its entry does not declare that, or the reverse.
+            SpecError: the compressor has a method `plan` and its entry does not declare `model_wide`, or the
+                reverse.
         """
         made = self.entry.build(self.options)
         if self.entry.model_wide != hasattr(made, "plan"):
@@ -135,10 +142,10 @@ class CompressorSpec:
 
 
 def parse_compressor(spec: str | CompressorSpec) -> CompressorSpec:
-    """Parse `name[:key=value,...]`; return a spec that is parsed already as it is.
+    """Parse `name[:key=value,...]`; return a `CompressorSpec`, and one that is given as it is.
 
     Raises:
-        SpecError: an unknown name or key, or a bad value; the message lists what is known.
+        SpecError: an unknown name or key, or a bad value; the message lists those that are known.
     """
     if isinstance(spec, CompressorSpec):
         return spec
@@ -152,7 +159,8 @@ def parse_compressor(spec: str | CompressorSpec) -> CompressorSpec:
 
 
 def _wrapping(parsed: Spec, entry: CompressorEntry) -> Wrapping | None:
-    """Raise `SpecError` for values that do not fit."""
+    """Return the options that every lossy compressor has; None if it is lossless. Raises SpecError for bad
+    values."""
     defaults = entry.wrapping
     if defaults is None:
         return None
@@ -165,16 +173,23 @@ def _wrapping(parsed: Spec, entry: CompressorEntry) -> Wrapping | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoOptions:
-    """compressor: that is left where it loses; slashes stand for the colon and the commas of its spec."""
+    """The options of `auto` at a worker.
+
+    Attributes:
+        compressor: spec of the compressor that is used where it saves time; slashes stand for the colon and
+            the commas of the spec.
+    """
 
     compressor: str = "4bit"
 
 
 def compressor_of(spec: str) -> tuple[CompressorSpec, bool]:
-    """Return the compressor of a worker, and whether it is left where it loses: `auto` names that one.
+    """Parse the compressor of a worker; return it, and True if the spec is `auto`, which sends units
+    uncompressed where compressing costs more time than it saves.
 
     Raises:
-        SpecError: like `parse_compressor`, and for a compressor that cannot be left.
+        SpecError: an unknown name or key, or a bad value; or `auto` with a compressor that cannot be switched
+            off for single units.
     """
     if spec.partition(":")[0] != AUTO:
         return parse_compressor(spec), False
@@ -182,38 +197,39 @@ def compressor_of(spec: str) -> tuple[CompressorSpec, bool]:
     chosen = parse_compressor(options.compressor.replace("/", ":", 1).replace("/", ","))
     wrapping = chosen.wrapping
     if wrapping is None or chosen.entry.model_wide or wrapping.momentum or wrapping.delay > 1:
-        needs = "expected one with a residual of its own, and no momentum, delay or plan for the whole model"
-        raise SpecError(
-            f"compressor {AUTO!r}: compressor: expected {needs}, such as 4bit, got {chosen.text!r}"
-        )
+        needs = "expected a lossy compressor without momentum, delay or a budget for the whole model"
+        raise SpecError(f"compressor {AUTO!r}: compressor: {needs}, such as 4bit, got {chosen.text!r}")
     return chosen, True
 
 
 def create(spec: str | CompressorSpec) -> Compressor:
-    """Return the compressor that `spec` names, with what goes around it.
+    """Return the compressor that `spec` names, inside `ErrorFeedback` if its options ask for feedback.
 
     Raises:
-        SpecError: like `parse_compressor`.
+        SpecError: an unknown name or key, or a bad value.
     """
     return parse_compressor(spec).build()
 
 
 def create_bare(spec: str) -> Compressor:
-    """Return the compressor alone, for a caller that keeps the residual itself; no key of `Wrapping` is
-    known."""
+    """Return the compressor without error feedback, for a caller that keeps the residual itself.
+
+    spec: text without the keys of `Wrapping`, such as `feedback`. Raises SpecError for these and other bad
+    specs.
+    """
     parsed = parse_spec("compressor", spec)
     entry = find(parsed.name)
     return entry.build(parse_options(entry.options, parsed))
 
 
 def parse_downlink(spec: str) -> CompressorSpec | None:
-    """Parse the compressor of updates; return None for `AUTO`.
+    """Parse the compressor of updates; return None for `auto`.
 
-    It has options of its own only: what is not sent stays in the difference between server and replicas,
-    which is all the feedback there is.
+    The spec takes the compressor's own options only. Updates need no residual: the unsent rest stays in the
+    difference between the server's parameters and the replicas.
 
     Raises:
-        SpecError: it cannot carry updates.
+        SpecError: the spec is bad, or the compressor does not suit updates.
     """
     if spec == AUTO:
         return None
@@ -229,18 +245,22 @@ def parse_downlink(spec: str) -> CompressorSpec | None:
     found = parse_compressor(spec)
     if why_not := entry.downlink(found.options):
         suited = known(name for name, each in BUILT_IN.items() if not each.downlink(each.options()))
-        what = f"compressor {spec!r} does not suit updates of parameters"
-        raise SpecError(f"{what}: {why_not}; with their defaults these do: {suited}")
+        refusal = f"compressor {spec!r} does not suit updates of parameters"
+        raise SpecError(f"{refusal}: {why_not}; suitable with their default options: {suited}")
     return found
 
 
 def names() -> list[str]:
-    """Every name that `create` accepts, sorted, without loading third-party code."""
+    """Return all names that `create` accepts, sorted, without loading third-party code."""
     return sorted({*BUILT_IN, *_third_parties()})
 
 
 def find(name: str) -> CompressorEntry:
-    """The entry of a compressor; raise `SpecError` if there is none."""
+    """Return the declaration of a compressor, loading a third party's code if necessary.
+
+    Raises:
+        SpecError: there is none of this name, several packages offer it, or it cannot be loaded.
+    """
     if name in BUILT_IN:
         return BUILT_IN[name]
     points = _third_parties().get(name, [])
@@ -248,14 +268,16 @@ def find(name: str) -> CompressorEntry:
         raise SpecError(unknown("compressor", name, names()))
     if len(points) > 1:
         givers = known(_giver(point) for point in points)
-        raise SpecError(f"compressor {name!r} is offered by several packages: {givers}")
+        raise SpecError(
+            f"compressor {name!r} is offered by several packages: {givers}; uninstall all but one"
+        )
     return _load(points[0])
 
 
 def known_compressor(spec: str) -> CompressorSpec | None:
-    """Parse the spec that another process names; return None if it is bad or names a third party's.
+    """Parse a spec that another process sent; return None if it is bad or names a third party's compressor.
 
-    A third party's code is not loaded because of a name on the wire.
+    A name from the wire must not load a third party's code.
     """
     try:
         if parse_spec("compressor", spec).name not in BUILT_IN:
@@ -266,22 +288,31 @@ def known_compressor(spec: str) -> CompressorSpec | None:
 
 
 def check_entry(name: str, entry: CompressorEntry) -> None:
-    """Raise `SpecError` if an entry could not serve. Built-in ones are checked at import."""
+    """Check that a declaration can be used. Built-in ones are checked at import.
+
+    Raises:
+        SpecError: it cannot; the message names the field.
+    """
     for each in ("build", "joins", "sends", "nanoseconds", "downlink", "adam_loss"):
         if not callable(getattr(entry, each)):
             raise SpecError(f"compressor {name!r}: {each} must be a function of the options")
     if entry.wrapping is None and not entry.dense:
-        raise SpecError(f"compressor {name!r}: one without wrapping is lossless, and has to be dense, too")
+        raise SpecError(f"compressor {name!r}: wrapping=None means lossless; set dense=True, too")
     if not is_dataclass(entry.options):
         raise SpecError(f"compressor {name!r}: options must be a dataclass, got {entry.options}")
     for key, value_type in option_types(entry.options).items():
         if key in WRAPPING_KEYS:
-            raise SpecError(f"compressor {name!r}: the key {key!r} belongs to every compressor")
+            raise SpecError(
+                f"compressor {name!r}: the key {key!r} belongs to every compressor; rename the option"
+            )
         if value_type not in (bool, int, float, str) and not issubclass(value_type, Enum):
-            raise SpecError(f"compressor {name!r}: {key}: no way to read a {value_type} from text")
+            raise SpecError(
+                f"compressor {name!r}: {key}: expected bool, int, float, str or an Enum, got {value_type}"
+            )
 
 
 def _third_parties() -> dict[str, list[EntryPoint]]:
+    """Return the entry points of third parties' compressors, by name, without loading them."""
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name not in BUILT_IN:  # a built-in name always means the built-in compressor
@@ -290,6 +321,7 @@ def _third_parties() -> dict[str, list[EntryPoint]]:
 
 
 def _load(point: EntryPoint) -> CompressorEntry:
+    """Load a third party's declaration and check it. Raises SpecError."""
     try:
         entry = point.load()
     except Exception as error:
@@ -302,6 +334,7 @@ def _load(point: EntryPoint) -> CompressorEntry:
 
 
 def _giver(point: EntryPoint) -> str:
+    """Return the name of the package that offers an entry point."""
     return point.dist.name if point.dist else point.value
 
 

@@ -1,14 +1,15 @@
-"""What all sparsifiers share: pick some elements, send where they are and what they are worth.
+"""The common part of all sparsifiers: choose some elements, and send their indices and values.
 
-    r = g + e;  indices = the selector's choice;  send indices and values = encode(r[indices]);
-    e = r, less what was sent
+    r = g + e;  indices = the selector's choice;  send indices and values = encode(r[indices])
+    e = r, except at the indices, where e = r - decode(values)
 
-A sparsifier is a selector, which says which elements go, and a coder for their values, which is any quantizer
-or dense format of this package (`values=`). What the coder loses of a value stays in the residual, as the
-elements that were not chosen do.
+A sparsifier consists of a selector, which chooses elements, and a coder for their values, which is any
+quantizer or dense format of this package (`values=`). The error of the coder stays in the residual, like the
+elements that were not chosen.
 
-`ratio` is elements per kept element. With the default of bfloat16 values, and indices at about their entropy,
-a kept element takes 24 bits at 1 % and 27 at 0.1 %: fewer than the 32 that a ratio in bytes allows.
+`ratio` is the number of elements per kept element. The default values are bfloat16, and indices take about
+their entropy. A kept element then takes 24 bits at 1 % and 27 at 0.1 %: fewer than the 32 that a ratio in
+bytes would allow.
 """
 
 from __future__ import annotations
@@ -49,15 +50,20 @@ def coder_of(values: Values) -> Compressor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sparse:
-    """A sparsifier: a selector and a coder of values, whose state is all that there is.
+    """A sparsifier: a selector, and a coder of values, whose state is the sparsifier's only state.
 
-    select: chooses elements of a total (float32, shape (elements,)); about as many as it is told to.
-    add_and_select: as `select` of the saturating sum of gradient and residual, which it leaves in another
-        tensor or the residual, in one pass, which also finds a gradient that is not finite; None where there
-        is no such pass.
-    select_each: chooses elements of each of several tensors on the host that lie end to end, given how many
-        it is told to of each (int64, shape (tensors,)); None where they are gone through one by one.
-    drawn: how the receiver draws the indices itself; None where they travel.
+    Attributes:
+        options: options that all sparsifiers share.
+        coder: compressor of the values.
+        select: function that chooses about `keep` elements of a total (float32, shape (elements,)); arguments
+            total, keep, context.
+        add_and_select: function that adds gradient and residual, saturating, into `left`, and chooses from
+            the sum in the same pass; arguments gradient, residual, keep, left. It raises FloatingPointError
+            for a gradient that is not finite. None where there is no such pass.
+        select_each: function that chooses from each of several tensors on the host that lie end to end;
+            arguments values, tensors, and the number of elements of each (int64, shape (tensors,)). None
+            where each tensor takes a call of its own.
+        drawn: coding by which the receiver draws the indices itself; None where they travel.
     """
 
     options: SparseOptions
@@ -77,12 +83,12 @@ class Sparse:
 
     @property
     def seeded(self) -> bool:
-        """See `base.Choosing`."""
+        """True if the receiver draws the indices from a seed, so that none travel."""
         return self.drawn is not None
 
     @property
-    def apart(self) -> bool:
-        """Whether `compress_with_residual` takes `left`."""
+    def out_of_place(self) -> bool:
+        """True if `compress_with_residual` can write the unsent rest to another tensor."""
         return self.add_and_select is not None
 
     def compress_with_residual(
@@ -93,7 +99,10 @@ class Sparse:
         context: StepContext,
         left: torch.Tensor | None = None,
     ) -> tuple[SparsePayload, Any]:
-        """left: takes what is not sent, in place of `residual`. Only if `apart`."""
+        """Compress `gradient + residual`; return the payload and the next state of the coder.
+
+        left: tensor that receives the unsent rest, only if `out_of_place`; None to write it to `residual`.
+        """
         elements = residual.numel()
         keep = self.keep(elements, context)
         if self.add_and_select is not None:
@@ -108,7 +117,11 @@ class Sparse:
         return payload, state
 
     def spanning(self, tensors: Neighbours) -> Sparse:
-        """See `base.Spanning`. Indices ascend from tensor to tensor, so that one list of them will do."""
+        """Return a sparsifier for consecutive tensors laid end to end, which chooses from each of them
+        separately.
+
+        Indices ascend from tensor to tensor, so that one list of them serves all tensors.
+        """
         epoch = tensors.context(0).epoch
         keep = {size: self.options.keep(size, epoch) for size in set(tensors.sizes.tolist())}
         keeps = np.array([keep[size] for size in tensors.sizes.tolist()], np.int64)
@@ -125,7 +138,8 @@ class Sparse:
         return replace(self, select=select, add_and_select=add_and_select)
 
     def _select_each(self, total: torch.Tensor, tensors: Neighbours, keeps: Int64) -> Selection:
-        """Neighbours that are small in one call; each of the others by itself, by several threads."""
+        """Choose from each tensor: neighbouring small tensors in one kernel call, each large tensor in a call
+        of its own."""
         assert self.select_each is not None
         bounds, found = tensors.bounds(), list[Selection]()
         for small, group in groupby(
@@ -148,7 +162,7 @@ class Sparse:
         return Selection(*(np.concatenate(each) for each in zip(*found, strict=True)))
 
     def keep(self, elements: int, context: StepContext) -> int:
-        """See `base.Choosing`."""
+        """Return the number of elements to send of a tensor of this size: `context.keep` if it is set."""
         if context.keep is not None:
             return context.keep
         return self.options.keep(elements, context.epoch, context.density)
@@ -156,7 +170,8 @@ class Sparse:
     def _encode(
         self, elements: int, chosen: Selection, state: Any, context: StepContext
     ) -> tuple[SparsePayload, Any]:
-        # The magnitudes that the caller may know are those of all elements.
+        """Return the payload of the chosen elements, and the next state of the coder."""
+        # Magnitudes in the context are those of all elements, not those of the chosen values.
         context = replace(context, magnitudes=None)
         values, state = self.coder.compress(torch.from_numpy(chosen.values), state, context)
         assert isinstance(values, ValuePayload)

@@ -1,6 +1,7 @@
 """The compressors that send some elements: their options and their declarations.
 
-Formulas and sources stand in the file of each compressor, which `build` imports; what they share in `sparse`.
+Formulas and sources stand in the file of each compressor, which `build` imports, and in `sparse`, which they
+share.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from .wrapping import Wrapping
 if TYPE_CHECKING:
     from .base import StepContext
 
-CHOSEN_AGAIN = "what has been sent is 0, and may be what it chooses again"
+CHOSEN_AGAIN = "elements that were sent are 0 afterwards, and it may choose them again"
 BY_LAYERS = "densities by norms are for the gradients of workers"
-BY_NORMS = "how many elements it sends of a tensor follows from the norm of its parameters"
-# Above this a tensor is compressed faster by itself: in one thread a run took 0.8 to 0.9 of the CPU time at
-# 48 Ki elements a tensor, 0.9 to 1.2 at 64 Ki, 1.1 to 1.5 at 128 Ki and up to 2.3 at 256 Ki.
+BY_NORMS = "the number of elements that it sends of a tensor follows from the norm of its parameters"
+# A tensor with more elements is compressed faster by itself. In one thread, a run took these multiples of the
+# CPU time of single calls: 0.8 to 0.9 at 48 Ki elements a tensor, 0.9 to 1.2 at 64 Ki, 1.1 to 1.5 at 128 Ki,
+# and up to 2.3 at 256 Ki.
 ALONE = 3 << 14
-BY_TAU = "how many elements reach tau is not known before a step"
+BY_TAU = "the number of elements that reach tau is not known before a step"
 
 
 class Values(StrEnum):
-    """How the values of the chosen elements travel."""
+    """The formats of the values of chosen elements."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bf16"
@@ -41,13 +43,19 @@ class Values(StrEnum):
 
     @property
     def bits(self) -> int:
+        """Bits of a value."""
         return {Values.FLOAT32: 32, Values.EIGHT_BIT: 8, Values.FOUR_BIT: 4, Values.ONE_BIT: 1}.get(self, 16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseOptions:
-    """ratio: elements per kept element, from 1. warmup: epochs over which the ratio grows to it.
-    values: how values travel."""
+    """The options that all sparsifiers share.
+
+    Attributes:
+        ratio: number of elements per kept element, at least 1.
+        warmup: number of epochs over which the ratio grows to its full value.
+        values: format of the values.
+    """
 
     ratio: float = 100.0
     warmup: int = 0
@@ -60,14 +68,19 @@ class SparseOptions:
             raise ValueError(f"warmup: expected 0 to 10000 epochs, got {self.warmup}")
 
     def densities(self, norms: Sequence[float]) -> list[float] | None:
-        """Return which part of its elements each tensor sends in the end, by the norms of the parameters that
-        it is for; None where these do not affect it."""
+        """Return the fraction of elements that each tensor sends after the warm-up, given the norms of their
+        parameters.
+
+        None if the norms do not affect it.
+        """
         return None
 
     def ratio_at(self, epoch: float, density: float | None = None) -> float:
-        """Grows exponentially, in epochs: ratio**((epoch + 1) / (warmup + 1)) up to `ratio`, or 1 / density.
+        """Return the ratio at an epoch: it grows exponentially to `ratio`, or to 1 / `density` if that is
+        given.
 
-        For ratio 1000 and 4 epochs these are the steps of DGC: 75, 93.75, 98.4, 99.6 and then 99.9 %.
+        The formula is ratio**((epoch + 1) / (warmup + 1)). For ratio 1000 and 4 epochs these are the steps of
+        DGC: 75, 93.75, 98.4, 99.6 and then 99.9 % of the elements are not sent.
         """
         ratio = self.ratio if density is None else 1 / density
         if epoch >= self.warmup:
@@ -75,22 +88,28 @@ class SparseOptions:
         return float(ratio ** ((int(epoch) + 1) / (self.warmup + 1)))
 
     def keep(self, elements: int, epoch: float, density: float | None = None) -> int:
-        """How many of a tensor's elements are sent: elements / ratio, rounded down, at least one of any.
+        """Return the number of elements to send of a tensor: elements / ratio, rounded down, at least one of
+        a non-empty tensor.
 
         Source: (3-8) of the thesis on near-centroid compression.
+
+        Args:
+            elements: number of elements of the tensor.
+            epoch: passes over the training samples so far.
+            density: fraction to send after the warm-up; None for 1 / `ratio`.
         """
         return min(elements, max(1, int(elements / self.ratio_at(epoch, density))))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DgcOptions(SparseOptions):
-    """Options of every sparsifier, with the paper's four epochs of warm-up."""
+    """The options of `dgc`: those of every sparsifier, with the paper's four epochs of warm-up."""
 
     warmup: int = 4
 
 
 class Reading(StrEnum):
-    """Readings of equation 4-8; see the head of `k_reciprocal`."""
+    """The two readings of equation 4-8 of `krngc`; see the head of `k_reciprocal`."""
 
     DISTINCT = "distinct"
     LITERAL = "literal"
@@ -98,10 +117,11 @@ class Reading(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KReciprocalOptions(SparseOptions):
-    """kappa: how much a layer's FLOPs count against it; at 0 magnitude alone decides. reading: of the paper's
-    equation.
+    """The options of `krngc`, with the paper's warm-up.
 
-    The warm-up is the paper's.
+    Attributes:
+        kappa: exponent by which a layer's FLOPs count against its elements; at 0 magnitude alone decides.
+        reading: reading of the paper's equation.
     """
 
     warmup: int = 5
@@ -109,50 +129,66 @@ class KReciprocalOptions(SparseOptions):
     reading: Reading = Reading.DISTINCT
 
     def __post_init__(self) -> None:
-        # Named, because a dataclass with slots is not the class that super() would look for.
+        # super() fails here: a dataclass with slots is another class than the one in which this was defined.
         SparseOptions.__post_init__(self)
         if not 0 <= self.kappa <= 10:
             raise ValueError(f"kappa: expected 0 to 10, got {self.kappa:g}")
 
 
 class Draw(StrEnum):
-    """Which elements `randk` draws: one in each of k equal parts, or any k of them."""
+    """The way in which `randk` draws k elements: one in each of k equal ranges, or any k of them."""
 
     STRATIFIED = "stratified"
     UNIFORM = "uniform"
 
 
 class Density(StrEnum):
-    """Which part of a tensor's elements `randk` sends: 1 / ratio, or by the norm of its parameters."""
+    """The rule for the fraction of a tensor's elements that `randk` sends: 1 / ratio, or by the norm of its
+    parameters."""
 
     RATIO = "ratio"
     NORM = "norm"
 
 
-# Of the tensor with the least norm, and of the one with the largest. Source: SEAMGS-SGD, section 3.2.
+# Fraction sent of the tensor with the least norm, and of the one with the largest norm. Source: SEAMGS-SGD,
+# section 3.2.
 DENSITIES = 0.001, 0.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandKOptions(SparseOptions):
-    """draw: which elements. density: how many of each tensor; `ratio` has no say with norms."""
+    """The options of `randk`.
+
+    Attributes:
+        draw: way in which elements are drawn.
+        density: rule for the number of elements of each tensor; by norms, `ratio` is ignored.
+    """
 
     draw: Draw = Draw.STRATIFIED
     density: Density = Density.RATIO
 
     def densities(self, norms: Sequence[float]) -> list[float] | None:
-        """From the least to the largest, linear in the norm, which is our reading; the middle if all are
-        equal."""
+        """Return the fraction of elements that each tensor sends, linear in the norm of its parameters; None
+        with `density=ratio`.
+
+        The paper gives the range of `DENSITIES` only; linear is our reading. If all norms are equal, it is
+        the middle.
+        """
         if self.density is Density.RATIO:
             return None
         (least, most), (low, high) = DENSITIES, (min(norms), max(norms))
-        places = [(norm - low) / (high - low) if high > low else 0.5 for norm in norms]
-        return [least + (most - least) * place for place in places]
+        positions = [(norm - low) / (high - low) if high > low else 0.5 for norm in norms]
+        return [least + (most - least) * position for position in positions]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThresholdOptions:
-    """tau: what is compared with, and sent. scale: of which gradient; see `Scale`."""
+    """The options of `threshold`.
+
+    Attributes:
+        tau: threshold of the magnitude, and magnitude of every value sent.
+        scale: gradient to which tau applies, the sum over the samples or the mean; see `Scale`.
+    """
 
     tau: float = 0.1
     scale: Scale = Scale.SUM
@@ -161,11 +197,12 @@ class ThresholdOptions:
         check_threshold("tau", self.tau)
 
     def level(self, context: StepContext) -> float:
+        """Return the threshold for PyTorch's gradient, the mean over `context.samples`."""
         return float(np.float32(self.tau / self.scale.factor(context.samples)))
 
 
 def _elements(options: SparseOptions, *, indices: bool = True) -> TensorCoding:
-    """Return what a sparsifier sends. indices: whether they travel."""
+    """Return the coding of a tensor by a sparsifier. indices: True if they travel."""
     return TensorCoding(
         bits=options.values.bits,
         bucket=4096 if options.values is Values.EIGHT_BIT else 0,
@@ -175,30 +212,41 @@ def _elements(options: SparseOptions, *, indices: bool = True) -> TensorCoding:
 
 
 def _joins(options: SparseOptions, *, most: int | None = None) -> Joined | None:
-    """Return how neighbours share a call, where their values are coded one by one."""
+    """Return how one call serves neighbours: possible if each value is coded independently. most: see
+    `Joined`."""
     return Joined(how="neighbours", most=most) if options.values.bits >= 16 else None
 
 
 def _joins_small(options: SparseOptions) -> Joined | None:
-    """Like `_joins`, for a sparsifier with one pass that adds and selects: a large tensor has more of that
-    than of sharing a call, in which gradients are copied, added and selected from in passes of their own."""
+    """Return how one call serves neighbours that are small, for a sparsifier that adds and selects in one
+    pass.
+
+    For a large tensor that pass saves more than a shared call, which copies, adds and selects in passes of
+    their own.
+    """
     return _joins(options, most=ALONE)
 
 
 def _rand_k_sends(options: RandKOptions) -> TensorCoding | str:
+    """Return the coding of a tensor by `randk`; with norms, the reason why it is not known."""
     if options.density is Density.NORM:
         return BY_NORMS
     return _elements(options, indices=False)
 
 
 def _selecting(nanoseconds: float) -> Callable[[SparseOptions], float]:
-    """Measured at 1 % of the elements, plus a nanosecond: four workers that select at the same time on two
-    cores take longer."""
+    """Return a function for `nanoseconds`, from the time measured at 1 % of the elements plus one nanosecond.
+
+    The nanosecond is added because four workers that select at the same time on two cores take longer.
+    """
     return lambda options: nanoseconds + 0.15 * (100 / options.ratio - 1)
 
 
 def _sparse_lost(measured: Mapping[tuple[int, int], float]) -> Callable[[SparseOptions], float]:
-    """By ratio and epochs of warm-up: with a larger ratio and a shorter warm-up no less is lost."""
+    """Return a function for `adam_loss`, from losses measured by (ratio, epochs of warm-up).
+
+    A larger ratio or a shorter warm-up loses at least as much as a measured one.
+    """
 
     def lost(options: SparseOptions) -> float:
         losses = (
@@ -222,7 +270,7 @@ SPARSIFIERS: Mapping[str, CompressorEntry] = {
         nanoseconds=_selecting(2.8),
         adam_loss=_sparse_lost({(100, 4): 1.28}),
     ),
-    # What has been sent is 0, and may be farthest from the median or at an end.
+    # CHOSEN_AGAIN: an element that was sent is 0, which may be farthest from the median or at an end.
     "gcac": CompressorEntry(
         options=SparseOptions,
         build=late("near_centroid", "near_centroid"),

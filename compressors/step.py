@@ -1,13 +1,16 @@
-"""One step of a `ModelCompressor`: gradients come in any order, parts are complete with their last one.
+"""One step of a `ModelCompressor`: gradients arrive in any order, and a part is complete with its last
+gradient.
 
-What a step makes of its gradients are payloads, and what they leave in the ledger's second buffer, the draft.
-The life of a gradient, from the top of the file to its end:
+A step turns gradients into payloads, and writes the unsent rest to the *draft*, the ledger's second buffer.
+The life of a gradient, in the order of this file:
 
-    add         taken, checked, and watched for spikes with the others of its unit
-    _prepare    clipped, and planned for, once all of the model's are there; only where that is asked for
-    _compressed its unit, once all gradients of that are there: runs of neighbours in one call where that
-                serves them (`_blocks`, `_elements`, `_chosen`), otherwise tensor by tensor (`_tensor`)
-    commit      the draft takes the place of the ledger
+    add:          the gradient is stored and checked. With the other gradients of its unit it is searched
+                  for spikes.
+    _prepare:     all gradients are clipped, and a budget is divided among them. Only if an option requires
+                  that, which also delays compression until all gradients are there.
+    _compressed:  once all gradients of a unit are there, the unit is compressed. Runs of neighbours take one
+                  call where possible (`_blocks`, `_elements`, `_chosen`), others one per tensor (`_tensor`).
+    commit:       the draft replaces the ledger's residual.
 """
 
 from __future__ import annotations
@@ -29,22 +32,22 @@ from .kernels import Magnitudes, devices
 from .ledger import Before, Ranges, norm
 from .merging import compress_together, shares
 from .payload import AbsentPayload, DenseFormat, DensePayload, Float64, Int64, Payload
-from .runs import Run, checks_alone, present, spanning
+from .runs import Run, checks_alone, spanning, split_runs
 from .spikes import DUE, LIMIT, Spike, judge
 from .tensors import LOSSLESS, ModelTensors
 
 
 class Step:
-    """One step of a `ModelCompressor`: gradients in any order, each once, then `commit`.
+    """One step of a `ModelCompressor`, made by its `begin`: each gradient is added once, then the step is
+    committed.
 
-    Until then the ledger is as it was, so that a step is abandoned by not going on with it.
+    The ledger does not change before `commit`. To abandon a step, simply drop it.
 
     Attributes:
-        plan: that the step goes by.
-        sends: whether there will be payloads; at a version that a delay passes over there are none.
-        sent: by part, its payloads.
-        spikes: gradients that are far larger than usual (`spikes`), in the order in which their units were
-            complete.
+        plan: plan that the step follows.
+        sends: True if the step produces payloads; False at a version at which `delay` sends nothing.
+        sent: payloads of each part that is complete, by number of the part.
+        spikes: gradients that are far larger than usual, in the order in which their units were complete.
     """
 
     def __init__(
@@ -58,50 +61,55 @@ class Step:
         wanted: frozenset[int] | None,
         flush: bool,
     ) -> None:
-        """Take the arguments of `ModelCompressor.begin`."""
+        """Take the model and the arguments of `ModelCompressor.begin`."""
         self._model, self._ledger, self.plan = model, model.ledger, model.plan
         self._samples, self._version, self._epoch = samples, version, epoch
         self._workers, self._wanted, self._flush = workers, wanted, flush
         self.sends = flush or (step + 1) % model.wrapping.delay == 0
         self.sent: dict[int, list[Payload]] = {}
         self.spikes: list[Spike] = []
-        # By unit: gradients that are missing.
+        # Number of missing gradients of each unit.
         self._missing = [unit.last - unit.first for unit in self.plan.units]
         self._units_left = len(self.plan.units)
         self._compressed_units: set[int] = set()
-        # By tensor, after the step: what its compressor remembers, and what is usual for its gradients
-        # (`spikes.ROWS`).
+        # By tensor, as they are to be after the step: the state of its compressor, and the statistics by
+        # which spikes are found (`spikes.ROWS`).
         self._states = list(model.ledger.states)
         self._usual = model.ledger.usual.copy()
         self._absent: set[int] = set()  # tensors without a gradient
-        self._sent_whole: set[int] = set()  # tensors whose residual is sent with them
-        # Clipping, and plans for the whole model, take all gradients before any is compressed.
+        self._sent_whole: set[int] = set()  # tensors that are sent as float32, with their residual
+        # Clipping, and budgets for the whole model, need all gradients before any is compressed.
         self._whole = bool(model.wrapping.clip or (model.planned and not flush))
-        # Whether the ledger has or gets something that outlasts the step.
-        self._owing = any(model.feedback) or flush or not model.ledger.unused
+        # True if the ledger holds a residual or may hold one later. The draft is then written in full.
+        self._with_residual = any(model.feedback) or flush or not model.ledger.unused
         self._gradients: dict[int, torch.Tensor] = {}
         self._magnitudes: dict[int, Magnitudes] = {}
         self._keep: dict[int, int] = {}
         self._in_runs = self.sends and not self._whole and not flush
 
-    def add(self, place: int, gradient: torch.Tensor | None) -> dict[int, list[Payload]]:
-        """The gradient of a tensor, mean over the samples. Nobody may write to it until its part is sent.
+    def add(self, index: int, gradient: torch.Tensor | None) -> dict[int, list[Payload]]:
+        """Add the gradient of tensor `index`; return the payloads of the parts that it completes.
 
-        None: it does not exist. Nothing is sent of it but that, and what the ledger holds stays as it is.
+        Args:
+            index: index of the tensor in manifest order; each is added once.
+            gradient: mean over the samples, float32. It must not be written to until its part is sent. None
+                if the loss does not depend on the tensor: nothing but its absence is sent, and its residual
+                stays.
 
-        Returns the payloads of the parts that are complete with it, by part: each part's lie end to end.
+        Returns:
+            Payloads by number of the part; those of a part lie end to end over its elements.
 
         Raises:
-            NonFiniteGradient: the step can only be abandoned.
-            ValueError: it has another shape or type than its spec says.
+            NonFiniteGradient: the gradient contains an infinity or a NaN. The step can only be abandoned.
+            ValueError: shape or type differ from the tensor's spec.
         """
-        assert place not in self._gradients, "each gradient comes once"
-        assert place not in self._absent, "each gradient comes once"
+        assert index not in self._gradients, "each gradient is added once"
+        assert index not in self._absent, "each gradient is added once"
         if gradient is None:
-            self._absent.add(place)
+            self._absent.add(index)
         else:
-            self._gradients[place] = self._checked(place, gradient)
-        number = self._model.unit_of[place]
+            self._gradients[index] = self._checked(index, gradient)
+        number = self._model.unit_of[index]
         self._missing[number] -= 1
         if self._missing[number]:
             return {}
@@ -117,11 +125,10 @@ class Step:
             done.update(self._compressed(each))
         return done
 
-    def cease(self) -> list[int]:
-        """Compress no more. What is not sent is left as it was before the step, and no gradient of it is
-        kept.
+    def cancel_remaining(self) -> list[int]:
+        """Compress no further units; return the numbers of the parts that will not be sent.
 
-        Returns the parts that will not be sent.
+        Their tensors keep the residual and state from before the step, and their gradients are dropped.
         """
         missing = [number for number in range(len(self.plan.units)) if number not in self._compressed_units]
         parts = [part for number in missing for part in self.plan.units[number].parts]
@@ -131,19 +138,24 @@ class Step:
         return [part for part in parts if self._wanted is None or part in self._wanted]
 
     def commit(self, *, undoable: bool = False) -> Before | None:
-        """The step is pushed. Returns the ledger of before, if the push may have to be undone."""
-        assert not self._units_left, "every gradient has to come first"
-        if self._owing:
+        """Write the step to the ledger, once it is pushed; return the previous contents of the ledger, or
+        None.
+
+        undoable: True if the push may have to be undone later. Only then the previous contents are kept.
+        """
+        assert not self._units_left, "commit needs every gradient, or cancel_remaining"
+        if self._with_residual:
             before = self._ledger.commit(self._states, self._usual, undoable=undoable)
             all_of_it = len(self._compressed_units) == len(self.plan.units) and not self._absent
             whole = self.sends and self._wanted is None and all_of_it
             if whole and before is None and not any(self._model.feedback):
                 self._ledger.clear()
             return before
-        return self._ledger.settle(self._states, self._usual, undoable=undoable)
+        return self._ledger.commit_without_residual(self._states, self._usual, undoable=undoable)
 
     def _compressed(self, number: int) -> dict[int, list[Payload]]:
-        """The parts of a unit whose gradients are all there."""
+        """Compress a unit whose gradients are all there; return the payloads of its parts, by number of the
+        part."""
         unit = self.plan.units[number]
         unwanted = [] if self._wanted is None else [part for part in unit.parts if part not in self._wanted]
         payloads: list[Payload] = [] if len(unwanted) == len(unit.parts) else self._payloads(number)
@@ -172,40 +184,52 @@ class Step:
         return done
 
     def _watch(self, unit: Unit) -> None:
-        """Find spikes among the gradients of a unit, which are all there, and send these whole; see
-        `spikes`."""
+        """Find spikes among the gradients of a complete unit, and mark their tensors to be sent as
+        float32."""
         if self._flush:
             return
         keeps, known = self._model.keeps_spikes, self._magnitudes
-        places = [
-            place for place in range(unit.first, unit.last) if keeps[place] and place in self._gradients
+        indices = [
+            index for index in range(unit.first, unit.last) if keeps[index] and index in self._gradients
         ]
-        if measured := [place for place in places if place in known]:
-            totals, nonzero = np.array([known[place] for place in measured], np.float64).T
+        if measured := [index for index in indices if index in known]:
+            totals, nonzero = np.array([known[index] for index in measured], np.float64).T
             self._judge(np.array(measured), totals, nonzero)
-        if others := [place for place in places if place not in known]:  # these lie on the host
-            gradients = [self._gradients[place] for place in others]
+        if others := [index for index in indices if index not in known]:  # all of these lie on the host
+            gradients = [self._gradients[index] for index in others]
             self._judge(np.array(others), *devices.sampled_magnitudes(gradients))
 
-    def _judge(self, places: Int64, totals: Float64, nonzero: Float64 | Int64) -> None:
-        factors, usual = judge(self._usual[:, places], totals, nonzero)
+    def _judge(self, indices: Int64, totals: Float64, nonzero: Float64 | Int64) -> None:
+        """Compare the magnitudes of gradients with the usual ones; record spikes and update the statistics.
+
+        Args:
+            indices: indices of the tensors.
+            totals: sum of the absolute values of each gradient, or of a sample of it.
+            nonzero: number of elements that are not 0, of the same.
+        """
+        factors, usual = judge(self._usual[:, indices], totals, nonzero)
         spiked = factors > LIMIT
         whole = spiked | (usual[DUE] > 0)
         usual[DUE] = 0.0 if self.sends else whole
-        self._usual[:, places] = usual
+        self._usual[:, indices] = usual
         if not whole.any():
             return
-        for place, factor in zip(places[spiked].tolist(), factors[spiked].tolist(), strict=True):
-            self.spikes.append(Spike(self._model.specs[int(place)].name, factor))
+        for index, factor in zip(indices[spiked].tolist(), factors[spiked].tolist(), strict=True):
+            self.spikes.append(Spike(self._model.specs[int(index)].name, factor))
         if self.sends:
-            for place in places[whole].tolist():
-                self._sent_whole.add(place)
-                if place not in self._magnitudes:
-                    self._measure(place, self._gradients[place])
+            for index in indices[whole].tolist():
+                self._sent_whole.add(index)
+                if index not in self._magnitudes:
+                    self._measure(index, self._gradients[index])
 
-    def _checked(self, place: int, gradient: torch.Tensor) -> torch.Tensor:
-        """As shape (elements,), contiguous, where its compressor takes it; a view where possible."""
-        spec = self._model.specs[place]
+    def _checked(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the gradient as a contiguous tensor of shape (elements,), on a device that its compressor
+        accepts.
+
+        It is a view where possible. The gradient's magnitudes are measured unless compressing checks it
+        anyway. Raises ValueError for a wrong shape or type, and NonFiniteGradient.
+        """
+        spec = self._model.specs[index]
         if gradient.dtype != torch.float32:
             raise ValueError(f"gradient of {spec.name!r}: expected torch.float32, got {gradient.dtype}")
         if gradient.numel() != spec.elements:
@@ -213,61 +237,63 @@ class Step:
             raise ValueError(f"gradient of {spec.name!r}: expected shape {spec.shape}, got {got}")
         gradient = gradient.detach().reshape(-1)
         on_host = gradient.device.type == "cpu" and not devices.on_gpu(gradient)
-        if self._in_runs and self._model.checks[place] and on_host:
+        if self._in_runs and self._model.checks[index] and on_host:
             return gradient.contiguous()
-        if not (self._model.on_gpu[place] and devices.can_stay(gradient)):
+        if not (self._model.on_gpu[index] and devices.can_stay(gradient)):
             gradient = gradient.cpu()
         gradient = gradient.contiguous()
-        if gradient.device.type != "cpu":  # where one is compressed there, the ledger lies there
+        if gradient.device.type != "cpu":  # the ledger lies where any gradient is compressed
             self._ledger.to(gradient.device)
-        self._measure(place, gradient)
+        self._measure(index, gradient)
         return gradient
 
-    def _measure(self, place: int, gradient: torch.Tensor) -> None:
-        """One read pass serves twice: as the check for infinities and NaNs, and for the magnitudes by which
-        thresholds are chosen. Raises NonFiniteGradient."""
-        self._magnitudes[place] = devices.magnitudes(gradient)
-        if not math.isfinite(self._magnitudes[place].total):
-            raise NonFiniteGradient(self._model.specs[place].name)
+    def _measure(self, index: int, gradient: torch.Tensor) -> None:
+        """Measure the magnitudes of a gradient; raise NonFiniteGradient if it contains an infinity or a NaN.
+
+        One read pass serves both: the sum of magnitudes shows values that are not finite.
+        """
+        self._magnitudes[index] = devices.magnitudes(gradient)
+        if not math.isfinite(self._magnitudes[index].total):
+            raise NonFiniteGradient(self._model.specs[index].name)
 
     def _prepare(self) -> None:
-        """All gradients are there: clip them, and let the compressor see what all tensors have to send."""
+        """Clip all gradients, and divide the budget of elements among them, as far as options ask for it."""
         model = self._model
         if model.wrapping.clip:
-            length = math.hypot(*(norm(self._gradients[place]) for place in sorted(self._gradients)))
+            length = math.hypot(*(norm(self._gradients[index]) for index in sorted(self._gradients)))
             largest = model.wrapping.clip / math.sqrt(self._workers)
             factor = largest / length if length > largest else 1.0
-            for place, gradient in self._gradients.items():
-                self._gradients[place] = gradient * factor
-                self._magnitudes[place] = devices.magnitudes(self._gradients[place])
+            for index, gradient in self._gradients.items():
+                self._gradients[index] = gradient * factor
+                self._magnitudes[index] = devices.magnitudes(self._gradients[index])
         if not (model.planned and self.sends and not self._flush):
             return
         planned = [
-            place for place in model.planned if place in self._gradients and place not in self._sent_whole
+            index for index in model.planned if index in self._gradients and index not in self._sent_whole
         ]
         if not planned:
             return
         totals: list[torch.Tensor] = []
-        for place in planned:
-            compressor, gradient = model.compressors[place], self._gradients[place]
+        for index in planned:
+            compressor, gradient = model.compressors[index], self._gradients[index]
             if not isinstance(compressor, ErrorFeedback):
-                gradient = self._with_owed(place)
+                gradient = self._plus_residual(index)
             else:
-                state = self._ledger.opened(self._range(place), gradient.device, self._states[place])
+                state = self._ledger.opened(self._range(index), gradient.device, self._states[index])
                 added = compressor.accumulate(gradient, state)
                 if added is not gradient:  # the velocity
-                    self._magnitudes[place] = devices.magnitudes(added)
-                self._ledger.take(self._range(place), state)
+                    self._magnitudes[index] = devices.magnitudes(added)
+                self._ledger.take(self._range(index), state)
                 gradient = state.residual
             totals.append(gradient)
         planner = cast(ModelWide, without_feedback(model.compressors[planned[0]]))
-        specs = [model.specs[place] for place in planned]
+        specs = [model.specs[index] for index in planned]
         found = planner.plan(totals, specs, self._context(planned[0]))
         self._keep = dict(zip(planned, found, strict=True))
 
     def _payloads(self, number: int) -> list[Payload]:
-        """What is sent of a unit, end to end; its gradients are all there."""
-        runs = present(self._model.runs[number], self._absent, self._sent_whole)
+        """Compress all tensors of a unit; return the payloads, end to end."""
+        runs = split_runs(self._model.runs[number], self._absent, self._sent_whole)
         merged = self._merged(runs) if self.plan.merged and self.sends and not self._flush else {}
         return [
             payload
@@ -276,35 +302,39 @@ class Step:
         ]
 
     def _release(self, unit: Unit) -> None:
-        """Keep no gradient of a unit."""
-        for place in range(unit.first, unit.last):
-            self._gradients.pop(place, None)
+        """Drop the gradients of a unit."""
+        for index in range(unit.first, unit.last):
+            self._gradients.pop(index, None)
 
     def _restore(self, unit: Unit) -> None:
-        """Leave all of a unit as it was before the step."""
+        """Reset everything the step has written for a unit to the state before the step."""
         self._leave(unit.start, unit.end)
-        for place in range(unit.first, unit.last):
-            self._states[place] = self._ledger.states[place]
+        for index in range(unit.first, unit.last):
+            self._states[index] = self._ledger.states[index]
         self._usual[:, unit.first : unit.last] = self._ledger.usual[:, unit.first : unit.last]
 
     def _leave(self, start: int, end: int) -> None:
-        """What the ledger holds of a range stays there."""
-        if self._owing:
+        """Copy a range of residual and velocity to the draft unchanged."""
+        if self._with_residual:
             self._ledger.draft[start:end].copy_(self._ledger.residual[start:end])
             if self._ledger.velocity is not None and self._ledger.draft_velocity is not None:
                 self._ledger.draft_velocity[start:end].copy_(self._ledger.velocity[start:end])
 
     def _merged(self, runs: Sequence[Run]) -> dict[int, list[Payload]]:
-        """What is sent of a unit's tensors that are chosen from as a whole, by the first of each stretch."""
-        apart = self._absent | self._sent_whole
-        stretches = [run for run in runs if run.how == "merged" and run.first not in apart]
+        """Compress the tensors of a unit from which the sparsifier chooses as from one.
+
+        Returns the payloads of each stretch of tensors that lie end to end, by index of the stretch's first
+        tensor.
+        """
+        excluded = self._absent | self._sent_whole
+        stretches = [run for run in runs if run.how == "merged" and run.first not in excluded]
         if not stretches:
             return {}
         inner = cast(Choosing, without_feedback(self._model.compressors[stretches[0].first]))
         keep = sum(
-            inner.keep(self._model.specs[place].elements, self._context(place))
+            inner.keep(self._model.specs[index].elements, self._context(index))
             for run in stretches
-            for place in range(run.first, run.last)
+            for index in range(run.first, run.last)
         )
         if not inner.seeded:
             return self._chosen(stretches, keep)
@@ -315,13 +345,17 @@ class Step:
         return found
 
     def _chosen(self, stretches: Sequence[Run], keep: int) -> dict[int, list[Payload]]:
-        """So many elements of stretches as of one tensor, with state and random numbers of the first."""
+        """Choose `keep` elements from these stretches as from one tensor; return the payloads of each
+        stretch.
+
+        State and random numbers are those of the first tensor.
+        """
         first, starts = stretches[0].first, self.plan.starts
-        places = [place for run in stretches for place in range(run.first, run.last)]
+        indices = [index for run in stretches for index in range(run.first, run.last)]
         compressor, device = self._model.compressors[first], self._gradients[first].device
-        given = [self._gradients[place].to(device) for place in places]
+        given = [self._gradients[index].to(device) for index in indices]
         gradient = given[0] if len(given) == 1 else torch.cat(given)
-        known = checks_alone(compressor) or all(place in self._magnitudes for place in places)
+        known = checks_alone(compressor) or all(index in self._magnitudes for index in indices)
         try:
             if not (known or devices.finite(gradient)):
                 raise FloatingPointError
@@ -332,47 +366,58 @@ class Step:
                 [(starts[run.first], starts[run.last]) for run in stretches],
                 self._states[first],
                 replace(self._context(first), keep=keep, magnitudes=None),
-                owing=self._owing,
+                with_residual=self._with_residual,
             )
         except FloatingPointError:
-            for place in places:
-                self._measure(place, self._gradients[place])
+            for index in indices:
+                self._measure(index, self._gradients[index])
             raise
         return {run.first: each for run, each in zip(stretches, payloads, strict=True)}
 
     def _run(self, run: Run) -> list[Payload]:
-        """Compress neighbours together if they came so, otherwise one by one."""
-        places = range(run.first, run.last)
+        """Compress a run of neighbours, together where that is possible; return their payloads."""
+        indices = range(run.first, run.last)
+        # 1. Tensors without a gradient: their residual stays.
         if run.first in self._absent:
             start, end = self.plan.starts[run.first], self.plan.starts[run.last]
             self._leave(start, end)
             return [AbsentPayload(elements=end - start)]
+        # 2. Tensors that are sent as float32.
         if run.first in self._sent_whole:
-            return [self._whole_tensor(place) for place in places]
+            return [self._whole_tensor(index) for index in indices]
+        # 3. A call for each tensor.
         if self._one_by_one(run):
-            for place in places:
-                if place not in self._magnitudes and not checks_alone(self._model.compressors[place]):
-                    self._measure(place, self._gradients[place])
-            return [payload for place in places for payload in self._tensor(place)]
+            for index in indices:
+                if index not in self._magnitudes and not checks_alone(self._model.compressors[index]):
+                    self._measure(index, self._gradients[index])
+            return [payload for index in indices for payload in self._tensor(index)]
+        # 4. One call for all.
         start, end = self.plan.starts[run.first], self.plan.starts[run.last]
         if run.how == "blocks":
             return [self._blocks(run, start, end)]
         return [self._elements(run, start, end)]
 
     def _one_by_one(self, run: Run) -> bool:
-        """Whether its tensors take a call each: where the ledger is not beside them or nothing is sent, and
-        where a tensor by itself is gone through faster. What is merged comes here if nothing is sent."""
+        """Return True if each tensor of a run takes a call of its own.
+
+        That is so where the ledger lies on a GPU, where nothing is sent, and where one call would be slower.
+        Merged runs arrive here only if nothing is sent.
+        """
         if run.how in (None, "merged") or devices.on_gpu(self._ledger.device):
             return True
         if run.how == "neighbours":
             return not self.sends or self._flush or run.last - run.first == 1
-        return any(place in self._magnitudes for place in range(run.first, run.last))
+        return any(index in self._magnitudes for index in range(run.first, run.last))
 
     def _blocks(self, run: Run, start: int, end: int) -> Payload:
-        """One pass for all: levels are known before, and what is not finite shows in the sums."""
+        """Compress a run of a quantizer block by block, in one pass; return the payload.
+
+        Levels are known before the pass, and its sums show a gradient that is not finite, for which it raises
+        NonFiniteGradient.
+        """
         compressor = cast(InBlocks, without_feedback(self._model.compressors[run.first]))
         payload, states, totals = compressor.compress_blocks(
-            [self._gradients[place] for place in range(run.first, run.last)],
+            [self._gradients[index] for index in range(run.first, run.last)],
             self._ledger.residual[start:end],
             self._ledger.draft[start:end],
             self._states[run.first : run.last],
@@ -385,52 +430,56 @@ class Step:
         return payload
 
     def _elements(self, run: Run, start: int, end: int) -> Payload:
-        """As if they were one tensor."""
-        places = range(run.first, run.last)
-        gradient = torch.cat([self._gradients[place] for place in places])
+        """Compress a run as if it were one tensor; return the payload."""
+        indices = range(run.first, run.last)
+        gradient = torch.cat([self._gradients[index] for index in indices])
         if not devices.finite(gradient):
-            for place in places:
-                self._measure(place, self._gradients[place])
+            for index in indices:
+                self._measure(index, self._gradients[index])
         compressor = self._model.compressors[run.first]
         if run.how == "neighbours":
-            sizes = np.array([self._model.specs[place].elements for place in places], np.int64)
-            tensors = Neighbours(sizes, lambda place: self._context(run.first + place))
+            sizes = np.array([self._model.specs[index].elements for index in indices], np.int64)
+            tensors = Neighbours(sizes, lambda index: self._context(run.first + index))
             compressor = spanning(compressor, tensors)
         if compressor == LOSSLESS:  # the copy of the gradients is the payload
-            if self._owing:
+            if self._with_residual:
                 devices.add_to(gradient, self._ledger.residual[start:end])
                 self._ledger.draft[start:end].zero_()
             data = gradient.numpy().view(np.uint8)
             return DensePayload(format=DenseFormat.FLOAT32, elements=end - start, data=data)
         given = [(start, end)], self._states[run.first], self._context(run.first)
-        ((payload,),), _ = compress_together(compressor, gradient, self._ledger, *given, owing=self._owing)
+        ((payload,),), _ = compress_together(
+            compressor, gradient, self._ledger, *given, with_residual=self._with_residual
+        )
         return payload
 
-    def _tensor(self, place: int) -> list[Payload]:
-        """Compress one tensor, or take it into the draft."""
-        compressor, gradient = self._model.compressors[place], self._gradients[place]
+    def _tensor(self, index: int) -> list[Payload]:
+        """Compress one tensor and return its payloads; at a version that sends nothing only add it to the
+        draft."""
+        compressor, gradient = self._model.compressors[index], self._gradients[index]
         if not isinstance(compressor, ErrorFeedback):
-            return self._without_feedback(place)
-        begun = place in self._keep
-        state = self._ledger.opened(self._range(place), gradient.device, self._states[place], begun=begun)
+            return self._without_feedback(index)
+        begun = index in self._keep
+        state = self._ledger.opened(self._range(index), gradient.device, self._states[index], begun=begun)
         payload: Payload | None = None
         if begun:
-            payload, state = compressor.send(state, self._context(place))
+            payload, state = compressor.send(state, self._context(index))
         elif self.sends and not self._flush:
             try:
-                payload, state = compressor.compress(gradient, state, self._context(place))
+                payload, state = compressor.compress(gradient, state, self._context(index))
             except FloatingPointError:
-                raise NonFiniteGradient(self._model.specs[place].name) from None
+                raise NonFiniteGradient(self._model.specs[index].name) from None
         else:
             compressor.accumulate(gradient, state)
-        self._states[place] = state.inner
-        self._ledger.take(self._range(place), state)
+        self._states[index] = state.inner
+        self._ledger.take(self._range(index), state)
         return [] if payload is None else [payload]
 
-    def _whole_tensor(self, place: int) -> Payload:
-        """Send a tensor as float32, with all that is owed of it; nothing is left."""
-        start, end = self.plan.starts[place : place + 2]
-        ledger, gradient = self._ledger, self._gradients[place]
+    def _whole_tensor(self, index: int) -> Payload:
+        """Return a tensor as float32, with all of its residual and velocity; nothing of it stays in the
+        ledger."""
+        start, end = self.plan.starts[index : index + 2]
+        ledger, gradient = self._ledger, self._gradients[index]
         if ledger.velocity is not None and ledger.draft_velocity is not None:
             velocity = ledger.velocity[start:end].to(gradient.device)
             gradient = devices.saturate(torch.add(gradient, velocity, alpha=self._model.wrapping.momentum))
@@ -439,66 +488,79 @@ class Step:
         ledger.draft[start:end].zero_()
         return dense_payload(DenseFormat.FLOAT32, total.cpu().numpy())
 
-    def _with_owed(self, place: int) -> torch.Tensor:
-        """The gradient for a compressor that keeps nothing: what was put back goes out with it."""
-        gradient, (start, end) = self._gradients[place], self.plan.starts[place : place + 2]
-        if self._owing:
+    def _plus_residual(self, index: int) -> torch.Tensor:
+        """Return the gradient plus the residual of a tensor, for a compressor without error feedback.
+
+        Such a tensor has a residual only if an earlier push of it was put back.
+        """
+        gradient, (start, end) = self._gradients[index], self.plan.starts[index : index + 2]
+        if self._with_residual:
             owed = self._ledger.residual[start:end].to(gradient.device)
-            gradient = self._gradients[place] = devices.saturate(gradient + owed)
-            self._magnitudes[place] = devices.magnitudes(gradient)
+            gradient = self._gradients[index] = devices.saturate(gradient + owed)
+            self._magnitudes[index] = devices.magnitudes(gradient)
         return gradient
 
-    def _without_feedback(self, place: int) -> list[Payload]:
-        start, end = self.plan.starts[place : place + 2]
-        gradient = self._gradients[place] if place in self._keep else self._with_owed(place)
-        if self._owing:
+    def _without_feedback(self, index: int) -> list[Payload]:
+        """Compress one tensor whose compressor has no error feedback; return its payloads."""
+        start, end = self.plan.starts[index : index + 2]
+        gradient = self._gradients[index] if index in self._keep else self._plus_residual(index)
+        if self._with_residual:
             self._ledger.draft[start:end].zero_()
         if self._flush:
             self._ledger.draft[start:end].copy_(gradient)
             return []
-        payload, state = self._model.compressors[place].compress(
-            gradient, self._states[place], self._context(place)
+        payload, state = self._model.compressors[index].compress(
+            gradient, self._states[index], self._context(index)
         )
-        self._states[place] = state
+        self._states[index] = state
         return [payload]
 
     def _flushed(self, unit: Unit, unwanted: Sequence[int]) -> dict[int, list[Payload]]:
-        """All that the draft holds of a unit, by part, of whole tensors, so that the cuts have no say in it;
-        nothing is left. unwanted: parts that go only as far as something is owed of them."""
+        """Return everything that the draft holds of a unit, as float32, by number of the part; the draft is 0
+        afterwards.
+
+        A tensor is sent or absent as a whole, which makes the result independent of cuts. unwanted: parts in
+        which only tensors that had a residual before the step are sent.
+        """
         starts, before = self.plan.starts, self._ledger.residual
         tensors = range(unit.first, unit.last)
-        owed = {place for place in tensors if before[starts[place] : starts[place + 1]].any()}
+        owed = {index for index in tensors if before[starts[index] : starts[index + 1]].any()}
         there = owed | (set(tensors) - self._absent)
         return {
             part: self._flushed_part(unit, part, owed if part in unwanted else there) for part in unit.parts
         }
 
     def _flushed_part(self, unit: Unit, part: int, sent: Set[int]) -> list[Payload]:
-        """What the draft holds of a part; nothing is left. sent: the tensors that are not absent."""
+        """Return everything that the draft holds of a part, as float32; the draft is 0 afterwards.
+
+        sent: indices of the tensors that are sent; the other tensors are marked absent.
+        """
         bounds, payloads = self.plan.parts[part], list[Payload]()
-        for place in range(unit.first, unit.last):
-            start = max(bounds.start, self.plan.starts[place])
-            end = min(bounds.end, self.plan.starts[place + 1])
+        for index in range(unit.first, unit.last):
+            start = max(bounds.start, self.plan.starts[index])
+            end = min(bounds.end, self.plan.starts[index + 1])
             values = self._ledger.draft[start:end].cpu().numpy()
-            if place in sent:
+            if index in sent:
                 payloads.append(dense_payload(DenseFormat.FLOAT32, values))
             else:
                 payloads.append(AbsentPayload(elements=values.size))
         self._ledger.draft[bounds.start : bounds.end].zero_()
         return join(each for each in payloads if each.elements)
 
-    def _range(self, place: int) -> Ranges:
-        return [(self.plan.starts[place], self.plan.starts[place + 1])]
+    def _range(self, index: int) -> Ranges:
+        """Return the range of a tensor in flat order."""
+        return [(self.plan.starts[index], self.plan.starts[index + 1])]
 
-    def _context(self, place: int) -> StepContext:
+    def _context(self, index: int) -> StepContext:
+        """Return the context in which a tensor is compressed."""
         model = self._model
         return StepContext(
             samples=self._samples,
             version=self._version,
             epoch=self._epoch,
-            random=Random((model.seed, model.rank, self._version, model.numbers[place])),
-            shared=Random((model.seed, self._version, model.numbers[place])),
-            magnitudes=self._magnitudes.get(place),
-            density=model.densities.get(place),
-            keep=self._keep.get(place),
+            random=Random((model.seed, model.rank, self._version, model.numbers[index])),
+            shared=Random((model.seed, self._version, model.numbers[index])),
+            magnitudes=self._magnitudes.get(index),
+            density=model.densities.get(index),
+            keep=self._keep.get(index),
         )

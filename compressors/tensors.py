@@ -1,4 +1,4 @@
-"""What a step goes by and does not change: a model's tensors, their compressors, and the plan."""
+"""The fixed inputs of a step: a model's tensors, their compressors, and the plan."""
 
 from __future__ import annotations
 
@@ -22,22 +22,28 @@ LOSSLESS, LOSSLESS_SPEC = Dense(format=DenseFormat.FLOAT32), parse_compressor("n
 
 
 class ModelTensors:
-    """The tensors of a model, by index: their specs, their compressors, and how a plan divides them.
+    """The tensors of a model: their specs, their compressors, and how a plan divides them.
+
+    A list with an entry for each tensor is in manifest order.
 
     Attributes:
-        specs: of the tensors.
-        chosen, compressors: by tensor, its compressor, as declared and as built; equal ones are one object.
-        wrapping: what goes around the compressor that the rule gives the large tensors.
-        numbers: by tensor, what goes into its random numbers.
-        ledger: what is owed, and what compressors remember.
+        specs: spec of each tensor.
+        chosen: compressor of each tensor, as declared.
+        compressors: compressor of each tensor, as built; tensors with equal specs share one object.
+        wrapping: options that every lossy compressor has, as the job's compressor sets them.
+        seed: seed of the job.
+        rank: rank of this worker, from 0.
+        numbers: number of each tensor that is part of the key of its random numbers.
+        ledger: residuals, and states of the compressors.
         plan: how the model is divided.
-        unit_of: by tensor, its unit.
-        runs: by unit, neighbouring tensors that one call may serve.
-        densities: share of its elements that is sent, of tensors for which norms decide it.
-        feedback, keeps_spikes, checks, on_gpu: by tensor, whether it has a residual; whether a spike would
-            stay in that; whether compressing finds a gradient that is not finite; whether it takes one that
-            lies on a GPU.
-        planned: tensors whose compressor plans for the whole model.
+        unit_of: number of the unit of each tensor.
+        runs: for each unit, its runs of neighbouring tensors that one call may serve.
+        densities: by index of the tensor, the fraction of its elements that is sent, where norms decide it.
+        feedback: True for each tensor whose compressor has error feedback.
+        keeps_spikes: True for each tensor whose residual would keep a spike.
+        checks: True for each tensor whose compression finds a gradient that is not finite.
+        on_gpu: True for each tensor that can be compressed on a GPU.
+        planned: indices of the tensors whose compressor divides a budget for the whole model.
     """
 
     def __init__(
@@ -51,19 +57,19 @@ class ModelTensors:
         plan: Plan | None = None,
         numbers: Sequence[int] | None = None,
     ) -> None:
-        """
-        Args:
-            specs: the model's tensors, in the order in which gradients will be given.
-            compressor: of the tensors that the rule compresses; `name[:key=value,...]`, or that parsed.
-            rule: which tensors it applies to.
-            seed: of the job, at least 0. It goes into every step's random numbers, and so does the rank.
-            rank: of this worker, at least 0; it may be changed between steps. No two workers of a round may
-                have the same.
-            plan: how the model is divided; the default one if None.
-            numbers: by tensor, what goes into its random numbers: at least 0, each once; its place if None.
+        """Args:
+            specs: the model's tensors, in the order in which gradients are given.
+            compressor: compressor of the tensors that the rule selects, `name[:key=value,...]` or parsed.
+            rule: rule that decides which tensors it compresses.
+            seed: seed of the job, at least 0. Seed and rank determine every step's random numbers.
+            rank: rank of this worker, at least 0; it may be changed between steps. No two workers of a round
+                may have the same.
+            plan: how the model is divided; None for the default plan.
+            numbers: number of each tensor in the key of its random numbers, at least 0 and distinct; None for
+                its index.
 
         Raises:
-            SpecError: there is no such compressor.
+            SpecError: the compressor does not exist, or has bad options.
         """
         given = parse_compressor(compressor)
         self.wrapping = given.wrapping or Wrapping()
@@ -72,20 +78,20 @@ class ModelTensors:
         self.specs = specs
         self.numbers = range(len(specs)) if numbers is None else numbers
         self.chosen = [rule.choose(spec, given) for spec in specs]
-        made = {each: each.build() for each in set(self.chosen)}  # once: their state is kept apart from them
+        made = {each: each.build() for each in set(self.chosen)}  # shareable: their state is in the ledger
         self.compressors: list[Compressor] = [made[each] for each in self.chosen]
         self._given = [*zip(self.chosen, self.compressors, strict=True)]
         elements = [spec.elements for spec in specs]
         self.ledger = Ledger(elements, velocity=self.wrapping.momentum > 0)
         self.ledger.states = self.first_states()
         self.adopt(plan or divide(elements))
-        self.planned = [place for place, each in enumerate(self.chosen) if each.entry.model_wide]
+        self.planned = [index for index, each in enumerate(self.chosen) if each.entry.model_wide]
 
     def adopt(self, plan: Plan) -> None:
-        """Divide the model otherwise, between two steps. What the ledger holds is of tensors, and stays.
+        """Divide the model by another plan, between two steps.
 
-        So does what compressors remember. Of tensors that are merged, the first one's serves and goes on, and
-        the others' waits until they are compressed by themselves again.
+        Residuals and states belong to tensors, and stay. Merged tensors use the state of the first one; the
+        states of the others stay unchanged until each is compressed by itself again.
         """
         self.plan = plan
         self.unit_of = plan.unit_of()
@@ -93,8 +99,12 @@ class ModelTensors:
         self.densities = self._densities(plan.norms)
 
     def send_whole(self, units: frozenset[int]) -> None:
-        """From the next step on send these units of the plan as float32, with what is owed of them, and all
-        others compressed. Not for those with momentum, a delay or a plan for the model."""
+        """Send these units of the plan as float32 from the next step on, with their residual, and compress
+        all others.
+
+        It must not be used with momentum, a delay or a budget for the whole model. units: numbers of the
+        units.
+        """
         pairs = [
             (LOSSLESS_SPEC, LOSSLESS) if unit in units else given
             for unit, given in zip(self.unit_of, self._given, strict=True)
@@ -103,7 +113,7 @@ class ModelTensors:
         self.feedback = [isinstance(compressor, ErrorFeedback) for compressor in self.compressors]
         self.keeps_spikes = [*map(keeps_spikes, self.compressors)]
         self.checks = [each.joins is not None or checks_alone(made) for each, made in pairs]
-        # What is not fused is subtracted from the residual on the host.
+        # Without a fused pass, payloads are subtracted from the residual on the host.
         self.on_gpu = [
             each.entry.on_gpu and (not isinstance(made, ErrorFeedback) or is_fused(made.compressor))
             for each, made in pairs
@@ -114,31 +124,34 @@ class ModelTensors:
         ]
 
     def _densities(self, norms: Sequence[float]) -> dict[int, float]:
-        """By tensor, if its norm decides how much of it is sent."""
-        by_norm = [place for place, (each, _) in enumerate(self._given) if each.chooses_by_norm]
+        """Return the fraction of elements to send, by index of the tensor, for tensors where norms
+        decide it."""
+        by_norm = [index for index, (each, _) in enumerate(self._given) if each.chooses_by_norm]
         if not (norms and by_norm):
             return {}
-        # The rule has one sparsifier for all of them.
-        found = self._given[by_norm[0]][0].options.densities([norms[place] for place in by_norm])
+        # The layer rule uses one sparsifier for all of them.
+        found = self._given[by_norm[0]][0].options.densities([norms[index] for index in by_norm])
         return dict(zip(by_norm, found, strict=True))
 
     def sent_shares(self, epoch: float) -> list[float]:
-        """Return the share of its elements that a step sends of each tensor, above 0, up to 1.
+        """Return the fraction of elements that a step at `epoch` sends of each tensor, above 0 and at most 1.
 
-        Sparsifiers round down to whole elements and keep at least one; shares are those before that.
+        The fractions are those before sparsifiers round down to whole elements, of which they keep at least
+        one.
         """
         return [
-            1 / each.options.ratio_at(epoch, self.densities.get(place))
+            1 / each.options.ratio_at(epoch, self.densities.get(index))
             if isinstance(each.options, SparseOptions)
             else 1.0
-            for place, each in enumerate(self.chosen)
+            for index, each in enumerate(self.chosen)
         ]
 
     def first_states(self) -> list[Any]:
-        """What the compressors remember before the first step."""
+        """Return the state of each tensor's compressor before the first step."""
         pairs = zip(self.compressors, self.specs, strict=True)
         return [without_feedback(compressor).init(spec) for compressor, spec in pairs]
 
-    def divide(self, slices: int) -> None:
-        """From now on steps send one of so many slices. Momentum starts anew."""
-        self.ledger.divide(slices)
+    def set_slices(self, slices: int) -> None:
+        """Prepare for steps that send one of `slices` slices of the parts: rescale the residual, and reset
+        the velocity."""
+        self.ledger.set_slices(slices)

@@ -1,4 +1,4 @@
-"""What the threshold compressors share: how absolute thresholds meet PyTorch's gradients."""
+"""Functions that the threshold compressors (`2bit`, `4bit`) and others share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ from .payload import Bytes, CodeFormat, Float32, QuantizedPayload
 
 
 def magnitudes(gradient: torch.Tensor, context: StepContext) -> Magnitudes:
-    """The gradient's: the caller's, if it has them, or a read pass of our own."""
+    """Return the magnitudes of the gradient: those in `context` if the caller knows them, otherwise
+    measured."""
     return context.magnitudes or devices.magnitudes(gradient)
 
 
 def block_payload(
     format: CodeFormat, gradients: Sequence[torch.Tensor], levels: Float32, data: Bytes
 ) -> QuantizedPayload:
-    """Of consecutive tensors, a block for each. levels, data: of all blocks, end to end."""
+    """Return a quantized payload with a block for each of several consecutive tensors.
+
+    Args:
+        format: format of the codes.
+        gradients: gradients of the tensors, whose sizes become those of the blocks.
+        levels: levels of all blocks, end to end.
+        data: packed codes of all blocks, end to end.
+    """
     sizes = np.array([gradient.numel() for gradient in gradients], np.int64)
     return QuantizedPayload(
         format=format,

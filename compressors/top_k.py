@@ -1,18 +1,20 @@
-"""Selection by magnitude or by chance: `topk`, `l1`, `randk`, `threshold`.
+"""Selection by magnitude or at random: `topk`, `l1`, `randk`, `threshold`.
 
-topk        the k elements of largest magnitude, exactly; of equal ones those with the lower index
-l1          the same without error feedback: our reading of the baseline "L1" of the thesis on near-centroid
-            compression, which says only that importance is the L1 norm
-randk       one element in each of k equal parts of the tensor, drawn from a seed that all workers share,
-            so that no index travels and the workers' choices coincide; unscaled, feedback returns the rest.
-            With draw=uniform k of d elements, each set of k equally likely, as Rand-K of the papers.
-            With density=norm a tensor's k follows from the norm of its parameters (SEAMGS-SGD, section 3.2:
-            densities in [0.001, 0.02] that rise with it; how they rise is not said: see `RandKOptions`).
-            All workers have to agree on it, and one that joins late cannot compute it: so the shard takes the
-            norms of the first parameters once, and every plan has them (`Plan.norms`)
-threshold   every element of magnitude tau or more, sent as +-tau; what exceeds tau stays in the residual.
+topk:       the k elements of largest magnitude, exactly; of equal ones those with the lower index.
+l1:         the same without error feedback. This is our reading of the baseline "L1" of the thesis on
+            near-centroid compression, which says only that importance is the L1 norm.
+randk:      one element in each of k equal ranges of the tensor, drawn from a seed that all workers share. No
+            index travels, and the workers choose the same elements. Values are not scaled up, because
+            feedback returns the rest.
+            With draw=uniform any k of d elements, each set of k equally likely, as Rand-K of the papers.
+            With density=norm a tensor's k follows from the norm of its parameters. Source: SEAMGS-SGD,
+            section 3.2: densities in [0.001, 0.02] that rise with it. The paper does not say how they rise;
+            see `RandKOptions`. All workers have to agree on k, and one that joins late cannot compute it.
+            The shard therefore takes the norms of the first parameters once, and every plan has them
+            (`Plan.norms`).
+threshold:  every element of magnitude tau or more, sent as +-tau; the excess over tau stays in the residual.
             Source: Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing"
-            (Interspeech 2015). How many elements that are is not known beforehand
+            (Interspeech 2015). The number of these elements is not known beforehand.
 """
 
 from __future__ import annotations
@@ -34,11 +36,13 @@ from .sparsifiers import Draw, RandKOptions, SparseOptions, ThresholdOptions
 
 
 def _largest_each(values: Float32, tensors: Neighbours, keeps: Int64) -> Selection:
+    """Choose the elements of largest magnitude from each of several tensors."""
     least = np.full(keeps.size, selection.LEAST, np.float32)
     return select_blocks(values, tensors.sizes, keeps, least, np.zeros_like(least))
 
 
 def top_k(options: SparseOptions) -> Sparse:
+    """Return the sparsifier of `topk` and `l1`."""
     return Sparse(
         options=options,
         coder=coder_of(options.values),
@@ -49,6 +53,7 @@ def top_k(options: SparseOptions) -> Sparse:
 
 
 def rand_k(options: RandKOptions) -> Sparse:
+    """Return the sparsifier of `randk`."""
     drawn = IndexCoding.UNIFORM if options.draw is Draw.UNIFORM else IndexCoding.SEEDED
 
     def select(total: torch.Tensor, keep: int, context: StepContext) -> Selection:
@@ -60,7 +65,7 @@ def rand_k(options: RandKOptions) -> Sparse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sign(Stateless):
-    """The coder of `threshold`: one bit, for -tau and tau. Stateless."""
+    """The coder of `threshold`: one bit per value, for -tau and tau. Stateless."""
 
     options: ThresholdOptions
 
@@ -72,8 +77,10 @@ class Sign(Stateless):
 
 
 def threshold(options: ThresholdOptions) -> Sparse:
+    """Return the sparsifier of `threshold`."""
+
     def at_least_each(values: Float32, tensors: Neighbours, keeps: Int64) -> Selection:
-        return selection.at_least(values, options.level(tensors.context(0)))  # the same of all
+        return selection.at_least(values, options.level(tensors.context(0)))  # the level is the same for all
 
     return Sparse(
         options=SparseOptions(ratio=1),

@@ -4,9 +4,9 @@ Source: MXNet's "Gradient Compression" documentation and the kernel behind it. W
 
     r = g + e;  v = t if r >= t, -t if r <= -t, else 0;  send code(v);  e = r - v
 
-Codes 11, 10, 00 for t, -t, 0; 01 is never sent. The comparison includes the threshold itself.
-Differences: MXNet puts the first element of a byte in its highest bits, we put it in the lowest, as
-everywhere else on our wire; and see `quantizers.Scale` for the factor between a summed and a mean gradient.
+Codes 11, 10, 00 stand for t, -t, 0; 01 is never sent. The comparison includes the threshold itself.
+Deviations: MXNet puts the first element of a byte in its highest bits, we put it in the lowest, as everywhere
+else on our wire. See also `quantizers.Scale` for the factor between a summed and a mean gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .thresholds import block_payload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TwoBit(Fused, Stateless):
-    """Quantize to {-t, 0, t}. Stateless; meant to be used with error feedback."""
+    """The compressor `2bit`: quantizes to {-t, 0, t}. Stateless; meant to be used with error feedback."""
 
     options: TwoBitOptions = field(default_factory=TwoBitOptions)
 
@@ -38,7 +38,10 @@ class TwoBit(Fused, Stateless):
         states: Sequence[None],
         samples: int,
     ) -> tuple[QuantizedPayload, list[None], Float64]:
-        """See `base.InBlocks`."""
+        """Compress several tensors in one pass; the contract is that of `base.InBlocks`.
+
+        Returns the payload, the states as given, and the sum of |g| of each tensor.
+        """
         format = CodeFormat.SIGNED_2BIT
         level = self.options.threshold / self.options.scale.factor(samples)
         levels = np.full(len(gradients), level, np.float32)

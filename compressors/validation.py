@@ -1,8 +1,7 @@
-"""Is a payload what it says it is?
+"""The validation of payloads that a process receives.
 
-Whoever receives a payload calls `check_announcement` before allocating memory for its data, and `validate`
-before reducing it. The scan of the data is one read pass at memory speed, a small part of what the reduction
-itself costs.
+A receiver calls `check_announcement` before it allocates memory for the data, and `validate` before it sums
+the payload. The scan of the data is one read pass at memory speed, a small fraction of the cost of the sum.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from .payload import (
     payload_bytes,
 )
 
-# Indices are 32-bit numbers on both sides; with one bit less no gap overflows 64 bits while it is decoded.
+# Indices are 32-bit numbers. With one bit less, no gap overflows 64 bits while it is decoded.
 MAX_SPARSE_ELEMENTS = 2**31 - 1
 
 
 def check_announcement(payload: Payload) -> None:
-    """Raise `PayloadError` if what is known of a payload before its data breaks a rule of its kind.
+    """Raise `PayloadError` if a field other than the data breaks a rule of the payload's kind.
 
-    Afterwards `payload_bytes` is bounded: by 4 bytes per element, bucket and block, or for the indices of a
-    sparse payload by the most that so many of them can take.
+    If it passes, `payload_bytes` is bounded: by 4 bytes per element, bucket and block, and for a sparse
+    payload by the largest size of the indices of its elements.
     """
     if payload.elements < 0:
         raise PayloadError("elements", "at least 0", str(payload.elements))
@@ -57,8 +56,8 @@ def check_announcement(payload: Payload) -> None:
 def validate(payload: Payload) -> None:
     """Raise `PayloadError` if the payload breaks a rule of its kind.
 
-    Checked in order: the announcement, type and length of the data, and what is in it: indices, forbidden
-    codes, padding, finite values.
+    It checks in this order: the fields that are announced before the data; type and length of the data; and
+    the contents of the data, which are indices, forbidden codes, padding and finite values.
     """
     check_announcement(payload)
     data = payload.data
@@ -87,7 +86,7 @@ def validate(payload: Payload) -> None:
 
 
 def _check_sizes(payload: QuantizedPayload) -> int:
-    """How many blocks there are."""
+    """Return the number of blocks. Raises `PayloadError` if their sizes do not add up to the elements."""
     sizes = payload.sizes
     if sizes is None:
         return 1
@@ -95,36 +94,42 @@ def _check_sizes(payload: QuantizedPayload) -> int:
         raise PayloadError("sizes", "int64 of one dimension", f"{sizes.dtype} of shape {sizes.shape}")
     if (sizes < 0).any():
         raise PayloadError("sizes", "at least 0 each", str(int(sizes.min())))
-    total = sum(sizes.tolist())  # as Python's integers, which do not overflow
+    total = sum(sizes.tolist())  # Python's integers do not overflow
     if total != payload.elements:
         raise PayloadError("sizes", f"{payload.elements} elements in all", str(total))
     return sizes.size
 
 
 def _check_levels(payload: QuantizedPayload) -> None:
+    """Raise `PayloadError` if the levels have the wrong shape, are not finite, or break the order of their
+    format."""
     levels, count = payload.levels, payload.format.level_count
     total = count * _check_sizes(payload)
     if levels.dtype != np.float32 or levels.shape != (total,):
         got = f"{levels.dtype} of shape {levels.shape}"
         raise PayloadError("levels", f"float32 of shape ({total},)", got)
     each = levels.reshape(-1, count)
-    _refuse(each, ~np.isfinite(each).all(axis=1), "finite values")
+    _raise_if_wrong(each, ~np.isfinite(each).all(axis=1), "finite values")
     if payload.format is CodeFormat.CODEBOOK_8BIT:
         return
     if payload.format is CodeFormat.BINARY:
-        _refuse(each, each[:, 0] > each[:, 1], "values in ascending order")
+        _raise_if_wrong(each, each[:, 0] > each[:, 1], "values in ascending order")
     else:
         wrong = (each[:, 0] <= 0) | (each[:, 1:] <= each[:, :-1]).any(axis=1)
-        _refuse(each, wrong, "positive values in ascending order")
+        _raise_if_wrong(each, wrong, "positive values in ascending order")
 
 
-def _refuse(levels: Float32, wrong: npt.NDArray[np.bool_] | np.bool_, expected: str) -> None:
-    """Raise `PayloadError` with the levels of the first block that is wrong. levels: a row for each block."""
+def _raise_if_wrong(levels: Float32, wrong: npt.NDArray[np.bool_] | np.bool_, expected: str) -> None:
+    """Raise `PayloadError` with the levels of the first wrong block; return if no block is wrong.
+
+    levels: a row for each block. wrong: True for each block that breaks a rule.
+    """
     if wrong.any():
         raise PayloadError("levels", expected, str(levels[int(wrong.argmax())].tolist()))
 
 
 def _check_sparse(payload: SparsePayload) -> None:
+    """Raise `PayloadError` if the fields of a sparse payload break a rule."""
     if payload.elements > MAX_SPARSE_ELEMENTS:
         raise PayloadError("elements", f"at most {MAX_SPARSE_ELEMENTS}, if sparse", str(payload.elements))
     if not 0 <= payload.count <= payload.elements:
@@ -150,13 +155,14 @@ def _check_sparse(payload: SparsePayload) -> None:
 
 
 def _validate_codes(payload: QuantizedPayload) -> None:
+    """Raise `PayloadError` if the data contain a forbidden code or set padding bits."""
     format, data = payload.format, payload.data
     if format.forbidden_code is not None and kernels.cpu.has_forbidden_code(format, data):
         raise PayloadError("data", "codes that name a level", f"code {format.forbidden_code}")
     if payload.sizes is None:
         _check_padding(data, payload.elements * format.bits)
         return
-    # The last word of each block that does not fill its last word.
+    # Of each block that does not fill its last word, check that word.
     used = payload.sizes % 32 * format.bits % 32
     ends = np.cumsum(code_words(format.bits, payload.sizes))
     last = data.view(np.uint32)[ends[used > 0] - 1]
@@ -165,18 +171,20 @@ def _validate_codes(payload: QuantizedPayload) -> None:
 
 
 def _validate_linear(payload: LinearPayload) -> None:
+    """Raise `PayloadError` if a scale is out of range, a code is forbidden, or padding bits are set."""
     scales, codes = payload.scales(), payload.codes()
     most = np.float32(kernels.FLOAT32_MAX / np.float32(2 ** (payload.bits - 1)))
-    # Also false for a NaN.
+    # Both comparisons are false for a NaN.
     if not ((scales >= 0) & (scales <= most)).all():
-        raise PayloadError("scales", f"finite values from 0 to {most}", "another")
+        raise PayloadError("scales", f"finite values from 0 to {most}", "a value outside that range")
     if kernels.linear.has_forbidden_linear(payload.bits, payload.elements, codes):
         raise PayloadError("data", "codes that have an opposite", f"code {-(2 ** (payload.bits - 1))}")
     _check_padding(codes, payload.elements * payload.bits)
 
 
 def _check_padding(data: Bytes, used_bits: int) -> None:
-    # At most one 32-bit word is partly used, so the padding is fewer than four bytes and the rest of a byte.
+    """Raise `PayloadError` if a bit after the first `used_bits` is set."""
+    # At most one 32-bit word is partly used: the padding is less than four bytes.
     padding = data[used_bits // 8 :].copy()
     if padding.size and used_bits % 8:
         padding[0] >>= used_bits % 8
@@ -185,4 +193,5 @@ def _check_padding(data: Bytes, used_bits: int) -> None:
 
 
 def _padding_set() -> PayloadError:
+    """Return the error for padding bits that are set."""
     return PayloadError("data", "zero padding after the last code", "padding bits that are set")

@@ -1,8 +1,8 @@
-"""The options that every lossy compressor takes besides its own, and in which order they act.
+"""The options that every lossy compressor has besides its own, and the order in which they act.
 
     clip -> delay -> momentum -> residual (decay) -> the compressor, with its warm-up -> masking
 
-The first two are the whole model's (`step`), the others each tensor's (`feedback`).
+The first two act on the whole model (`step`), the others on each tensor (`feedback`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wrapping:
-    """What goes around a compressor.
+    """The options that every lossy compressor has besides its own.
 
-    feedback: keep what was not sent, for the next step.
-    decay: what a residual is multiplied with at each step; 1 keeps all of it.
-    momentum: of the correction at the worker; the server's optimizer then has to be plain SGD. 0 for none.
-    clip: largest Euclidean norm of the whole model's gradient after aggregation; each of N workers clips its
-        own to clip / sqrt(N), as DGC does. 0 for none.
-    delay: push at every so many versions; what is computed in between is summed up in the residual.
+    Attributes:
+        feedback: True to keep the unsent rest as a residual for the next step.
+        decay: factor of the residual at each step; 1 keeps all of it.
+        momentum: momentum of the correction at the worker; 0 for none. The server's optimizer then has to be
+            plain SGD.
+        clip: largest Euclidean norm of the whole model's gradient after aggregation; 0 for none. Each of N
+            workers clips its own gradient to clip / sqrt(N), as DGC does.
+        delay: number of versions between two pushes; gradients in between are summed in the residual.
     """
 
     feedback: bool = True
@@ -40,11 +42,11 @@ class Wrapping:
         if not self.feedback:
             for name, neutral in (("decay", 1.0), ("momentum", 0.0), ("delay", 1)):
                 if getattr(self, name) != neutral:
-                    raise ValueError(f"{name}: needs the residual that is kept with feedback=on")
+                    raise ValueError(f"{name}: needs a residual; use feedback=on")
 
     @property
     def plain(self) -> bool:
-        """Whether the residual, as it is, is added to each gradient."""
+        """True if feedback adds the residual to each gradient without decay or momentum."""
         return self.feedback and self.decay == 1.0 and not self.momentum
 
 

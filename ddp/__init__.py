@@ -1,11 +1,11 @@
-"""The compressors inside torch's DistributedDataParallel, without a server.
+"""Gradwire's compressors as a hook of torch's DistributedDataParallel (DDP), without a server.
 
     model = torch.nn.parallel.DistributedDataParallel(network)
     model.register_comm_hook(gradwire.ddp.state("4bit", optimizer=optimizer), gradwire.ddp.hook)
 
 Every rank compresses its gradients as a worker of Gradwire does, sends the payloads to all ranks, and
-averages the gradients that it decodes. `HookState` has the order of these steps; docs/how-to/ddp.md says when they
-pay.
+averages the gradients that it decodes. The class HookState documents the order of these steps.
+docs/how-to/ddp.md says when compression makes DDP faster.
 """
 
 from __future__ import annotations

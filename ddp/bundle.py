@@ -1,10 +1,11 @@
-"""Bundles: tensors that are compressed at once, those of one bucket or of all buckets, with their residuals.
+"""Bundles: tensors of one DDP bucket, or of all buckets, that are compressed together, and their residuals.
 
-DDP rearranges its buckets after the first iteration, so residuals belong to tensors: a new bundle gets its
-tensors' residuals (`Owed`), and an old one returns them. The bundle does not affect a tensor's bits, except
-with compressors that choose among the elements of the whole model: for those, all buckets are one bundle.
+DDP rearranges its buckets after the first iteration, so residuals belong to tensors and not to buckets. An
+old bundle returns the state of its tensors (`TensorState`), and a new one takes it over. How tensors are
+bundled does not affect their bits, except with compressors that choose among the elements of the whole model:
+for those, all buckets are one bundle.
 
-This file has no collective and no bucket of torch's.
+This file starts no collective and knows no bucket of torch's.
 """
 
 from __future__ import annotations
@@ -34,12 +35,18 @@ from ..compressors.payload import Float32
 from ..proto.manifest import DTYPE, Manifest
 from ..proto.messages import Tensor
 
-LOOK_AT = 256  # first elements; only if these are all 0 is the whole tensor searched
+PROBED = 256  # first elements of a tensor; only if all of them are 0 is the whole tensor searched
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """The terms that all ranks must share: the compressor, the tensors that it applies to, and the seed."""
+    """The settings that all ranks must share. Their text enters the checksum that ranks compare.
+
+    Attributes:
+        compressor: compressor of the gradients, adapted to the optimizer.
+        rule: rule that selects the tensors to compress.
+        seed: seed of random numbers, at least 0.
+    """
 
     compressor: CompressorSpec
     rule: LayerRule
@@ -48,11 +55,13 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """A parameter of the model.
+    """A parameter of the model that DDP wraps.
 
     Attributes:
-        number: from 0, the same on every rank; random numbers follow from it.
-        norm: Euclidean norm of its first value; 0 if the compressor does not ask for it.
+        name: name by which the parameter's state is saved.
+        number: number of the parameter, from 0, the same on every rank; it seeds the random numbers.
+        shape: the parameter's shape.
+        norm: Euclidean norm of the parameter's initial values; 0 if the compressor does not use it.
     """
 
     name: str
@@ -62,13 +71,14 @@ class Parameter:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Owed:
-    """A rank's state of one tensor between steps.
+class TensorState:
+    """One rank's compression state of one tensor between two steps; moves with it from bundle to bundle.
 
     Attributes:
-        residual, velocity: float32, shape (elements,); None if all are 0.
-        state: the compressor's state, or a `SavedState`; None for none.
-        usual: usual size of its gradients (`spikes.ROWS`).
+        residual: gradient that was not sent yet: float32, shape (elements,); None if all elements are 0.
+        velocity: accumulated momentum: float32, shape (elements,); None if all elements are 0.
+        state: state of the tensor's compressor, or a `SavedState` that was loaded; None for no state.
+        usual: running statistics of the gradient's size, by which spikes are found (`spikes.ROWS`).
     """
 
     residual: torch.Tensor | None = None
@@ -79,31 +89,52 @@ class Owed:
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A compressor's state as plain values, by field."""
+    """A compressor's state as it was loaded from a file.
+
+    Attributes:
+        values: numbers, texts and tensors, by name of the field.
+    """
 
     values: Mapping[str, Any]
 
 
-def plain(state: Any) -> dict[str, Any]:
-    """Return the fields of a compressor's state. Raises TypeError unless all are plain values."""
+def plain_fields(state: Any) -> dict[str, Any]:
+    """Return the fields of a compressor's state by name, as `torch.load(weights_only=True)` can read them.
+
+    Raises:
+        TypeError: `state` is no dataclass, or a field is no number, text or tensor.
+    """
     if is_dataclass(state) and not isinstance(state, type):
         values = {field.name: getattr(state, field.name) for field in fields(state)}
         if all(isinstance(value, bool | int | float | str | torch.Tensor) for value in values.values()):
             return values
     expected = "a dataclass of numbers, texts and tensors"
-    raise TypeError(f"state of a compressor: expected {expected}, to be saved without pickle, got {state!r}")
+    raise TypeError(f"state of a compressor: to save it without pickle, expected {expected}, got {state!r}")
 
 
 class Bundle:
-    """Compresses some tensors of one rank. Not thread-safe."""
+    """Compresses some tensors of one rank, step by step, and keeps their residuals. Not thread-safe.
+
+    The hook creates one for each bucket, or one for all buckets.
+
+    Attributes:
+        parameters: the tensors that this bundle compresses, in the order of their gradients.
+        manifest: names, shapes and dtypes of these tensors.
+        part: the range of all elements of the bundle, which travels as one part.
+    """
 
     def __init__(
-        self, terms: Terms, parameters: Sequence[Parameter], owed: Mapping[str, Owed], rank: int
+        self, terms: Terms, parameters: Sequence[Parameter], states: Mapping[str, TensorState], rank: int
     ) -> None:
         """
         Args:
-            parameters: at least one, in the order of their gradients.
-            owed: by name; a tensor that is missing owes nothing.
+            terms: settings that all ranks share.
+            parameters: tensors of the bundle, at least one, in the order of their gradients.
+            states: state to continue from, by name of the tensor; a tensor without one starts from zeros.
+            rank: this process's rank, from 0.
+
+        Raises:
+            ValueError: a residual or velocity has another shape than its tensor.
         """
         self.parameters = tuple(parameters)
         specs = [TensorSpec(name=each.name, shape=each.shape) for each in parameters]
@@ -123,37 +154,48 @@ class Bundle:
         self.manifest = Manifest(tensors, train_samples=1)
         self.part = Part(0, sum(self._sizes))  # all elements
         self._step: Step | None = None
-        for place, parameter in enumerate(parameters):
-            if parameter.name in owed:
-                self._restore(place, owed[parameter.name])
+        for index, parameter in enumerate(parameters):
+            if parameter.name in states:
+                self._restore(index, states[parameter.name])
 
     def compress(
         self, gradients: torch.Tensor, samples: int, version: int, epoch: float, ranks: int
     ) -> list[Payload]:
-        """Return the payloads of a step, end to end. The caller then calls `commit` or `abandon`.
+        """Compress the gradients of one step; the caller then calls `commit` or `abandon`.
 
         A tensor whose gradient is all 0 is sent as absent and keeps its residual: DDP hands over a gradient
         of 0 for a parameter that the step did not use, and drops the average.
 
         Args:
-            gradients: float32, shape (elements,), mean over `samples` samples. Payloads may share its memory.
+            gradients: gradients of all tensors end to end: float32, shape (elements,), mean over `samples`
+                samples. Payloads may share this memory.
+            samples: number of samples of this rank's mean gradient, at least 1.
             version: number of steps before this one.
-            epoch: as in `StepContext`.
+            epoch: passes over the training samples so far, for the compressor's warm-up.
             ranks: number of ranks, at least 1.
 
+        Returns:
+            The payloads, which cover all elements of the bundle end to end.
+
         Raises:
-            NonFiniteGradient: the step can only be abandoned.
+            NonFiniteGradient: a gradient has an infinity or a NaN; only `abandon` may follow.
         """
         self._step = self._model.begin(samples, version=version, epoch=epoch, workers=ranks)
         pieces = torch.split(gradients, self._sizes)
         sent: list[Payload] = []
-        for place, (piece, used) in enumerate(zip(pieces, _used(pieces), strict=True)):
-            for payloads in self._step.add(place, piece if used else None).values():
+        for index, (piece, used) in enumerate(zip(pieces, _used(pieces), strict=True)):
+            for payloads in self._step.add(index, piece if used else None).values():
                 sent += payloads
         return sent
 
     def commit(self) -> list[Spike]:
-        """Keep the step's residuals once its payloads have reached all ranks; return its spikes."""
+        """Make the residuals of the compressed step permanent, and return the step's spikes.
+
+        Called once the step's payloads have reached all ranks.
+
+        Returns:
+            The gradients that were far larger than usual and therefore sent as float32.
+        """
         assert self._step is not None
         spikes = self._step.spikes
         self._step.commit()
@@ -161,16 +203,16 @@ class Bundle:
         return spikes
 
     def abandon(self) -> None:
-        """Drop the step; residuals stay as they were before it."""
+        """Discard the step that `compress` began; residuals keep their values from before it."""
         self._step = None
 
-    def owed(self) -> dict[str, Owed]:
-        """Return a copy of each tensor's state, by name."""
+    def tensor_states(self) -> dict[str, TensorState]:
+        """Return the compression state of each tensor of the bundle, by name; residuals are copies."""
         ledger = self._model.ledger
         residual = None if ledger.unused else ledger.residual
         bounds = pairwise(accumulate(self._sizes, initial=0))
         return {
-            parameter.name: Owed(
+            parameter.name: TensorState(
                 residual=None if residual is None else residual[start:end].clone(),
                 velocity=None if ledger.velocity is None else ledger.velocity[start:end].clone(),
                 state=state,
@@ -181,48 +223,51 @@ class Bundle:
             )
         }
 
-    def _restore(self, place: int, owed: Owed) -> None:
-        ledger, name = self._model.ledger, self.parameters[place].name
-        start = sum(self._sizes[:place])
-        here = slice(start, start + self._sizes[place])
-        for what, values in (("residual", owed.residual), ("velocity", owed.velocity)):
-            if values is not None and values.shape != (self._sizes[place],):
+    def _restore(self, index: int, saved: TensorState) -> None:
+        """Copy one tensor's state into the ledger. Raises ValueError if a shape differs from the tensor's."""
+        ledger, name = self._model.ledger, self.parameters[index].name
+        start = sum(self._sizes[:index])
+        here = slice(start, start + self._sizes[index])
+        for kind, values in (("residual", saved.residual), ("velocity", saved.velocity)):
+            if values is not None and values.shape != (self._sizes[index],):
                 got = f"shape {tuple(values.shape)}"
-                raise ValueError(f"{what} of {name!r}: expected shape ({self._sizes[place]},), got {got}")
-        if owed.residual is not None:
-            ledger.residual[here].copy_(owed.residual)
-        if owed.velocity is not None and ledger.velocity is not None:
-            ledger.velocity[here].copy_(owed.velocity)
-        ledger.usual[:, place] = owed.usual
-        if isinstance(owed.state, SavedState):
-            ledger.states[place] = replace(ledger.states[place], **owed.state.values)
-        elif owed.state is not None:
-            ledger.states[place] = owed.state
+                raise ValueError(f"{kind} of {name!r}: expected shape ({self._sizes[index]},), got {got}")
+        if saved.residual is not None:
+            ledger.residual[here].copy_(saved.residual)
+        if saved.velocity is not None and ledger.velocity is not None:
+            ledger.velocity[here].copy_(saved.velocity)
+        ledger.usual[:, index] = saved.usual
+        if isinstance(saved.state, SavedState):
+            ledger.states[index] = replace(ledger.states[index], **saved.state.values)
+        elif saved.state is not None:
+            ledger.states[index] = saved.state
 
 
 def _used(pieces: Sequence[torch.Tensor]) -> list[bool]:
-    """Return for each piece whether it has an element other than 0."""
+    """Return, for each gradient, True if it has an element other than 0."""
     if all(piece.device.type == "cpu" for piece in pieces):
-        return [bool(piece[:LOOK_AT].any()) or bool(piece.any()) for piece in pieces]
+        return [bool(piece[:PROBED].any()) or bool(piece.any()) for piece in pieces]
     found = torch.stack([piece.any() for piece in pieces]).cpu().numpy()  # one wait for the GPU
     return [bool(used) for used in found]
 
 
 def mean(pushes: Sequence[Sequence[Payload]], out: Float32) -> None:
-    """Overwrite `out` (float32, shape (elements,)) with the mean of the pushes, added in rank order.
+    """Decode the payloads of all ranks and write their mean to `out`; ranks are added in their order.
 
-    pushes: for each rank its payloads, which cover `out` end to end.
+    Args:
+        pushes: for each rank, the payloads that cover `out` end to end.
+        out: result, overwritten: float32, shape (elements,).
     """
     shares = [1 / len(pushes)] * len(pushes)
     at = 0
-    for alike in _alike(pushes):
-        end = at + alike[0].elements
-        reduce_payloads(alike, shares, out[at:end])
+    for aligned in _aligned(pushes):
+        end = at + aligned[0].elements
+        reduce_payloads(aligned, shares, out[at:end])
         at = end
 
 
-def _alike(pushes: Sequence[Sequence[Payload]]) -> Iterator[tuple[Payload, ...]]:
-    """Yield the ranks' payloads of the same elements; payloads are cut where their borders differ."""
+def _aligned(pushes: Sequence[Sequence[Payload]]) -> Iterator[tuple[Payload, ...]]:
+    """Yield tuples of one payload of each rank, for the same elements; cut payloads whose borders differ."""
     while len(ends := {tuple(_ends(push)) for push in pushes}) > 1:
         borders = sorted({0, *(end for each in ends for end in each)})
         # Linear codes are cut at bucket borders, so a cut may add a border: hence the loop.
@@ -231,10 +276,12 @@ def _alike(pushes: Sequence[Sequence[Payload]]) -> Iterator[tuple[Payload, ...]]
 
 
 def _ends(push: Sequence[Payload]) -> Iterator[int]:
+    """Yield the index of the element behind each payload."""
     return accumulate(payload.elements for payload in push)
 
 
 def _cut(push: Sequence[Payload], borders: Sequence[int]) -> Iterator[Payload]:
+    """Yield the payloads of one rank, cut at `borders`, which are indices of elements in ascending order."""
     at = 0
     for payload in push:
         first, last = np.searchsorted(borders, [at, at + payload.elements])

@@ -1,16 +1,17 @@
-"""Frames that ranks send each other, and the all-gather that carries them.
+"""Frames, in which ranks send each other their payloads, and the all-gather that carries them.
 
 A frame is one rank's message for a bundle and a step, in little-endian order:
 
-    uint32  checksum of the terms, tensors and step, which all ranks must share
-    uint32  1 + index of the tensor whose gradient is not finite; 0 if all are
-    uint32  bytes of the header
-    header  the message `Part`, which describes the payloads as it does to a server
-    data    data of the payloads, end to end; empty if a gradient is not finite
+    uint32: checksum of the terms, tensors and step, which all ranks must share
+    uint32: 1 + index of the tensor whose gradient is not finite; 0 if all are finite
+    uint32: bytes of the header
+    header: the message `PartHeader`, which describes the payloads as it does to a server
+    data: data of the payloads, end to end; empty if a gradient is not finite
 
-The ranks' frames differ in size, but an all-gather takes equal ones. So each frame travels behind its length
-in a slot, whose size follows from earlier frames of the bundle and is the same on all ranks. A second gather
-carries the bytes that did not fit, and the slot grows. Usually a step takes one collective per bundle.
+The ranks' frames differ in size, but an all-gather takes buffers of equal size. Therefore each frame travels,
+behind its length, in a slot. The slot's size follows from earlier frames of the bundle, and is the same on
+all ranks. A second gather carries the bytes that do not fit, and the slot grows. Usually a step takes one
+collective per bundle.
 """
 
 from __future__ import annotations
@@ -36,50 +37,73 @@ HEAD = Struct("<III")
 LENGTH = Struct("<Q")
 AGREED = Struct("<I")
 WASTED = 1 / 4  # largest unused share of a slot; a slot outside its bounds is resized
-SPARE = 1 / 32  # a resized slot exceeds the frame by this share
+SPARE = 1 / 32  # a resized slot exceeds the longest frame by this share
 
 
 class RanksDisagree(RuntimeError):
-    """Another rank is at another step, or has another compressor, seed or model."""
+    """Raised when another rank is at another step, or has another compressor, seed, layer rule or model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """payloads: end to end. not_finite: index of a tensor with a gradient that is not finite, or None."""
+    """One rank's message for a bundle and a step.
+
+    Attributes:
+        payloads: payloads that cover the bundle's elements end to end; none if a gradient is not finite.
+        not_finite: index of a tensor whose gradient has an infinity or a NaN; None if all are finite.
+    """
 
     payloads: Sequence[Payload]
     not_finite: int | None = None
 
 
 def checksum(terms: object, manifest: Manifest, step: int) -> int:
-    """Return the checksum of the values that all ranks must share."""
+    """Return the CRC-32C by which ranks find out whether they share terms, tensors and step.
+
+    Args:
+        terms: settings, which are compared by their text.
+        manifest: names, shapes and dtypes of the bundle's tensors.
+        step: number of steps before this one.
+    """
     text = f"{terms};{step}".encode()
     return crc32c((np.frombuffer(text + manifest.fingerprint, np.uint8),))
 
 
 def to_bytes(frame: Frame, agreed: int) -> Bytes:
-    """Return the frame as uint8, in memory of its own. agreed: the checksum."""
+    """Serialize a frame, into new memory.
+
+    Args:
+        frame: frame to send.
+        agreed: CRC-32C of the values that all ranks must share, from `checksum`.
+    """
     header = b""
     if frame.not_finite is None:
         header = encode(part_header(0, 0, 0, 0, frame.payloads))
-    place = 0 if frame.not_finite is None else 1 + frame.not_finite
-    head = HEAD.pack(agreed, place, len(header)) + header
+    index_code = 0 if frame.not_finite is None else 1 + frame.not_finite
+    head = HEAD.pack(agreed, index_code, len(header)) + header
     pieces = [np.frombuffer(head, np.uint8), *(payload.data for payload in frame.payloads)]
     return np.concatenate(pieces)
 
 
 def from_bytes(data: Bytes, agreed: int, part: Part, manifest: Manifest, *, rank: int) -> Frame:
-    """Return the checked frame of `rank`; its payloads share the memory of `data`.
+    """Parse and check a frame that arrived from another rank.
+
+    Args:
+        data: bytes of the frame, uint8; the payloads share this memory.
+        agreed: this rank's CRC-32C of the values that all ranks must share.
+        part: range of the bundle's elements.
+        manifest: the bundle's tensors.
+        rank: rank that sent the frame.
 
     Raises:
-        RanksDisagree: the rank has other terms.
+        RanksDisagree: the frame has another checksum than `agreed`, or no header of payloads.
         Refused: a payload is malformed; the message names rank and tensor.
     """
-    found, place, size = HEAD.unpack(data[: HEAD.size].tobytes())
+    found, index_code, size = HEAD.unpack(data[: HEAD.size].tobytes())
     if found != agreed:
         raise _disagreeing(rank)
-    if place:
-        return Frame((), place - 1)
+    if index_code:
+        return Frame((), index_code - 1)
     start = HEAD.size + size
     try:
         header = decode(data[HEAD.size : start].tobytes(), PartHeader)
@@ -89,6 +113,7 @@ def from_bytes(data: Bytes, agreed: int, part: Part, manifest: Manifest, *, rank
 
 
 def _disagreeing(rank: int) -> RanksDisagree:
+    """Return the error for a rank whose checksum differs from this rank's."""
     same = "the same compressor, seed, layer rule and model on every rank, at the same step"
     return RanksDisagree(
         f"rank {rank}: expected {same}, got others; give every rank the same arguments of "
@@ -98,7 +123,16 @@ def _disagreeing(rank: int) -> RanksDisagree:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flight:
-    """A gather under way. kept: memory that must not be freed until it has ended."""
+    """An all-gather that was started and not finished.
+
+    Attributes:
+        bundle: name of the bundle whose frame it carries; "" for the terms.
+        frame: this rank's whole frame, uint8.
+        slot: bytes of the frame that fit the slot.
+        wait: blocks until the collective has ended.
+        gathered: buffers that receive each rank's row, in rank order.
+        kept: this rank's row, whose memory must stay allocated until the collective has ended.
+    """
 
     bundle: str
     frame: Bytes
@@ -109,26 +143,35 @@ class Flight:
 
 
 class Gather:
-    """All-gathers of frames, which all ranks begin and end in the same order.
+    """Runs the all-gathers of frames. All ranks must begin and end them in the same order.
 
     Attributes:
-        sent: bytes that this rank has given to them, with lengths and padding.
+        rank: this process's rank in the group, from 0.
+        ranks: number of ranks in the group.
+        sent: bytes that this rank has contributed to all-gathers so far, with lengths and padding.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
+        """group: process group of the collectives; None for the default one."""
         self._group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.sent = 0
         self._slots: dict[str, int] = {}
-        # Payloads lie in host memory, which not every backend can send.
-        on_host = "cpu:" in dist.get_backend_config(group)  # such as `cpu:gloo,cuda:nccl`
+        # Payloads lie in host memory. A backend such as NCCL cannot send that, so they are copied to the GPU;
+        # a backend config that can reads like `cpu:gloo,cuda:nccl`.
+        on_host = "cpu:" in dist.get_backend_config(group)
         self._device = torch.device("cpu" if on_host else "cuda")
 
     def agree(self, terms: object) -> None:
-        """Compare the ranks' terms, before any gather: with other compressors ranks may begin other gathers.
+        """Check that all ranks have the same terms. Call it before the first `begin`.
+
+        Ranks with different compressors might begin different all-gathers, which would block for ever.
+
+        Args:
+            terms: this rank's settings; their text is compared.
 
         Raises:
-            RanksDisagree: a rank has other terms.
+            RanksDisagree: another rank has other terms.
         """
         text = np.frombuffer(str(terms).encode(), np.uint8)
         own = np.frombuffer(AGREED.pack(crc32c((text,))), np.uint8)
@@ -137,13 +180,24 @@ class Gather:
                 raise _disagreeing(rank)
 
     def begin(self, bundle: str, frame: Bytes) -> Flight:
-        """Send as much of a frame as fits its slot. bundle: its name, the same on all ranks."""
+        """Start the all-gather of a frame's first bytes, as many as fit the bundle's slot.
+
+        Args:
+            bundle: name of the bundle, the same on all ranks; each bundle has a slot size of its own.
+            frame: this rank's frame, uint8.
+
+        Returns:
+            The started all-gather, for `end`.
+        """
         slot = self._slots.get(bundle, 0)
         length = np.frombuffer(LENGTH.pack(frame.size), np.uint8)
         return self._gather(bundle, frame, slot, _padded(LENGTH.size + slot, length, frame[:slot]))
 
     def end(self, flight: Flight) -> list[Bytes]:
-        """Wait for the ranks' frames and return them in rank order."""
+        """Wait for an all-gather and return the whole frames of all ranks, in rank order.
+
+        A second all-gather fetches the bytes that did not fit the slot. The slot is resized for later frames.
+        """
         rows = self._rows(flight)
         lengths = [int(LENGTH.unpack(row[: LENGTH.size].tobytes())[0]) for row in rows]
         slot, most = flight.slot, max(lengths)
@@ -162,6 +216,7 @@ class Gather:
         return frames
 
     def _gather(self, bundle: str, frame: Bytes, slot: int, row: Bytes) -> Flight:
+        """Start an all-gather of `row`, which has the same size on all ranks."""
         sent = torch.from_numpy(row).to(self._device)
         gathered = [torch.empty_like(sent) for _ in range(self.ranks)]
         torch_distributed: Any = dist  # annotates only in part
@@ -170,10 +225,11 @@ class Gather:
         return Flight(bundle, frame, slot, work.wait, gathered, sent)
 
     def _rows(self, flight: Flight) -> list[Bytes]:
+        """Wait for an all-gather and return the ranks' rows in host memory, in rank order."""
         flight.wait()
         return [row.cpu().numpy() for row in flight.gathered]
 
 
 def _padded(size: int, *pieces: Bytes) -> Bytes:
-    """Return the pieces end to end, with zeros behind them up to `size` bytes."""
+    """Return the pieces end to end, padded with zeros to `size` bytes."""
     return np.concatenate([*pieces, np.zeros(size - sum(piece.size for piece in pieces), np.uint8)])

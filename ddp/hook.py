@@ -1,9 +1,9 @@
-"""The hook that DistributedDataParallel calls, and its state.
+"""The communication hook that DistributedDataParallel (DDP) calls, and its state.
 
 No bundle is committed and no bucket's future completes before the last bucket of the step. Every rank has
-every frame by then, so all ranks void the same steps. The hook begins all collectives itself, none in a
-callback, so their order is the same on every rank. Random numbers follow from the numbers of parameters, so
-buckets do not affect the bits.
+every frame by then, so all ranks void the same steps: they discard a step in which a gradient of any rank is
+not finite. The hook begins all collectives itself, none in a callback, so their order is the same on every
+rank. Random numbers are seeded by the numbers of parameters, so buckets do not affect the bits.
 """
 
 # No `from __future__ import annotations`: DDP compares the annotations of a hook with types.
@@ -32,7 +32,7 @@ from ..compressors import (
     tell_of_compiling,
 )
 from ..optim.steps import Adam, OptimizerOptions, Sgd
-from .bundle import Bundle, Owed, Parameter, SavedState, Terms, mean, plain
+from .bundle import Bundle, Parameter, SavedState, TensorState, Terms, mean, plain_fields
 from .exchange import Flight, Frame, Gather, checksum, from_bytes, to_bytes
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
@@ -42,7 +42,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bucket:
-    """A bucket of torch's. buffer: its gradients, one-dimensional. future: of their mean over the ranks."""
+    """A bucket of DDP's whose mean is not computed yet.
+
+    Attributes:
+        buffer: this rank's gradients, one-dimensional; overwritten with the mean.
+        parameters: the parameters whose gradients are in the buffer, in its order.
+        future: completes with `buffer` once it holds the mean over the ranks.
+    """
 
     buffer: torch.Tensor
     parameters: Sequence[Parameter]
@@ -51,7 +57,14 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sent:
-    """A bundle whose frame is under way. agreed: the frame's checksum."""
+    """A bundle whose frame is being gathered.
+
+    Attributes:
+        bundle: compressed the gradients.
+        buckets: the buckets that the bundle covers, in its order.
+        agreed: CRC-32C that the frames of all ranks must carry.
+        flight: the started all-gather.
+    """
 
     bundle: Bundle
     buckets: Sequence[_Bucket]
@@ -60,24 +73,27 @@ class _Sent:
 
 
 class HookState:
-    """A rank's state for `hook`: residuals, states of compressors, counters.
+    """One rank's state for `hook`: residuals, states of compressors, counters.
 
-    Each step treats each tensor in the order of a Gradwire worker:
+    Give it to `register_comm_hook` together with `hook`.
+
+    Each step processes each tensor in the order of a Gradwire worker:
 
         clip -> momentum -> add the residual -> compress; the unsent rest is the next residual
         -> all-gather -> decode and average in rank order -> the optimizer, on every rank
 
-    So all ranks end with the same bits, whatever the buckets are. A residual stays with its tensor when DDP
+    So all ranks end with the same bits, independent of the buckets. A residual stays with its tensor when DDP
     rearranges the buckets after its first step.
 
     Attributes:
         compressor: spec of the compressor, adapted to the optimizer.
-        epoch: passes over the training samples so far, for the warm-up of sparsifiers such as `dgc`: set it
-            as you set a sampler's. Infinite, and so no warm-up, until then.
-        steps: number of steps, of which `voided` were lost to a gradient that is not finite.
+        epoch: passes over the training samples so far, for the warm-up of sparsifiers such as `dgc`. Set it
+            where you set a sampler's epoch. Infinite until it is set, which means no warm-up.
+        steps: number of steps so far, with those that are counted in `voided`.
+        voided: number of steps whose gradients became NaN because a gradient of some rank was not finite.
         spikes: number of this rank's gradients that were far larger than usual, and were sent as float32.
-        bytes_sent: bytes of this rank, with all headers, each of which goes to every other rank.
-        raw_bytes: bytes of the gradients in the buckets.
+        bytes_sent: bytes that this rank has sent to each other rank so far, with all headers.
+        raw_bytes: bytes of this rank's gradients in the buckets so far, before compression.
     """
 
     def __init__(
@@ -93,32 +109,34 @@ class HookState:
     ) -> None:
         """
         Args:
-            compressor: `name[:key=value,...]`, as of `gc-worker --compressor`; not `auto`. The same on every
+            compressor: `name[:key=value,...]`, as in `gc-worker --compressor`; not `auto`. The same on every
                 rank, like `rule`, `seed` and the kind of `optimizer`.
-            optimizer: optimizer that steps the gradients; only its kind matters. With one that divides by
-                the root of squared gradients, as Adam does, `4bit` omits its feedback, and a compressor that
-                was measured to lose is warned of. An `eps` among its `defaults` marks such an optimizer.
-            named_parameters: those of the module that DDP wraps. `rule` needs the names, and so does a state
-                that is loaded where buckets have another size. Without them tensors are numbered in the order
-                in which DDP first hands them over.
-            rule: selects the tensors to compress; by default all of two or more dimensions. Others travel as
-                bfloat16 with feedback, unless `compressor` itself sends floats.
+            optimizer: optimizer that steps the gradients; only its kind matters. An `eps` among its
+                `defaults` marks an optimizer that divides by the root of squared gradients, as Adam does.
+                With such an optimizer, `4bit` omits its feedback, and a warning names a compressor that was
+                measured to lose accuracy. None is treated like an optimizer without `eps`.
+            named_parameters: names and parameters of the module that DDP wraps. `rule` needs the names, and
+                so does a state that is loaded where buckets have another size. Without names, tensors are
+                numbered in the order in which DDP first hands them over.
+            rule: selects the tensors to compress; by default all of two or more dimensions. Other tensors
+                travel as bfloat16 with feedback, unless `compressor` itself sends floats.
             seed: seed of random numbers, at least 0.
-            samples: samples of each rank's mean gradient, at least 1. Only thresholds for summed gradients
-                use it: `2bit`, `threshold` and `4bit:levels=groups`.
-            process_group: DDP's; None for the default one.
+            samples: number of samples of each rank's mean gradient, at least 1. Only thresholds for summed
+                gradients use it: `2bit`, `threshold` and `4bit:levels=groups`.
+            process_group: process group that DDP uses; None for the default one.
 
         Raises:
-            SpecError: the compressor is unknown, or has `delay`, which DDP cannot do: use its `no_sync`.
-            ValueError: seed or samples are out of range.
+            SpecError: the compressor is unknown, or has a `delay`, which DDP does not support; use DDP's
+                `no_sync` instead.
+            ValueError: `seed` or `samples` is out of range.
         """
         chosen = parse_compressor(compressor)
         if optimizer is not None:
             chosen = _suited(chosen, _options(optimizer))
         wrapping = chosen.wrapping
         if wrapping is not None and wrapping.delay > 1:
-            limit = f"delay=1, got {wrapping.delay}; to exchange fewer gradients use DDP's no_sync()"
-            raise SpecError(f"compressor {chosen.text!r}: DDP takes every step at once: expected {limit}")
+            limit = f"expected delay=1, got {wrapping.delay}; to exchange fewer gradients use DDP's no_sync()"
+            raise SpecError(f"compressor {chosen.text!r}: DDP exchanges gradients at every step: {limit}")
         for name, value, least in (("seed", seed, 0), ("samples", samples, 1)):
             if value < least:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
@@ -134,7 +152,7 @@ class HookState:
         if named_parameters is not None:
             self._names = {each: (number, name) for number, (name, each) in enumerate(named_parameters)}
         self._parameters: dict[torch.Tensor, Parameter] = {}
-        self._owed: dict[str, Owed] = {}
+        self._states: dict[str, TensorState] = {}  # by name, of tensors that are in no bundle at present
         self._norms: dict[str, float] = {}
         self._loaded = False
         self._bundles: dict[tuple[str, ...], Bundle] = {}
@@ -146,51 +164,59 @@ class HookState:
 
     @property
     def bytes_sent(self) -> int:
+        """Bytes that this rank has sent to each other rank so far, with all headers."""
         return 0 if self._gather is None else self._gather.sent
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state as plain values and host tensors, for `torch.load(weights_only=True)`.
 
+        Returns:
+            Compressor, seed and counters, and by tensor the residual, velocity, compressor's state and
+            running statistics. `load_state_dict` takes it.
+
         Raises:
-            RuntimeError: between the first bucket of a step and the last.
+            RuntimeError: a step is incomplete: DDP has handed over its first bucket and not its last.
             TypeError: the state of a third party's compressor is not made of plain values.
         """
-        self._between_steps()
-        owed = dict(self._owed)
+        self._check_between_steps()
+        states = dict(self._states)
         for bundle in self._bundles.values():
-            owed.update(bundle.owed())
+            states.update(bundle.tensor_states())
         return {
             "compressor": self.compressor,
             "seed": self._terms.seed,
             "steps": self.steps,
             "epoch": self.epoch,
             "norms": dict(self._norms),
-            "residuals": {n: each.residual.cpu() for n, each in owed.items() if each.residual is not None},
-            "velocities": {n: each.velocity.cpu() for n, each in owed.items() if each.velocity is not None},
-            "states": {n: plain(each.state) for n, each in owed.items() if each.state is not None},
-            "usual": {n: list(each.usual) for n, each in owed.items()},
+            "residuals": {n: each.residual.cpu() for n, each in states.items() if each.residual is not None},
+            "velocities": {n: each.velocity.cpu() for n, each in states.items() if each.velocity is not None},
+            "states": {n: plain_fields(each.state) for n, each in states.items() if each.state is not None},
+            "usual": {n: list(each.usual) for n, each in states.items()},
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continue from `saved`; every rank loads its own state.
+        """Replace this rank's state by a saved one. Every rank loads its own state, of the same step.
+
+        Args:
+            saved: state that `state_dict` returned.
 
         Raises:
-            RuntimeError: between the first bucket of a step and the last.
+            RuntimeError: a step is incomplete: DDP has handed over its first bucket and not its last.
             ValueError: `saved` has another compressor or seed. If its tensors do not fit the model, the next
                 step raises ValueError with their names.
         """
-        self._between_steps()
+        self._check_between_steps()
         for name, own in (("compressor", self.compressor), ("seed", self._terms.seed)):
             if saved[name] != own:
                 raise ValueError(f"{name}: expected a state of {own!r}, got one of {saved[name]!r}")
         residuals, velocities, states = (saved[name] for name in ("residuals", "velocities", "states"))
         usual = saved.get("usual", {})  # absent in states of older releases
-        self._owed = {
-            name: Owed(
+        self._states = {
+            name: TensorState(
                 residual=residuals.get(name),
                 velocity=velocities.get(name),
                 state=SavedState(states[name]) if name in states else None,
-                usual=usual.get(name, Owed().usual),
+                usual=usual.get(name, TensorState().usual),
             )
             for name in {**residuals, **velocities, **states, **usual}
         }
@@ -201,8 +227,20 @@ class HookState:
             tensor: self._named(tensor, each.name, each.number) for tensor, each in self._parameters.items()
         }
 
-    def take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Implement `hook`."""
+    def add_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Compress and send a bucket's gradients, and return the future of their mean; `hook` calls this.
+
+        The last bucket of a step completes the step: it receives all frames and completes all futures.
+
+        Args:
+            bucket: gradients of this rank; the buffer is overwritten with the mean.
+
+        Raises:
+            TypeError: a gradient is sparse, or neither float32 nor bfloat16 nor float16.
+            RanksDisagree: a rank has another compressor, seed or model, or is at another step.
+            Refused: a rank's frame was damaged.
+            ValueError: `named_parameters` lacks a parameter, or a loaded state does not fit the model.
+        """
         if bucket.index() == 0:
             self._drop_unfinished()
         buffer = bucket.buffer()
@@ -221,32 +259,34 @@ class HookState:
             self._finish()
         return future
 
-    def _between_steps(self) -> None:
+    def _check_between_steps(self) -> None:
+        """Raise RuntimeError if DDP has handed over the first bucket of a step and not the last."""
         if self._waiting or self._sent:
-            raise RuntimeError("state of gradwire.ddp: expected no step under way; ask after backward")
+            raise RuntimeError("state of gradwire.ddp: the step is incomplete; save or load after backward()")
 
     def _drop_unfinished(self) -> None:
-        """Abandon a backward pass that ended before its last bucket."""
+        """Discard the buckets of a backward pass that ended before its last bucket."""
         for sent in self._sent:
             sent.flight.wait()
             sent.bundle.abandon()
         self._sent, self._waiting = [], []
 
     def _parameter(self, tensor: torch.Tensor) -> Parameter:
-        """Return a parameter's name and number, which it has from its first bucket on."""
+        """Return a parameter's description; assign name and number when it first appears in a bucket."""
         if tensor not in self._parameters:
             number = len(self._parameters)
             name = f"parameter {number}"
             if self._names is not None:
                 if tensor not in self._names:
-                    got = f"a bucket with another, of shape {tuple(tensor.shape)}"
+                    lacks = f"a parameter of shape {tuple(tensor.shape)} is missing"
                     remedy = "give named_parameters() of the module that DDP wraps"
-                    raise ValueError(f"named_parameters: expected all parameters, got {got}; {remedy}")
+                    raise ValueError(f"named_parameters: expected all parameters, {lacks}; {remedy}")
                 number, name = self._names[tensor]
             self._parameters[tensor] = self._named(tensor, name, number)
         return self._parameters[tensor]
 
     def _named(self, tensor: torch.Tensor, name: str, number: int) -> Parameter:
+        """Return the description of a tensor; measure its norm the first time, if the compressor uses it."""
         if self._by_norm and name not in self._norms:
             self._norms[name] = norm(tensor.detach().flatten().float())
         shape = tuple(tensor.shape)
@@ -254,6 +294,7 @@ class HookState:
 
     @staticmethod
     def _check(buffer: torch.Tensor, parameters: Sequence[Parameter]) -> None:
+        """Raise TypeError if a bucket's gradients are sparse or of a dtype that cannot be compressed."""
         if buffer.layout is not torch.strided or buffer.dtype not in DTYPES:
             got = f"{buffer.dtype} ({buffer.layout})"
             known = ", ".join(map(str, DTYPES))
@@ -263,19 +304,20 @@ class HookState:
             )
 
     def _bundle(self, parameters: Sequence[Parameter]) -> Bundle:
-        """Return the bundle of these tensors, made anew after DDP has rearranged its buckets."""
+        """Return the bundle of these tensors; create it, with their states, after a rearrangement."""
         key = tuple(each.name for each in parameters)
         if key not in self._bundles:
             for other in [other for other in self._bundles if not {*other}.isdisjoint(key)]:
-                self._owed.update(self._bundles.pop(other).owed())
-            owed = {name: self._owed[name] for name in key if name in self._owed}
-            self._bundles[key] = Bundle(self._terms, parameters, owed, self._gathers.rank)
-            for name in owed:
-                del self._owed[name]
+                self._states.update(self._bundles.pop(other).tensor_states())
+            states = {name: self._states[name] for name in key if name in self._states}
+            self._bundles[key] = Bundle(self._terms, parameters, states, self._gathers.rank)
+            for name in states:
+                del self._states[name]
         return self._bundles[key]
 
     @property
     def _gathers(self) -> Gather:
+        """All-gathers of the process group, created and checked for equal terms at the first use."""
         if self._gather is None:
             gather = Gather(self._group)
             gather.agree(self._terms)
@@ -283,7 +325,7 @@ class HookState:
         return self._gather
 
     def _send(self, buckets: Sequence[_Bucket]) -> None:
-        """Compress buckets as one bundle, and begin to send its frame."""
+        """Compress buckets as one bundle, and start the all-gather of its frame."""
         bundle = self._bundle([each for bucket in buckets for each in bucket.parameters])
         pieces = [bucket.buffer.float() for bucket in buckets]
         where = pieces[0].device
@@ -329,29 +371,36 @@ class HookState:
         self.steps += 1
         if bad:
             self.voided += 1
-            what = f"gradient of {', '.join(bad)} has an infinity or a NaN"
-            _log.warning("step %d: %s: all gradients are NaN, and residuals as before", self.steps, what)
+            _log.warning(
+                "step %d: gradient of %s has an infinity or a NaN: all gradients of the step become NaN, "
+                "residuals stay unchanged",
+                *(self.steps, ", ".join(bad)),
+            )
         if spikes:
             self.spikes += len(spikes)
             _log.warning("rank %d, step %d: %s", self._gathers.rank, self.steps, described(spikes))
 
     def _check_loaded(self) -> None:
-        """Raise if the first step after `load_state_dict` has left a loaded tensor unused."""
-        if self._loaded and self._owed:
-            left = ", ".join(map(repr, sorted(self._owed)))
+        """Raise ValueError if no bundle of the first step after `load_state_dict` has a loaded tensor."""
+        if self._loaded and self._states:
+            left = ", ".join(map(repr, sorted(self._states)))
             raise ValueError(f"state of gradwire.ddp: expected tensors of this model, got also {left}")
         self._loaded = False
 
 
 def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Return a future of the mean gradient of a bucket over all ranks, for `register_comm_hook`.
+    """Compress a bucket's gradients, and return the future of their mean over all ranks.
 
-    The mean is written to the bucket's own buffer, in its dtype, so `gradient_as_bucket_view` works. All
-    futures of a step complete after its last bucket.
+    Give it to `register_comm_hook` with a `HookState`. The mean is written to the bucket's own buffer, in its
+    dtype, so `gradient_as_bucket_view` works. All futures of a step complete after its last bucket.
 
     If any rank has a gradient with an infinity or a NaN, all gradients of the step become NaN on all ranks,
-    as with DDP alone, so a `GradScaler` or a check of the norm skips the step. Residuals then stay as they
-    were before the step, and a warning names tensor and rank.
+    as with DDP alone. A `GradScaler` or a check of the norm then skips the step. Residuals keep their values
+    from before the step, and a warning names tensor and rank.
+
+    Args:
+        state: this rank's state, the same object for all buckets and steps.
+        bucket: gradients of this rank, from DDP.
 
     Raises:
         TypeError: a gradient is sparse, or neither float32 nor bfloat16 nor float16.
@@ -359,28 +408,30 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
         Refused: a rank's frame was damaged.
         ValueError: `named_parameters` lacks a parameter, or a loaded state does not fit the model.
     """
-    return state.take(bucket)
+    return state.add_bucket(bucket)
 
 
 def _suited(compressor: CompressorSpec, options: OptimizerOptions) -> CompressorSpec:
-    """Return the compressor as it suits the optimizer; log what was changed, and what loses."""
+    """Return the compressor, adapted to the optimizer. Log the adaptation, and warn of lost accuracy."""
     chosen = suited(compressor, options, local=False)
     if chosen != compressor:
-        _log.info("compressor %s, because the optimizer is like Adam", chosen)
+        _log.info(
+            "using compressor %s, because the optimizer divides by the root of squared gradients", chosen
+        )
     for line in advice(chosen, options, local=False, server=False):
         _log.warning("%s", line)
     return chosen
 
 
 def _options(optimizer: torch.optim.Optimizer) -> OptimizerOptions:
-    """Return the options of Gradwire's optimizer that is like this one for a compressor."""
+    """Return the options of the Gradwire optimizer that a compressor treats like this torch optimizer."""
     if "eps" in optimizer.defaults:
         return Adam()
     return Sgd(momentum=0.9 if optimizer.defaults.get("momentum") else 0.0)
 
 
 def _average(frames: Sequence[Frame], buckets: Sequence[_Bucket]) -> None:
-    """Write the mean of the frames into the buckets' buffers."""
+    """Decode the ranks' frames and write their mean into the buckets' buffers."""
     pushes = [frame.payloads for frame in frames]
     only = buckets[0].buffer
     if len(buckets) == 1 and only.device.type == "cpu" and only.dtype is torch.float32:

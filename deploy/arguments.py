@@ -1,6 +1,6 @@
 """Command-line arguments that several commands declare and check alike.
 
-A value that a command cannot use raises `argparse.ArgumentTypeError`, before the command has begun anything.
+A function that checks a value raises `argparse.ArgumentTypeError` if the command cannot use it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,22 @@ from pathlib import Path
 from ..common.version import __version__
 from ..settings import DEFAULT_PORT, parse_address
 
-# Files for TLS and a token, as gc-worker has them.
+# Options for files of TLS and the token, named as gc-worker names them: help text by field of `Target`.
 ACCESS_FILES = {
-    "tls_ca": "certificates of the authorities that the server's certificate is checked with",
-    "tls_cert": "certificate of this end",
-    "tls_key": "key of that certificate",
-    "token_file": "file with the token of this end",
+    "tls_ca": "certificates of the authorities that may sign the server's certificate",
+    "tls_cert": "certificate to show to the server",
+    "tls_key": "private key of --tls-cert",
+    "token_file": "file with the token to show to the server",
 }
 
 
 def command_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a command's parser, with --version."""
+    """Make the parser of a command, with the option --version.
+
+    Args:
+        prog: name of the command, as users type it.
+        description: text above the options in --help.
+    """
     parser = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -33,14 +38,25 @@ def command_parser(prog: str, description: str | None) -> argparse.ArgumentParse
 
 
 def add_server(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
-    """Add the address of the server as a positional argument, and the options for access to it."""
+    """Add the server's address as a positional argument, and the options for TLS and a token.
+
+    Args:
+        parser: receives the arguments.
+        environ: environment variables; GC_SERVER, GC_TLS_CA and the like give the defaults.
+    """
     default = environ.get("GC_SERVER") or f"localhost:{DEFAULT_PORT}"
-    text = "address of the server (default: GC_SERVER, or localhost)"
+    text = "address of the server (default: the variable GC_SERVER, else localhost)"
     parser.add_argument("server", nargs="?", type=address, default=default, metavar="HOST[:PORT]", help=text)
     add_access_files(parser, environ)
 
 
 def add_access_files(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    """Add the options for the files of TLS and a token.
+
+    Args:
+        parser: receives the options.
+        environ: environment variables; GC_TLS_CA and the like give the defaults.
+    """
     for name, text in ACCESS_FILES.items():
         variable, flag = f"GC_{name.upper()}", f"--{name.replace('_', '-')}"
         default = environ.get(variable, "")
@@ -48,7 +64,13 @@ def add_access_files(parser: argparse.ArgumentParser, environ: Mapping[str, str]
 
 
 def access_files_of(given: argparse.Namespace) -> dict[str, str]:
-    """Return the files for TLS and a token by name, as `Target` takes them."""
+    """Return the paths of the files for TLS and a token by name, as `Target` takes them.
+
+    Files that are not given are "".
+
+    Raises:
+        argparse.ArgumentTypeError: if a file does not exist, or there is a certificate without its key.
+    """
     files: dict[str, str] = {name: getattr(given, name) for name in ACCESS_FILES}
     for name, path in files.items():
         if path and not Path(path).is_file():
@@ -60,7 +82,7 @@ def access_files_of(given: argparse.Namespace) -> dict[str, str]:
 
 
 def address(text: str) -> str:
-    """Return host:port."""
+    """Parse HOST[:PORT] and return host:port, with the default port if none is given."""
     try:
         return parse_address(text)
     except ValueError as error:
@@ -68,7 +90,7 @@ def address(text: str) -> str:
 
 
 def at_least_one(text: str) -> int:
-    """Return a whole number from 1."""
+    """Parse a whole number of at least 1."""
     try:
         found = int(text)
     except ValueError:
@@ -79,7 +101,7 @@ def at_least_one(text: str) -> int:
 
 
 def file_to_write(text: str) -> Path:
-    """Return the path of a file that can be written, so that no work is lost for want of one."""
+    """Parse the path of an output file, and check before any work is done that it can be written."""
     path = Path(text)
     if path.is_dir() or not os.access(path.absolute().parent, os.W_OK | os.X_OK):
         expected = "a file in a folder that exists and can be written to"
@@ -88,14 +110,14 @@ def file_to_write(text: str) -> Path:
 
 
 def plot_to_write(text: str) -> Path:
-    """Return the path of a picture, which matplotlib draws."""
+    """Parse the path of a picture; check that it can be written and that matplotlib is installed."""
     check_module("matplotlib")
     return file_to_write(text)
 
 
 def check_module(name: str) -> None:
-    """Raise unless this module of the extra `run` is installed."""
+    """Raise argparse.ArgumentTypeError unless this module of the extra `run` is installed."""
     if find_spec(name) is None:
         raise argparse.ArgumentTypeError(
-            f"{name} is not installed; pip install '.[run]' in a checkout of Gradwire brings it"
+            f"{name} is not installed; run pip install '.[run]' in a checkout of Gradwire"
         )

@@ -1,6 +1,6 @@
 """gc-certs: make certificates for a server and its workers, signed by an authority of their own.
 
-Makes DIR/ca.pem and DIR/ca.key, an authority that nobody else trusts; DIR/server.pem and .key, for the
+Makes DIR/ca.pem and DIR/ca.key, an authority that only this job trusts; DIR/server.pem and .key, for the
 names and addresses that workers reach the server by; and one pair for each --client. Only their owner can
 read the keys. Existing files stay: an authority in DIR signs further certificates.
 """
@@ -24,24 +24,26 @@ AUTHORITY_DAYS = 3650
 
 
 def parser() -> argparse.ArgumentParser:
+    """Make gc-certs' parser of command-line arguments."""
     found = command_parser("gc-certs", __doc__)
-    found.add_argument("folder", type=Path, metavar="DIR", help="where the files go")
-    text = "name or address that workers reach the server by; may be given again"
+    found.add_argument("folder", type=Path, metavar="DIR", help="folder for the files")
+    text = "name or address that workers reach the server by; may be repeated"
     found.add_argument("--host", action="append", default=[], metavar="NAME", help=text)
-    text = "name of a client, which the certificate bears; may be given again"
+    text = "name of a client, written into its certificate; may be repeated"
     found.add_argument("--client", action="append", default=[], metavar="NAME", help=text)
-    found.add_argument("--days", type=int, default=DAYS, metavar="N", help=f"validity (default: {DAYS})")
+    text = f"days for which the certificates are valid (default: {DAYS})"
+    found.add_argument("--days", type=int, default=DAYS, metavar="N", help=text)
     return found
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run gc-certs with arguments `argv`, by default those of the process; return the exit code."""
     given = parser().parse_args(sys.argv[1:] if argv is None else argv)
     wrong = [name for name in given.client if not name or name in ("ca", "server") or "/" in name]
     if wrong or not (given.host or given.client) or given.days < 1:
         why = (
-            f"--client {wrong[0]}: choose another name"
+            f"--client {wrong[0]}: expected a name without /, other than ca and server"
             if wrong
             else "expected a --host or a --client, and --days above 0"
         )
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _issue(given.folder, given.host, given.client, given.days)
     except ModuleNotFoundError:
-        remedy = "pip install '.[certs]' in a checkout of Gradwire brings it"
+        remedy = "run pip install '.[certs]' in a checkout of Gradwire"
         print(f"gc-certs: the package cryptography is not installed; {remedy}", file=sys.stderr)
     except (OSError, ValueError) as error:
         print(f"gc-certs: {error}", file=sys.stderr)
@@ -58,7 +60,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _issue(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> int:
-    """Raises OSError, also for a file that exists already, and ValueError for a file that is no key."""
+    """Make the certificates for the server, if it has hosts, and for each client; return the exit code.
+
+    Args:
+        folder: for the files; made if it does not exist. Its authority signs, and is made if it does not
+            exist.
+        hosts: names and addresses of the server.
+        clients: names of the clients.
+        days: validity.
+
+    Raises:
+        OSError: if a file cannot be read or written, or exists already.
+        ValueError: if the authority's files are no key and certificate, or a name is not allowed.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 
@@ -67,7 +81,7 @@ def _issue(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int
         for suffix in (".pem", ".key"):
             if (folder / f"{name}{suffix}").exists():
                 raise FileExistsError(
-                    f"{folder / name}{suffix} is there already; remove it, or choose another folder"
+                    f"{folder / name}{suffix} exists already; remove it, or choose another folder"
                 )
     folder.mkdir(parents=True, exist_ok=True)
     authority: tuple[Any, Any]
@@ -80,12 +94,12 @@ def _issue(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int
     for name in wanted:
         _write(folder / name, *_pair(name, days, hosts if name == "server" else (), authority))
         print(f"{folder / name}.pem, {folder / name}.key: valid for {days} days")
-    print(f"{folder}/ca.pem: --tls-ca of the workers, and of the server if they have certificates")
+    print(f"{folder}/ca.pem: for --tls-ca of the workers, and of the server if workers have certificates")
     return Exit.DONE
 
 
 def _write(path: Path, key: Any, certificate: Any) -> None:
-    """Write path.key and path.pem, new files; nobody else can read the key at any moment."""
+    """Write path.key and path.pem as new files. The key is created readable by its owner alone."""
     from cryptography.hazmat.primitives import serialization
 
     pem = serialization.Encoding.PEM
@@ -102,8 +116,13 @@ def _pair(
     """Make a key and its certificate.
 
     Args:
+        name: common name of the certificate's subject.
+        days: validity from now on.
         hosts: names and addresses that the certificate is valid for.
-        authority: key and certificate of the issuer; None for an authority, which signs itself.
+        authority: key and certificate of the issuer; None makes an authority, which signs itself.
+
+    Returns:
+        The private key and the certificate.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
@@ -125,7 +144,7 @@ def _pair(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # clocks differ
+        .not_valid_before(now - timedelta(hours=1))  # the clock of another machine may be behind
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
     )

@@ -18,7 +18,7 @@ from ..settings import COMMANDS, RunSettings
 from .daemons import check_together
 from .interrupt import Interrupt, Interrupted
 from .paths import json_path, run_directory
-from .processes import SAID, WARNING, Child, Children, RunError
+from .processes import PROGRESS, WARNING, Child, Children, RunError
 
 if TYPE_CHECKING:
     from .console import Console
@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 @command
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run gc-run; return the exit code.
+
+    Args:
+        argv: command-line arguments, by default those of the process.
+        environ: environment variables, by default those of the process.
+    """
     try:
         effective = read(
             RunSettings,
@@ -63,12 +68,18 @@ def baseline_of(settings: RunSettings) -> RunSettings | None:
     """Return the settings of the uncompressed run to compare with; None if `settings` are uncompressed."""
     mode = registry.parse(settings.mode).baseline or settings.mode
     plain = dataclasses.replace(settings, mode=mode, compressor="none", downlink="none")
-    # After float32 pushes `auto` sends float32.
+    # With compressor none, downlink auto sends float32, so it equals none.
     same = settings.downlink in ("auto", "none") and dataclasses.replace(settings, downlink="none") == plain
     return None if same else plain
 
 
 def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: Interrupt) -> int:
+    """Train with `settings` and with those of the baseline, show and write the results; return the exit code.
+
+    Args:
+        directory: for logs, parameters, report and plot.
+        json: another file for the report, None for none.
+    """
     from .console import Console  # late, like all slow imports, so that --help is fast
     from .plot import PlotError, write_plot
     from .report import table_of, to_json, write_atomically
@@ -87,7 +98,7 @@ def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: I
             baseline, _, stopped = _train(plain, directory / "baseline", console, interrupt)
         except Interrupted as interrupted:
             stopped = interrupted
-        if stopped is not None:  # a comparison needs a whole run
+        if stopped is not None:  # an unfinished baseline is not comparable
             baseline = None
 
     console.print(table_of(result, baseline))  # before files are written, which may fail
@@ -104,23 +115,23 @@ def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: I
         return _fail(Exit.INTERNAL, f"the report or the plot cannot be written: {error}")
     console.out(f"plot, report, parameters and logs: {directory}", highlight=False)
     if stopped is not None:
-        unfinished = "" if result.finished else " before the job was done; this is what there is"
+        unfinished = "" if result.finished else " before the job was done; the results are those so far"
         return _fail(128 + stopped.number, f"stopped by {stopped}{unfinished}; no process is left")
     return Exit.DONE
 
 
 def _lines(child: Child, prefix: str) -> list[str]:
-    """Return the complete lines of a process's log that have this prefix, without it."""
+    """Return the complete lines of a process's log that begin with `prefix`, without the prefix."""
     lines = child.log.read_text(errors="replace").splitlines(keepends=True)
     whole = (line for line in lines if line.startswith(prefix) and line[-1] == "\n")
     return [line.removeprefix(prefix).rstrip() for line in whole]
 
 
 def _prepare(settings: RunSettings, interrupt: Interrupt) -> list[str]:
-    """Check the compressor and the task in a process of their own, and return warnings.
+    """Check compressor and task in a process of their own, showing its progress; return its warnings.
 
     Raises:
-        RunError: no worker could use the compressor or the task.
+        RunError: if no worker could use the compressor or the task.
     """
     with tempfile.TemporaryDirectory() as directory, Children(Path(directory)) as children:
         child = children.start(
@@ -134,21 +145,29 @@ def _prepare(settings: RunSettings, interrupt: Interrupt) -> list[str]:
         shown = 0
         while child.code is None:
             interrupt.pause(0.05)
-            said = _lines(child, SAID)
-            for line in said[shown:]:
+            lines = _lines(child, PROGRESS)
+            for line in lines[shown:]:
                 print(f"Preparing: {line}", file=sys.stderr, flush=True)
-            shown = len(said)
+            shown = len(lines)
         if child.code in (Exit.USAGE, Exit.TASK):
             raise RunError(Exit(child.code), child.last_lines(1))
         if child.code != Exit.DONE:
-            raise RunError(Exit.INTERNAL, f"the check ended: {child.ending}\n{child.last_lines()}")
+            raise RunError(Exit.INTERNAL, f"the check failed: {child.ending}\n{child.last_lines()}")
         return _lines(child, WARNING)
 
 
 def _train(
     settings: RunSettings, directory: Path, console: Console, interrupt: Interrupt
 ) -> tuple[RunResult, LiveJob | None, Interrupted | None]:
-    """Return the result, the job as its server has measured it, and the signal that stopped the run."""
+    """Train once and show the progress.
+
+    Args:
+        directory: for the logs and the final parameters.
+
+    Returns:
+        The result; the job as its server has measured it, None if there are too few measurements; and the
+        signal that stopped the run early, None if it was not stopped.
+    """
     from .engine import RunPlan, train
     from .live import live_job_of
     from .progress import progress
@@ -166,6 +185,7 @@ def _train(
 
 
 def _fail(code: int, message: str) -> int:
+    """Print an error message of gc-run and return `code`."""
     print(f"gc-run: {message}", file=sys.stderr)
     return code
 

@@ -1,4 +1,4 @@
-"""Rich's console, which lets `exits.command` handle a closed pipe."""
+"""Rich's console, changed to let `exits.command` handle a closed pipe."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import rich.console
 
 
 class Console(rich.console.Console):
+    """Rich's console that passes on the error of a closed pipe. All commands print tables with it."""
+
     def on_broken_pipe(self) -> None:
-        """Raise the error that rich has caught; rich would exit with code 1."""
+        """Called when standard output is a closed pipe. Raises BrokenPipeError instead of exiting."""
         raise BrokenPipeError

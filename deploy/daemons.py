@@ -1,4 +1,4 @@
-"""Command lines of the daemons that gc-run starts."""
+"""The command lines of the daemons that gc-run starts, and its check of options that depend on each other."""
 
 from __future__ import annotations
 
@@ -12,17 +12,29 @@ from ..settings import RunSettings, ServerSettings, WorkerSettings
 
 HOST = "127.0.0.1"
 
-# All daemons share this machine's cores, and people read their logs.
+# One thread each, because all daemons share this machine's cores; text, because people read their logs.
 _COMMON: dict[str, Any] = {"log_format": "text", "threads": 1}
 
 
 def server_arguments(settings: RunSettings, port: int, output: Path) -> list[str]:
-    """Return the arguments of gc-server. output: file for the final parameters."""
+    """Return the command-line arguments of gc-server for a run.
+
+    Args:
+        settings: options of gc-run.
+        port: that the server listens on.
+        output: file for the final parameters.
+    """
     return _arguments(_server_settings(settings, port, output))
 
 
 def worker_arguments(settings: RunSettings, port: int, index: int) -> list[str]:
-    """Return the arguments of the gc-worker with this index, from 0."""
+    """Return the command-line arguments of one gc-worker.
+
+    Args:
+        settings: options of gc-run.
+        port: of the server.
+        index: number of the worker, from 0.
+    """
     own: dict[str, Any] = {
         "server": f"{HOST}:{port}",
         "worker_id": f"worker-{index}",
@@ -32,7 +44,7 @@ def worker_arguments(settings: RunSettings, port: int, index: int) -> list[str]:
 
 
 def check_together(settings: RunSettings) -> None:
-    """Raise UsageError for options that conflict, by the server's rules and the number of workers."""
+    """Raise UsageError for options that conflict with each other or with the number of workers."""
     if settings.script:
         raise UsageError("--script: gc-run trains a task; start gc-server --script and your scripts")
     mode, compressor = registry.parse(settings.mode), settings.compressor
@@ -40,23 +52,24 @@ def check_together(settings: RunSettings) -> None:
     if not mode.pushes_parts and compressor != "none":
         why = "exchanges gradients in fixed point"
     elif mode.lossless and compressor != "none":
-        from ..compressors import compressor_of  # numpy: --help does without
+        from ..compressors import compressor_of  # late: it imports numpy, which --help does not need
 
-        why = "" if compressor_of(compressor)[0].lossless else "multiplies what a compressor loses"
+        why = "" if compressor_of(compressor)[0].lossless else "amplifies the errors of a lossy compressor"
     if why:
         raise UsageError(f"--compressor {compressor}: --mode {settings.mode} {why}; use none")
     mode.check_workers(settings.mode, settings.workers)
     try:
         checks.check(_server_settings(settings, port=0, output=Path("parameters")))
-    except UsageError as error:  # the server knows --workers as --min-workers
+    except UsageError as error:  # gc-run's --workers is the server's --min-workers
         raise UsageError(str(error).replace("--min-workers", "--workers")) from None
 
 
 def _server_settings(settings: RunSettings, port: int, output: Path) -> ServerSettings:
+    """Return the server's settings for a run: those that gc-run shares with it, and fixed ones."""
     return ServerSettings(
         **shared(ServerSettings, settings),
         **_COMMON,
-        stay=True,  # until gc-run has read the final status, however busy the machine is
+        stay=True,  # gc-run reads the final status before it stops the server
         host=HOST,
         port=port,
         min_workers=settings.workers,
@@ -65,7 +78,7 @@ def _server_settings(settings: RunSettings, port: int, output: Path) -> ServerSe
 
 
 def _arguments(settings: ServerSettings | WorkerSettings) -> list[str]:
-    """Return every option of a daemon, so that neither the environment nor a file changes any."""
+    """Return every option of a daemon as an argument, so that no variable or file changes one."""
     found: list[str] = []
     cls: type[Any] = type(settings)
     for name, each in options_of(cls).items():

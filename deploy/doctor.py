@@ -1,11 +1,11 @@
-"""gc-doctor: say why a worker on this machine cannot reach or use a server.
+"""gc-doctor: find out why a worker on this machine cannot reach or use a server.
 
 Checks the name, the port, TLS, the version of the protocol, access, the round trip, the clocks and the
 bandwidth. Each check prints a line: its state, its finding, and the remedy. The first check that fails is the
 last, because later ones would fail for the same reason.
 
-Exit codes: 0 if a worker could use the server, 4 if it cannot be reached, 3 if it is there and refuses, 2 for
-a command line to correct.
+Exit codes: 0 if a worker could use the server, 4 if it cannot be reached, 3 if it is reached and refuses, 2
+for a wrong command line.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
 
 
 def parser() -> argparse.ArgumentParser:
+    """Make gc-doctor's parser of command-line arguments."""
     found = command_parser("gc-doctor", __doc__)
     add_server(found, os.environ)
     found.add_argument("--json", action="store_true", help="one JSON object with all findings")
@@ -38,14 +39,14 @@ def parser() -> argparse.ArgumentParser:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run gc-doctor with arguments `argv`, by default those of the process; return the exit code."""
     given = parser().parse_args(sys.argv[1:] if argv is None else argv)
     try:
         files = access_files_of(given)
     except argparse.ArgumentTypeError as error:
         print(f"gc-doctor: {error}", file=sys.stderr)
         return Exit.USAGE
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in the findings
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the findings contain gRPC's errors
     target = Target.at(given.server, **files)
     findings: list[Finding] = []
     for finding in examine(target):
@@ -61,7 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def examine(target: Target) -> Generator[Finding]:
-    """Yield the finding of each check, until one fails."""
+    """Run all checks of a server in order, and yield the finding of each, until one fails.
+
+    Args:
+        target: address of the server, and the files for access to it.
+    """
     from ..proto.reaching import reach
 
     last: Finding | None = None
@@ -69,12 +74,13 @@ def examine(target: Target) -> Generator[Finding]:
         yield last
     if last is not None and last.state == "wrong":
         return
-    from .answering import question  # late: it imports grpc
+    from .service_checks import check_service  # late: it imports grpc
 
-    yield from question(target)
+    yield from check_service(target)
 
 
 def _show(finding: Finding) -> None:
+    """Print a finding as one line."""
     from rich.text import Text
 
     from .console import Console

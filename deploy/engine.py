@@ -2,7 +2,7 @@
 
     start the server on a free port -> start the workers -> poll exit codes and Status -> end all processes
 
-A worker that dies is reported, and the job continues with the others. The run fails if
+A worker that dies is reported, and the job continues with the other workers. The run fails if
 
     the server dies or does not start
     no worker is left
@@ -30,37 +30,48 @@ from .processes import Child, Children, RunError, wait
 from .status import Ask, asking
 
 POLL_SECONDS = 0.2
-START_SECONDS = 120.0  # limit for the server's first answer; it imports torch
-SAVE_SECONDS = 60.0  # limit for a stopped server to write the parameters
-LEAVE_SECONDS = 10.0  # limit for workers to exit by themselves once the job is done
-LAST_WORD_SECONDS = 2.0  # limit for the server to report the end after the last worker has left
-SILENCE_SECONDS = 2.0  # time without an answer from the server before a note
-START_SILENCE_SECONDS = 10.0  # likewise, while the server starts
-UNANSWERED_SECONDS = 120.0  # limit for a silent server to answer after the last worker has left
-START_ATTEMPTS = 3
+START_ATTEMPTS = 3  # with a different port each time
+
+# Limits of waiting:
+START_SECONDS = 120.0  # until the server first answers, after its imports
+SAVE_SECONDS = 60.0  # until a stopped server has written the parameters
+LEAVE_SECONDS = 10.0  # until workers have exited once the job is done
+
+LAST_WORD_SECONDS = 2.0  # from the last worker's exit until the server reports the end
+UNANSWERED_SECONDS = 120.0  # the same while the server does not answer at all
+
+# The watcher is told of a server that has not answered for so long:
+SILENCE_SECONDS = 2.0
+START_SILENCE_SECONDS = 10.0  # while the server starts
 PARAMETERS = "parameters.safetensors"
 
-# Exit codes of a worker for reasons that all workers share.
+# Exit codes of a worker that all workers would end with, for the same reason.
 FATAL = (Exit.USAGE, Exit.REFUSED, Exit.TASK)
 
 
 class Watcher:
-    """Receives a run's progress; this one ignores it."""
+    """The receiver of a run's progress. This base class ignores it; `progress` has those that show it."""
 
     def update(self, status: StatusResponse, alive: int) -> None:
-        """Called several times a second. alive: number of worker processes that run."""
+        """Called several times a second with the server's last status.
+
+        Args:
+            status: of the server.
+            alive: number of worker processes that run.
+        """
 
     def note(self, text: str) -> None:
-        """Called with a message for people."""
+        """Called with a message for the user, such as the end of a worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """One run.
+    """The description of one run, which `train` performs.
 
     Attributes:
-        directory: for the logs of its processes and the final parameters.
-        server, worker: modules to run; tests replace them.
+        settings: options of gc-run.
+        directory: folder for the logs of its processes and the final parameters.
+        server, worker: modules to run as server and workers; tests replace them.
     """
 
     settings: RunSettings
@@ -70,11 +81,18 @@ class RunPlan:
 
 
 def train(plan: RunPlan, watcher: Watcher, interrupt: Interrupt) -> StatusResponse:
-    """Train the job to its end and return the server's last status. Every process has ended by then.
+    """Train the job to its end and return the server's last status.
+
+    Every process has ended when this returns.
+
+    Args:
+        plan: the run.
+        watcher: receives the progress.
+        interrupt: source of signals that stop the run.
 
     Raises:
-        RunError: the run failed before the job was done.
-        Interrupted: a signal arrived. If it has a status, the server has written its last parameters.
+        RunError: if the run failed before the job was done.
+        Interrupted: if a signal arrived. Its status is set if the server has written its last parameters.
     """
     with Children(plan.directory) as children:
         server, port = _start_server(plan, children, watcher, interrupt)
@@ -97,7 +115,10 @@ def train(plan: RunPlan, watcher: Watcher, interrupt: Interrupt) -> StatusRespon
 
 
 def _addresses(children: Sequence[Child]) -> str:
-    """Return the addresses of the processes' metrics; empty until every log of a running one has its own."""
+    """Return a line with the addresses of all processes' metrics.
+
+    It is empty until every running process has logged its own.
+    """
     found: list[str] = []
     for child in children:
         said = re.search(r"metrics and probes on port (\d+)", child.log.read_text(errors="replace"))
@@ -109,9 +130,14 @@ def _addresses(children: Sequence[Child]) -> str:
 
 
 class _Silence:
-    """Notes once that the server has stopped answering, and once that it answers again."""
+    """A detector that notes once when the server has stopped answering, and once when it answers again."""
 
     def __init__(self, server: Child, watcher: Watcher, *, limit_s: float) -> None:
+        """Args:
+        server: process that is asked.
+        watcher: receives the notes.
+        limit_s: seconds without an answer before the note.
+        """
         self._server = server
         self._watcher = watcher
         self._limit_s = limit_s
@@ -119,6 +145,7 @@ class _Silence:
         self._told = False
 
     def asked(self, *, answered: bool) -> None:
+        """Record an attempt to ask the server. answered: whether it has answered."""
         seconds = time.monotonic() - self._since
         name = f"{self._server.name} (pid {self._server.pid})"
         if answered:
@@ -133,12 +160,17 @@ class _Silence:
 def _supervise(
     server: Child, workers: list[Child], ask: Ask, watcher: Watcher, interrupt: Interrupt
 ) -> StatusResponse:
+    """Poll the processes and the server's status until the job is done; return the last status.
+
+    Raises:
+        RunError: if the run has failed, by the rules at the head of this module.
+    """
     running, dead = list(workers), list[Child]()
     silence, addresses = _Silence(server, watcher, limit_s=SILENCE_SECONDS), ""
     staffed_at, measured = time.monotonic(), None
     while True:
         interrupt.pause(POLL_SECONDS)
-        # Exit codes before the status: if the job was done before its last worker left, the status says so.
+        # Exit codes first. If the job was done before its last worker left, the status that follows says so.
         ended = [worker for worker in running if worker.code is not None]
         running = [worker for worker in running if worker not in ended]
         dead += ended
@@ -160,13 +192,13 @@ def _supervise(
             if worker.code in FATAL:
                 raise RunError(Exit(worker.code), _failure_of(worker))
         if status is not None and dead and not _has_begun(status):
-            have = f"waits for {len(workers)} workers, and only {len(running)} can come"
+            have = f"waits for {len(workers)} workers, and only {len(running)} are left"
             raise RunError(Exit.INTERNAL, f"{_failure_of(dead[0])}\nthe first round {have}; run it again")
         for worker in ended:
-            # Exit code 0: the worker has heard that the job is done, also if the server no longer answers us.
+            # Exit code 0: the server has told the worker that the job is done, even if it does not answer us.
             if worker.code != Exit.DONE or not (finishing or status is None):
                 watcher.note(_failure_of(worker))
-        if running or finishing:  # the server may take its time to write the parameters
+        if running or finishing:  # a finishing server is still writing the parameters
             staffed_at = time.monotonic()
         elif time.monotonic() - staffed_at > (UNANSWERED_SECONDS if status is None else LAST_WORD_SECONDS):
             raise RunError(Exit.INTERNAL, "no worker is left, and the job is not done")
@@ -175,7 +207,14 @@ def _supervise(
 def _report_lost(
     status: StatusResponse, unreported: list[Child], watcher: Watcher, interrupt: Interrupt
 ) -> None:
-    """Report workers lost in the last round, which may still be exiting when the job is done."""
+    """Note workers lost in the last round. Their processes may still be exiting when the job is done.
+
+    Args:
+        unreported: processes whose end has not been noted.
+
+    Raises:
+        RunError: if one of the lost workers ended with a code in `FATAL`.
+    """
     lost = {member.worker for member in status.lost}
     deadline = time.monotonic() + LAST_WORD_SECONDS
     for worker in (child for child in unreported if child.name in lost):
@@ -187,7 +226,7 @@ def _report_lost(
 
 
 def _has_begun(status: StatusResponse) -> bool:
-    """Return whether the first round was opened; later rounds need fewer workers."""
+    """Return True once the first round has been opened. Later rounds need fewer workers."""
     waits = status.phase in (Phase.EMPTY, Phase.GATHERING) and status.version == 0
     return not waits or status.training_seconds > 0
 
@@ -195,9 +234,12 @@ def _has_begun(status: StatusResponse) -> bool:
 def _start_server(
     plan: RunPlan, children: Children, watcher: Watcher, interrupt: Interrupt
 ) -> tuple[Child, int]:
-    """Return the server and its port, once it answers.
+    """Start the server and return it with its port once it answers.
 
-    Another process may take the free port before the server listens; then the next attempt chooses another.
+    Another process may take the free port before the server listens. The next attempt then uses another port.
+
+    Raises:
+        RunError: if the server does not answer in time, or ends.
     """
     for attempt in range(1, START_ATTEMPTS + 1):
         port = free_port()
@@ -222,12 +264,13 @@ def _start_server(
 
 
 def free_port() -> int:
-    """Return a port that is free at this moment."""
+    """Return a TCP port of `HOST` that is free at this moment."""
     with socket.create_server((HOST, 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 def _is_taken(port: int) -> bool:
+    """Return True if the port of `HOST` cannot be listened on."""
     try:
         socket.create_server((HOST, port)).close()
     except OSError:
@@ -236,5 +279,6 @@ def _is_taken(port: int) -> bool:
 
 
 def _failure_of(child: Child) -> str:
+    """Return a message that tells how a process ended, with the last lines of its log."""
     said = "".join(f"\n    {line}" for line in child.last_lines().splitlines())
     return f"{child.name} ended: {child.ending}; the end of {child.log}:{said or ' it is empty'}"

@@ -8,7 +8,10 @@ from ..settings import JobTerms, parse_evaluate_every
 
 
 def fraction(status: StatusResponse) -> float | None:
-    """Return the finished fraction of the job, 0 to 1, by its nearest limit; None without a limit."""
+    """Return the finished fraction of a job, 0 to 1, by its nearest limit; None without a limit.
+
+    The limits are epochs, steps and seconds.
+    """
     job = job_terms(status.job)
     parts = [
         done / limit
@@ -23,7 +26,7 @@ def fraction(status: StatusResponse) -> float | None:
 
 
 def seconds_left(status: StatusResponse) -> float | None:
-    """Return the seconds until the last step at the mean pace so far; None if unknown, or at the end."""
+    """Estimate the seconds until a job's last step, at the mean speed so far; None if unknown or finished."""
     done = fraction(status)
     if not done or done >= 1 or not status.training_seconds:
         return None
@@ -31,7 +34,7 @@ def seconds_left(status: StatusResponse) -> float | None:
 
 
 def duration(seconds: float | None) -> str:
-    """Return `1:02:03` or `2:03`, a dash for None."""
+    """Return seconds as `1:02:03` or `2:03`; a dash for None."""
     if seconds is None:
         return "–"
     minutes, rest = divmod(round(seconds), 60)
@@ -40,7 +43,13 @@ def duration(seconds: float | None) -> str:
 
 
 def reached(job: JobTerms, epochs: float, version: int) -> str:
-    """Return epochs and steps, each with its limit."""
+    """Return text such as `3/10 epochs  step 120/400`: the progress, and the job's limits where it has them.
+
+    Args:
+        job: terms of the job, which hold the limits.
+        epochs: epochs done.
+        version: steps done.
+    """
     parts = [f"{epochs:g}/{job.epochs} epochs" if job.epochs else f"{epochs:.3g} epochs"]
     if job.max_steps:
         parts.append(f"step {version}/{job.max_steps}")
@@ -48,7 +57,7 @@ def reached(job: JobTerms, epochs: float, version: int) -> str:
 
 
 def when(evaluation: EpochStatus, job: JobTerms) -> str:
-    """Return the epoch or step of an evaluation."""
+    """Return text that locates an evaluation in training: by its epoch, or by its step for jobs by steps."""
     every = parse_evaluate_every(job.evaluate_every)
     if every.unit == "epochs" and not job.max_steps:
         epochs = evaluation.epoch if job.evaluate_every == "1epoch" else evaluation.epochs

@@ -1,10 +1,10 @@
 """Signals that ask gc-run or gc-bench to end.
 
-gc-run uses `Interrupt`, whose handler only notes the signal; `pause` raises. A handler that raised could
-strike between the start of a process and its entry in the list of processes to end.
+gc-run uses `Interrupt`, whose handler only notes the signal; `pause` raises later. If the handler itself
+raised, it could strike between the start of a process and its entry in the list of processes to end.
 
-gc-bench uses `interrupted`, whose handler raises at once: benchmarks wait in many places, and their processes
-end with them in any case (`child`).
+gc-bench uses `interrupted`, whose handler raises at once. Benchmarks wait in many places, and `child` ends
+their processes in any case.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Interrupted(BaseException):
     """A signal arrived. A BaseException, so that only a command's entry point catches it.
 
     Attributes:
-        status: the job's last status, if training had begun.
+        number: the signal.
+        status: the job's last status; None if training had not begun, or is not known to have begun.
     """
 
     def __init__(self, number: signal.Signals) -> None:
@@ -36,7 +37,7 @@ class Interrupted(BaseException):
 
 
 class Interrupt:
-    """Catches `SIGNALS` while it is entered; from the main thread only."""
+    """A context manager that catches `SIGNALS` while it is entered. Only the main thread may enter it."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -44,11 +45,12 @@ class Interrupt:
         self._previous: dict[signal.Signals, Any] = {}
 
     def pause(self, seconds: float) -> None:
-        """Sleep; raise `Interrupted` at a signal, or at once if one has arrived before."""
+        """Sleep for `seconds`. Raise `Interrupted` at a signal, or at once if one has arrived before."""
         if self._event.wait(seconds):
             raise Interrupted(self._number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        """Called by Python at a signal: remember the first one."""
         if not self._event.is_set():
             self._number = signal.Signals(number)
             self._event.set()
@@ -63,7 +65,10 @@ class Interrupt:
 
 @contextmanager
 def interrupted() -> Generator[None]:
-    """Raise `Interrupted` in the main thread at the first of `SIGNALS`, and ignore later ones."""
+    """Raise `Interrupted` in the main thread at the first of `SIGNALS`, in a with block.
+
+    Later signals are ignored until the end of the block.
+    """
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         for each in previous:
@@ -79,8 +84,8 @@ def interrupted() -> Generator[None]:
 
 
 def _handle(handler: Any) -> dict[signal.Signals, Any]:
-    """Install a handler and return the previous handlers."""
-    # nohup ignores SIGHUP: the run is meant to outlive its terminal.
+    """Install a handler for `SIGNALS` and return the previous handlers."""
+    # An ignored SIGHUP stays ignored: under nohup, the run is meant to outlive its terminal.
     return {
         number: signal.signal(number, handler)
         for number in SIGNALS

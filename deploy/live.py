@@ -1,4 +1,4 @@
-"""A running job for the planner: its server's measurements, and its options."""
+"""A running job in the planner's terms: the measurements of its server, and its options."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from ..proto.messages import StatusResponse
 
 @dataclasses.dataclass(frozen=True)
 class LiveJob:
-    """A running job.
+    """A running job in the terms of the planner, derived from its server's status by `live_job_of`.
+
+    gc-plan and gc-run predict its steps.
 
     Attributes:
         name: name of its task.
         profile: measurements of its server.
         compressor: spec of its first worker's compressor.
-        choice: its other options.
+        choice: its other options; the compressor in it is not set.
         step_s: measured seconds of a step.
     """
 
@@ -30,20 +32,20 @@ class LiveJob:
     choice: StepOptions
     step_s: float
 
-    def as_it_runs(self) -> StepOptions:
-        """Return all its options.
+    def options_in_force(self) -> StepOptions:
+        """Return the options that the job runs with, including its compressor.
 
         Raises:
-            SpecError: the compressor is not installed here, or does not declare what it sends.
+            SpecError: if the compressor is not installed here, or does not declare the bytes that it sends.
         """
         return dataclasses.replace(self.choice, compressor=parse_compressor(self.compressor).compression())
 
-    def beside(self) -> str:
-        """Return a sentence with the measured and the predicted seconds of a step."""
+    def comparison(self) -> str:
+        """Return a sentence that compares the measured with the predicted seconds of a step."""
         what = f"{self.compressor}, {self.choice.mode}, overlap {self.choice.overlap}"
         what += f", fusion {self.choice.fusion}, order {self.choice.order}"
         try:
-            predicted = predict(self.profile, self.as_it_runs()).step_s
+            predicted = predict(self.profile, self.options_in_force()).step_s
         except ValueError as error:
             return f"The job runs with {what}: {self.step_s:.3g} s per step; not predicted: {error}."
         ratio = predicted / self.step_s if self.step_s else float("nan")
@@ -52,10 +54,12 @@ class LiveJob:
 
 
 def live_job_of(status: StatusResponse, *, workers: int, rtt_s: float = 0.0) -> LiveJob | None:
-    """Return the job of a status with measurements; None if the server has too few yet.
+    """Return the running job that a server's status describes; None if measurements are too few.
 
     Args:
-        rtt_s: seconds of a round trip to the server.
+        status: of the server, requested with measurements.
+        workers: number of workers to assume.
+        rtt_s: seconds of a round trip between a worker and the server.
     """
     measured, job = status.measured, status.job.settings
     if measured is None:

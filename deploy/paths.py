@@ -1,4 +1,4 @@
-"""Folders and files that a run writes, checked before hours of training."""
+"""Folders and files that a run writes, made or checked before the training starts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ RUNS = Path("runs")
 
 @contextlib.contextmanager
 def run_directory(settings: RunSettings) -> Generator[Path]:
-    """Make and yield the directory for a run's files; remove it afterwards if it is empty.
+    """Make the directory for a run's files and yield it, in a with block; remove it if it stays empty.
+
+    It is the directory of --out, else a new one in `RUNS`.
 
     Raises:
-        UsageError: the directory cannot be made or written to.
+        UsageError: if the directory cannot be made or written to.
     """
     if settings.out:
         path = Path(settings.out)
@@ -30,7 +32,7 @@ def run_directory(settings: RunSettings) -> Generator[Path]:
             _try_to_write(path)
         except OSError as error:
             raise UsageError(
-                f"--out {path}: {error.strerror}; expected a directory to write to, or where one can be made"
+                f"--out {path}: {error.strerror}; expected a writable directory, which may be a new one"
             ) from None
     else:
         path = _make_new(f"{settings.task} {settings.compressor}")
@@ -38,13 +40,16 @@ def run_directory(settings: RunSettings) -> Generator[Path]:
     try:
         yield path
     finally:
-        with contextlib.suppress(OSError):  # it is not empty
+        with contextlib.suppress(OSError):  # fails if it is not empty
             for directory in made:
                 directory.rmdir()
 
 
 def _make_new(label: str) -> Path:
-    """Make a directory in `RUNS` of its own, even if another run begins in the same second."""
+    """Make a new directory in `RUNS` and return it.
+
+    Its name ends with a number if another run started in the same second.
+    """
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9]+', '-', label)}"
     path, number = RUNS / name, 1
     while True:
@@ -61,11 +66,15 @@ def _make_new(label: str) -> Path:
 
 
 def json_path(settings: RunSettings) -> Path | None:
-    """Return the file of --json, or None. Raises UsageError if no file can be written there."""
+    """Return the file of --json; None if the option is not given.
+
+    Raises:
+        UsageError: if the file cannot be written.
+    """
     if not settings.json:
         return None
     path = Path(settings.json)
-    why = "it is there, and not a file" if path.exists() and not path.is_file() else ""
+    why = "it exists and is not a file" if path.exists() and not path.is_file() else ""
     try:
         _try_to_write(path.parent)
     except OSError as error:
@@ -78,6 +87,9 @@ def json_path(settings: RunSettings) -> Path | None:
 
 
 def _try_to_write(directory: Path) -> None:
-    """Raise OSError if no file can be made there; a disk may be read-only whatever the permissions say."""
+    """Raise OSError unless a file can be made in `directory`.
+
+    Permissions do not suffice: a disk may be read-only.
+    """
     with tempfile.TemporaryFile(dir=directory):
         pass

@@ -1,8 +1,8 @@
 """gc-plan: predict the seconds of a step for each way to run a job, and recommend one.
 
-The job is a model by its tensors, a link and a number of workers; nothing is run. With --server it is a
-running job: gc-plan takes its server's measurements, and prints the measured seconds of a step beside the
-predicted ones. docs/how-to/planning.md says what the predictions cover.
+The job is described by a model's tensors, a link and a number of workers; no training is run. With --server
+the job is a running one. gc-plan then takes its server's measurements, and prints the measured seconds of a
+step beside the predicted ones. docs/how-to/planning.md lists the effects that predictions include.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from .arguments import (
 if TYPE_CHECKING:
     from .live import LiveJob
 
-MULTIPLICATIONS = 5e12  # of a worker per second without --computation: an older GPU
+MULTIPLICATIONS = 5e12  # by a worker per second, without --computation: those of an older GPU
 COMPRESSORS = ("none", "bf16", "8bit", "4bit", "topk:ratio=100")
-FORWARD = 1 / 3  # of the computation
+FORWARD = 1 / 3  # share of the forward pass in the computation
 _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)([kmg])bit(?:/s)?")
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)?")
 _SAMPLES = re.compile(r"(\d+(?:\.\d+)?)/s")
 
 
 def bandwidth(text: str) -> float:
-    """Return bytes per second."""
+    """Parse bits per second, such as `100mbit`, and return bytes per second."""
     match = _BANDWIDTH.fullmatch(text.lower())
     if match is None or not float(match[1]):
         raise argparse.ArgumentTypeError(f"expected bits per second such as 100mbit or 2.5gbit, got {text!r}")
@@ -53,6 +53,7 @@ def bandwidth(text: str) -> float:
 
 
 def seconds(text: str) -> float:
+    """Parse a time such as `0.3`, `20ms` or `150us` and return seconds."""
     match = _SECONDS.fullmatch(text)
     if match is None:
         raise argparse.ArgumentTypeError(f"expected seconds such as 0.3, 20ms or 150us, got {text!r}")
@@ -60,7 +61,11 @@ def seconds(text: str) -> float:
 
 
 def computation(text: str) -> Callable[[int], float]:
-    """Return a function of a step's samples that returns the step's seconds."""
+    """Parse seconds per step, such as 300ms, or samples per second, such as 250/s.
+
+    Returns:
+        A function from the number of samples of a step to the step's seconds.
+    """
     match = _SAMPLES.fullmatch(text)
     if match is None:
         try:
@@ -76,54 +81,72 @@ def computation(text: str) -> Callable[[int], float]:
 
 
 def computation_of(model: str, samples: int) -> float:
-    """Return the seconds of a step without --computation; backward takes twice as long as forward.
+    """Return the seconds that a worker is assumed to compute per step if --computation is not given.
+
+    The model's multiplications count three times: once for the forward pass, twice for backward.
+
+    Args:
+        model: name of the model.
+        samples: number of samples that the worker computes per step.
 
     Raises:
-        ValueError: the model is unknown.
+        ValueError: if the model is unknown.
     """
     return 3 * samples * sum(tensor.multiplications for tensor in models.tensors(model)) / MULTIPLICATIONS
 
 
 def parser() -> argparse.ArgumentParser:
+    """Make gc-plan's parser of command-line arguments."""
     shown = "(default: %(default)s)"
     found = command_parser("gc-plan", __doc__)
     known = f"{', '.join(models.MODELS)}, or NxSIZE for N tensors of SIZE elements"
-    text = "a job that runs: its model, computation, workers and link are as its server has measured them"
+    text = (
+        "server of a running job, whose measurements replace the options for model, computation, workers "
+        "and link"
+    )
     found.add_argument("--server", metavar="HOST[:PORT]", help=text)
     add_access_files(found, os.environ)
     found.add_argument("--model", metavar="NAME", help=f"model: {known}")
     text = "bandwidth of each machine's link in each direction, such as 100mbit"
     found.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help=text)
-    text = "bandwidth of a server's link, if it is another one"
+    text = "bandwidth of a server's link in each direction (default: that of --bandwidth)"
     found.add_argument("--server-bandwidth", type=bandwidth, metavar="RATE", help=text)
     text = f"round trip between a worker and a server, such as 20ms {shown}"
     found.add_argument("--rtt", type=seconds, default="1ms", metavar="TIME", help=text)
-    found.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=f"workers {shown}")
-    text = f"servers that the parts are divided among, as a what-if: a job has one {shown}"
+    text = f"number of workers {shown}"
+    found.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=text)
+    text = f"number of servers that share the parts, hypothetically: a job has one {shown}"
     found.add_argument("--servers", type=at_least_one, default=1, metavar="N", help=text)
     text = (
-        "computation of a worker: seconds per step such as 300ms, or samples per second such as 250/s; "
-        f"without it, what {2 * MULTIPLICATIONS / 1e12:g} TFLOP/s take"
+        "computation of a worker: seconds per step such as 300ms, or samples per second such as 250/s "
+        f"(default: from the model, at {2 * MULTIPLICATIONS / 1e12:g} TFLOP/s)"
     )
     found.add_argument("--computation", type=computation, metavar="TIME", help=text)
-    text = f"samples per worker and step, for what is not given per step {shown}"
+    text = f"samples per worker and step, unless --computation is given per step {shown}"
     found.add_argument("--batch-size", type=at_least_one, default=32, metavar="N", help=text)
-    text = "cores that all processes share, if they are on one machine; computation is not counted on them"
+    text = (
+        "number of cores that all processes share, if they run on one machine; the computation does not "
+        "use these cores (default: unlimited)"
+    )
     found.add_argument("--cores", type=at_least_one, metavar="N", help=text)
     text = f"compressors to compare (default: {' '.join(COMPRESSORS)})"
     found.add_argument("--compressors", nargs="+", default=COMPRESSORS, metavar="SPEC", help=text)
-    text = "file for all predictions, and the recommended step from moment to moment; - is standard output"
+    text = "file for all predictions and the timeline of the recommended step; - is standard output"
     found.add_argument("--json", metavar="FILE", help=text)
-    text = "picture of the recommended step, as PNG"
+    text = "PNG file for a picture of the recommended step"
     found.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
     return found
 
 
 def profile_of(given: argparse.Namespace) -> JobProfile:
-    """Return the job of the command line. Raises SpecError for an unknown model."""
+    """Return the job that the options describe, in the planner's terms.
+
+    Raises:
+        SpecError: if --model or --bandwidth is missing, or the model is unknown.
+    """
     missing = [f"--{name}" for name in ("model", "bandwidth") if getattr(given, name) is None]
     if missing:
-        raise SpecError(f"expected {' and '.join(missing)}, or --server of a job that runs")
+        raise SpecError(f"expected {' and '.join(missing)}, or --server of a running job")
     try:
         tensors = models.tensors(given.model)
     except ValueError as error:
@@ -149,10 +172,14 @@ def profile_of(given: argparse.Namespace) -> JobProfile:
 
 
 def live_job(server: str, files: Mapping[str, str]) -> LiveJob:
-    """Ask the server of a job. files: for TLS and a token.
+    """Ask a server for its job and measurements, and return them as a job to predict.
+
+    Args:
+        server: HOST[:PORT].
+        files: paths of the files for TLS and a token, by name.
 
     Raises:
-        SpecError: the server does not answer, or has too few measurements yet.
+        SpecError: if the server does not answer or refuses, or has too few measurements yet.
     """
     from ..proto.refusal import Refused
     from ..settings import parse_address
@@ -165,7 +192,7 @@ def live_job(server: str, files: Mapping[str, str]) -> LiveJob:
         raise SpecError(f"--server: {error}") from None
     try:
         with asking(target, measured=True, files=files) as ask:
-            ask()  # connects
+            ask()  # opens the connection, so that the next call takes one round trip
             began = time.perf_counter()
             status = ask()
             rtt_s = time.perf_counter() - began
@@ -175,13 +202,13 @@ def live_job(server: str, files: Mapping[str, str]) -> LiveJob:
         raise SpecError(f"--server {server}: {why_silent(target, files).text}")
     found = live_job_of(status, workers=max(1, len(status.members)), rtt_s=rtt_s)
     if found is None:
-        raise SpecError(f"--server {server}: too little is measured yet; ask again after some 50 steps")
+        raise SpecError(f"--server {server}: it has too few measurements yet; ask again after 50 steps")
     return found
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run gc-plan with arguments `argv`, by default those of the process; return the exit code."""
     given = parser().parse_args(sys.argv[1:] if argv is None else argv)
     try:
         if given.json not in (None, "-"):
@@ -190,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         profile = profile_of(given) if job is None else job.profile
         given.model = given.model if job is None else job.name
         if "auto" in given.compressors:
-            raise SpecError("--compressors auto: it chooses by what it measures; name those to compare")
+            raise SpecError("--compressors auto: it chooses by measuring; name the compressors to compare")
         ranked = rank(profile, [parse_compressor(spec).compression() for spec in given.compressors])
     except (SpecError, argparse.ArgumentTypeError) as error:
         print(f"gc-plan: {error}", file=sys.stderr)
@@ -210,11 +237,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         show(given.model, profile, ranked, chosen)
         if job is not None:
-            print(job.beside())
+            print(job.comparison())
         print(reason)
         print(*(f"    {line}" for line in commands(profile, chosen.choice)), sep="\n")
         if profile.servers > 1:
-            print(f"That is one server: {profile.servers} are a what-if, which cannot be run yet.")
+            print(f"A job has one server: the prediction for {profile.servers} servers is hypothetical.")
     if given.plot is not None:
         from .plan_tables import draw
 
@@ -223,7 +250,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def commands(profile: JobProfile, choice: StepOptions) -> list[str]:
-    """Return the command lines for a choice, without options that have their default."""
+    """Return the command lines that start the server and a worker with these options.
+
+    Options that have their default value are left out.
+
+    Args:
+        profile: the job.
+        choice: options of the job, usually the recommended ones.
+    """
     usual = StepOptions()
     server = ["gc-server", f"--min-workers {profile.workers}"]
     for name in ("mode", "overlap", "fusion", "order"):
@@ -234,7 +268,7 @@ def commands(profile: JobProfile, choice: StepOptions) -> list[str]:
 
 
 def changes(profile: JobProfile) -> dict[str, JobProfile]:
-    """Return the job with twice of each resource, by the resource's name."""
+    """Return copies of the job, each with one resource improved twofold, by a phrase for the change."""
     found = {
         "links twice as fast": dataclasses.replace(
             profile,
@@ -254,18 +288,24 @@ def changes(profile: JobProfile) -> dict[str, JobProfile]:
 
 
 def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Prediction]) -> str:
-    """Return the reason for the choice, and the resource that would speed it up most."""
-    choice, limit = chosen.choice, chosen.limit
+    """Return the recommendation as text: its time, its slowest resource, and the most useful improvement.
+
+    Args:
+        profile: the job.
+        chosen: the recommended prediction.
+        ranked: all predictions.
+    """
+    choice, limit = chosen.choice, chosen.bottleneck
     ring = next((each.step_s for each in ranked if each.choice.mode == "ring fp32"), None)
     beside = f", {ring / chosen.step_s:.2g} times as fast as a ring of float32" if ring else ""
     took = f"{chosen.busy_s[limit]:.3g} s of it"
     found = f"Recommended: {choice.compressor}, {choice.mode}: {chosen.step_s:.3g} s per step{beside}. "
     what = {
         "computing": "Computation",
-        "way up": "The way up to the server",
-        "way down": "The way down from the server",
+        "way up": "The upload to the server",
+        "way down": "The download from the server",
         "server": "Summing and stepping at the server",
-        "processors": "What processors do beside computing",
+        "processors": "Processor time beside the computation",
     }[limit]
     found += f"{what} takes longest, {took}; "
     times = {name: predict(other, choice).step_s for name, other in changes(profile).items()}
@@ -276,7 +316,15 @@ def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Predict
 def to_json(
     model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: Prediction, reason: str
 ) -> str:
-    """Return an object of the job, all predictions, the fastest first, and the recommended one."""
+    """Return a JSON object with the job, all predictions, and the recommended one with its timeline.
+
+    Args:
+        model: name of the model or, for a running job, of its task.
+        profile: the job.
+        ranked: all predictions, the fastest first.
+        chosen: the recommended prediction.
+        reason: explanation of the recommendation.
+    """
     known: dict[str, Any] = {
         field.name: getattr(profile, field.name)
         for field in dataclasses.fields(profile)
@@ -289,9 +337,9 @@ def to_json(
         "computation_s": profile.computation_s,
         **known,
         "costs": dataclasses.asdict(profile.costs),
-        "predictions": [plain(each) for each in ranked],
+        "predictions": [to_json_dict(each) for each in ranked],
         "recommended": {
-            **plain(chosen),
+            **to_json_dict(chosen),
             "reason": reason,
             "commands": commands(profile, chosen.choice),
             "spans": [dataclasses.asdict(span) for span in timeline],
@@ -300,11 +348,11 @@ def to_json(
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 
-def plain(prediction: Prediction) -> dict[str, Any]:
-    """Return a prediction for JSON, without its timeline."""
+def to_json_dict(prediction: Prediction) -> dict[str, Any]:
+    """Return a prediction's fields and options as a JSON object, without its timeline."""
     fields = dataclasses.fields(prediction)
     values = {field.name: getattr(prediction, field.name) for field in fields if field.name != "timeline"}
-    values |= {"busy_s": dict(prediction.busy_s), "limit": prediction.limit}
+    values |= {"busy_s": dict(prediction.busy_s), "limit": prediction.bottleneck}
     choice = values.pop("choice")
     return dataclasses.asdict(choice) | {"compressor": choice.compressor.name} | values
 

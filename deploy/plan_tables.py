@@ -1,4 +1,4 @@
-"""Output of gc-plan: tables of predictions, and a picture of a step."""
+"""Output of gc-plan for people: tables of predictions, and a picture of a step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..planning.predictions import Prediction
 from .console import Console
 from .plot import panels
 
-WIDTH = 120  # of tables that go to a file
+WIDTH = 120  # columns of a table that is not printed to a terminal
 FEW = 2  # compressors shown for each mode but sync
-LANES = ("computing", "network", "up", "loop", "server", "down")  # from the top
+LANES = ("computing", "network", "up", "loop", "server", "down")  # rows of the picture, from the top
 _COLORS = {
     **{"backward": "#1f6feb", "compress": "#8250df", "apply": "#bf8700", "forward": "#54aeff"},
     **{"up": "#2da44e", "sum": "#cf222e", "down": "#4ac26b"},
@@ -24,7 +24,16 @@ _COLORS = {
 
 
 def show(model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: Prediction) -> None:
-    """Print the fastest choice of each compressor and mode, and all choices of the recommended pair."""
+    """Print a table with the fastest options of each compressor and mode.
+
+    A second table has all options of the recommended compressor and mode.
+
+    Args:
+        model: name of the model or task.
+        profile: the job.
+        ranked: all predictions, the fastest first.
+        chosen: the recommended prediction, printed in bold.
+    """
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
@@ -44,7 +53,13 @@ def show(model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: 
 
 
 def best_few(ranked: Sequence[Prediction]) -> list[Prediction]:
-    """Return the fastest prediction of each compressor with sync, and the `FEW` fastest of other modes."""
+    """Return the fastest prediction of each compressor and mode.
+
+    Of modes other than sync, only the `FEW` fastest compressors are included.
+
+    Args:
+        ranked: all predictions, the fastest first.
+    """
     found: list[Prediction] = []
     seen: dict[str, set[str]] = {}
     for each in ranked:
@@ -59,9 +74,10 @@ def best_few(ranked: Sequence[Prediction]) -> list[Prediction]:
 
 
 def _table(title: str, rows: Sequence[Prediction], chosen: Prediction) -> Table:
-    # Text: brackets in the name of a model or a user's compressor are no markup.
+    """Make a table with a row for each prediction; the row of `chosen` is bold."""
+    # Text, because rich would read brackets in the name of a model or compressor as markup.
     table = Table(
-        title=Text(title, style="table.title"), caption="MB: of a step, on the busiest server's link"
+        title=Text(title, style="table.title"), caption="MB: per step, on the link of the busiest server"
     )
     for name in ("compressor", "mode", "overlap", "fusion", "order"):
         table.add_column(name, no_wrap=True)
@@ -73,14 +89,20 @@ def _table(title: str, rows: Sequence[Prediction], chosen: Prediction) -> Table:
         table.add_row(
             *map(Text, (choice.compressor.name, choice.mode, choice.overlap, choice.fusion, choice.order)),
             *(f"{each.step_s:.4g}", f"{each.up_bytes / 1e6:.4g}", f"{each.down_bytes / 1e6:.4g}"),
-            each.limit,
+            each.bottleneck,
             style="bold" if each is chosen else None,
         )
     return table
 
 
 def draw(path: Path, model: str, prediction: Prediction) -> None:
-    """Draw a Gantt chart of a step's lanes. Needs matplotlib."""
+    """Draw a Gantt chart of a predicted step and write it as PNG to `path`. Needs matplotlib.
+
+    Args:
+        path: file to write.
+        model: name of the model or task, for the title.
+        prediction: of the step.
+    """
     choice = prediction.choice
     figure, (axes,) = panels([f"{model}: {choice.compressor}, {choice.overlap}, {prediction.step_s:.3g} s"])
     figure.set_size_inches(10, 3.5)
@@ -90,7 +112,7 @@ def draw(path: Path, model: str, prediction: Prediction) -> None:
             bars = [
                 (span.start_s, span.end_s - span.start_s)
                 for span in spans
-                if span.what == what and span.lane == lane and span.server == 0
+                if span.kind == what and span.lane == lane and span.server == 0
             ]
             if bars:
                 place = LANES[::-1].index(lane)

@@ -13,14 +13,18 @@ _COLORS = ("#1f6feb", "#8c959f")  # the run, the baseline
 
 
 class PlotError(Exception):
-    """No picture can be made; the message names the remedy."""
+    """A picture cannot be drawn; the message names the remedy."""
 
 
 def write_plot(path: Path, runs: Sequence[RunResult]) -> None:
-    """Write a PNG with one curve per run (at most two) in each panel.
+    """Draw a PNG with one curve per run in each of three panels, and write it to `path`.
+
+    Args:
+        path: file to write.
+        runs: the run, or the run and its baseline.
 
     Raises:
-        PlotError: matplotlib is not installed.
+        PlotError: if matplotlib is not installed.
     """
     name = shown_metric(runs)
     titles = f"{name.capitalize()} over epochs", f"{name.capitalize()} over bytes", "Training loss over steps"
@@ -28,7 +32,7 @@ def write_plot(path: Path, runs: Sequence[RunResult]) -> None:
         figure, (over_epochs, over_bytes, losses) = panels(titles)
     except ImportError as error:
         raise PlotError(
-            f"no plot: {error}; pip install '.[run]' in a checkout of Gradwire brings matplotlib"
+            f"no plot: {error}; for matplotlib run pip install '.[run]' in a checkout of Gradwire"
         ) from error
     for run, color in zip(runs, _COLORS, strict=False):
         points = [
@@ -52,21 +56,29 @@ def write_plot(path: Path, runs: Sequence[RunResult]) -> None:
 
 
 def shown_metric(runs: Sequence[RunResult]) -> str:
-    """Return `accuracy` if the task reports it, else `loss`, else its first metric by name."""
+    """Return the name of the metric to plot: `accuracy` if it is reported, else `loss`, else the first."""
     names = sorted({name for run in runs for each in run.evaluations for name in each.metrics})
     return next((name for name in ("accuracy", "loss", *names) if name in names), "accuracy")
 
 
 def literal(text: str) -> str:
-    """Return text that matplotlib draws as it is; it reads text between two dollar signs as a formula."""
+    """Return text escaped for matplotlib, which would read text between two dollar signs as a formula."""
     return printable(text).replace("$", r"\$")
 
 
 def panels(titles: Sequence[str], **shared: Any) -> tuple[Any, list[Any]]:
-    """Return a matplotlib figure with axes side by side, one for each title."""
+    """Make a matplotlib figure with one panel for each title, side by side.
+
+    Args:
+        titles: titles of the panels.
+        shared: further arguments of matplotlib's `Figure.subplots`, such as `sharey`.
+
+    Returns:
+        The figure, and the axes of each panel.
+    """
     from matplotlib.figure import Figure
 
-    # Not by pyplot, which looks for a display.
+    # Not through pyplot, which would look for a display.
     figure: Any = Figure(figsize=(5 * len(titles), 4), layout="constrained")
     found = figure.subplots(1, len(titles), squeeze=False, **shared)[0]
     for axes, title in zip(found, titles, strict=True):

@@ -1,7 +1,7 @@
 """Preparation that gc-run runs in a process of its own before it starts any daemon.
 
-Makes the compressor and the task, so that one process reports their errors instead of every worker, and
-compiles the kernels into their cache, so that the daemons do not compile them at the same time. It has a
+It makes the compressor and the task, so that one process reports their errors instead of every worker. It
+compiles the kernels into their cache, so that the daemons do not compile them at the same time. It is a
 process of its own because the import of a user's task may have any effect.
 """
 
@@ -15,17 +15,18 @@ from ..common.spec import SpecError
 from ..compressors import advice, compressor_of, parse_downlink, suited, tell_of_compiling, warm_up
 from ..optim.optimizer import parse_optimizer
 from ..worker.tasks import TaskError, TaskSpecError, load
-from .processes import SAID, WARNING
+from .processes import PROGRESS, WARNING
 
 
 def main(argv: Sequence[str]) -> int:
-    """Check the specs and compile the kernels. Prints progress and warnings with the prefixes of `processes`.
+    """Check the specs and compile the kernels. Print progress and warnings with the prefixes of `processes`.
 
     Args:
         argv: specs of compressor, downlink, task and optimizer, and the mode's kind of work.
 
     Returns:
-        0; 2 for a bad spec, 6 for a task that raised, with the reason in the last line on standard error.
+        Exit code 0; 2 for a bad spec or 6 for a task that raised, with the reason in the last line on
+        standard error.
     """
     compressor, downlink, task, optimizer, work = argv
     try:
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     except (SpecError, TaskError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return Exit.USAGE if isinstance(error, SpecError | TaskSpecError) else Exit.TASK
-    tell_of_compiling(lambda line: print(f"{SAID}{line}", flush=True))
+    tell_of_compiling(lambda line: print(f"{PROGRESS}{line}", flush=True))
     warm_up()
     local = work.partition(":")[0] == "local"
     steps = parse_optimizer(optimizer)

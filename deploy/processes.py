@@ -17,12 +17,16 @@ from ..common.exits import Exit
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 SHOWN_LOG_LINES = 8
-WARNING = "WARNING "  # prefix of a log line that gc-run shows
-SAID = "SAID "  # likewise, shown while the process runs
+WARNING = "WARNING "  # prefix of a log line that gc-run shows once the process has ended
+PROGRESS = "PROGRESS "  # prefix of a log line that gc-run shows while the process runs
 
 
 class RunError(Exception):
-    """A run failed: the reason, and the exit code for it."""
+    """A run failed. The message is the reason.
+
+    Attributes:
+        code: exit code of gc-run for this reason.
+    """
 
     def __init__(self, code: Exit, message: str) -> None:
         super().__init__(message)
@@ -30,23 +34,33 @@ class RunError(Exception):
 
 
 class Child:
-    """One running module, in a session of its own, so that a terminal's Ctrl-C reaches only the parent."""
+    """One running module, in a session of its own, so that a terminal's Ctrl-C reaches only the parent.
+
+    Attributes:
+        name: name of the process in messages.
+        log: file that receives its standard output and error.
+    """
 
     def __init__(
         self, name: str, module: str, arguments: Sequence[str], log: Path, prefix: Sequence[str] = ()
     ) -> None:
-        """
+        """Start the process.
+
         Args:
-            log: receives standard output and error.
-            prefix: command to run it under, which execs it.
+            name: name of the process in messages.
+            module: module whose `main` it runs.
+            arguments: command-line arguments of the module.
+            log: file that receives its standard output and error.
+            prefix: command to run the process under, such as `nice`; it has to exec the rest of its command
+                line.
         """
         self.name = name
         self.log = log
         with log.open("wb") as output:
-            # -P: the working directory holds a user's files, which must not shadow ours.
+            # -P: modules in the working directory, which is the user's, must not shadow ours.
             self._process = subprocess.Popen(
                 [*prefix, sys.executable, "-P", "-m", "gradwire.deploy.child", module, *arguments],
-                stdin=subprocess.PIPE,  # the lifeline, see child.py
+                stdin=subprocess.PIPE,  # the lifeline: its end tells the child that the parent has ended
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -58,18 +72,18 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """The exit code, or minus the signal that ended it; None while it runs."""
+        """The exit code, or minus the number of the signal that ended the process; None while it runs."""
         if self._process.returncode is None and os.waitid(
             os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
         ):
-            # A zombie keeps its id, so the process group is still its own: end the processes it started.
+            # End the processes that it started. A zombie keeps its id, so the process group is still its own.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         return self._process.poll()
 
     @property
     def ending(self) -> str:
-        """Its end in words: `exit code 3 (refused)` or `SIGKILL`."""
+        """The end of the process as text: `exit code 3 (refused)`, `SIGKILL` or `still running`."""
         code = self.code
         if code is None:
             return "still running"
@@ -79,30 +93,39 @@ class Child:
         return f"exit code {code}{meaning}"
 
     def last_lines(self, count: int = SHOWN_LOG_LINES) -> str:
-        """Return the last lines of its log."""
+        """Return the last `count` lines of the process's log."""
         with self.log.open(errors="replace") as lines:
             return "".join(deque(lines, maxlen=count)).rstrip()
 
     def send(self, number: signal.Signals) -> None:
-        """Signal its whole group, if it still runs."""
+        """Send a signal to the process and its whole group, if the process still runs."""
         if self.code is None:
             os.killpg(self.pid, number)
 
     def close(self) -> None:
-        """Close the lifeline of a child that has ended."""
+        """Close the lifeline. Call it once the process has ended."""
         self._process.communicate()
 
 
 class Children:
-    """The processes of one run. Leaving the context ends those that still run."""
+    """The processes of one run. Leaving its with block ends those that still run."""
 
     def __init__(self, directory: Path) -> None:
-        """directory: for the logs; made if it does not exist."""
+        """Args:
+        directory: folder for the logs; made when the first process starts.
+        """
         self._directory = directory
         self._all: list[Child] = []
 
     def start(self, name: str, module: str, arguments: Sequence[str], prefix: Sequence[str] = ()) -> Child:
-        """Start `module`, under the command `prefix`, with its log in `name`.log."""
+        """Start `module` as a process, with its log in `name`.log, and return it.
+
+        Args:
+            name: name of the process in messages and of its log.
+            module: module whose `main` it runs.
+            arguments: command-line arguments of the module.
+            prefix: command to run the process under, such as `nice`.
+        """
         self._directory.mkdir(parents=True, exist_ok=True)
         child = Child(name, module, arguments, self._directory / f"{name}.log", prefix)
         self._all.append(child)
@@ -121,7 +144,7 @@ class Children:
 
 
 def wait(children: Sequence[Child], *, seconds: float) -> bool:
-    """Wait until all have ended, for at most `seconds`; return whether they have."""
+    """Wait until all processes have ended, for at most `seconds`; return True when they have."""
     deadline = time.monotonic() + seconds
     while any(child.code is None for child in children):
         if time.monotonic() > deadline:

@@ -18,11 +18,11 @@ from .engine import Watcher
 from .eta import duration, fraction, reached, seconds_left, when
 from .report import ratio, size
 
-WAITING_SECONDS = 5.0  # without a new version, until a line names the workers that the job waits for
+WAITING_SECONDS = 5.0  # without a new version, before a line names the workers that the job waits for
 
 
 def headline(status: StatusResponse) -> str:
-    """Return the training loss and the last metrics, if known."""
+    """Return text with the training loss and the last metrics; `starting` if none are known yet."""
     evaluation = max(status.evaluations, key=lambda one: one.epoch, default=None)
     parts = [f"training loss {status.train_loss:.4f}"] if status.version else []
     if evaluation is not None:
@@ -31,14 +31,14 @@ def headline(status: StatusResponse) -> str:
 
 
 def metrics(evaluation: EpochStatus) -> str:
-    """Return the task's metrics, loss and accuracy first."""
+    """Return text with the metrics of an evaluation: loss and accuracy first, the other metrics by name."""
     first = [name for name in ("loss", "accuracy") if name in evaluation.metrics]
     names = [*first, *sorted(evaluation.metrics.keys() - {*first})]
     return "  ".join(f"validation {name} {evaluation.metrics[name]:.4f}" for name in names)
 
 
 def speed(status: StatusResponse) -> str:
-    """Return learning rate, steps per second and time left, if known."""
+    """Return text with the learning rate, the steps per second and the time left, as far as known."""
     rate = f"learning rate {status.learning_rate:.3g}" if status.learning_rate else ""
     steps = f"{1 / status.step_seconds:.3g} steps/s" if status.step_seconds else ""
     left = seconds_left(status)
@@ -46,7 +46,7 @@ def speed(status: StatusResponse) -> str:
 
 
 def traffic(status: StatusResponse) -> str:
-    """Return the bytes on the wire in both directions, and their ratio to float32."""
+    """Return text with the bytes on the wire in each direction, and their ratio to float32."""
     count = status.traffic
     return (
         f"up {size(count.wire_bytes_up)} ({ratio(count.raw_bytes_up, count.wire_bytes_up)})  "
@@ -55,15 +55,26 @@ def traffic(status: StatusResponse) -> str:
 
 
 def members(status: StatusResponse, alive: int, workers: int) -> str:
-    """Return the number of workers, and what the job waits for."""
+    """Return text with the number of workers that run, and the server's reason for waiting, if it waits.
+
+    Args:
+        status: of the server.
+        alive: number of worker processes that run.
+        workers: number of workers that were started.
+    """
     text = f"workers {alive}/{workers}"
     return f"{text}  {status.waiting}" if status.waiting else text
 
 
 class LiveProgress(Watcher):
-    """Draws one run on a terminal."""
+    """A watcher that redraws one run's progress in place on a terminal."""
 
     def __init__(self, live: Live, label: str, workers: int) -> None:
+        """Args:
+        live: rich's display.
+        label: name of the run, such as its compressor.
+        workers: number of workers that were started.
+        """
         self._live = live
         self._label = label
         self._workers = workers
@@ -83,11 +94,17 @@ class LiveProgress(Watcher):
 
 
 class LineProgress(Watcher):
-    """Prints a line per epoch, and the workers that the job waits for."""
+    """A watcher that prints a line per evaluation, and lines that name the workers that the job waits for."""
 
     def __init__(
         self, console: Console, label: str, workers: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        """Args:
+        console: receives the lines.
+        label: name of the run, such as its compressor; begins each line.
+        workers: number of workers that were started.
+        clock: function that returns the time in seconds; tests replace it.
+        """
         self._console = console
         self._label = label
         self._workers = workers
@@ -115,13 +132,19 @@ class LineProgress(Watcher):
             self._next_waiting = now + self._wait
 
     def note(self, text: str) -> None:
-        # Not Console.print, which wraps lines.
+        # Console.print would wrap long lines.
         self._console.out(f"{self._label}: {text}", highlight=False)
 
 
 @contextlib.contextmanager
 def progress(console: Console, label: str, workers: int) -> Generator[Watcher]:
-    """Yield a watcher: a live display on a terminal, lines elsewhere."""
+    """Yield a watcher that shows a run's progress: a live display on a terminal, lines elsewhere.
+
+    Args:
+        console: shows the progress.
+        label: name of the run, such as its compressor.
+        workers: number of workers that were started.
+    """
     if console.is_terminal:
         with Live(Text(f"{label}: starting the server"), console=console, refresh_per_second=8) as live:
             yield LiveProgress(live, label, workers)

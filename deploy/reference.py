@@ -2,8 +2,9 @@
 
     python -m gradwire.deploy.reference [--check]
 
-The tables come from the declarations. A table stands between two comments, the first of which names what the
-table lists. Needs the checkout, not a wheel. The tables of gc-bench are written by `benchmarks.reference`.
+The tables come from the declarations in the code. In a page, a table stands between two comments; the first
+one gives the table's name. The program needs the checkout, not a wheel. `benchmarks.reference` writes the
+tables of gc-bench.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from . import certs, doctor, plan, watch
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 REFERENCE = DOCS / "reference"
 PAGES = (REFERENCE / "commands.md", REFERENCE / "metrics.md", DOCS / "how-to" / "planning.md")
-# Commands whose options argparse declares.
+# Commands whose options are declared with argparse rather than in settings.py: each command's parser.
 PARSERS: Mapping[str, Callable[[], argparse.ArgumentParser]] = {
     "gc-plan": plan.parser,
     "gc-status": watch.parser,
@@ -36,7 +37,7 @@ _TABLE = re.compile(r"(<!-- ((?:options|metrics) of [\w -]+), by make docs -->\n
 
 
 def tables() -> dict[str, str]:
-    """Return every table of `PAGES` by the name in its comment."""
+    """Return the Markdown of every table of `PAGES`, by name, such as "options of gc-plan"."""
     found = {f"options of {command}": _of_command(cls) for cls, command in COMMANDS.items()}
     found |= {f"options of {command}": of_parser(make()) for command, make in PARSERS.items()}
     found["options of modes"] = _of_modes()
@@ -46,12 +47,17 @@ def tables() -> dict[str, str]:
 
 
 def filled(text: str, tables: Mapping[str, str]) -> str:
-    """Return a page with these tables between the comments that name them."""
+    """Return a page in which the text between each pair of comments is replaced by the table that they name.
+
+    Args:
+        text: of the page.
+        tables: Markdown of the tables, by name.
+    """
     return _TABLE.sub(lambda match: f"{match[1]}{tables[match[2]]}\n{match[3]}", text)
 
 
 def of_parser(parser: argparse.ArgumentParser) -> str:
-    """Return the table of an argparse parser's arguments, without --help and --version."""
+    """Return a Markdown table of an argparse parser's arguments, without --help and --version."""
     rows = ["| option | meaning |", "|---|---|"]
     for action in parser._actions:  # pyright: ignore[reportPrivateUsage] (argparse has no other list)
         if action.dest in ("help", "version"):
@@ -67,14 +73,17 @@ def of_parser(parser: argparse.ArgumentParser) -> str:
 
 
 def _cells(*texts: str) -> str:
-    """Return a row of a table. GitHub ends a cell at a bare |, also within backquotes."""
+    """Return a row of a Markdown table. A bare | would end a cell on GitHub, also in backquotes, so it is
+    escaped.
+    """
     return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
 
 
 def _of_command(cls: type[object]) -> str:
+    """Return the table of options of a command that `settings.py` declares."""
     options = options_of(cls)
     from_daemons: set[str] = set()
-    if cls is RunSettings:  # the daemons' tables list the options that gc-run shares with them
+    if cls is RunSettings:  # gc-run also takes the daemons' options, which their own tables list
         daemons = (options_of(other) for other in COMMANDS if other is not RunSettings)
         from_daemons = {name for theirs in daemons for name in theirs} & options.keys()
     rows = [_row(each) for name, each in options.items() if name not in from_daemons]
@@ -85,6 +94,7 @@ def _of_command(cls: type[object]) -> str:
 
 
 def _of_modes() -> str:
+    """Return the table of the options in each mode's spec."""
     rows: list[str] = []
     for name, mode in registry.MODES.items():
         for key, each in options_of(mode).items():
@@ -97,10 +107,12 @@ def _of_modes() -> str:
 
 
 def _of_metrics(metrics: type[MetricSet]) -> str:
+    """Return the table of a daemon's metrics."""
     return "\n".join(["| name | type | labels | |", "|---|---|---|---|", metrics.table()])
 
 
 def _row(option: Option) -> str:
+    """Return the table row of one option."""
     values = "switch" if option.kind is bool else ", ".join(f"`{choice}`" for choice in option.choices)
     values = values or "; ".join(filter(None, [option.metavar and f"`{option.metavar}`", option.notes]))
     default = "required" if option.default is REQUIRED else option.default_text and f"`{option.default_text}`"
@@ -108,13 +120,21 @@ def _row(option: Option) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
+    """Write or check the tables of `PAGES`, as the arguments `argv` say; return the exit code."""
     return write(argv, __doc__, PAGES, tables())
 
 
 def write(argv: Sequence[str], about: str | None, pages: Sequence[Path], tables: Mapping[str, str]) -> int:
-    """Write the tables into the pages, or with --check compare them. about: description for --help."""
+    """Write tables into pages or, with --check, compare; return 1 if a page is not current, else 0.
+
+    Args:
+        argv: command-line arguments.
+        about: description of the program for --help.
+        pages: files to write.
+        tables: Markdown of each table, by its name.
+    """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only say whether the pages are current")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not current")
     given = parser.parse_args(argv)
     for path in pages:
         text = path.read_text()

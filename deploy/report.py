@@ -1,4 +1,4 @@
-"""The result of a run: as JSON, and as a table for people."""
+"""The result of a run: its figures, as JSON, and as a table for people."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ from ..settings import RunSettings
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """One evaluation of a run, with its version, and its time in epochs and in seconds of training."""
+    """One evaluation of a run.
+
+    Attributes:
+        version: version of the parameters that was evaluated.
+        epochs: epochs trained up to this version.
+        seconds: seconds of training up to this version.
+        metrics: values of the task's metrics by name.
+    """
 
     version: int
     epochs: float
@@ -34,31 +41,46 @@ class EvaluationResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """One run. The server counts bytes, over all workers.
+    """The figures of one run, as gc-run reports them. The server counts bytes, over all workers.
 
     Attributes:
-        steps: versions that the server has published.
-        seconds: from the opening of the first round to the last version.
-        losses: pairs of a version and the mean training loss since the previous pair.
-        accuracy_by_epoch: one per epoch, None if the evaluation was lost with its worker; empty unless the
-            job evaluates once per epoch.
-        seconds_by_epoch: time of each of these evaluations, None where that is None.
-        local_steps: steps of each worker in local mode, where `steps` counts rounds.
-        largest_staleness: of an applied push, in clocks in stale mode, in versions in async mode.
-        step_seconds: between versions, median of the last ones.
-        predicted_step_seconds: prediction from the job's own measurements; 0 if there is none.
-        options: all options of gc-run in force.
-        repeated_samples: trained on twice, because a worker returned after its samples were reassigned.
-        redundancy: of the last round in coded mode.
-        uncoded_exchanges: exchanges that replaced a coded one.
-        clipped_elements: gradient elements that fixed point has clipped, over all workers.
+        task: spec of the task.
+        mode: spec of the mode.
+        compressor: spec of the compressor.
+        downlink: spec of the downlink's compressor.
+        seed: seed of the job.
+        workers: number of workers.
+        steps: number of versions that the server has published.
+        epochs: number of finished epochs.
+        seconds: seconds from the opening of the first round to the last version.
+        validation_accuracy, validation_loss: metrics of the last evaluation; None if the task does not report
+            them.
         wire_bytes_up, wire_bytes_down: all bytes on the wire, with gRPC and HTTP/2 framing.
         raw_bytes_up, raw_bytes_down: bytes of the same tensors as bare float32.
-        payload_bytes_up: payloads of accepted pushes, without headers.
-        compressed_payload_bytes_up, compressed_raw_bytes_up: of those, bytes of the quantized tensors, and
-            their bytes as float32.
-        parameters_sha256: over the final parameters in manifest order; empty if the run was stopped early.
+        payload_bytes_up: bytes of the payloads of accepted pushes, without headers.
+        compressed_payload_bytes_up: bytes of the quantized tensors in those payloads.
+        compressed_raw_bytes_up: bytes of the same quantized tensors as float32.
+        refused_pushes: number of pushes that the server has refused.
+        lost_workers: names of the workers that were lost.
+        parameters_sha256: hash of the final parameters in manifest order; empty if the run was stopped early.
         finished: whether the job was done; if not, all figures are those at the stop.
+        accuracy_by_epoch: one accuracy per epoch, None if the evaluation was lost with its worker. Empty
+            unless the job evaluates once per epoch.
+        seconds_by_epoch: seconds of training at each evaluation of `accuracy_by_epoch`, None where that is
+            None.
+        local_steps: number of steps of each worker in local mode, where `steps` counts rounds; else 0.
+        largest_staleness: largest staleness of an applied push, in clocks in stale mode, in versions in async
+            mode.
+        repeated_samples: number of samples trained on twice, because a worker returned after they were
+            reassigned.
+        redundancy: redundancy of the last round in coded mode.
+        uncoded_exchanges: number of exchanges that replaced a failed coded one.
+        clipped_elements: number of gradient elements that fixed point has clipped, over all workers.
+        step_seconds: seconds between versions, median of the last ones.
+        predicted_step_seconds: prediction from the job's own measurements; 0 if there is none.
+        options: all options of gc-run in force, by field of `RunSettings`.
+        evaluations: all evaluations, by version.
+        losses: pairs of a version and the mean training loss since the previous pair.
     """
 
     task: str
@@ -98,21 +120,22 @@ class RunResult:
     losses: tuple[tuple[int, float], ...] = ()
 
     def bytes_at(self, version: int) -> float:
-        """Return the wire bytes in both directions up to a version, as if all steps took as many."""
+        """Return the bytes on the wire, both directions, up to `version`, taking all steps as equal."""
         total = self.wire_bytes_up + self.wire_bytes_down
         return total * version / self.steps if self.steps else 0.0
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Metrics of the last evaluation."""
+        """Metrics of the last evaluation by name; empty if there is none."""
         return self.evaluations[-1].metrics if self.evaluations else {}
 
     def metric(self, name: str) -> float | None:
+        """Return the metric of the last evaluation with this name; None if there is none."""
         return self.metrics.get(name)
 
 
 def result_of(settings: RunSettings, status: StatusResponse) -> RunResult:
-    """Return the result by the last status of a job."""
+    """Return the result of a run from its options and the job's last status."""
     metrics = {evaluation.epoch: evaluation.metrics for evaluation in status.evaluations}
     seconds = {evaluation.epoch: evaluation.seconds for evaluation in status.evaluations}
     final: Mapping[str, float] = metrics[max(metrics)] if metrics else {}
@@ -150,14 +173,14 @@ def result_of(settings: RunSettings, status: StatusResponse) -> RunResult:
 
 
 def to_json(result: RunResult, baseline: RunResult | None) -> str:
-    """Return an object of the result's fields, and `baseline` with the same fields or null."""
+    """Return a JSON object of the result's fields and of `baseline`, which has the same fields or is null."""
     content = dataclasses.asdict(result)
     content["baseline"] = None if baseline is None else dataclasses.asdict(baseline)
     return json.dumps(json_values(content), indent=2, allow_nan=False) + "\n"
 
 
 def json_values(value: Any) -> Any:
-    """Return a value for JSON, with None in place of NaN and infinities, which JSON does not have."""
+    """Convert a value for JSON: keys become strings, NaN and infinities become None."""
     if isinstance(value, dict):
         return {str(key): json_values(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if isinstance(value, list | tuple):
@@ -166,7 +189,7 @@ def json_values(value: Any) -> Any:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write the whole file, or leave the previous one."""
+    """Write `text` to `path` by way of a temporary file: an error leaves the previous file as it was."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(text)
@@ -176,9 +199,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def table_of(result: RunResult, baseline: RunResult | None) -> Table:
-    """Return a table of the run and, with a baseline, of that and the differences."""
+    """Make a table for a terminal with a run's figures and, given a baseline, those and the differences."""
     workers, epochs = _count(result.workers, "worker"), _count(result.epochs, "epoch")
-    # Text everywhere: names of tasks and metrics, such as [/x], are no markup.
+    # Text everywhere, because rich would read a name of a task or metric such as [/x] as markup.
     end = "" if result.finished else ", stopped before its end"
     table = Table(title=_text(f"{result.task}: {workers}, {epochs}, seed {result.seed}{end}"))
     table.add_column("")
@@ -210,7 +233,7 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
     )
     row("time per step", lambda run: run.step_seconds, _milliseconds)
     if any(run.predicted_step_seconds for run in runs):
-        row("  as predicted while it ran", lambda run: run.predicted_step_seconds, _milliseconds)
+        row("  predicted during the run", lambda run: run.predicted_step_seconds, _milliseconds)
     table.add_section()
     row("bytes up", lambda run: run.wire_bytes_up, size, _fewer)
     row("  against bare float32", lambda run: _fewer(run.wire_bytes_up, run.raw_bytes_up))
@@ -228,7 +251,7 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
     mode = registry.parse(result.mode)
     if mode.staleness_unit:
         row(f"largest staleness, {mode.staleness_unit}", lambda run: run.largest_staleness)
-    if not mode.pushes_parts:  # as the baseline does
+    if not mode.pushes_parts:  # coded mode; its baseline does not exchange
         row("redundancy, at the end", lambda run: run.redundancy if run is result else "–")
         row("exchanges replaced by uncoded ones", lambda run: run.uncoded_exchanges if run is result else "–")
         row("elements of gradients clipped", lambda run: run.clipped_elements if run is result else "–")
@@ -240,7 +263,7 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
 
 
 def size(count: float) -> str:
-    """Return bytes in B, kB, MB, GB or TB."""
+    """Return a number of bytes as text in B, kB, MB, GB or TB, such as `2.50 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
@@ -249,12 +272,12 @@ def size(count: float) -> str:
 
 
 def ratio(numerator: float, denominator: float) -> str:
-    """Return a ratio such as `7.62×`, or a dash if the denominator is 0."""
+    """Return a ratio as text such as `7.62×`; a dash if the denominator is 0."""
     return f"{numerator / denominator:.2f}×" if denominator else "–"
 
 
 def heading(result: RunResult) -> str:
-    """Return mode, compressor and downlink, as far as they are not the default."""
+    """Return the column heading of a run: its mode, compressor and downlink, leaving out default values."""
     if not registry.parse(result.mode).pushes_parts:
         return f"{result.mode.partition(':')[0]}, r = {result.redundancy}"
     mode = "" if result.mode == RunSettings().mode else f"{result.mode}: "
@@ -264,16 +287,17 @@ def heading(result: RunResult) -> str:
 
 
 def _text(text: str) -> Text:
-    """Return text that rich shows as it is; it reads a plain string as markup."""
+    """Make text that rich prints literally; it would read markup in a plain string."""
     return Text(printable(text))
 
 
 def _milliseconds(seconds: float) -> str:
+    """Return seconds as text in milliseconds; a dash for 0."""
     return f"{1e3 * seconds:.1f} ms" if seconds else "–"
 
 
 def _fewer(ours: int, theirs: int) -> str:
-    """Return how many times fewer or more ours are."""
+    """Return text that says how many times fewer or more `ours` is than `theirs`."""
     text = ratio(theirs, ours)
     if text in ("1.00×", "–"):
         return "same" if text == "1.00×" else text

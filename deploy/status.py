@@ -1,4 +1,4 @@
-"""Calls of a server's Status, from programs that are not asynchronous themselves."""
+"""Calls of a server's Status, for programs that are not asynchronous themselves."""
 
 from __future__ import annotations
 
@@ -16,37 +16,45 @@ from ..proto.messages import StatusRequest, StatusResponse
 from ..proto.reaching import reach
 from ..proto.service import Stub, refusal_of
 
-TIMEOUT_SECONDS = 2.0
+TIMEOUT_SECONDS = 2.0  # of a call by a function that `asking` yields
 
-Call = Callable[[StatusRequest, float], StatusResponse]
-Ask = Callable[[], StatusResponse | None]
+Call = Callable[[StatusRequest, float], StatusResponse]  # takes a timeout in seconds; `connected` yields it
+Ask = Callable[[], StatusResponse | None]  # None: no answer in time; `asking` yields it
 
 
 class NoAnswer(NamedTuple):
-    """Why a server does not answer, as a sentence that ends with the remedy, and the exit code for it."""
+    """The reason why a server does not answer.
+
+    Attributes:
+        text: sentence with the reason, ending with the remedy.
+        code: exit code of a command for this reason.
+    """
 
     text: str
     code: Exit
 
 
 def why_silent(target: str, files: Mapping[str, str] | None = None) -> NoAnswer:
-    """Check name, port and TLS, as gc-doctor does, of a server that does not answer.
+    """Find out why a server does not answer, by gc-doctor's checks of its name, port and TLS.
 
     Args:
-        target, files: as `asking` takes them.
+        target: host:port.
+        files: paths of the files for TLS and a token, by field of `Target`.
     """
     wrong = next((each for each in reach(Target.at(target, **(files or {}))) if each.state == "wrong"), None)
     if wrong is None:
-        return NoAnswer(f"no answer from {target}; is a gc-server of this release there?", Exit.UNREACHABLE)
+        remedy = "check that a gc-server of this release runs there"
+        return NoAnswer(f"no answer from {target}; {remedy}", Exit.UNREACHABLE)
     code = Exit.UNREACHABLE if wrong.unreachable else Exit.REFUSED
     return NoAnswer(f"no answer from {target}: {wrong.text}; {wrong.remedy}", code)
 
 
 @contextlib.contextmanager
 def connected(target: Target) -> Generator[Call]:
-    """Yield a function that calls Status, given a request and a timeout in seconds, and waits for the answer.
+    """Open a channel to a server and yield a function that calls Status, in a with block.
 
-    The function raises Refused, grpc.aio.AioRpcError, or ValueError for an answer that cannot be read.
+    The function takes the request and a timeout in seconds, and returns the answer. It raises Refused,
+    grpc.aio.AioRpcError, or ValueError for an answer that cannot be read.
     """
 
     async def connect() -> grpc.aio.Channel:
@@ -82,15 +90,16 @@ def connected(target: Target) -> Generator[Call]:
 def asking(
     target: str, *, measured: bool = False, losses: bool = False, files: Mapping[str, str] | None = None
 ) -> Generator[Ask]:
-    """Yield a function that returns a server's status, or None without an answer in `TIMEOUT_SECONDS`.
+    """Open a channel to a server and yield a function that returns its status, in a with block.
 
-    The function raises Refused if the server refuses to answer this machine.
+    The function returns None if there is no answer in `TIMEOUT_SECONDS`. It raises Refused if the server
+    refuses to answer this machine.
 
     Args:
         target: host:port.
-        measured: also ask for the server's measurements of its steps.
-        losses: also ask for the history of the training loss.
-        files: for TLS and a token, as `Target` takes them.
+        measured: also request the server's measurements of its steps.
+        losses: also request the history of the training loss.
+        files: paths of the files for TLS and a token, by field of `Target`.
     """
     with connected(Target.at(target, **(files or {}))) as call:
 

@@ -1,7 +1,7 @@
 """gc-status: show the state of a running job, once or repeatedly.
 
-Asks the server for the job's progress and time left, the last losses and metrics, bytes on the wire, the
-members, the workers that they wait for, and the lost workers.
+Asks the server for the job's progress and time left, the last losses and metrics, the bytes on the wire, the
+members, the workers that the job waits for, and the lost workers.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
     from ..proto.messages import MemberStatus, StatusResponse
 
-EVERY_SECONDS = 2.0
-LOST_SHOWN = 5
-STALL_SHOWN_S = 10.0  # without progress
+EVERY_SECONDS = 2.0  # default of --watch
+LOST_SHOWN = 5  # number of lost workers shown, the last ones
+STALL_SHOWN_S = 10.0  # a member without progress for longer is marked
 
 
 def positive_seconds(text: str) -> float:
+    """Parse a number of seconds above 0."""
     try:
         found = float(text)
     except ValueError:
@@ -43,19 +44,20 @@ def positive_seconds(text: str) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
+    """Make gc-status' parser of command-line arguments."""
     found = command_parser("gc-status", __doc__)
     add_server(found, os.environ)
-    text = f"show it again every so many seconds, {EVERY_SECONDS:g} if none are given, until the job is over"
+    text = f"repeat until the job is over; SECONDS between two displays, {EVERY_SECONDS:g} if not given"
     found.add_argument(
         "--watch", nargs="?", type=positive_seconds, const=EVERY_SECONDS, metavar="SECONDS", help=text
     )
-    found.add_argument("--json", action="store_true", help="one JSON object on a line, each time")
+    found.add_argument("--json", action="store_true", help="print one JSON object per display, on a line")
     return found
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run gc-status with arguments `argv`, by default those of the process; return the exit code."""
     given = parser().parse_args(sys.argv[1:] if argv is None else argv)
     try:
         files = access_files_of(given)
@@ -91,9 +93,14 @@ Show = Callable[["StatusResponse"], None]
 
 @contextlib.contextmanager
 def showing(*, as_json: bool, live: bool) -> Generator[Show]:
-    """Yield a function that shows a status. live: on a terminal, in place of the previous one."""
+    """Yield a function that shows a status on standard output, in a with block.
+
+    Args:
+        as_json: print each status as a line of JSON.
+        live: on a terminal, show each status in place of the previous one.
+    """
     if as_json:
-        yield lambda status: print(json.dumps(plain(status), allow_nan=False), flush=True)
+        yield lambda status: print(json.dumps(to_json_dict(status), allow_nan=False), flush=True)
         return
     from rich.live import Live
 
@@ -107,13 +114,13 @@ def showing(*, as_json: bool, live: bool) -> Generator[Show]:
         yield lambda status: console.print(page(status))
 
 
-def plain(status: StatusResponse) -> dict[str, Any]:
-    """Return the status for JSON, with `steps_per_second` and `seconds_left`, each None if unknown."""
+def to_json_dict(status: StatusResponse) -> dict[str, Any]:
+    """Return a status as a JSON object, with `steps_per_second` and `seconds_left`, None if unknown."""
     from .eta import seconds_left
     from .report import json_values
 
     found: dict[str, Any] = json_values(dataclasses.asdict(status))
-    del found["padding"]  # it was not asked for
+    del found["padding"]  # gc-status requests none
     found["phase"] = status.phase.name.lower()
     found["steps_per_second"] = 1 / status.step_seconds if status.step_seconds else None
     found["seconds_left"] = seconds_left(status)
@@ -121,7 +128,7 @@ def plain(status: StatusResponse) -> dict[str, Any]:
 
 
 def page(status: StatusResponse) -> RenderableType:
-    """Return the status as a page for a terminal."""
+    """Return a page for rich that shows a status: facts, a table of members, and lost workers."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -150,7 +157,7 @@ def page(status: StatusResponse) -> RenderableType:
 
 
 def _printable(value: Any) -> Any:
-    """Return a message with the unprintable characters of all its texts escaped."""
+    """Return a message in which the unprintable characters of all texts are escaped."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, tuple):
@@ -164,6 +171,7 @@ def _printable(value: Any) -> Any:
 
 
 def _doing(member: MemberStatus) -> Text:
+    """Return text with a member's activity, coloured if it makes no progress."""
     from rich.text import Text
 
     if member.suspended:
@@ -176,7 +184,7 @@ def _doing(member: MemberStatus) -> Text:
 
 
 def facts(status: StatusResponse) -> Generator[tuple[str, str]]:
-    """Yield the name and the text of each line about the job as a whole."""
+    """Yield pairs of a name and a text, one for each line about the job as a whole."""
     from ..proto.job import job_terms
     from ..proto.messages import Phase
     from .eta import duration, seconds_left, when

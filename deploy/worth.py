@@ -1,4 +1,6 @@
-"""The remark of gc-run where compression made steps longer: on which links it would make them shorter."""
+"""The remark of gc-run for a run in which compression made steps slower: on which links it would make them
+faster.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from .report import RunResult
 
 
 def remark(result: RunResult, baseline: RunResult | None, job: LiveJob | None) -> str:
-    """Return a sentence or two if the run took longer than the uncompressed one, and nothing otherwise.
+    """Return a remark if the run's steps took longer than those of the uncompressed run, else "".
 
     Args:
+        result: of the run.
+        baseline: result of the uncompressed run; None if there was none.
         job: the compressed run by its server's measurements; None if there are too few.
     """
     if baseline is None or result.mode != baseline.mode or not (result.steps and baseline.steps):
@@ -26,8 +30,8 @@ def remark(result: RunResult, baseline: RunResult | None, job: LiveJob | None) -
     said = f"{longer}: the network within one machine is too fast to be worth compressing for."
     bandwidth = 0.0
     if job is not None and result.downlink == "auto":
-        with suppress(ValueError):  # gc-plan does not know this mode, or this compressor
-            bandwidth = break_even(job.profile, job.as_it_runs(), taken_s=taken_s, plain_s=plain_s)
+        with suppress(ValueError):  # gc-plan cannot predict this mode or this compressor
+            bandwidth = break_even(job.profile, job.options_in_force(), taken_s=taken_s, plain_s=plain_s)
     if not 0 < bandwidth < math.inf:
         return said
     return (
@@ -37,6 +41,6 @@ def remark(result: RunResult, baseline: RunResult | None, job: LiveJob | None) -
 
 
 def rate(bandwidth: float) -> str:
-    """Return bytes per second as bits per second, with two digits: `320 Mbit/s`."""
+    """Convert bytes per second to text in bits per second with two digits, such as `320 Mbit/s`."""
     mbit = float(f"{8e-6 * bandwidth:.2g}")
     return f"{mbit / 1000:g} Gbit/s" if mbit >= 1000 else f"{mbit:g} Mbit/s"

@@ -1,9 +1,9 @@
-"""A whole training script in a job: a convolutional network on scikit-learn's handwritten digits.
+"""A complete training script in a job: a convolutional network on scikit-learn's handwritten digits.
 
     gc-server --script --min-workers 3 --epochs 8 --batch-size 32 --clip-norm 1 --insecure
     GC_SERVER=that-machine python full_training.py --folder run       # on each of the three
 
-It writes run/last.pt after every epoch, and run/best.pt after the best one. To continue a job that was
+It writes run/last.pt after every epoch, and run/best.pt after each best epoch. To continue a job that was
 stopped, start a new gc-server and the same scripts again, each with the same run/last.pt.
 """
 
@@ -25,7 +25,7 @@ import gradwire
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """The samples to train on, and those to validate with: the same ones on every rank."""
+    """Return the training samples and the validation samples; the split is the same on every rank."""
     found = cast(Any, load_digits())
     pixels, labels = found.data, found.target
     images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
@@ -35,6 +35,7 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def network() -> nn.Module:
+    """Return the untrained network, for images of shape (samples, 1, 8, 8)."""
     return nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
         *(nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
@@ -43,14 +44,15 @@ def network() -> nn.Module:
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Weight decay for matrices and kernels, none for biases and BatchNorm."""
+    """Return two groups for the optimizer: matrices and kernels with weight decay, biases and BatchNorm
+    without."""
     decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     return [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
 
 
 def warm_up_and_cosine(progress: float) -> float:
-    """The factor of the learning rate. progress: part of the job that is done, 0 to 1."""
+    """Return the factor of the learning rate when `progress`, from 0 to 1, of the job is done."""
     if progress < 0.1:
         return 0.1 + 9 * progress
     return 0.5 * (1 + math.cos(math.pi * (progress - 0.1) / 0.9))
@@ -58,6 +60,7 @@ def warm_up_and_cosine(progress: float) -> float:
 
 @torch.no_grad()
 def accuracy_of(model: nn.Module, samples: TensorDataset) -> float:
+    """Return the fraction of `samples` that the model classifies correctly."""
     images, labels = samples.tensors
     model.eval()
     scores: Tensor = model(images)
@@ -66,14 +69,15 @@ def accuracy_of(model: nn.Module, samples: TensorDataset) -> float:
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Under another name first, so that there always is a whole file."""
+    """Save `state` under another name first, so that `path` is always a complete file."""
     torch.save(state, path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)
 
 
 def main() -> None:
+    """Train as one rank of a job, from last.pt if that exists."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, required=True, help="where last.pt and best.pt are")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of last.pt and best.pt")
     folder: Path = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     last = folder / "last.pt"
@@ -86,24 +90,24 @@ def main() -> None:
 
     with gradwire.connect() as job:
         model, optimizer = job.attach(model, optimizer, clip_norm=1.0)
-        # The job steps it before each batch, so that it fits however many workers there are.
+        # The job steps the scheduler by its progress, before each batch, so it suits any number of workers.
         job.follow(LambdaLR(optimizer, lambda _: warm_up_and_cosine(job.progress)), each="progress")
         if last.exists():
             saved = torch.load(last)
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
             start, best = saved["epoch"] + 1, saved["best"]
-        batches = job.batches(train)  # this rank's share, another one in each epoch
+        batches = job.batches(train)  # this rank's share, a different one in each epoch
 
         for epoch in job.epochs(start=start):
             for images, labels in tqdm(batches, desc=f"rank {job.rank}, epoch {epoch}", leave=False):
                 loss = functional.cross_entropy(model(images), labels)
-                job.log(loss=loss)  # of this rank's samples
+                job.log(loss=loss)  # the loss of this rank's samples
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
 
-            if job.evaluating:  # on one rank; the others are at the next epoch's first batch meanwhile
+            if job.evaluating:  # True on one rank; meanwhile the other ranks begin the next epoch
                 accuracy = accuracy_of(model, validation)
                 job.log(accuracy=accuracy)
                 print(f"epoch {epoch}: accuracy {accuracy:.4f}", flush=True)

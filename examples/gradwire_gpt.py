@@ -1,7 +1,7 @@
 """The script plain_gpt.py as a worker of Gradwire: a small GPT on the Python standard library's sources.
 
     gc-server --script --min-workers 4 --batch-size 32 --epochs 0 --max-steps 400 --clip-norm 1
-    GC_SERVER=localhost python gradwire_gpt.py --steps 400 --batch-size 32         # four times
+    GC_SERVER=localhost python gradwire_gpt.py --steps 400 --batch-size 32         # start it four times
 
 docs/how-to/scripts.md shows the lines in which the two scripts differ.
 """
@@ -25,6 +25,8 @@ CONTEXT, LAYERS, WIDTH, HEADS = 64, 2, 128, 4
 
 
 class Block(nn.Module):
+    """One transformer block: causal attention, then two linear layers, each with a residual connection."""
+
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
@@ -39,6 +41,9 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
+    """A GPT over bytes: `forward` maps text (batch, length) to scores (batch, length, 256) of each next
+    byte."""
+
     def __init__(self) -> None:
         super().__init__()
         self.embedding, self.positions = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
@@ -49,27 +54,31 @@ class Gpt(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         x = self.embedding(text) + self.positions.weight[: text.shape[1]]
-        return functional.linear(self.norm(self.blocks(x)), self.embedding.weight)  # tied
+        return functional.linear(self.norm(self.blocks(x)), self.embedding.weight)  # tied weights
 
 
 def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    """Return the mean cross entropy of predicting each next byte of a batch (samples, CONTEXT + 1)."""
     scores: Tensor = model(batch[:, :-1])
     return functional.cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
 
 
 def main() -> None:
+    """Train as one worker of a job and print losses."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, help="a text; default: the standard library's sources")
+    parser.add_argument(
+        "--data", type=Path, help="text file to train on; default: the standard library's sources"
+    )
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--every", type=int, default=100, help="steps from one line of losses to the next")
+    parser.add_argument("--every", type=int, default=100, help="number of steps between two lines of losses")
     args = parser.parse_args()
     torch.manual_seed(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     library = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py"))
     text = b"".join(path.read_bytes() for path in ([args.data] if args.data else library))[:1_000_000]
-    windows = torch.tensor(list(text)).unfold(0, CONTEXT + 1, CONTEXT)  # end to end
+    windows = torch.tensor(list(text)).unfold(0, CONTEXT + 1, CONTEXT)  # each overlaps the next by one byte
     train, validation = windows.tensor_split([len(windows) * 19 // 20])
     loader = DataLoader(TensorDataset(train), args.batch_size, shuffle=True, drop_last=True)
     checks = DataLoader(TensorDataset(validation), args.batch_size)

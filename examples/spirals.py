@@ -1,9 +1,9 @@
-"""A task of one's own: tell three interleaved spirals apart.
+"""Example of your own task: tell three interleaved spirals apart.
 
     gc-run --task spirals:task --epochs 40                          # in this directory
     gc-run --task spirals:task:points=6000,noise=0.1 --compressor 2bit
 
-What a task must keep to is in docs/how-to/tasks.md, which walks through this file.
+docs/how-to/tasks.md walks through this file and lists the rules for tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ VALIDATION_POINTS = 600
 
 
 def task(points: int = 2400, noise: float = 0.05, width: int = 64) -> Task:
-    """What the spec names. Its parameters are the task's options, converted as they are annotated."""
+    """Return the task that a spec such as `spirals:task:points=6000` names.
+
+    Its parameters are the task's options: the spec's texts are converted to the annotated types.
+
+    Args:
+        points: number of training samples.
+        noise: standard deviation of the noise added to each coordinate.
+        width: width of the network's hidden layers.
+    """
     # Every worker makes the same data, because the seed is a constant.
     train_points, train_arms = spirals(points, noise, seed=0)
     validation_points, validation_arms = spirals(VALIDATION_POINTS, noise, seed=1)
@@ -61,7 +69,7 @@ def task(points: int = 2400, noise: float = 0.05, width: int = 64) -> Task:
 
 
 def spirals(points: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Points (float32, (points, 2)) and the arm that each belongs to (int64, (points,))."""
+    """Return random points, float32 of shape (points, 2), and the arm of each, int64 of shape (points,)."""
     rng = np.random.default_rng(seed)
     arms = rng.integers(ARMS, size=points)
     radius = rng.uniform(0.1, 1.0, size=points)

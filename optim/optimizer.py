@@ -1,11 +1,12 @@
-"""The optimizer, from what the operator typed: `sgd:momentum=0.9,weight_decay=1e-4`.
+"""Steps parameters by parts and groups. The operator names the optimizer as
+`sgd:momentum=0.9,weight_decay=1e-4`.
 
-Its steps are torch's own (`steps`), so momentum, weight decay and the rest are applied exactly once: on the
-server, to the aggregated gradient, or in local mode on each worker, to its own. This module imports torch
-only when an optimizer is built.
+The steps are torch's own (`steps`). Momentum, weight decay and other state are applied exactly once: by the
+server to the aggregated gradient, or in local mode by each worker to its own. This module imports torch only
+when an optimizer is built.
 
-A model's parameters may be in several *groups*, as in torch's `param_groups`: each with hyperparameters and a
-learning rate of its own (`OptimizerGroup`).
+A model's parameters may be in several *groups*, as in torch's `param_groups`: each group has hyperparameters
+and a learning rate of its own (`OptimizerGroup`).
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
 
 
 def parse_optimizer(text: str) -> OptimizerOptions:
-    """Raises SpecError, which lists what is known."""
+    """Return the options of the optimizer that `text` names, such as `sgd:momentum=0.9`; raise SpecError for
+    others."""
     return parse_one_of("optimizer", text, OPTIMIZERS)
 
 
 def optimizer_spec(options: OptimizerOptions) -> str:
-    """Return the text from which `parse_optimizer` makes the same options."""
+    """Return the spec, with every option, from which `parse_optimizer` makes equal options."""
     (name,) = (name for name, kind in OPTIMIZERS.items() if kind is type(options))
     texts: list[str] = []
     for field in fields(options):
@@ -43,9 +45,13 @@ def optimizer_spec(options: OptimizerOptions) -> str:
 
 
 def overridden(options: OptimizerOptions, overrides: Mapping[str, object]) -> OptimizerOptions:
-    """The options with some of them given anew, by their names here or as torch has them (`betas`).
+    """Return a copy of `options` with new values for some of them.
 
-    Raises ValueError for an unknown name or a value that cannot be.
+    Args:
+        overrides: new values by option name; torch's `betas` stands for beta1 and beta2.
+
+    Raises:
+        ValueError: unknown option, or a value that it does not accept.
     """
     types, changes = option_types(cast(Any, type(options))), dict[str, Any](overrides)
     if "betas" in changes and "beta1" in types:
@@ -66,21 +72,25 @@ def overridden(options: OptimizerOptions, overrides: Mapping[str, object]) -> Op
 
 
 def number(name: str, value: object) -> float:
-    """Raises ValueError for what is none."""
+    """Return `value` as a float; raise ValueError that begins with `name` if it is not an int or a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name}: expected a number, got {value!r}")
     return float(value)
 
 
 def check_learning_rate(value: float, name: str = "learning rate") -> None:
-    """Raises ValueError for what cannot be one."""
+    """Raise ValueError that begins with `name` unless `value` is finite and at least 0."""
     check_not_negative(name, value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerGroup:
-    """How the parameters of one group are stepped. learning_rate: the group's own, which a schedule's factor
-    is multiplied with."""
+    """The hyperparameters of one group of parameters.
+
+    Attributes:
+        options: optimizer and its options.
+        learning_rate: base learning rate of the group; a schedule's factor multiplies it.
+    """
 
     options: OptimizerOptions
     learning_rate: float
@@ -88,10 +98,15 @@ class OptimizerGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Remembered:
-    """A run of elements that have taken all of their steps together, so that torch can step them as one.
+    """The optimizer's state of a run of adjacent elements that have taken all of their steps together.
 
-    start, end: elements, of a parameter or of the buffer that parameters are ranges of. memory: the
-    optimizer's state of these elements, by torch's names.
+    Torch can step such a run as one tensor.
+
+    Attributes:
+        start, end: range of elements, counted in a parameter, or in the buffer that the parameters are views
+            of.
+        memory: state tensors of these elements by torch's name, such as "exp_avg"; empty if the optimizer has
+            no state.
     """
 
     start: int
@@ -99,58 +114,65 @@ class Remembered:
     memory: Memory
 
     def within(self, start: int, end: int, to: int) -> Remembered | None:
-        """Return its piece between two elements, moved so that the first of these is `to`; None if empty."""
+        """Return the state of the elements from `start` to `end`, renumbered so that `start` becomes `to`.
+
+        None if the run has no element in that range.
+        """
         first, last = max(start, self.start), min(end, self.end)
         if first >= last:
             return None
         return Remembered(first - start + to, last - start + to, self.piece(first, last).memory)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return these elements of a tensor like the parameter; the tensor itself if they are all of it."""
+        """Return this run's elements of `tensor`, which has the parameter's shape: `tensor` itself if the run
+        covers it."""
         return tensor if self.end - self.start == tensor.numel() else tensor[self.start : self.end]
 
     def alike(self, other: Remembered) -> bool:
-        """Return whether another run of the same parameter has taken as many steps."""
+        """Return True if both runs of a parameter have the same step count and the same state tensors set."""
         import torch
 
-        for what, tensor in self.memory.items():
-            theirs = other.memory[what]
+        for name, tensor in self.memory.items():
+            theirs = other.memory[name]
             if (tensor is None) != (theirs is None):
                 return False
-            if what == COUNT and not torch.equal(_present(tensor), _present(theirs)):
+            if name == COUNT and not torch.equal(_present(tensor), _present(theirs)):
                 return False
         return True
 
     def cut(self, borders: Sequence[int]) -> list[Remembered]:
-        """Return its pieces between ascending borders, which share its memory."""
+        """Return the run as pieces, cut at those of the ascending `borders` that lie inside. The pieces share
+        its memory."""
         inside = borders[bisect_right(borders, self.start) : bisect_left(borders, self.end)]
         if not inside:
             return [self]
         return [self.piece(*pair) for pair in pairwise((self.start, *inside, self.end))]
 
     def alone(self) -> Remembered:
-        """Return the run without views of larger tensors, which would keep all of their memory."""
+        """Return a copy of the run with tensors that are views cloned, so that it does not keep larger
+        tensors alive."""
         memory: Memory = dict(self.memory)
-        for what, tensor in memory.items():
+        for name, tensor in memory.items():
             if tensor is not None and tensor.nbytes < tensor.untyped_storage().nbytes():
-                memory[what] = tensor.clone()
+                memory[name] = tensor.clone()
         return Remembered(self.start, self.end, memory)
 
     def piece(self, start: int, end: int) -> Remembered:
-        """Return a piece that shares its memory, but for a count of its own."""
+        """Return the state of elements `start` to `end`: views of this run's tensors, and a copy of its step
+        count."""
         memory: Memory = {}
-        for what, tensor in self.memory.items():
+        for name, tensor in self.memory.items():
             if tensor is None:
-                memory[what] = None
-            elif what == COUNT:
-                memory[what] = tensor.clone()
+                memory[name] = None
+            elif name == COUNT:
+                memory[name] = tensor.clone()
             else:
-                memory[what] = tensor[start - self.start : end - self.start]
+                memory[name] = tensor[start - self.start : end - self.start]
         return Remembered(start, end, memory)
 
 
 def _joined(runs: Sequence[Remembered]) -> list[Remembered]:
-    """Join adjacent runs that have taken the same steps, with memory of their own."""
+    """Return `runs` with adjacent runs that have the same step count merged into new tensors."""
     import torch
 
     groups: list[list[Remembered]] = []
@@ -162,38 +184,45 @@ def _joined(runs: Sequence[Remembered]) -> list[Remembered]:
     joined: list[Remembered] = []
     for group in groups:
         memory: Memory = dict(group[0].memory)
-        for what, tensor in memory.items() if len(group) > 1 else ():
-            if tensor is not None and what != COUNT:
-                memory[what] = torch.cat([_present(run.memory[what]) for run in group])
+        for name, tensor in memory.items() if len(group) > 1 else ():
+            if tensor is not None and name != COUNT:
+                memory[name] = torch.cat([_present(run.memory[name]) for run in group])
         joined.append(Remembered(group[0].start, group[-1].end, memory))
     return joined
 
 
 def _copied(memory: Memory) -> Memory:
-    return {what: None if tensor is None else tensor.clone() for what, tensor in memory.items()}
+    """Return a copy of a parameter's state with cloned tensors."""
+    return {name: None if tensor is None else tensor.clone() for name, tensor in memory.items()}
 
 
 def _present(tensor: torch.Tensor | None) -> torch.Tensor:
+    """Return `tensor`, which the caller knows not to be None."""
     assert tensor is not None
     return tensor
 
 
 class Optimizer:
-    """Takes torch's steps, bit for bit, over parameters whose gradient is in `grad`.
+    """Takes torch's optimizer steps, bit for bit, on parameters whose gradients are in `grad`.
 
-    A parameter of one dimension may be several tensors that lie end to end. They are stepped as one for as
-    long as they have a gradient at the same steps. From the first step on at which only some have one, each
-    stretch of them has a count of its own. All of them are of one group.
+    A flat parameter may be given as several tensors that lie end to end in one buffer. Neighbours are stepped
+    as one while they have gradients at the same steps. Once only some of them have a gradient, each run of
+    elements gets a step count of its own. All tensors of one parameter are in the same group.
 
     Attributes:
-        learning_rates: of the next step, by group.
-        leaves_zeros: whether the options of all groups say so.
+        learning_rates: learning rate of the next step, by group.
+        leaves_zeros: True if a step changes no element whose gradient is 0.
     """
 
     def __init__(
         self, options: OptimizerOptions, parameters: Sequence[torch.Tensor], learning_rate: float
     ) -> None:
-        """Put all parameters in one group."""
+        """
+        Args:
+            options: optimizer and options of all parameters, which form one group.
+            parameters: tensors to step in place.
+            learning_rate: base learning rate.
+        """
         self._group(
             [OptimizerGroup(options=options, learning_rate=learning_rate)], parameters, [0] * len(parameters)
         )
@@ -202,7 +231,13 @@ class Optimizer:
     def of_groups(
         cls, groups: Sequence[OptimizerGroup], parameters: Sequence[torch.Tensor], group_of: Sequence[int]
     ) -> Optimizer:
-        """group_of: by parameter, the number of its group."""
+        """Return an optimizer of several groups.
+
+        Args:
+            groups: hyperparameters of each group.
+            parameters: tensors to step in place.
+            group_of: index of the group of each parameter.
+        """
         made = cls.__new__(cls)
         made._group(groups, parameters, group_of)
         return made
@@ -210,25 +245,27 @@ class Optimizer:
     def _group(
         self, groups: Sequence[OptimizerGroup], parameters: Sequence[torch.Tensor], group_of: Sequence[int]
     ) -> None:
+        """Initialize from groups; `group_of` has the index of each parameter's group."""
         self._groups = list(groups)
         self._group_of = list(group_of)
         self.follow(1.0)
         self.leaves_zeros = all(group.options.leaves_zeros for group in groups)
         self._parameters = list(parameters)
         self._runs = [
-            [Remembered(0, each.numel(), self._options(place).memory(each))]
-            for place, each in enumerate(self._parameters)
+            [Remembered(0, each.numel(), self._options(index).memory(each))]
+            for index, each in enumerate(self._parameters)
         ]
 
-    def _options(self, place: int) -> OptimizerOptions:
-        return self._groups[self._group_of[place]].options
+    def _options(self, index: int) -> OptimizerOptions:
+        """Return the options of the parameter with this index."""
+        return self._groups[self._group_of[index]].options
 
     def follow(self, factor: float) -> None:
-        """Set the learning rate of each group's next step to its own times this factor."""
+        """Set the next step's learning rate of each group to the group's base rate times `factor`."""
         self.learning_rates = [group.learning_rate * factor for group in self._groups]
 
     def copy(self) -> Optimizer:
-        """Return another optimizer of the same parameters, with a copy of this one's state."""
+        """Return an optimizer of the same parameters with a copy of this one's state."""
         other = Optimizer.of_groups(self._groups, (), self._group_of)
         other.learning_rates = list(self.learning_rates)
         other._parameters = self._parameters
@@ -237,51 +274,56 @@ class Optimizer:
         return other
 
     def step(self, only: int | None = None, ranges: Sequence[tuple[int, int]] | None = None) -> None:
-        """Change the parameters in place. One without a gradient, and its state, stay as they are.
+        """Step the parameters in place. A parameter whose `grad` is None keeps its value and its state.
 
         Args:
-            only: number of one parameter.
-            ranges: start and end of the elements of it that have a gradient, ascending and apart; all if
-                None.
+            only: index of the one parameter to step; None for all.
+            ranges: with `only`, ranges (start, end) of its elements that have a gradient, ascending and
+                disjoint; None for all elements.
         """
         if only is not None:
             self._step_group(self._group_of[only], (only,), ranges)
             return
         for group in range(len(self._groups)):
-            places = [place for place, number in enumerate(self._group_of) if number == group]
-            self._step_group(group, places, ranges)
+            indices = [index for index, number in enumerate(self._group_of) if number == group]
+            self._step_group(group, indices, ranges)
 
     def _step_group(
-        self, group: int, places: Sequence[int], ranges: Sequence[tuple[int, int]] | None
+        self, group: int, indices: Sequence[int], ranges: Sequence[tuple[int, int]] | None
     ) -> None:
+        """Step the parameters `indices`, all of group `group`; `ranges` limits the elements as in `step`."""
         import torch
 
         parameters: Tensors = []
         gradients: Tensors = []
         runs: list[Remembered] = []
-        for place in places:
-            parameter = self._parameters[place]
+        for index in indices:
+            parameter = self._parameters[index]
             if parameter.grad is None:
                 continue
-            for run in self._runs[place] if ranges is None else self._within(place, ranges):
+            for run in self._runs[index] if ranges is None else self._within(index, ranges):
                 runs.append(run)
                 parameters.append(run.of(parameter))
                 gradients.append(run.of(parameter.grad))
         if not runs:
             return
-        memories = {what: [run.memory[what] for run in runs] for what in runs[0].memory}
+        memories = {name: [run.memory[name] for run in runs] for name in runs[0].memory}
         options, learning_rate = self._groups[group].options, self.learning_rates[group]
         with torch.no_grad():
             options.step(parameters, gradients, memories, learning_rate)
-        for what, tensors in memories.items():
+        for name, tensors in memories.items():
             for run, tensor in zip(runs, tensors, strict=True):
-                run.memory[what] = tensor
+                run.memory[name] = tensor
 
     def divide(self, parameters: Sequence[torch.Tensor], group_of: Sequence[int] = ()) -> None:
-        """Continue with the same elements in other parameters. Old and new ones have one dimension and are
-        ranges of one buffer. No element changes its group.
+        """Replace the parameters by others that cover the same elements of the same buffer, and keep each
+        element's state.
 
-        group_of: by parameter, the number of its group; all in the first if empty.
+        Old and new parameters are flat views of one buffer. Each element stays in its group.
+
+        Args:
+            parameters: new parameters.
+            group_of: index of the group of each new parameter; empty if all are in group 0.
         """
         known = self.remembered()
         self._parameters = list(parameters)
@@ -289,8 +331,10 @@ class Optimizer:
         self._assign_runs(known)
 
     def remembered(self) -> list[Remembered]:
-        """Return its state in elements of the buffer that the parameters are ranges of, ascending; it shares
-        memory with the optimizer."""
+        """Return the state of all elements as ascending runs of the buffer that the parameters are views of.
+
+        The runs share memory with the optimizer.
+        """
         found: list[Remembered] = []
         for each, runs in zip(self._parameters, self._runs, strict=True):
             at = int(each.storage_offset())
@@ -300,18 +344,20 @@ class Optimizer:
         return sorted(found, key=lambda each: each.start)
 
     def recall(self, remembered: Sequence[Remembered]) -> None:
-        """Continue from the state of another optimizer of the same kind.
+        """Continue from the state that `remembered` returned in an optimizer with the same options.
 
-        remembered: runs of the buffer that the parameters are ranges of, which cover all of them.
+        Args:
+            remembered: runs of the buffer that the parameters are views of, together covering every
+                parameter.
         """
         known = [Remembered(each.start, each.end, dict(each.memory)) for each in remembered]
         self._assign_runs(sorted(known, key=lambda run: run.start))
 
     def _assign_runs(self, known: Sequence[Remembered]) -> None:
-        """Take over the state of each parameter. known: in elements of the buffer, ascending."""
+        """Give each parameter its state out of `known`: ascending runs of the buffer."""
         ends = [run.end for run in known]
         self._runs = []
-        for place, each in enumerate(self._parameters):
+        for index, each in enumerate(self._parameters):
             start = int(each.storage_offset())
             end = start + each.numel()
             among = known[bisect_right(ends, start) : bisect_left(ends, end) + 1]
@@ -319,49 +365,58 @@ class Optimizer:
             inside = [run for run in pieces if start <= run.start and run.end <= end]
             joined = [run.alone() for run in _joined(inside)]
             moved = [Remembered(run.start - start, run.end - start, run.memory) for run in joined]
-            self._runs.append(moved or [Remembered(0, 0, self._options(place).memory(each))])
+            self._runs.append(moved or [Remembered(0, 0, self._options(index).memory(each))])
 
     def step_apart(
         self,
-        place: int,
+        index: int,
         parameter: torch.Tensor,
         gradient: torch.Tensor,
-        places: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
         ranges: Sequence[tuple[int, int]],
     ) -> None:
-        """Step elements of the parameter with that number, copied out of it, to the bits that `step` would
-        leave if the gradient of all others were 0. Only where `leaves_zeros`.
+        """Step copies of some elements of a parameter, to the same bits as `step` if all other gradients were
+        0.
 
-        places: of these elements in the parameter, ascending. ranges: as in `step`; all of them are in these.
+        Called only if `leaves_zeros`. The optimizer's state of these elements is updated too.
+
+        Args:
+            index: index of the parameter.
+            parameter: copied elements, stepped in place; one dimension.
+            gradient: their gradients, of the same shape.
+            positions: positions of the copied elements in the parameter, ascending.
+            ranges: ranges (start, end) of the parameter's elements that take this step, ascending and
+                disjoint; they contain all positions.
         """
         import torch
 
-        options = self._options(place)
-        learning_rate = self.learning_rates[self._group_of[place]]
+        options = self._options(index)
+        learning_rate = self.learning_rates[self._group_of[index]]
         with torch.no_grad():
-            if not self._runs[place][0].memory:
+            if not self._runs[index][0].memory:
                 options.step([parameter], [gradient], {}, learning_rate)
                 return
-            for run in self._within(place, ranges):
-                first, last = (int(each) for each in places.searchsorted((run.start, run.end)))
-                here = torch.from_numpy(places[first:last] - run.start)
+            for run in self._within(index, ranges):
+                first, last = (int(each) for each in positions.searchsorted((run.start, run.end)))
+                here = torch.from_numpy(positions[first:last] - run.start)
                 memory = {
-                    what: _present(tensor) if what == COUNT else _present(tensor)[here]
-                    for what, tensor in run.memory.items()
+                    name: _present(tensor) if name == COUNT else _present(tensor)[here]
+                    for name, tensor in run.memory.items()
                 }
-                memories: Memories = {what: [tensor] for what, tensor in memory.items()}
+                memories: Memories = {name: [tensor] for name, tensor in memory.items()}
                 options.step([parameter[first:last]], [gradient[first:last]], memories, learning_rate)
-                for what, tensor in memory.items():
-                    if what != COUNT:
-                        _present(run.memory[what])[here] = tensor
+                for name, tensor in memory.items():
+                    if name != COUNT:
+                        _present(run.memory[name])[here] = tensor
 
-    def _within(self, place: int, ranges: Sequence[tuple[int, int]]) -> list[Remembered]:
-        """The runs of a parameter that are within the ranges; at their borders runs are cut."""
-        if not self._runs[place][0].memory:
+    def _within(self, index: int, ranges: Sequence[tuple[int, int]]) -> list[Remembered]:
+        """Return the runs of a parameter that lie in `ranges`, after cutting its runs at the ranges'
+        borders."""
+        if not self._runs[index][0].memory:
             return [Remembered(start, end, {}) for start, end in ranges]
         borders = sorted({border for pair in ranges for border in pair})
-        runs = [piece for run in self._runs[place] for piece in run.cut(borders)]
-        self._runs[place] = runs
+        runs = [piece for run in self._runs[index] for piece in run.cut(borders)]
+        self._runs[index] = runs
         starts = [start for start, _ in ranges]
         found: list[Remembered] = []
         for run in runs:
@@ -371,34 +426,37 @@ class Optimizer:
         return found
 
     def image(self) -> dict[str, Any]:
-        """Return its state, as plain values and copies of its tensors."""
+        """Return the optimizer's state, for `restore`: plain values and copies of its tensors."""
         runs = [[(run.start, run.end, _copied(run.memory)) for run in runs] for runs in self._runs]
         groups = [optimizer_spec(group.options) for group in self._groups]
         return {"groups": groups, "rates": list(self.learning_rates), "runs": runs}
 
     @property
     def groups(self) -> Sequence[OptimizerGroup]:
-        """The optimizer and learning rate of each group."""
+        """Hyperparameters and base learning rate of each group."""
         return self._groups
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Go on from an `image` of one like it, of parameters that are divided alike; takes over its
-        tensors."""
+        """Continue from an `image` of an optimizer with equal groups and equally divided parameters.
+
+        The optimizer keeps the image's tensors without copying them.
+        """
         self.learning_rates = list(image["rates"])
         self._runs = [[Remembered(*run) for run in runs] for runs in image["runs"]]
 
     def state(self) -> list[tuple[str, int, torch.Tensor]]:
-        """Return the state of parameters that were always stepped whole.
+        """Return all state tensors as (torch's name, index of the parameter, tensor), zeros where there is
+        none yet.
 
-        Returns (what, number of the parameter, tensor). The optimizer keeps it in these tensors from now on,
-        so that it can be copied and replaced.
+        The optimizer uses these same tensors from now on, so the caller may copy and overwrite them. Every
+        parameter must have been stepped only as a whole.
         """
         import torch
 
         state: list[tuple[str, int, torch.Tensor]] = []
-        for place, (parameter, (run,)) in enumerate(zip(self._parameters, self._runs, strict=True)):
-            for what, tensor in run.memory.items():
+        for index, (parameter, (run,)) in enumerate(zip(self._parameters, self._runs, strict=True)):
+            for name, tensor in run.memory.items():
                 if tensor is None:
-                    tensor = run.memory[what] = torch.zeros_like(parameter, requires_grad=False)
-                state.append((what, place, tensor))
+                    tensor = run.memory[name] = torch.zeros_like(parameter, requires_grad=False)
+                state.append((name, index, tensor))
         return state

@@ -1,7 +1,14 @@
-"""Torch's optimizers, as the options of each, what it remembers of a parameter, and its step.
+"""Torch's optimizers: for each, its options, its state of a parameter, and its step.
 
-The steps go through torch's functional interface, because making a `torch.optim.Optimizer` imports the whole
-of torch.compile: more than a second of CPU at the start of every daemon. Torch itself is imported late, too.
+Steps use torch's functional interface, because creating a `torch.optim.Optimizer` imports all of
+torch.compile: more than a second of CPU at the start of every daemon. Torch itself is imported late, too.
+
+Every options class has these members:
+
+    undoes_weights:  True if scaling all gradients by a constant leaves the step unchanged
+    has_momentum:    True if a step also moves along earlier gradients
+    leaves_zeros:    True if a step changes no element whose gradient is 0
+    memory, step:    the initial state of a parameter, and one step of several parameters
 """
 
 from __future__ import annotations
@@ -14,32 +21,37 @@ if TYPE_CHECKING:
     import torch
 
     Tensors = list[torch.Tensor]
-    # What is remembered of a parameter, by torch's name for it; None before there is anything.
+    # State of one parameter by torch's name, such as "exp_avg"; None until the first step creates a tensor.
     Memory = dict[str, torch.Tensor | None]
-    # Of several parameters.
+    # State of several parameters: by torch's name, a tensor for each.
     Memories = dict[str, list[torch.Tensor | None]]
 
 
-COUNT = "step"  # torch's name of how many steps were taken
+COUNT = "step"  # torch's name for the number of steps taken
 
 
 def check_fraction(name: str, value: float) -> None:
-    """Raises ValueError."""
+    """Raise ValueError that begins with `name` unless `value` is at least 0 and below 1."""
     if not 0 <= value < 1:
         raise ValueError(f"{name}: expected at least 0 and below 1, got {value:g}")
 
 
 def check_not_negative(name: str, value: float) -> None:
-    """Raises ValueError."""
+    """Raise ValueError that begins with `name` unless `value` is finite and at least 0."""
     if not 0 <= value < float("inf"):
         raise ValueError(f"{name}: expected a finite number of at least 0, got {value:g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sgd:
-    """undoes_weights, here and below: whether a gradient times a constant makes the same step. has_momentum:
-    whether a step also goes where earlier gradients pointed. leaves_zeros: whether it leaves elements alone
-    whose gradient is 0."""
+    """Options of torch's SGD.
+
+    Attributes:
+        momentum: factor of the momentum buffer, from 0 to below 1; 0 for no momentum.
+        weight_decay: factor of the parameter that is added to its gradient.
+        nesterov: True for Nesterov momentum.
+        undoes_weights: False: a scaled gradient makes a scaled step.
+    """
 
     undoes_weights: ClassVar[bool] = False
     momentum: float = 0.0
@@ -50,21 +62,29 @@ class Sgd:
         check_fraction("momentum", self.momentum)
         check_not_negative("weight_decay", self.weight_decay)
         if self.nesterov and self.momentum == 0:
-            raise ValueError("nesterov: expected a momentum above 0 with it, got none")
+            raise ValueError("nesterov: expected a momentum above 0, got 0")
 
     @property
     def has_momentum(self) -> bool:
+        """True if a step also moves along earlier gradients."""
         return self.momentum > 0
 
     @property
     def leaves_zeros(self) -> bool:
+        """True if a step changes no element whose gradient is 0."""
         return not self.momentum and not self.weight_decay
 
     def memory(self, parameter: torch.Tensor) -> Memory:
-        # As torch has it: the first gradient becomes the buffer, instead of being added to zeros.
+        """Return the initial state of `parameter`: a momentum buffer that does not exist yet, or nothing."""
+        # None, as in torch: the first gradient becomes the buffer instead of being added to zeros.
         return {"momentum_buffer": None} if self.momentum else {}
 
     def step(self, parameters: Tensors, gradients: Tensors, memory: Memories, learning_rate: float) -> None:
+        """Step `parameters` in place with torch's SGD, and update their state in `memory`.
+
+        Args:
+            memory: state tensors by torch's name, one for each parameter.
+        """
         from torch.optim.sgd import sgd
 
         sgd(
@@ -83,7 +103,15 @@ class Sgd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adam:
-    """Weight decay is added to the gradient."""
+    """Options of torch's Adam, which adds weight decay to the gradient.
+
+    Attributes:
+        beta1, beta2: decay of the averages of gradients and of their squares, from 0 to below 1.
+        eps: term added to the denominator.
+        weight_decay: factor of the parameter that is added to its gradient.
+        undoes_weights: True: scaling all gradients by a constant leaves the step unchanged.
+        leaves_zeros: False: an element whose gradient is 0 still moves.
+    """
 
     undoes_weights: ClassVar[bool] = True
     leaves_zeros: ClassVar[bool] = False
@@ -101,9 +129,11 @@ class Adam:
 
     @property
     def has_momentum(self) -> bool:
+        """True if a step also moves along earlier gradients."""
         return self.beta1 > 0
 
     def memory(self, parameter: torch.Tensor) -> Memory:
+        """Return the initial state of `parameter`: step count 0, and averages of zeros."""
         import torch
 
         def zeros() -> torch.Tensor:
@@ -112,6 +142,11 @@ class Adam:
         return {COUNT: torch.tensor(0.0), "exp_avg": zeros(), "exp_avg_sq": zeros()}
 
     def step(self, parameters: Tensors, gradients: Tensors, memory: Memories, learning_rate: float) -> None:
+        """Step `parameters` in place with torch's Adam or AdamW, and update their state in `memory`.
+
+        Args:
+            memory: state tensors by torch's name, one for each parameter.
+        """
         from torch.optim.adam import adam
         from torch.optim.adamw import adamw
 
@@ -135,18 +170,28 @@ class Adam:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamW(Adam):
-    """Weight decay is decoupled from the gradient."""
+    """Options of torch's AdamW: like Adam, but weight decay is applied to the parameter directly."""
 
     weight_decay: float = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adagrad:
-    """Adaptive rates that fall with the sum of all squared gradients. Unlike Adam, it leaves elements
-    without a gradient alone, so updates are as sparse as the pushes that they are made of.
+    """Options of torch's Adagrad, whose rates fall with the sum of all squared gradients.
+
+    Unlike Adam, without weight decay it does not change elements whose gradient is 0. Updates are then as
+    sparse as the pushes that they are computed from.
+
+    Attributes:
+        lr_decay: decay of the learning rate per step.
+        weight_decay: factor of the parameter that is added to its gradient.
+        initial_accumulator_value: initial sum of squared gradients.
+        eps: term added to the denominator.
+        undoes_weights: True: scaling all gradients by a constant leaves the step almost unchanged.
+        has_momentum: False: a step does not move along earlier gradients.
     """
 
-    undoes_weights: ClassVar[bool] = True  # but for what the sum begins with
+    undoes_weights: ClassVar[bool] = True  # except for the initial value of the sum
     has_momentum: ClassVar[bool] = False
     lr_decay: float = 0.0
     weight_decay: float = 0.0
@@ -161,15 +206,22 @@ class Adagrad:
 
     @property
     def leaves_zeros(self) -> bool:
+        """True if a step changes no element whose gradient is 0."""
         return not self.weight_decay and (self.eps > 0 or self.initial_accumulator_value > 0)
 
     def memory(self, parameter: torch.Tensor) -> Memory:
+        """Return the initial state of `parameter`: step count 0, and a sum filled with the initial value."""
         import torch
 
         total = torch.full_like(parameter, self.initial_accumulator_value, requires_grad=False)
         return {COUNT: torch.tensor(0.0), "sum": total}
 
     def step(self, parameters: Tensors, gradients: Tensors, memory: Memories, learning_rate: float) -> None:
+        """Step `parameters` in place with torch's Adagrad, and update their state in `memory`.
+
+        Args:
+            memory: state tensors by torch's name, one for each parameter.
+        """
         from torch.optim.adagrad import adagrad
 
         step: Any = adagrad

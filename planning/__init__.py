@@ -1,6 +1,6 @@
-"""Planners: what travels together, and in which order. Pure functions of what was measured.
+"""Planners: which tensors travel together, and in which order. They are pure functions of measurements.
 
-Server, workers, tests and commands call them with the same numbers and get the same plan.
+The server, workers, tests and commands call them with the same numbers and get the same plan.
 """
 
 from .choices import Fusion as Fusion

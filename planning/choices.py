@@ -1,5 +1,4 @@
-"""What a user asks of the plan: how tensors are merged, in which order parts travel, how often that is found
-anew."""
+"""The user's choices about plans: how tensors merge, in which order parts are sent, when to plan again."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ from .profile import Layer, Link
 
 E = TypeVar("E", bound=StrEnum)
 
-MGS_BYTES = 1 << 16  # of a message by default
-CREDIT = 4  # parts by default
+MGS_BYTES = 1 << 16  # default of `mgs`: bytes of a message
+CREDIT = 4  # default of `credit`: parts in flight
 
 
 class Merging(StrEnum):
-    """How tensors become units."""
+    """Rules by which tensors are merged into units; `fusion` has their algorithms."""
 
     NONE = "none"
     BYTES = "bytes"
@@ -30,7 +29,7 @@ class Merging(StrEnum):
 
 
 class Ordering(StrEnum):
-    """Which of the parts that wait goes first."""
+    """Rules that decide which of the waiting parts is sent first; `schedules` has their sources."""
 
     FIFO = "fifo"
     P3 = "p3"
@@ -40,19 +39,35 @@ class Ordering(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fusion:
-    """bytes: of a unit, as float32 with `bytes` (0 for the size of a part), as it is sent with `mgs`."""
+    """The choice of `--fusion`: how tensors are merged into units.
+
+    Attributes:
+        merging: the rule.
+        bytes: size of a unit in bytes: as float32 with `Merging.BYTES` (0 for the size of a part), as sent
+            with `Merging.MGS`. 0 with the other rules.
+    """
 
     merging: Merging
     bytes: int = 0
 
     @property
     def measured(self) -> bool:
-        """Whether it takes a profile; until there is one, units are made by size. From the units that are
-        made then, sparsifiers choose as a whole."""
+        """True if the rule needs measurements. Until there are some, units are made by size.
+
+        In the units that it makes from measurements, sparsifiers choose from all tensors of a unit as from
+        one.
+        """
         return self.merging in (Merging.MG_WFBP, Merging.MGS, Merging.SEAMGS)
 
     def groups(self, layers: Sequence[Layer], link: Link) -> list[FusionGroup]:
-        """In the order of backward. Not for `bytes`, which needs no profile."""
+        """Return the groups of layers that this rule merges, the layers of backward's first gradients first.
+
+        Args:
+            layers: measurements of each tensor, in forward order.
+            link: measured link.
+
+        `Merging.BYTES` needs no measurements and is not handled here: `parts.divide` makes its units.
+        """
         match self.merging:
             case Merging.MG_WFBP:
                 return fastest(layers, link)
@@ -66,39 +81,61 @@ class Fusion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """credit: parts that may be on their way at once; 0 for any number."""
+    """The choice of `--order`: which of the waiting parts is sent first.
+
+    Attributes:
+        ordering: the rule.
+        credit: number of parts of one worker that may be in flight at once; 0 for no limit.
+    """
 
     ordering: Ordering
     credit: int = 0
 
     @property
     def measured(self) -> bool:
-        """Whether it takes a profile. Until there is one, it is that of `p3`."""
+        """True if the rule needs measurements. Until there are some, parts are sent in the order of `p3`."""
         return self.ordering is Ordering.TWO_PHASE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replan:
-    """every: versions between two plans; 0 for never again. drift: when what is measured has changed."""
+    """The choice of `--replan`: when the server makes another plan.
+
+    Attributes:
+        every: versions between two plans; 0 if the number of versions does not matter.
+        drift: True if a new plan is made when measurements have changed.
+    """
 
     every: int = 0
     drift: bool = False
 
 
 def parse_fusion(text: str) -> Fusion:
-    """`none`, `bytes`, `bytes=N`, `mgwfbp`, `mgs`, `mgs=N` or `seamgs`. Raises SpecError."""
+    """Parse the text of `--fusion`: `none`, `bytes`, `bytes=N`, `mgwfbp`, `mgs`, `mgs=N` or `seamgs`.
+
+    Raises:
+        SpecError: the text is none of these.
+    """
     merging, number = _with_number("fusion", text, Merging, {Merging.BYTES, Merging.MGS})
     return Fusion(merging=merging, bytes=number or (MGS_BYTES if merging is Merging.MGS else 0))
 
 
 def parse_order(text: str) -> Order:
-    """`fifo`, `p3`, `credit`, `credit=N` or `two-phase`. Raises SpecError."""
+    """Parse the text of `--order`: `fifo`, `p3`, `credit`, `credit=N` or `two-phase`.
+
+    Raises:
+        SpecError: the text is none of these.
+    """
     ordering, number = _with_number("order", text, Ordering, {Ordering.CREDIT})
     return Order(ordering=ordering, credit=(number or CREDIT) if ordering is Ordering.CREDIT else 0)
 
 
 def parse_replan(text: str) -> Replan:
-    """`never`, `drift` or a number of versions. Raises SpecError."""
+    """Parse the text of `--replan`: `never`, `drift` or a number of versions.
+
+    Raises:
+        SpecError: the text is none of these.
+    """
     if text in ("never", "drift"):
         return Replan(drift=text == "drift")
     if not text.isdecimal() or not int(text):
@@ -107,6 +144,10 @@ def parse_replan(text: str) -> Replan:
 
 
 def _with_number(kind: str, text: str, names: type[E], numbered: set[E]) -> tuple[E, int]:
+    """Parse NAME or NAME=NUMBER; return the member of `names` and the number, 0 if there is none.
+
+    numbered: members that take a number.
+    """
     name, equals, number = text.partition("=")
     if name not in list(names):
         raise SpecError(unknown(kind, name, [str(each) for each in names]))
@@ -121,13 +162,16 @@ def _with_number(kind: str, text: str, names: type[E], numbered: set[E]) -> tupl
 
 
 def turns(order: Order, units: Sequence[Layer], parts: Sequence[int], link: Link | None) -> tuple[int, ...]:
-    """By part its turn; none for the order in which parts come. Of two-phase, p3 and fifo the best serves as
-    two-phase.
+    """Return the priority of each part, 0 first; return an empty tuple if parts are sent as they become
+    ready.
+
+    For `two-phase` the fastest of the schedules two-phase, p3 and fifo is used.
 
     Args:
-        units: in forward order. Empty if they have not been measured.
-        parts: by unit in the order of the plan, which is that of backward, how many parts it has.
-        link: None if it has not been measured.
+        order: rule of the order.
+        units: measurements of each unit, in forward order; empty if not measured.
+        parts: number of parts of each unit, in the order of the plan, which is that of backward.
+        link: measured link; None if not measured.
     """
     if order.ordering is Ordering.FIFO:
         return ()
@@ -141,8 +185,8 @@ def turns(order: Order, units: Sequence[Layer], parts: Sequence[int], link: Link
     last = len(parts) - 1
     of_unit: list[tuple[tuple[int, bool, int], int, int]] = []
     part = 0
-    for place, count in enumerate(parts):
-        forward = last - place
+    for number, count in enumerate(parts):
+        forward = last - number
         for piece in range(count):
             # A raised unit goes just before the one that it was raised over.
             of_unit.append(((raised.get(forward, forward), forward not in raised, forward), piece, part))

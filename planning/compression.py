@@ -1,12 +1,13 @@
 """Sizes of compressed gradients and updates, and the processor time that compressing takes.
 
-A `CompressionCosts` is the declaration of a compressor as planners need it. `compressors.registry` makes one
-of the compressor's entry and options, so this room names no compressor but those that it predicts with
+A `CompressionCosts` is the declaration of a compressor as planners need it. `compressors.registry` builds one
+from the compressor's entry and options, so this room names no compressor but those that it predicts with
 itself.
 
-A tensor of fewer than two dimensions travels as bfloat16, unless the compressor is dense. Updates take what
-`--downlink auto` makes of the pushes: the workers' own quantizer, or of sparse pushes the elements that they
-held. Predictions take these as chosen at random, which is the most that they can be.
+A tensor of fewer than two dimensions travels as bfloat16, unless the compressor is dense. Updates have the
+size that `--downlink auto` gives them: the workers' own quantizer for quantized pushes, and the union of the
+pushed elements for sparse pushes. Predictions take these elements as chosen at random, for which the union is
+largest.
 
 Processor time is that of one core of the machine of docs/explanation/performance.md.
 """
@@ -24,17 +25,18 @@ from .parts import LEAST_BYTES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorCoding:
-    """Bytes of a tensor that is worth compressing.
+    """The coding of a tensor that is worth compressing, from which its size follows.
 
     Attributes:
-        bits: of an element that is sent.
-        bucket: elements that share a scale of four bytes; 0 if there is none.
-        tensor_bytes: per tensor, such as levels; without headers.
-        density: share of the elements that are sent.
-        indices: whether the indices of these travel, too.
-        dense: whether tensors of fewer than two dimensions are sent so, too, instead of as bfloat16.
-        together: whether neighbouring tensors share one call, and one payload, where the last bucket is full.
-            A `CompressorEntry` says so by `joins`, and what its `sends` says of it does not count.
+        bits: bits of an element that is sent.
+        bucket: number of elements that share a scale of four bytes; 0 if there is none.
+        tensor_bytes: bytes per tensor besides its elements, such as levels; without headers.
+        density: fraction of the elements that is sent, 0 to 1.
+        indices: True if the indices of the sent elements travel, too.
+        dense: True if tensors of fewer than two dimensions are sent in this coding, too, instead of as
+            bfloat16.
+        together: True if neighbouring tensors share one call, and one payload, where the last bucket is full.
+            A `CompressorEntry` declares that by `joins`; the value that its `sends` returns is overwritten.
     """
 
     bits: float
@@ -46,16 +48,16 @@ class TensorCoding:
     together: bool = False
 
     def carries(self, shape: Sequence[int]) -> bool:
-        """Return whether a tensor travels so; the others travel as bfloat16."""
+        """Return True if a tensor of this shape travels in this coding, False if it travels as bfloat16."""
         return self.dense or len(shape) > 1
 
     def sent_bytes(self, shape: Sequence[int]) -> float:
-        """Return the bytes of a tensor."""
+        """Return the bytes of a compressed tensor of this shape, without headers."""
         elements = math.prod(shape)
         return self.tensor_bytes + elements * self.element_bytes if self.carries(shape) else 2.0 * elements
 
     def runs(self, shapes: Sequence[Sequence[int]]) -> int:
-        """Return the number of calls, and of payloads, that neighbouring tensors take."""
+        """Return the number of compressor calls, and of payloads, that these neighbouring tensors take."""
         found = 1 if shapes else 0
         for before, shape in pairwise(shapes):
             carried = self.carries(before)
@@ -65,12 +67,12 @@ class TensorCoding:
 
     @property
     def element_bytes(self) -> float:
-        """The average over all elements, sent or not."""
+        """Bytes per element, averaged over all elements of a tensor, sent or not."""
         bits = self.bits + (32 / self.bucket if self.bucket else 0.0)
         return (self.density * bits + (index_bits(self.density) if self.indices else 0.0)) / 8
 
 
-# What a server sends of quantized pushes, whichever compressor made them.
+# Codings of updates that a server makes from quantized pushes, whichever compressor made the pushes.
 ONE_BIT = TensorCoding(bits=1, tensor_bytes=8)
 FOUR_BIT = TensorCoding(bits=4, tensor_bytes=28, together=True)
 EIGHT_BIT = TensorCoding(bits=8, bucket=4096, together=True)
@@ -78,15 +80,15 @@ EIGHT_BIT = TensorCoding(bits=8, bucket=4096, together=True)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompressionCosts:
-    """A compressor as planners know it.
+    """The sizes and times of a compressor, as planners know it.
 
     Attributes:
         name: spec of the compressor, `name[:key=value,...]`.
-        up: size of a push.
-        element_s: seconds of one core that a worker takes for an element.
-        least_part_bytes: the largest part holds at least this by default, as float32.
-        merges: whether a unit of a merged plan is one tensor to it.
-        whole: whether it needs all gradients before it compresses any.
+        up: coding of the tensors in a push.
+        element_s: seconds of one core in which a worker compresses an element.
+        least_part_bytes: lower bound of the default size of the largest part, as float32, in bytes.
+        merges: True if it chooses from all tensors of a unit as from one, in a merged plan.
+        whole: True if it needs all gradients before it compresses any.
     """
 
     name: str
@@ -100,11 +102,11 @@ class CompressionCosts:
         return self.name
 
     def down(self, pushes: int) -> TensorCoding:
-        """Return the size of an update that is made of `pushes` pushes."""
+        """Return the coding of the tensors in an update that the server makes from `pushes` pushes."""
         up = self.up
         if up.indices or up.density < 1:
             held = 1 - (1 - up.density) ** pushes
-            bits = max(up.bits, 16.0)  # values that are not dense come down as bfloat16
+            bits = max(up.bits, 16.0)  # values of a sparse update are bfloat16
             union = replace(up, bits=bits, bucket=0, density=held, indices=True)
             return min(union, TensorCoding(bits=bits, together=True), key=lambda each: each.element_bytes)
         if up.bits >= 16:
@@ -114,25 +116,27 @@ class CompressionCosts:
         return FOUR_BIT if up.bits > 1 else ONE_BIT
 
 
-# No compression: planners compare with it, and modes that do not compress are predicted with it.
+# No compression. Planners compare with it, and predict modes that do not compress with it.
 NONE = CompressionCosts(name="none", up=TensorCoding(bits=32, dense=True, together=True), element_s=0.5e-9)
 
-# A sparsifier sends at least this much of a part by default: less is not worth its messages. An element that
-# it keeps takes about SPARSE_BITS.
+# By default parts are large enough for a sparsifier to send at least this many bytes of each: fewer are not
+# worth the messages. A sent element takes about SPARSE_BITS, index included.
 LEAST_SPARSE_BYTES = 256 << 10
 SPARSE_BITS = 24
 
 
 def least_sparse_part_bytes(ratio: float) -> int:
-    """Return what the largest part holds by default, as float32, where one element of `ratio` is sent."""
+    """Return the lower bound of a part's default size, in bytes as float32, if one element of `ratio` is
+    sent."""
     return int(4 * 8 * LEAST_SPARSE_BYTES * ratio / SPARSE_BITS)
 
 
-@cache  # it is asked for tensor by tensor
+@cache  # planners call it for each tensor
 def index_bits(density: float) -> float:
-    """Return the bits, per element, sent or not, that say which elements are sent.
+    """Return the size of the indices in bits, divided by the number of all elements, sent or not.
 
-    They are Golomb-Rice codes of the gaps between these, or a bit per element, as in `compressors.indices`.
+    They are Golomb-Rice codes of the gaps between sent elements, or a bitmap with a bit for each element, as
+    in `compressors.indices`. density: fraction of the elements that is sent.
     """
     if not 0 < density < 1:
         return 0.0

@@ -1,36 +1,40 @@
-"""Fusion: which neighbours travel as one message, so that what any message takes counts once.
+"""Fusion: which neighbouring tensors travel as one message, so that the fixed cost of a message is paid once.
 
-Layers are in forward order; backward produces their gradients from the last to the first, and messages go
-out one after the other, each once it has all of its gradients:
+Layers are in forward order. Backward produces their gradients from the last to the first. Messages are sent
+one after another, each once it has all of its gradients:
 
-    start(g) = max(produced(first layer of g), end of the message before)
+    start(g) = max(produced(first layer of g), end of the previous message)
     end(g) = start(g) + alpha + beta * bytes(g)
 
 layer_by_layer   wait-free backpropagation without merging: P-SGD if all elements are sent, LAGS if some are
-by_bytes         messages of a fixed size at least: MGS
-seamgs           merge a layer into the next one where that ends no later, and the sparse error does not grow:
-                 (Q1) and (Q2)
+by_bytes         messages of at least a fixed size: MGS
+seamgs           merge a layer into the next one where that ends no later and the sparse error does not
+                 grow: (Q1) and (Q2)
 fastest          of all divisions the one that ends first
 
-    Q1 (time)       start(l) + alpha > produced(l - 1)
-    Q2 (accuracy)   (density(l-1) - density(l)) * (weight(l-1) - weight(l)) <= 0
-                    with weight = square norm / elements; true if l or l - 1 has no sparse tensor
+    Q1, time:       start(l) + alpha > produced(l - 1)
+    Q2, accuracy:   (density(l-1) - density(l)) * (weight(l-1) - weight(l)) <= 0
+                    with weight = squared norm / elements; true if l or l - 1 has no sparse tensor
 
-Sources: Shi et al., "MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD Algorithms"
-(INFOCOM 2019) for Q1; Li et al., "Accuracy-Aware Sparse Gradient Fusion Algorithm for Data-Parallel Deep
-Learning" (SEAMGS-SGD; Journal of Jilin University, Science Edition, 2025, no. 5), algorithm 1, for Q2.
-Differences from the latter, whose formulas have slips: (12) counts the time of l - 1 twice; the second line
-of (19) needs <=; (22) is < 0, but equality, which (18) allows, is a merge that changes nothing, and without
-it equal densities would never be merged. With equal densities everywhere Q2 always holds.
+Sources. Q1: Shi et al., "MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD Algorithms"
+(INFOCOM 2019). Q2: Li et al., "Accuracy-Aware Sparse Gradient Fusion Algorithm for Data-Parallel Deep
+Learning" (SEAMGS-SGD; Journal of Jilin University, Science Edition, 2025, no. 5), algorithm 1.
 
-Two things that the paper leaves open decide how much is merged:
+Deviations from SEAMGS-SGD, whose formulas have slips:
+
+- Equation (12) counts the time of l - 1 twice, and the second line of (19) needs <=.
+- Equation (22) has < 0. We also merge at equality, which (18) allows: such a merge changes nothing, and
+  without it layers of equal density would never be merged. With equal densities everywhere Q2 always holds.
+
+The paper leaves two things open. Both decide how much is merged:
 
 - Q2 compares sparse tensors. A tensor that is sent whole (a bias, a normalization) has no sparse error (2),
-  and after a merge the sparsifier does not choose from it either. So density, weight and error are those of
-  the sparse tensors of a group alone (`Layer`). Counted in with density 1, the dense tensors between two
-  convolutions forbid nearly every merge.
-- Densities are those that were asked for, not those that rounding to whole elements leaves. `ratio=100`
-  sends 0.93 % of 432 elements and 1 % of 36,864; with these Q2 would find differences that nobody asked for.
+  and after a merge the sparsifier does not choose from it either. Density, weight and error are therefore
+  those of the sparse tensors of a group alone (`Layer`). Counted with density 1, the dense tensors between
+  two convolutions would forbid nearly every merge.
+- Densities are the requested ones, before rounding to whole elements. For instance, `ratio=100` sends
+  0.93 % of 432 elements and 1 % of 36,864. From these figures Q2 would find differences that the user did
+  not ask for.
 """
 
 from __future__ import annotations
@@ -41,36 +45,50 @@ from dataclasses import dataclass
 
 from .profile import Layer, Link, produced
 
-# Densities that differ by less, relative to the larger, are equal: sums of floats round.
+# Densities that differ by less, relative to the larger one, count as equal, because sums of floats round.
 SAME_DENSITY = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class FusionGroup:
-    """Layers from `first` up to, but not including, `last`, which are sent as one message."""
+    """Layers that are sent as one message.
+
+    Attributes:
+        first: index of the first layer, in forward order.
+        last: index after the last layer.
+    """
 
     first: int
     last: int
 
 
 def layer_by_layer(layers: Sequence[Layer]) -> list[FusionGroup]:
-    return [FusionGroup(place, place + 1) for place in reversed(range(len(layers)))]
+    """Return a group for each layer, the last layer first."""
+    return [FusionGroup(index, index + 1) for index in reversed(range(len(layers)))]
 
 
 def by_bytes(layers: Sequence[Layer], least_bytes: float) -> list[FusionGroup]:
-    """Each message is closed once it has so many bytes."""
+    """Return groups of neighbouring layers, the last layers first, each closed once it has `least_bytes`
+    bytes.
+
+    A group is also closed where the parameter group changes, and at the first layer.
+    """
     groups: list[FusionGroup] = []
     last, held = len(layers), 0.0
-    for place in reversed(range(len(layers))):
-        held += layers[place].sent_bytes
-        if held >= least_bytes or not place or not _alike(layers[place], layers[place - 1]):
-            groups.append(FusionGroup(place, last))
-            last, held = place, 0.0
+    for index in reversed(range(len(layers))):
+        held += layers[index].sent_bytes
+        if held >= least_bytes or not index or not _alike(layers[index], layers[index - 1]):
+            groups.append(FusionGroup(index, last))
+            last, held = index, 0.0
     return groups
 
 
 def keeps_accuracy(later: Layer, earlier: Layer) -> bool:
-    """Q2: return whether choosing from both together leaves no larger a sparse error than from each."""
+    """Return True if choosing from both layers together leaves no larger sparse error than choosing from each
+    (Q2).
+
+    The error is the squared norm of the elements that a sparsifier does not send.
+    """
     if not (later.sparse_elements and earlier.sparse_elements):
         return True
     if math.isclose(later.density, earlier.density, rel_tol=SAME_DENSITY):
@@ -81,37 +99,46 @@ def keeps_accuracy(later: Layer, earlier: Layer) -> bool:
 def seamgs(
     layers: Sequence[Layer], link: Link, may: Callable[[Layer, Layer], bool] = keeps_accuracy
 ) -> list[FusionGroup]:
-    """From the last layer to the second: send what is held, or hold it for the next one. O(layers).
+    """Return the groups of SEAMGS, the last layers first: merge a layer into the group behind it if Q1 and
+    `may` hold.
 
-    may: whether a layer may join those behind it, as far as accuracy goes; Q2 unless something is compared.
+    It takes time O(layers).
+
+    Args:
+        layers: measurements, in forward order.
+        link: measured link.
+        may: function of (later, earlier) that returns True if merging them is acceptable for accuracy; Q2
+            unless a test or a benchmark compares rules.
     """
     if not layers:
         return []
     ready, groups, free = produced(layers), list[FusionGroup](), 0.0
     last, held = len(layers), layers[-1]
-    for place in reversed(range(1, len(layers))):
-        start = max(ready[place], free)
-        earlier = layers[place - 1]
-        if start + link.start_s > ready[place - 1] and _alike(held, earlier) and may(held, earlier):
+    for index in reversed(range(1, len(layers))):
+        start = max(ready[index], free)
+        earlier = layers[index - 1]
+        if start + link.start_s > ready[index - 1] and _alike(held, earlier) and may(held, earlier):
             held = held.with_(earlier)
             continue
-        groups.append(FusionGroup(place, last))
+        groups.append(FusionGroup(index, last))
         free = start + link.seconds(held.sent_bytes)
-        last, held = place, earlier
+        last, held = index, earlier
     groups.append(FusionGroup(0, last))
     return groups
 
 
 def fastest(layers: Sequence[Layer], link: Link) -> list[FusionGroup]:
-    """The division whose last message ends first; of several, one with few messages.
+    """Return the groups, the last layers first, whose last message ends first; on a tie those with fewer
+    messages.
 
-    A later end is never better for what follows, so that it is enough to know the earliest end for each
-    number of layers that are through. O(layers ** 2).
+    An earlier end of the first layers is never worse for those that follow. It is therefore enough to keep,
+    for each number of finished layers, the earliest end. This takes time O(layers ** 2).
     """
     if not layers:
         return []
     ready = produced(layers)
-    # By the first layer that is through: when, after how many messages, and the end of the last of them.
+    # For each layer, if all layers from it to the last have been sent: (end in seconds, number of messages,
+    # index after the last layer of the latest message).
     known: dict[int, tuple[float, int, int]] = {len(layers): (0.0, 0, len(layers))}
     for last in range(len(layers), 0, -1):
         free, messages, _ = known[last]
@@ -132,5 +159,5 @@ def fastest(layers: Sequence[Layer], link: Link) -> list[FusionGroup]:
 
 
 def _alike(later: Layer, earlier: Layer) -> bool:
-    """Whether they may be of one message: no part mixes parameter groups."""
+    """Return True if both layers are in one parameter group: no part mixes groups."""
     return later.group == earlier.group

@@ -1,8 +1,8 @@
-"""A job as planners know it: what it has to compute and to send, and what can be decided about that.
+"""A job as planners know it: its measurements, the choices that are open, and the work of a step under both.
 
-A profile is what is known: its tensors and what they take to compute, links, workers, servers, and what
-processors take for the rest. A choice is what can be decided: compressor, mode, overlap, which tensors travel
-together, and in which order. `work_of` makes of both the work of a step (`step`).
+A `JobProfile` holds measurements: the tensors, the time that they take to compute, links, workers, servers,
+and the costs of processors. `StepOptions` holds choices: compressor, mode, overlap, fusion and order.
+`work_of` computes from both the work of a step, which `step` simulates.
 """
 
 from __future__ import annotations
@@ -18,30 +18,35 @@ from .plans import make_plan
 from .profile import Layer, Link, layers_of
 from .step import Overlap, Piece, StepResources, StepWork, UnitWork
 
-# Bytes on a link for each of a payload: headers of gRPC, HTTP/2, TCP, IP and Ethernet, in frames of 1500.
+# Bytes on a link per byte of payload: headers of gRPC, HTTP/2, TCP, IP and Ethernet, in frames of 1500 bytes.
 FRAMING = 1.055
-FASTEST = 1e12  # bytes per second, of a link that takes no time that counts
-# TCP does not share a link equally: the first worker has its update before the last by this share of the way
-# down, and pushes while the others wait. Between 0.1 and 0.5 was measured, of two to eight workers.
+FASTEST = 1e12  # bytes per second of a link that takes negligible time
+# TCP does not share a link equally. The first worker has its update before the last one by this fraction of
+# the download time, and pushes while other workers wait. Measured with two to eight workers: 0.1 to 0.5.
 UNEVEN = 0.35
-# Of what a part is announced with, and of each payload in it.
+# Bytes of a part's header, and of the header of each payload in it.
 PART_BYTES, PAYLOAD_BYTES = 60, 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """What processors take, in seconds: of an element, a run of neighbouring tensors that take one call, a
-    part, a byte, a step. The figures are of one core of the machine of docs/explanation/performance.md; docs/how-to/planning.md
-    says how they were found.
+    """Processor times of the work besides forward, backward and compressing, in seconds of one core.
+
+    A run is a group of neighbouring tensors that take one compressor call. The defaults were measured on the
+    machine of docs/explanation/performance.md; docs/how-to/planning.md describes how.
 
     Attributes:
-        gradient_s: a worker, to hand on an element beside compressing it. apply_s: to take one in.
-        reduce_s: the server, to add an element of a push. update_s: to step one and encode it.
-        tensor_s: a worker, for a tensor. worker_run_s: for a run, up and down.
-        server_run_s: the server, for one of a push.
-        part_s, byte_s: either end of a connection, for what it sends or receives.
-        step_s: all that a step takes whatever it has.
-        early_s: a worker, for a tensor that a forward pass may have to wait for.
+        gradient_s: worker's time per element for handing on a gradient, without compressing it.
+        apply_s: worker's time per element for applying an update.
+        reduce_s: server's time per element for adding a push.
+        update_s: server's time per element for the optimizer's step and encoding the update.
+        tensor_s: worker's time per tensor.
+        worker_run_s: worker's time per run, for upload and download together.
+        server_run_s: server's time per run of a push.
+        part_s: time per part at either end of a connection.
+        byte_s: time per byte at either end of a connection.
+        step_s: fixed time of a step.
+        early_s: worker's time per tensor if a forward pass may have to wait for the tensor.
     """
 
     gradient_s: float = 6.5e-9
@@ -59,18 +64,23 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobProfile:
-    """What is known of a job.
+    """The measurements of a job: its model, its links and its processors.
 
     Attributes:
-        shapes: of its tensors, in forward order.
-        forward_s, backward_s: of each, on one worker.
-        square_norms: of each gradient, summed over the workers; empty if that is not known.
-        groups: parameter group of each; all of one if empty.
-        worker_bandwidth, server_bandwidth: bytes per second, in each direction.
-        start_s: that a part takes of a link, however short it is.
-        rtt_s: of a round trip between a worker and a server.
-        cores: of the one machine that all processes are on; None for a machine for each.
-        on_cores: the share of the computation that takes them; the rest is a GPU's, or emulated.
+        shapes: shape of each tensor, in forward order.
+        forward_s: seconds of each tensor's forward pass on one worker.
+        backward_s: seconds of each tensor's backward pass on one worker.
+        worker_bandwidth: bytes per second of a worker's link, in each direction.
+        server_bandwidth: bytes per second of a server's link, in each direction.
+        workers: number of workers.
+        servers: number of servers.
+        rtt_s: seconds of a round trip between a worker and a server.
+        start_s: seconds that a part takes of a link however short it is.
+        cores: number of cores of the machine that all processes share; None if each process has a machine.
+        on_cores: fraction of the computation that keeps these cores busy; the rest is a GPU's, or emulated.
+        square_norms: squared norm of each gradient, summed over the workers; empty if not known.
+        groups: parameter group of each tensor; empty if all are of one group.
+        costs: processor times of all other work.
     """
 
     shapes: Sequence[tuple[int, ...]]
@@ -90,18 +100,22 @@ class JobProfile:
 
     @property
     def elements(self) -> list[int]:
+        """Number of elements of each tensor, in forward order."""
         return list(map(math.prod, self.shapes))
 
     @property
     def computation_s(self) -> float:
+        """Seconds of forward and backward together, on one worker."""
         return sum(self.forward_s) + sum(self.backward_s)
 
     @property
     def server_byte_s(self) -> float:
+        """Seconds of a server's link per byte of payload, in one direction."""
         return FRAMING / self.server_bandwidth
 
     @property
     def worker_byte_s(self) -> float:
+        """Seconds of a worker's link per byte of payload, in one direction."""
         return FRAMING / self.worker_bandwidth
 
 
@@ -118,10 +132,20 @@ def observed(
     square_norms: Sequence[float] = (),
     groups: Sequence[int] = (),
 ) -> JobProfile:
-    """The profile of a job that runs.
+    """Return the profile of a running job, from its server's measurements.
 
-    link: as a server has measured it while all workers sent. Which of the links on the way limits what comes
-    is not known: it is taken to be the server's.
+    Args:
+        shapes: shape of each tensor, in forward order.
+        forward_s: seconds of each tensor's forward pass on one worker.
+        backward_s: seconds of each tensor's backward pass on one worker.
+        link: link that the server measured while all workers sent at once. It is not known which link on the
+            path is the slowest: the profile assumes the server's.
+        workers: number of workers.
+        rtt_s: seconds of a round trip between a worker and the server.
+        cores: number of cores of the machine that all processes share; None if each process has a machine.
+        on_cores: fraction of the computation that keeps these cores busy.
+        square_norms: squared norm of each gradient, summed over the workers; empty or all 0 if not known.
+        groups: parameter group of each tensor; empty if all are of one group.
     """
     rate = FRAMING * workers / link.byte_s if link.byte_s else FASTEST
     return JobProfile(
@@ -142,8 +166,16 @@ def observed(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOptions:
-    """How a step is taken. mode: as --mode has it; "ring fp32" and "ring fp16" for comparison. part_bytes: of
-    the largest part, as float32; 0 for the default."""
+    """The choices by which a step is taken.
+
+    Attributes:
+        compressor: sizes and times of the compressor.
+        mode: mode as in `--mode`; "ring fp32" and "ring fp16" stand for a ring all-reduce, for comparison.
+        overlap: work that overlaps, as in `--overlap`.
+        fusion: rule that merges tensors into units, as in `--fusion`.
+        order: rule for the order of parts, as in `--order`.
+        part_bytes: size of the largest part as float32, in bytes; 0 for the default.
+    """
 
     compressor: CompressionCosts = NONE
     mode: str = "sync"
@@ -154,12 +186,16 @@ class StepOptions:
 
     @property
     def redundancy(self) -> int:
+        """Number of workers that compute each sample in mode `sync:redundancy=R`; 1 in all other modes."""
         return int(self.mode.partition("redundancy=")[2] or 1) if self.mode.startswith("sync") else 1
 
 
 def plan_of(profile: JobProfile, chosen: StepOptions) -> Plan:
-    """How the model is divided, and in which order parts travel: as a server does it that has measured this
-    profile. Raises SpecError for a fusion or an order that is not known."""
+    """Return the plan that a server with these measurements would make.
+
+    Raises:
+        SpecError: the fusion or the order is not known.
+    """
     sent = chosen.compressor
     return make_plan(
         profile.elements,
@@ -167,7 +203,7 @@ def plan_of(profile: JobProfile, chosen: StepOptions) -> Plan:
         parse_order(chosen.order),
         layers=_layers(profile, sent),
         link=Link(
-            # However fast the link is, the server takes a part in from each worker, one after the other.
+            # However fast the link is, the server receives a part from each worker, one after another.
             start_s=max(profile.start_s, profile.workers * profile.costs.part_s),
             byte_s=profile.workers * profile.server_byte_s,
         ),
@@ -179,7 +215,7 @@ def plan_of(profile: JobProfile, chosen: StepOptions) -> Plan:
 
 
 def _layers(profile: JobProfile, sent: CompressionCosts) -> list[Layer]:
-    """Return the model's layers, as the planners of fusion and order know them."""
+    """Return the model's layers, as the planners of fusion and order take them."""
     return layers_of(
         profile.elements,
         [sent.up.density if sent.up.carries(shape) else 1.0 for shape in profile.shapes],
@@ -192,7 +228,8 @@ def _layers(profile: JobProfile, sent: CompressionCosts) -> list[Layer]:
 
 
 def work_of(profile: JobProfile, chosen: StepOptions) -> tuple[StepWork, StepResources]:
-    """A step of a sync job as work, and where it is taken."""
+    """Return the work of one step of a sync job, and the resources on which it runs, both for
+    `step.simulate`."""
     sent = chosen.compressor
     plan = plan_of(profile, chosen)
     copies = chosen.redundancy
@@ -208,14 +245,14 @@ def work_of(profile: JobProfile, chosen: StepOptions) -> tuple[StepWork, StepRes
         runs = 1 if plan.merged and sent.merges else sent.up.runs(shapes)
         up_bytes = sum(map(sent.up.sent_bytes, shapes)) + PAYLOAD_BYTES * max(parts, runs)
         down_bytes = sum(map(down.sent_bytes, shapes)) + PAYLOAD_BYTES * max(parts, down.runs(shapes))
-        # What is sparse is stepped and taken in where it holds elements.
+        # A sparse update is stepped and applied only at the elements that it holds.
         held = sum(math.prod(shape) * (down.density if down.carries(shape) else 1.0) for shape in shapes)
         pushed = pushes * (elements * sent.up.density * costs.reduce_s + runs * costs.server_run_s)
         taken = held * costs.apply_s + early * len(shapes) * costs.early_s
         encode_s = elements * (costs.gradient_s + sent.element_s)
         encode_s += len(shapes) * costs.tensor_s + runs * costs.worker_run_s
         backward = slice(unit.first, unit.last)
-        if sent.whole:  # the first unit that is compressed waits for all of backward
+        if sent.whole:  # charge all of backward to the first unit, so that every unit waits for it
             backward = slice(0, 0) if number else slice(None)
         batches.append(
             UnitWork(
@@ -247,7 +284,7 @@ def work_of(profile: JobProfile, chosen: StepOptions) -> tuple[StepWork, StepRes
         overlap=chosen.overlap,
         early=early,
         credit=plan.credit,
-        # It was measured beside as much as that.
+        # As many cores as the workers kept busy when forward_s and backward_s were measured.
         computing_cores=profile.on_cores * min(profile.workers, profile.cores or profile.workers),
     )
     place = StepResources(
@@ -264,7 +301,8 @@ def work_of(profile: JobProfile, chosen: StepOptions) -> tuple[StepWork, StepRes
 
 
 def _spread(sizes: Sequence[int], servers: int) -> list[int]:
-    """The server of each part: the largest first, each to the one that has least."""
+    """Return the server of each part: parts from the largest on, each to the server that has fewest
+    elements."""
     held, found = [0] * servers, [0] * len(sizes)
     for part in sorted(range(len(sizes)), key=lambda part: (-sizes[part], part)):
         found[part] = held.index(min(held))

@@ -1,4 +1,4 @@
-"""What a message takes on a link, from what a job's own sends took."""
+"""The parameters of a link (alpha, beta), fitted to the times that a job's own messages took."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from collections.abc import Sequence
 
 from .profile import Link
 
-SIZES = 1.5  # a kind of messages is up to so many times as large as its smallest
-LEAST = 3  # messages of a kind that counts
+SIZES = 1.5  # messages of one kind differ in size by at most this factor
+LEAST = 3  # a kind with fewer messages is ignored
 
 
 def fit(sent_bytes: Sequence[float], seconds: Sequence[float]) -> Link | None:
-    """alpha and beta of seconds = alpha + beta * bytes, each at least 0; None of too few messages.
+    """Fit seconds = alpha + beta * bytes to measured messages; return None if there are too few of every
+    size.
 
-    Robust: of messages of about the same size the median counts, and of the slopes between kinds of messages
-    the median (Theil and Sen), weighted by how far apart they are. Where all messages are of one size, alpha
-    cannot be told from beta, and is 0.
+    The fit is robust. Messages of about the same size count as one kind, and medians represent it. beta is
+    the median of the slopes between kinds (Theil and Sen), weighted by the difference in size. Where all
+    messages are of one size, alpha cannot be told from beta, and is 0.
+
+    Args:
+        sent_bytes: size of each message in bytes. Messages whose size or time is not positive are ignored.
+        seconds: time that each message took, in seconds.
+
+    Returns:
+        The link, with `start_s` (alpha) and `byte_s` (beta) of at least 0.
     """
     kinds: dict[int, list[tuple[float, float]]] = {}
     for size, taken in zip(sent_bytes, seconds, strict=True):
@@ -32,8 +40,8 @@ def fit(sent_bytes: Sequence[float], seconds: Sequence[float]) -> Link | None:
         return None
     slopes = sorted(
         ((taken - before) / (size - smaller), size - smaller)
-        for place, (size, taken) in enumerate(points)
-        for smaller, before in points[:place]
+        for index, (size, taken) in enumerate(points)
+        for smaller, before in points[:index]
         if size > smaller
     )
     if not slopes:
@@ -45,7 +53,7 @@ def fit(sent_bytes: Sequence[float], seconds: Sequence[float]) -> Link | None:
 
 
 def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
-    """values: ascending, with weights."""
+    """Return the weighted median of (value, weight) pairs, which are sorted by value."""
     half, passed = sum(weight for _, weight in values) / 2, 0.0
     for value, weight in values:
         passed += weight

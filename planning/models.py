@@ -1,10 +1,10 @@
-"""Models known by the tensors that they have: what a planner, or a benchmark, can ask about without them.
+"""Well-known models as lists of their tensors, for planners and benchmarks that need shapes but no model.
 
-VGG-16 and -19 (Simonyan and Zisserman) and ResNet-50 (He et al.), all for images of 224 x 224 and 1000
-classes; ResNet-20, -56 and -110 (He et al., for CIFAR-10) for images of 32 x 32 and ten classes, whose
-shortcuts have no parameters; `NxSIZE`, which is N tensors of SIZE elements. For images of 32 x 32 also
-VGG-16 (ten classes) and VGG-19 (100) with batch normalization and one linear layer, and for images of 28 x 28
-MXNet's small Inception with batch normalization (ten classes).
+VGG-16 and -19 (Simonyan and Zisserman) and ResNet-50 (He et al.) are those for images of 224 x 224 and 1000
+classes. ResNet-20, -56 and -110 (He et al., for CIFAR-10) are for images of 32 x 32 and ten classes; their
+shortcuts have no parameters. VGG-16 (ten classes) and VGG-19 (100) also exist for images of 32 x 32, with
+batch normalization and one linear layer. MXNet's small Inception is for images of 28 x 28, with batch
+normalization (ten classes). `NxSIZE` stands for N tensors of SIZE elements.
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
-    """A parameter.
+    """A parameter tensor of a model.
 
-    uses: how often the forward pass of one sample multiplies by each of its elements: the positions that a
-        convolution has, 1 of a linear layer. 0 where the work is not worth counting: biases, normalization.
+    Attributes:
+        name: name of the parameter.
+        shape: its shape.
+        uses: number of multiplications with each of its elements in the forward pass of one sample. That is
+            the number of positions of a convolution, and 1 for a linear layer. It is 0 where the work is
+            negligible: biases, normalization.
     """
 
     name: str
@@ -36,23 +40,30 @@ class ModelTensor:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the values that training begins with (He et al.): by the inputs, 1 of biases
-        and normalization."""
+        """Standard deviation of the initial values (He et al.): sqrt(2 / inputs); 1 for biases and
+        normalization."""
         return math.sqrt(2 / math.prod(self.shape[1:])) if len(self.shape) > 1 else 1.0
 
     @property
     def square_norm(self) -> float:
-        """Of a gradient as large as these values, which is as good a guess as any of its share in all."""
+        """Squared norm of a gradient that is as large as the initial values.
+
+        It serves as a guess of the tensor's share in the squared norm of the whole gradient.
+        """
         return self.elements * self.spread**2
 
     @property
     def multiplications(self) -> int:
-        """Of the forward pass of a sample."""
+        """Number of multiplications in the forward pass of one sample."""
         return self.elements * self.uses
 
 
 def tensors(model: str) -> list[ModelTensor]:
-    """In the order of the forward pass. Raises ValueError for a model that is not known."""
+    """Return the parameter tensors of a known model, or of `NxSIZE`, in the order of the forward pass.
+
+    Raises:
+        ValueError: the model is not known.
+    """
     if model in MODELS:
         return list(MODELS[model]())
     count, _, size = model.partition("x")
@@ -68,19 +79,23 @@ def tensors(model: str) -> list[ModelTensor]:
 
 
 def _normalized(name: str, inputs: int, outputs: int, size: int, side: int) -> Iterator[ModelTensor]:
-    """A convolution without bias, and its batch normalization. side: of the square that comes out."""
+    """Yield the tensors of a convolution without bias and of its batch normalization.
+
+    size: side of the kernel. side: side of the output image.
+    """
     yield ModelTensor(f"{name}.weight", (outputs, inputs, size, size), side * side)
     yield ModelTensor(f"{name}.norm.weight", (outputs,), 0)
     yield ModelTensor(f"{name}.norm.bias", (outputs,), 0)
 
 
 def _linear(name: str, inputs: int, outputs: int) -> Iterator[ModelTensor]:
+    """Yield the weight and the bias of a linear layer."""
     yield ModelTensor(f"{name}.weight", (outputs, inputs), 1)
     yield ModelTensor(f"{name}.bias", (outputs,), 0)
 
 
 def _vgg(convolutions: Sequence[int]) -> Iterator[ModelTensor]:
-    """convolutions: how many each of the five blocks has."""
+    """Yield the tensors of a VGG. convolutions: number of convolutions in each of the five blocks."""
     inputs = 3
     for block, count in enumerate(convolutions):
         outputs, side = min(64 << block, 512), 224 >> block
@@ -94,12 +109,14 @@ def _vgg(convolutions: Sequence[int]) -> Iterator[ModelTensor]:
 
 
 def _biased(name: str, inputs: int, outputs: int, size: int, side: int) -> Iterator[ModelTensor]:
-    """A convolution with a bias, and its batch normalization."""
+    """Yield the tensors of a convolution with a bias and of its batch normalization."""
     weight, *norm = _normalized(name, inputs, outputs, size, side)
     yield from (weight, ModelTensor(f"{name}.bias", (outputs,), 0), *norm)
 
 
 def _small_vgg(convolutions: Sequence[int], classes: int) -> Iterator[ModelTensor]:
+    """Yield the tensors of a VGG for images of 32 x 32. convolutions: number of them in each of the five
+    blocks."""
     inputs = 3
     for block, count in enumerate(convolutions):
         outputs = min(64 << block, 512)
@@ -110,7 +127,8 @@ def _small_vgg(convolutions: Sequence[int], classes: int) -> Iterator[ModelTenso
 
 
 def _small_inception() -> Iterator[ModelTensor]:
-    """Modules of 1 x 1 and 3 x 3 convolutions side by side, or of one of 3 x 3 beside a pooling."""
+    """Yield the tensors of the small Inception: modules with a 1 x 1 and a 3 x 3 convolution side by side, or
+    with a 3 x 3 convolution beside a pooling."""
     yield from _biased("conv1", 3, 96, 3, 28)
     inputs = 96
     modules = {
@@ -133,7 +151,7 @@ def _resnet50() -> Iterator[ModelTensor]:
         width, side = 64 << stage, 56 >> stage
         for block in range(blocks):
             name = f"stage{stage + 1}.{block}"
-            # The 3 x 3 convolution of a stage's first block is what halves the image.
+            # The 3 x 3 convolution of a stage's first block halves the image, after the first 1 x 1.
             before = 2 * side if stage and not block else side
             yield from _normalized(f"{name}.conv1", inputs, width, 1, before)
             yield from _normalized(f"{name}.conv2", width, width, 3, side)

@@ -1,14 +1,14 @@
-"""How a model is divided into parts, which are sent, summed, stepped and sent back one by one.
+"""The division of a model into parts, each of which is sent, summed, stepped and sent back as one.
 
-The elements of all tensors, laid end to end in manifest order, are the *flat* order. A part is a range of it.
-Parts come in the order in which backward produces gradients: the last tensors first. The list of parts is the
-*plan*. It is the server's, belongs to the job and has a number: the first follows from the sizes and
-parameter groups of the tensors and the size of a part (`divide`), and a later one may divide the model in any
-other way that `arrange` can.
+The elements of all tensors, laid end to end in manifest order, are the *flat* order. A *part* is a range of
+it. Parts are numbered in the order in which backward produces gradients: the last tensors first. The list of
+parts is the *plan*. It belongs to the server and has a number within the job. `divide` computes the first
+plan from the sizes and parameter groups of the tensors and the size of a part. A later plan may divide the
+model in any way that `arrange` accepts.
 
-A *unit* is what is compressed at once: several small tensors that make up one part, or one large tensor that
-is cut into several. So whatever a compressor finds out about a tensor, it finds out about all of it, and the
-result does not depend on where parts begin.
+A *unit* is a group of tensors that are compressed at once: several small tensors that make up one part, or
+one large tensor that is cut into several parts. A compressor therefore computes its statistics over whole
+tensors, and its result does not depend on where parts begin.
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-# Cuts within a tensor are at multiples of so many elements: every coding has a border of its own there.
+# Cuts within a tensor are at multiples of this number of elements, where the codes of every payload format
+# begin at a whole byte and at the start of a bucket.
 ALIGNMENT = 4096
-# A part is at most such a share of the model by default, but not less than the bytes below, as float32:
-# 256 KiB on their way at four bits per element.
+# By default a part is at most 1 / SHARE of the model, but may always hold LEAST_BYTES as float32, which are
+# 256 KiB on the link at four bits per element.
 SHARE = 32
 LEAST_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """start, end: of its elements in flat order."""
+    """A range of elements in flat order, which is sent, summed, stepped and sent back as one.
+
+    Attributes:
+        start: index of its first element in flat order.
+        end: index after its last element.
+    """
 
     start: int
     end: int
@@ -40,8 +46,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """first, last: its tensors are from `first` up to, but not including, `last`. parts: numbers of its
-    parts, ascending like their elements. start, end: of its elements in flat order."""
+    """Consecutive tensors that are compressed at once, and the parts that they make up.
+
+    Attributes:
+        first: index of its first tensor in manifest order.
+        last: index after its last tensor.
+        parts: numbers of its parts, ascending like their elements.
+        start: index of its first element in flat order.
+        end: index after its last element.
+    """
 
     first: int
     last: int
@@ -52,12 +65,19 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """starts: of each tensor in flat order, and the end of the last. number: the first of a job has 1.
+    """How a model is divided into parts. The server makes it; workers receive it and follow it.
 
-    merged: sparsifiers choose among all elements of a unit, not of each tensor by itself. turns: by part; of
-    parts that wait to be sent, the one with the least goes first; if empty, they go as they come. credit:
-    parts of a worker that may be on their way at once; 0 for as many as there are. norms: by tensor, the
-    Euclidean norm of its first parameters; empty where nobody knows.
+    Attributes:
+        parts: the parts, in the order in which backward produces their gradients.
+        units: the units, in the same order.
+        starts: index in flat order of the first element of each tensor, and the total number of elements.
+        number: number of the plan within the job, from 1.
+        merged: True if a sparsifier chooses from all elements of a unit as from one tensor, False if it
+            chooses from each tensor separately.
+        turns: priority of each part; of several parts that wait to be sent, the one with the smallest goes
+            first. Empty if parts are sent in the order in which they become ready.
+        credit: number of parts of one worker that may be in flight at once; 0 for no limit.
+        norms: Euclidean norm of the first parameters of each tensor; empty if not known.
     """
 
     parts: tuple[Part, ...]
@@ -74,7 +94,7 @@ class Plan:
         return self.starts[-1]
 
     def unit_of(self) -> list[int]:
-        """By tensor, the number of its unit."""
+        """Return the number of the unit of each tensor, in manifest order."""
         return [
             n
             for n, unit in sorted(enumerate(self.units), key=lambda each: each[1].first)
@@ -82,14 +102,16 @@ class Plan:
         ]
 
     def slice(self, number: int, count: int) -> frozenset[int]:
-        """Which parts are slice `number` of `count`: each part is in one, and they are about equally
-        large."""
+        """Return the numbers of the parts in slice `number` of `count` slices.
+
+        Every part belongs to one slice, and the slices hold about equally many elements.
+        """
         total = max(1, self.elements)
         ends = accumulate(part.elements for part in self.parts)
         middles = [end - part.elements / 2 for end, part in zip(ends, self.parts, strict=True)]
-        last = count - 1  # also of an empty part at the end
+        last = count - 1  # an empty part at the end has its middle at the total, one past the last slice
         return frozenset(
-            place for place, middle in enumerate(middles) if min(last, int(middle * count / total)) == number
+            index for index, middle in enumerate(middles) if min(last, int(middle * count / total)) == number
         )
 
 
@@ -100,16 +122,17 @@ def divide(
     groups: Sequence[int] = (),
     least_bytes: int = LEAST_BYTES,
 ) -> Plan:
-    """The first plan of a model.
+    """Return the first plan of a model: neighbouring tensors are merged into units up to the size of a part.
 
     Args:
-        elements: of each tensor, in manifest order.
-        part_bytes: of the largest part, as float32; 0 for the default, see `SHARE`. A tensor that is larger
-            is cut into equal parts.
-        slices: that members of a group divide the parts among themselves in; there are several for each.
-        groups: parameter group of each tensor; all of one if empty. No unit has tensors of two of them, and
-            so no part has.
-        least_bytes: of the largest part by default, as float32.
+        elements: number of elements of each tensor, in manifest order.
+        part_bytes: size of the largest part as float32, in bytes; 0 for the default, see `largest_part`. A
+            larger tensor is cut into equal parts.
+        slices: number of slices among which redundant workers divide the parts; parts are small enough that
+            each slice gets several.
+        groups: parameter group of each tensor; empty if all tensors are of one group. No unit, and therefore
+            no part, mixes groups.
+        least_bytes: size that the largest part has at least by default, as float32, in bytes.
     """
     starts = (0, *accumulate(elements))
     most = largest_part(starts[-1], part_bytes, slices, least_bytes)
@@ -125,7 +148,15 @@ def divide(
 
 
 def largest_part(elements: int, part_bytes: int = 0, slices: int = 1, least_bytes: int = LEAST_BYTES) -> int:
-    """Elements of the largest part of a model of so many. The rest is as in `divide`."""
+    """Return the number of elements of the largest part of a model.
+
+    Args:
+        elements: number of elements of the model.
+        part_bytes: size of the largest part as float32, in bytes; 0 for 1 / `SHARE` of the model.
+        slices: number of slices among which redundant workers divide the parts; each slice gets at least four
+            parts' worth of elements.
+        least_bytes: lower bound of the default size, as float32, in bytes.
+    """
     part_bytes = part_bytes or max(least_bytes, 4 * elements // SHARE)
     if slices > 1:
         part_bytes = min(part_bytes, 4 * elements // (4 * slices))
@@ -133,8 +164,13 @@ def largest_part(elements: int, part_bytes: int = 0, slices: int = 1, least_byte
 
 
 def cut_up(elements: Sequence[int], units: Sequence[int], most: int) -> Plan:
-    """The first plan with these units, as in `arrange`. One tensor that is a unit by itself and has more than
-    `most` elements is cut into equal parts."""
+    """Return the first plan with the given units, cutting large tensors into equal parts.
+
+    Args:
+        elements: number of elements of each tensor, in manifest order.
+        units: number of tensors of each unit, as for `arrange`: the unit of the last tensors first.
+        most: number of elements of the largest part. Only a tensor that is a unit by itself is cut.
+    """
     starts = (0, *accumulate(elements))
     cuts: list[int] = []
     last = len(elements)
@@ -150,13 +186,15 @@ def cut_up(elements: Sequence[int], units: Sequence[int], most: int) -> Plan:
 
 
 def arrange(elements: Sequence[int], units: Sequence[int], cuts: Sequence[int], number: int = 1) -> Plan:
-    """A plan as it was asked for.
+    """Return a plan with exactly these units and cuts.
 
     Args:
-        elements: of each tensor, in manifest order.
-        units: by unit, how many tensors it has: at least 1 each, the last ones first, all of them together.
-        cuts: elements in flat order, ascending, that begin another part of their unit: inside units of one
-            tensor, at multiples of `ALIGNMENT` in it.
+        elements: number of elements of each tensor, in manifest order.
+        units: number of tensors of each unit, at least 1, the unit of the last tensors first; they sum to the
+            number of tensors.
+        cuts: indices in flat order, ascending, at which another part of a unit begins. They lie inside units
+            of one tensor, at multiples of `ALIGNMENT` from its start.
+        number: number of the plan within the job.
     """
     starts = (0, *accumulate(elements))
     parts: list[Part] = []
@@ -172,6 +210,6 @@ def arrange(elements: Sequence[int], units: Sequence[int], cuts: Sequence[int], 
     return Plan(tuple(parts), tuple(found), starts, number)
 
 
-def _alike(groups: Sequence[int], place: int) -> bool:
-    """Whether a tensor and the one before it are of one group."""
-    return not groups or groups[place - 1] == groups[place]
+def _alike(groups: Sequence[int], index: int) -> bool:
+    """Return True if the tensor at `index` and the one before it are in the same parameter group."""
+    return not groups or groups[index - 1] == groups[index]

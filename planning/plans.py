@@ -1,4 +1,5 @@
-"""A plan as a server makes it, and as predictions take it to be."""
+"""The plan that a server makes from the options and measurements of a job. Predictions call the same
+function."""
 
 from __future__ import annotations
 
@@ -22,13 +23,22 @@ def make_plan(
     groups: Sequence[int] = (),
     least_bytes: int = LEAST_BYTES,
 ) -> Plan:
-    """How a model is divided, and in which order its parts travel.
+    """Return the plan of a model: its units and parts, and the order in which parts are sent.
+
+    Without `layers` and `link`, a fusion or an order that needs measurements falls back to units made by size
+    and to the order `p3`.
 
     Args:
-        elements: of each tensor, in forward order.
-        layers, link: as measured, with the groups of the tensors; without them units are made by size where a
-            measurement is needed.
-        part_bytes, slices, groups, least_bytes: as in `parts.divide`.
+        elements: number of elements of each tensor, in manifest order, which is that of the forward pass.
+        fusion: how tensors are merged into units.
+        order: which waiting part is sent first.
+        layers: measurements of each tensor, in the same order; empty if not measured.
+        link: measured link, from all workers to the server; None if not measured.
+        part_bytes: size of the largest part as float32, in bytes; 0 for the default.
+        slices: number of slices among which redundant workers divide the parts.
+        groups: parameter group of each tensor; empty if all are of one group. When units come from
+            measurements, the groups in `layers` count instead.
+        least_bytes: lower bound of the default size of a part, as float32, in bytes.
     """
     merged = False
     if fusion.merging is Merging.NONE:
@@ -44,6 +54,7 @@ def make_plan(
 
 
 def _ordered(plan: Plan, order: Order, layers: Sequence[Layer], link: Link | None) -> Plan:
+    """Return the plan with the priorities of its parts and the credit that `order` asks for."""
     parts = [len(unit.parts) for unit in plan.units]
     units = [joined(layers[unit.first : unit.last]) for unit in reversed(plan.units)] if layers else []
     return replace(plan, turns=turns(order, units, parts, link), credit=order.credit)

@@ -1,19 +1,23 @@
-"""What a step will take, for each way to take it: `rank` of a profile; and `break_even`, the bandwidth below
-which a compressor pays. The plan is the one that a server would make (`plans`). Profiles come from a model's
-table (`models`), or from what a running server has measured (`deploy/live`).
+"""Predictions of the time of a step, for each combination of choices; and the bandwidth below which a
+compressor pays.
 
-For sync jobs, with slices (`sync:redundancy=R`) too, a step is simulated (`step`). For what does not go
-through a server part by part there are formulas:
+`rank` predicts and sorts all sensible choices for a profile, and `break_even` computes that bandwidth. The
+plan is the one that a server would make (`plans`). Profiles come from a model's table (`models`), or from the
+measurements of a running server (`deploy/live`).
 
-    local:steps=H   H - 1 steps of computation, and one without overlap, divided by H; with delayed=on, where
-                    the exchange runs beside the steps, the longer of both
-    stale, async    each push is applied by itself. A worker's own step is computation, a push and an update,
-                    of one worker alone; all of them take no less than the links do, of which the way down
-                    carries each push's update to every worker, or snapshots where these are smaller
-    coded           r times the computation, and the packets of float32 as docs/explanation/coded.md counts them, up and
-                    down at the same time; no compressor, and only r = 1 and r = workers - 1
-    ring            what a ring all-reduce carries over each link at least, 2 (W - 1) / W of the model, while
-                    backward goes on: none of Gradwire's ways, for comparison
+A step of a sync job, with slices (`sync:redundancy=R`) too, is simulated (`step`). The other modes do not
+pass part by part through a server, and have formulas:
+
+    local:steps=H:  H - 1 steps of computation and one step without overlap, divided by H. With delayed=on,
+                    where the exchange runs beside the steps, the longer of both.
+    stale, async:   each push is applied by itself. A worker's own step is computation, one push and one
+                    update. All steps together take at least the time of the links. Each worker downloads the
+                    update of every push, or a snapshot where that is smaller.
+    coded:          r times the computation, and the packets of float32 that docs/explanation/coded.md counts,
+                    uploaded and downloaded at the same time. There is no compressor, and only r = 1 and
+                    r = workers - 1 are ranked.
+    ring:           the minimum that a ring all-reduce carries over each link, 2 (W - 1) / W of the model,
+                    while backward continues. It is not a mode of Gradwire, and serves for comparison.
 """
 
 from __future__ import annotations
@@ -27,15 +31,24 @@ from .compression import NONE, CompressionCosts
 from .job import FASTEST, JobProfile, StepOptions, work_of
 from .step import Overlap, Timeline, simulate
 
-MOST_TO_SEARCH = 64  # parts that two-phase looks for the order of: that takes their cube
-LEAST_COMPUTING = 0.02  # share of a step, from which on the order of parts is worth a look
+MOST_TO_SEARCH = 64  # number of parts up to which two-phase is ranked: its search takes time O(parts ** 3)
+LEAST_COMPUTING = 0.02  # fraction of a step spent computing, from which the order of parts may matter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """step_s: seconds. parts: that the model travels in. up_bytes, down_bytes: of a step, on the link of the
-    busiest server. busy_s: of a step, what each of them takes by itself: computing, the way up, server, the
-    way down, and the processors, for what is not computing. timeline: None where a formula says it."""
+    """The predicted time of a step, and its causes.
+
+    Attributes:
+        choice: the choices for which it holds.
+        step_s: seconds of a step.
+        parts: number of parts in the plan.
+        up_bytes: bytes uploaded per step on the link of the busiest server.
+        down_bytes: bytes downloaded per step on that link.
+        busy_s: seconds per step that each resource would take alone: "computing", "way up" (the upload),
+            "server", "way down" (the download) and "processors" (their work besides computing).
+        timeline: the simulated step; None if a formula made the prediction.
+    """
 
     choice: StepOptions
     step_s: float
@@ -46,16 +59,18 @@ class Prediction:
     timeline: Timeline | None = None
 
     @property
-    def limit(self) -> str:
-        """Of these, which takes longest."""
+    def bottleneck(self) -> str:
+        """Key of `busy_s` with the largest value."""
         return max(self.busy_s, key=self.busy_s.__getitem__)
 
 
 def predict(profile: JobProfile, chosen: StepOptions) -> Prediction:
-    """What a step takes that is taken so; of several workers one.
+    """Predict the time of a step for one combination of choices; where workers step independently, of one
+    worker.
 
     Raises:
-        ValueError: nothing is known of the mode, fusion or order, or they do not go together.
+        ValueError: the mode cannot be predicted, or the choices do not go together. `SpecError`, a subclass,
+            if the fusion or the order is not known.
     """
     if chosen.mode.startswith("ring"):
         return _ring(profile, chosen)
@@ -67,13 +82,13 @@ def predict(profile: JobProfile, chosen: StepOptions) -> Prediction:
         return _alone(profile, chosen)
     name, _, options = chosen.mode.partition(":")
     if name != "sync" or (options and not options.startswith("redundancy=")) or "," in options:
-        raise ValueError(f"mode: nothing is known of what {chosen.mode} takes")
+        raise ValueError(f"mode: no prediction for {chosen.mode}; take a mode that gc-plan lists")
     if profile.workers % chosen.redundancy:
         raise ValueError(
             f"redundancy: expected a divisor of {profile.workers} workers, got {chosen.redundancy}"
         )
     if chosen.overlap == "both" and chosen.redundancy > 1:
-        raise ValueError("overlap: both goes without redundancy only; take backward")
+        raise ValueError("overlap: both is only possible without redundancy; take backward")
     work, place = work_of(profile, chosen)
     timeline = simulate(work, place)
     up, down = [0.0] * work.servers, [0.0] * work.servers
@@ -100,7 +115,11 @@ def predict(profile: JobProfile, chosen: StepOptions) -> Prediction:
 
 
 def _payloads(profile: JobProfile, chosen: StepOptions) -> tuple[float, float, float]:
-    """Bytes of a push, and of an update made of one; what processors take for both, at both ends."""
+    """Return the bytes of a push, the bytes of an update made of one push, and the processor seconds for
+    both.
+
+    The seconds include encoding and both ends of the connections.
+    """
     sent, costs = chosen.compressor, profile.costs
     down = sent.down(1)
     up_bytes = sum(map(sent.up.sent_bytes, profile.shapes))
@@ -110,6 +129,7 @@ def _payloads(profile: JobProfile, chosen: StepOptions) -> tuple[float, float, f
 
 
 def _local(profile: JobProfile, chosen: StepOptions) -> Prediction:
+    """Predict `local:steps=H`, with or without `delayed=on`."""
     text, _, rest = chosen.mode.partition("steps=")[2].partition(",")
     if not text.isdecimal() or not int(text) or rest not in ("", "delayed=on"):
         raise ValueError(
@@ -133,7 +153,8 @@ def _local(profile: JobProfile, chosen: StepOptions) -> Prediction:
 
 
 def _alone(profile: JobProfile, chosen: StepOptions) -> Prediction:
-    """Of as many pushes as there are workers: each has one step, and all the updates."""
+    """Predict `stale` and `async`: each worker takes one step, and receives the updates of all workers'
+    pushes."""
     up_bytes, down_bytes, processor_s = _payloads(profile, chosen)
     workers, elements = profile.workers, sum(profile.elements)
     per_worker = min(workers * down_bytes, 4 * elements)
@@ -164,7 +185,8 @@ def _alone(profile: JobProfile, chosen: StepOptions) -> Prediction:
 
 
 def _coded(profile: JobProfile, chosen: StepOptions) -> Prediction:
-    """Formulas of docs/explanation/coded.md, in gradients of the model."""
+    """Predict `coded:redundancy=R` by the formulas of docs/explanation/coded.md, which count in gradients of
+    the model."""
     n, text = profile.workers, chosen.mode.partition("redundancy=")[2]
     r = int(text) if text.isdecimal() else 0
     if not 1 <= r < n:
@@ -187,6 +209,7 @@ def _coded(profile: JobProfile, chosen: StepOptions) -> Prediction:
 
 
 def _ring(profile: JobProfile, chosen: StepOptions) -> Prediction:
+    """Predict a ring all-reduce in float32 or float16."""
     value_bytes = {"ring fp32": 4, "ring fp16": 2}[chosen.mode]
     carried = 2 * (profile.workers - 1) / profile.workers * value_bytes * sum(profile.elements)
     backward_s = sum(profile.backward_s)
@@ -199,26 +222,27 @@ def _ring(profile: JobProfile, chosen: StepOptions) -> Prediction:
     )
 
 
-SLOWEST = 1e4  # bytes per second: no link that anybody trains over is slower
-HALVINGS = 14  # of the range between the slowest link and the fastest: to within a few percent
+SLOWEST = 1e4  # bytes per second of the slowest link considered
+HALVINGS = 14  # bisections between the slowest link and the fastest: accurate to a few percent
 
 
 def break_even(profile: JobProfile, chosen: StepOptions, *, taken_s: float, plain_s: float) -> float:
-    """Return the bandwidth below which a compressor makes steps shorter, of every machine's link.
+    """Return the bandwidth of every machine's link below which a compressor makes steps shorter.
 
-    Without the limit of a link a step takes what was measured. What a link adds to it is predicted.
+    The time of a step without the limit of a link is measured; the time that a link adds to it is predicted.
 
     Args:
-        profile: of the job. Its bandwidths do not matter; each worker counts as a machine of its own.
-        chosen: how it runs, with the compressor.
-        taken_s: measured seconds of a step, without the limit of a link.
-        plain_s: likewise, without compression.
+        profile: measurements of the job. Its bandwidths are ignored, and each worker counts as a machine of
+            its own.
+        chosen: choices under which the job runs, with the compressor.
+        taken_s: measured seconds of a step without the limit of a link.
+        plain_s: the same without compression.
 
     Returns:
         Bytes per second in each direction; 0 if the compressor pays on no link, infinity if it pays on all.
 
     Raises:
-        ValueError: nothing is known of the mode, the fusion or the order.
+        ValueError: the mode, the fusion or the order cannot be predicted.
     """
     plain = replace(chosen, compressor=NONE)
 
@@ -243,10 +267,11 @@ def break_even(profile: JobProfile, chosen: StepOptions, *, taken_s: float, plai
 
 
 def rank(profile: JobProfile, compressors: Sequence[CompressionCosts]) -> list[Prediction]:
-    """Every way that is worth a look, the fastest first.
+    """Predict all combinations of choices that may be worthwhile; return the predictions, the fastest first.
 
-    Of each compressor: each overlap; with the best of these each fusion, and with the best of those each
-    order; slices, local steps, and pushes that are applied by themselves.
+    For each compressor these are: each overlap; with the best overlap each fusion; with the best of those
+    each order; slices; local steps; and pushes that are applied by themselves. Coded modes and ring
+    all-reduces are added once.
     """
     found: dict[StepOptions, Prediction] = {}
     for compressor in compressors:
@@ -267,7 +292,8 @@ def rank(profile: JobProfile, compressors: Sequence[CompressionCosts]) -> list[P
 def _rounds(
     profile: JobProfile, compressor: CompressionCosts, found: Mapping[StepOptions, Prediction]
 ) -> Iterator[list[StepOptions]]:
-    """Choices to look at; what was found of them is in `found` when the next ones are asked for."""
+    """Yield lists of choices to predict. The caller stores the predictions in `found` before it asks for the
+    next list."""
 
     def best() -> StepOptions:
         ours = [each for choice, each in found.items() if choice.compressor == compressor]
@@ -288,13 +314,17 @@ def _rounds(
     yield [replace(first, mode=mode, overlap="off") for mode in (*others, "stale")]
 
 
-# A step may be so much longer than the fastest if less is lost of the gradients, or less is unusual.
+# A recommended step may be longer than the fastest by this fraction, if it sends more of the gradients or is
+# closer to the defaults.
 WORTH = 0.03
 
 
 def recommend(ranked: Sequence[Prediction]) -> Prediction:
-    """Of the sync ways the fastest; of those that take about as long, the one that sends most of a gradient,
-    and then the one that is nearest to the defaults."""
+    """Return the recommended prediction among those of sync modes.
+
+    All that take about as long as the fastest are candidates. Of these, it is the one that sends the most of
+    a gradient, and then the one with the fewest settings that differ from the defaults.
+    """
     ours = [each for each in ranked if each.choice.mode.startswith("sync")]
     least = min(each.step_s for each in ours)
 

@@ -1,4 +1,4 @@
-"""What is known of a model's layers and of a link, for planners."""
+"""Measurements of a model's layers and of a link, as planners take them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from itertools import accumulate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """A layer, or neighbours that travel together.
+    """A layer, or neighbouring layers that travel together.
 
     Attributes:
         sent_bytes: bytes on the link.
-        forward_s, backward_s: seconds of computation.
+        forward_s: seconds of its forward pass.
+        backward_s: seconds of its backward pass.
         group: number of the parameter group.
-        sparse_elements: elements from which a sparsifier chooses. 0 if all are sent: biases, normalization,
-            and everything without a sparsifier.
-        kept: how many of these it sends, before rounding to a whole number.
-        square_norm: of these, in the sum of all workers' gradients.
+        sparse_elements: number of elements from which a sparsifier chooses. 0 if all elements are sent:
+            biases, normalization, and everything without a sparsifier.
+        kept: number of the sparse elements that are sent, before rounding to a whole number.
+        square_norm: squared norm of the sparse elements, in the sum of all workers' gradients.
     """
 
     sent_bytes: float
@@ -31,16 +32,17 @@ class Layer:
 
     @property
     def density(self) -> float:
-        """Share of the sparse elements that is sent; 1 if there are none."""
+        """Fraction of the sparse elements that is sent; 1 if there are no sparse elements."""
         return self.kept / self.sparse_elements if self.sparse_elements else 1.0
 
     @property
     def weight(self) -> float:
-        """Mean square of a sparse element: (21)."""
+        """Mean square of the sparse elements, (21) of Li et al. (see `fusion`); 0 if there are none."""
         return self.square_norm / self.sparse_elements if self.sparse_elements else 0.0
 
     def with_(self, other: Layer) -> Layer:
-        """Both as one: everything adds up."""
+        """Return this layer and `other` as one layer: all quantities are added, and the parameter group
+        stays."""
         return Layer(
             sent_bytes=self.sent_bytes + other.sent_bytes,
             forward_s=self.forward_s + other.forward_s,
@@ -64,43 +66,51 @@ def layers_of(
 ) -> list[Layer]:
     """Return the layers of a model, one for each tensor, in forward order.
 
-    A tensor of which everything is sent has no sparse error. Its elements and norm would only dilute those of
-    the tensors that it travels with, so the layer leaves them out.
+    A tensor that is sent whole has no sparse error. Its elements and norm would only dilute those of the
+    tensors that it travels with, so its layer has no sparse elements.
 
     Args:
         elements: number of elements of each tensor.
-        densities: share of its elements that is sent, 0 to 1.
-        sent_bytes, forward_s, backward_s: see `Layer`.
+        densities: fraction of the elements of each tensor that is sent, 0 to 1.
+        sent_bytes: bytes of each tensor on the link.
+        forward_s: seconds of the forward pass of each tensor's layer.
+        backward_s: seconds of the backward pass of each tensor's layer.
         square_norms: squared Euclidean norm of each gradient, summed over the workers; empty if not known.
-        groups: parameter group of each tensor; empty if all are of one.
+        groups: parameter group of each tensor; empty if all are of one group.
     """
     return [
         Layer(
-            sent_bytes=sent_bytes[place],
-            forward_s=forward_s[place],
-            backward_s=backward_s[place],
-            group=groups[place] if groups else 0,
+            sent_bytes=sent_bytes[index],
+            forward_s=forward_s[index],
+            backward_s=backward_s[index],
+            group=groups[index] if groups else 0,
             sparse_elements=count if density < 1 else 0,
             kept=density * count if density < 1 else 0.0,
-            square_norm=square_norms[place] if square_norms and density < 1 else 0.0,
+            square_norm=square_norms[index] if square_norms and density < 1 else 0.0,
         )
-        for place, (count, density) in enumerate(zip(elements, densities, strict=True))
+        for index, (count, density) in enumerate(zip(elements, densities, strict=True))
     ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """start_s: what a message takes however short it is, alpha. byte_s: what each byte adds, beta."""
+    """A model of a link: seconds = alpha + beta * bytes for each message.
+
+    Attributes:
+        start_s: seconds that every message takes however short it is (alpha).
+        byte_s: seconds that each byte adds (beta).
+    """
 
     start_s: float
     byte_s: float
 
     def seconds(self, sent_bytes: float) -> float:
+        """Return the seconds that a message of this size takes."""
         return self.start_s + self.byte_s * sent_bytes
 
 
 def joined(layers: Sequence[Layer]) -> Layer:
-    """Neighbours, at least one, as one layer."""
+    """Return neighbouring layers, at least one, as one layer."""
     first, *others = layers
     for other in others:
         first = first.with_(other)
@@ -108,5 +118,5 @@ def joined(layers: Sequence[Layer]) -> Layer:
 
 
 def produced(layers: Sequence[Layer]) -> list[float]:
-    """When backward has the gradient of each layer, in seconds from where it begins with the last."""
+    """Return when backward has the gradient of each layer, in seconds since it begins with the last layer."""
     return list(accumulate(layer.backward_s for layer in reversed(layers)))[::-1]

@@ -1,28 +1,38 @@
-"""Whether compressing is worth its time (`--compressor auto`): of a unit, and of all.
+"""The decision whether compressing is worth its time (`--compressor auto`), for one unit and for all units.
 
-A unit that is compressed takes seconds of the training thread and saves seconds of the link. How much of
-these a step waits for depends on what overlaps with what, at this worker, at the server and at the others. So
-the answer for all units is measured: where the other way may be faster by more than `MARGIN`, judging by the
-times that are known, it is tried for a few steps, and kept if it is. A trial in vain doubles the time to the
-next. Units are compared with each other by what they take and save.
+Compressing a unit costs seconds of the training thread and saves seconds of the link. How much of either a
+step waits for depends on the work that overlaps, at this worker, at the server and at other workers.
+The answer for all units is therefore measured, in windows of steps:
+
+    running   if the known times allow the other way (compressed or float32) to be faster by more than
+              `MARGIN`, a trial starts
+    trial     the other way runs for one window. If it is faster by more than `MARGIN`, it stays. Otherwise
+              the previous way returns, and a pause begins
+    paused    there is no trial for a number of windows, which doubles with each failed trial, up to
+              `LONGEST_PAUSE`
+
+Single units are not tried: `worth` compares the seconds that a unit costs with those that it saves.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-MARGIN = 0.02  # of a step: what is gained by less is left as it is
-LONGEST_PAUSE = 64  # windows between two trials
-HYSTERESIS = 1.25  # how many times as good the other way has to be for a unit
+MARGIN = 0.02  # fraction of a step's time; a smaller gain changes nothing
+LONGEST_PAUSE = 64  # windows between two trials, at most
+HYSTERESIS = 1.25  # factor by which the other way has to be better before a unit changes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What a window of steps has shown, per step, in seconds.
+    """Measurements of one window of steps at a worker: means per step, in seconds.
 
-    step_s: from one to the next. codec_s: compressing, as long as it was done. waited_s: for the server.
-    dense_link_s, sent_link_s: what float32 and what is compressed take on the way up, as far as the link is
-    known to limit anything; 0 if it never was seen to.
+    Attributes:
+        step_s: time from one step to the next.
+        codec_s: time spent compressing, measured when units were last compressed.
+        waited_s: time spent waiting for the server.
+        dense_link_s: upload time of all units as float32; 0 if the link was never seen to limit anything.
+        sent_link_s: upload time of the compressed units; 0 likewise.
     """
 
     step_s: float
@@ -34,10 +44,13 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What is done, and since when.
+    """The way in which all units are sent at present, and the state of the trials.
 
-    compressing: or all goes as float32. reference_s: a step the other way, during a trial; 0 if it is none.
-    backoff: windows between trials. pause: how many of them are left.
+    Attributes:
+        compressing: True if units are compressed, False if all go as float32.
+        reference_s: seconds of a step the previous way, during a trial; 0 if there is no trial.
+        backoff: windows of the pause after the last failed trial; the next failed trial doubles it.
+        pause: windows that are left until a trial may start.
     """
 
     compressing: bool = True
@@ -51,13 +64,26 @@ class Choice:
 
 
 def worth(codec_s: float, saved_bytes: float, byte_s: float, *, compressed: bool) -> bool:
-    """Whether a unit is worth compressing: its seconds against the link's. compressed: whether it is now."""
+    """Return True if compressing a unit is worth its time.
+
+    Args:
+        codec_s: seconds that compressing the unit takes.
+        saved_bytes: bytes that compressing it saves on the link.
+        byte_s: seconds that the link takes per byte.
+        compressed: True if the unit is compressed now. The answer changes only if the other way is better by
+            the factor `HYSTERESIS`.
+    """
     saved_s = saved_bytes * byte_s
     return codec_s <= saved_s * HYSTERESIS if compressed else codec_s * HYSTERESIS < saved_s
 
 
 def other_way(compressing: bool, seen: Seen) -> float:
-    """The least seconds that a step may take the other way."""
+    """Return a lower bound of the seconds of a step if it were taken the other way.
+
+    Args:
+        compressing: True if units are compressed now, so that the other way is float32.
+        seen: measurements of the present way.
+    """
     if compressing:
         return max(seen.step_s - seen.codec_s, seen.dense_link_s)
     saved_s = min(seen.waited_s, max(0.0, seen.dense_link_s - seen.sent_link_s))
@@ -65,14 +91,18 @@ def other_way(compressing: bool, seen: Seen) -> float:
 
 
 def decide(choice: Choice, seen: Seen) -> Choice:
-    """What to do in the next window, after one that has shown this."""
+    """Return the choice for the next window, given the present choice and the last window's measurements."""
+    # 1. The last window was a trial: keep its way if it was faster, else restore the previous way and pause.
     if choice.trial:
         if seen.step_s < (1 - MARGIN) * choice.reference_s:
             return Choice(compressing=choice.compressing)
         backoff = min(2 * choice.backoff, LONGEST_PAUSE)
         return Choice(compressing=not choice.compressing, backoff=backoff, pause=backoff)
+    # 2. Pausing: no trial yet.
     if choice.pause:
         return replace(choice, pause=choice.pause - 1)
+    # 3. Even at best the other way gains too little.
     if other_way(choice.compressing, seen) >= (1 - MARGIN) * seen.step_s:
         return choice
+    # 4. Start a trial of the other way.
     return Choice(compressing=not choice.compressing, reference_s=seen.step_s, backoff=choice.backoff)

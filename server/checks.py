@@ -1,4 +1,4 @@
-"""Checks of gc-server's options before the start, besides those in the options' declarations."""
+"""Checks of gc-server's options before the start, in addition to those in the options' declarations."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from .job.schedule import parse_schedule
 
 
 def _parse_output(text: str) -> None:
+    """Raise ValueError unless the text is empty or names a file in a writable folder."""
     folder = Path(text).absolute().parent
     if text and (Path(text).is_dir() or not os.access(folder, os.W_OK | os.X_OK)):
         raise ValueError(f"expected a file in a folder that exists and can be written to, got {text!r}")
 
 
-# Checks that raise ValueError, by option. gc-run has those of specs too.
+# Checks by option, which raise ValueError. gc-run uses `SPECS` too.
 SPECS = {
     "mode": registry.parse,
     "schedule": parse_schedule,
@@ -38,7 +39,11 @@ PARSERS = {**SPECS, "output": _parse_output, "keep": parse_keep}
 
 
 def check(settings: ServerSettings) -> None:
-    """Raise UsageError for options that do not go together."""
+    """Check that options are allowed together.
+
+    Raises:
+        UsageError: two options contradict each other; the message names them and a remedy.
+    """
     mode = registry.parse(settings.mode)
     mode.check(settings)
     try:
@@ -46,24 +51,32 @@ def check(settings: ServerSettings) -> None:
     except SpecError as error:
         raise UsageError(str(error)) from None
     if settings.clip_norm and mode.workers_step:
-        why = "workers take the steps there, and the server has no gradient"
-        raise UsageError(f"--clip-norm {settings.clip_norm:g}: not with --mode {settings.mode}: {why}; use 0")
+        why = "workers step the parameters there, and the server has no gradient"
+        raise UsageError(
+            f"--clip-norm {settings.clip_norm:g}: not allowed with --mode {settings.mode}: {why}; use 0"
+        )
     if settings.keep and not settings.output and not settings.state:
-        raise UsageError(f"--keep {settings.keep}: it lies beside --output or in --state; neither is given")
+        raise UsageError(
+            f"--keep {settings.keep}: needs --output or --state, which store that version; give one of them"
+        )
     if is_url(settings.state) and settings.durability != "none":
         raise UsageError(
             f"--state {shown(settings.state)} with --durability {settings.durability}: a journal needs a "
-            "disk; a URL takes checkpoints alone; give --durability none, or --state with a folder of this "
+            "disk, and a URL takes checkpoints only; use --durability none, or --state with a folder of this "
             "machine"
         )
     if settings.fusion.partition("=")[0] != "bytes" and mode.slices > 1:
-        why = "members of a group push slices of the parts"
+        why = "members of a group push slices of the parts there"
         raise UsageError(f"--fusion {settings.fusion}: expected bytes with --mode {settings.mode}: {why}")
 
 
 def check_compressor(settings: ServerSettings) -> None:
-    """Raise UsageError for a compressor that does not suit updates."""
-    from ..compressors import parse_downlink  # numpy: --help does without
+    """Check that the compressor of --downlink is valid and suits updates.
+
+    Raises:
+        UsageError: it is not; the message has the reason.
+    """
+    from ..compressors import parse_downlink  # imported late, because --help works without numpy
 
     try:
         parse_downlink(settings.downlink)

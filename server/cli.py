@@ -18,7 +18,7 @@ from .job.modes import registry
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run gc-server with these arguments, by default those of the process; return its exit code."""
     try:
         effective = read(
             ServerSettings,
@@ -32,20 +32,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
         if effective.settings.script and effective.chosen("task"):
             raise UsageError(
-                f"--task {effective.settings.task}: not with --script, where scripts bring the model"
+                f"--task {effective.settings.task}: not allowed with --script, where scripts bring the "
+                "model; leave --task out"
             )
         if effective.print_config:
             checks.check_compressor(effective.settings)
             print(effective.describe())
             return Exit.DONE
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in our own messages
+        # gRPC's own log repeats the errors that gc-server reports.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from ..common.telemetry import set_up_logging
 
         set_up_logging(effective.settings.log_format)
-        # Said before the long imports, which take half a minute on a machine that is busy enough.
+        # Logged before the imports of torch and grpc, which may take half a minute on a busy machine.
         logging.getLogger("gradwire.server").info("gc-server %s is starting", __version__)
         checks.check_compressor(effective.settings)
-        from .daemon import run  # only now: it imports torch and grpc
+        from .daemon import run  # imported late, because it imports torch and grpc
 
         return run(effective)
     except UsageError as error:

@@ -1,17 +1,18 @@
-"""The conductor carries out control's actions: messages to workers, orders to the shard.
+"""The conductor performs control's actions: messages to workers, orders to the shard.
 
-All state is touched on one event loop. Reducing, encoding and scanning run on other threads in nogil code,
-while the loop answers heartbeats.
+All state is touched on one event loop. Reducing, encoding and checking of large parts run on other threads in
+nogil code, while the loop answers heartbeats.
 
-Nothing leaves the server that a restarted server could contradict. Four rules, in the order of a push's life:
+Nothing leaves the server that a restarted server could contradict. Four rules ensure that, in the order of a
+push's life:
 
 1. A part is in the journal before it is stored, reaches the shard, or is reported to its worker
-   (`PushLedger.store`; synced there while parts of a round are stepped one by one).
+   (`PushLedger.store`; the journal is synced there while parts of a round are stepped one by one).
 2. A decision is in the journal, and synced, before its outcome leaves and before an order follows from it
-   (`Conductor.decide`; `Recorder.event` syncs whatever has actions).
-3. An order is given to the shard before anything of its update leaves: `_begin_apply` and `_open_round` open
-   the broadcast, and the shard alone adds to it.
-4. A version is published once the shard has reported it as applied (`Conductor._apply`, `published`).
+   (`Conductor.decide`; `Recorder.event` syncs each event that has actions).
+3. The shard gets an order before any part of its update leaves: `_begin_apply` and `_open_round` open the
+   broadcast, and only the shard adds to it.
+4. A version is published once the shard has reported it as applied (`Conductor._apply`, `publish`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from .job import refusals
 from .job.core import Core
 from .metrics import ServerMetrics
 from .plans.planner import Planner
-from .plans.rate_control import Came, Pacing
+from .plans.rate_control import PartArrival, RateControl
 from .plans.replanning import Replanning, fixed
 from .reporting import count_waiting, shortened, update_durability, update_gauges
 from .shard.model_state import Deposit, ModelState, Values
@@ -57,20 +58,44 @@ from .streams.updates import Broadcast
 log = logging.getLogger("gradwire.server")
 R = TypeVar("R")
 
-Told = e.Report | e.LossReported | e.Note  # actions that only tell somebody something
+Told = e.Report | e.LossReported | e.Note  # actions that only inform people or members
 
-TICK_S = 0.25
+TICK_S = 0.25  # time between ticks
 
 
 class Conductor:
-    """Feeds events to the core and performs its actions. Belongs to one event loop.
+    """The owner of control, shard, push ledger and streams: it feeds events to control and performs the
+    resulting actions. The daemon creates it; it belongs to one event loop.
 
-    A recovery drives it through the methods that live traffic calls, and replaces these three meanwhile:
+    A recovery drives it through the methods that live traffic calls, and replaces `clock`, `applied` and
+    `tell` in the meantime.
 
     Attributes:
-        clock: returns the seconds of `now`.
-        applied: called when the shard has applied a version. Live, `publish`.
-        tell: called with what is only to be told. Live, the log, the metrics and the members get it.
+        clock: returns the time in seconds; live, the monotonic clock.
+        applied: called when the shard has applied a version; live, `publish`.
+        tell: called with actions that only inform; live, log, metrics and members get them.
+        core: control.
+        metrics: metrics of the server.
+        recorder: journal and checkpoints; without a folder for a job that is not stored.
+        shard: owner of the parameters.
+        streams: streams of the connected workers, by worker.
+        state: buffers and frozen parameters.
+        rate_control: rates at which workers may send.
+        ledger: pushes that are not applied yet.
+        plans: measurements and new plans.
+        prepared: plan with the next number, which waits for `Adopt`; None without one.
+        copies: workers' snapshots that are not installed yet.
+        output: files of the final and the best parameters.
+        finished: set once the job is finished and its parameters are saved, if that was possible.
+        failed: set once the job cannot continue.
+        failure: reason why the job cannot continue; "" if it can.
+        diverged: whether the reason is that parameters are not finite.
+        unwritten: whether the reason is that the journal cannot be written.
+        parameters_sha256: SHA-256 of the final parameters in hexadecimal; "" before they are saved.
+        paused: set once a requested pause is complete: nothing is in progress, and no work is assigned.
+        working: background tasks that are running.
+        started_at: time of the first assignment; None before it.
+        ended_at: time of the last version; None before the first.
     """
 
     def __init__(
@@ -87,27 +112,28 @@ class Conductor:
     ) -> None:
         """
         Args:
-            planner: says when the model is to be divided otherwise; None for never.
-            output: where the final parameters go.
-            keep_best: keep another file beside it, of the best version that was evaluated, and one where the
-                recorder writes.
-            recorder: writes down what happens; None for a job that ends with its server.
+            core: control of the job.
+            metrics: metrics of the server.
+            shard: owner of the parameters.
+            planner: decides when the model gets a new plan; None for the first plan only.
+            output: file for the final parameters; None for no file.
+            keep_best: store the best evaluated version as well, beside `output` and in the recorder's folder.
+            recorder: journals the job's inputs; None for a job that is not stored.
             checkpoint: writes a checkpoint of this conductor when the recorder says that one is due, and
-                returns once the state may change again. Needed with a recorder that keeps the job.
-        """
+                returns once the state may change again. Required with a recorder that keeps the job."""
         self.clock: Callable[[], float] = time.monotonic
         self.applied: Callable[[int], Awaitable[None]] = self.publish
         self.tell: Callable[[Told], None] = self._tell
         self.recorder, self._checkpoint = recorder or Recorder(), checkpoint
-        self.recorder.broken = self._unwritten
+        self.recorder.broken = self._journal_failed
         self.core = core
         self.metrics = metrics
         self.shard = shard
         self.streams: dict[str, WorkerStream] = {}
         self.state = ModelState()
-        self.pacing = Pacing()
+        self.rate_control = RateControl()
         self._publishing = Publishing(shard, self.streams, work=self._work)
-        self.prepared: Plan | None = None  # under the next number, for `Adopt`
+        self.prepared: Plan | None = None  # has the next number
         self.plans = Replanning(
             planner or fixed(),
             shard,
@@ -116,25 +142,26 @@ class Conductor:
             work=self._work,
             chosen=self._chosen,
         )
-        self.copies: dict[e.SnapshotKey, Assembly] = {}  # workers' snapshots, not checked yet
+        self.copies: dict[e.SnapshotKey, Assembly] = {}  # their values are not checked yet
         self.ledger = PushLedger(core, shard, self.streams, self.recorder)
         self.output = Output(output, shard, self.state, self.recorder, keep_best=keep_best)
-        self.finished = asyncio.Event()  # and saved, as far as that was possible
+        self.finished = asyncio.Event()
         self._stopped = False
         self.failed = asyncio.Event()
-        self.failure = ""  # why the job cannot go on
-        self.diverged = False  # is why
-        self.unwritten = False  # what it has to write down is why
-        self.parameters_sha256 = ""  # of the final parameters, once they are saved
-        self.paused = asyncio.Event()  # nothing is under way, and no work is given out
+        self.failure = ""
+        self.diverged = False
+        self.unwritten = False
+        self.parameters_sha256 = ""
+        self.paused = asyncio.Event()
         self.working: set[asyncio.Future[None]] = set()
-        self.started_at: float | None = None  # when work was first given out
-        self.ended_at: float | None = None  # when the last version was made
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
         self._ticker: asyncio.Task[None] | None = None
 
     @property
     def training_seconds(self) -> float:
-        """From the opening of the first round to the last version."""
+        """Time from the first assignment to the last version, in seconds of the job's clock; 0 before the
+        first assignment."""
         if self.started_at is None:
             return 0.0
         over = self.core.phase in (m.Phase.FINISHING, m.Phase.FINISHED)
@@ -142,25 +169,26 @@ class Conductor:
         return end - self.started_at
 
     def now(self) -> float:
-        """Seconds of the job's clock, which stands still while there is no server."""
+        """Return the time of the job's clock in seconds. The clock stands still while no server runs."""
         return self.clock()
 
     def forget_gone(self) -> None:
-        """Keep nothing that came from members who are gone."""
+        """Drop measurements, buffers and stored parts of members that are gone."""
         roster = self.core.roster
         self.plans.planner.keep([member.id for member in roster.members.values()])
         self.state.keep(lambda name: roster.get(name) is not None)
         self.ledger.forget_gone()
 
     def _chosen(self) -> tuple[StepOptions, int] | None:
-        """How the job runs, as far as its first worker shows it, and with how many workers."""
+        """Return the options of the job's steps, with the first member's compressor, and the number of
+        members. None if these steps cannot be predicted."""
         rules, members = self.core.rules, self.core.roster.by_rank()
         compressor = known_compressor(members[0].compressor) if members else None
         if compressor is None:
             return None
         try:
             sent = compressor.compression()
-        except SpecError:  # steps with it cannot be predicted
+        except SpecError:  # steps with this compressor cannot be predicted
             return None
         choice = StepOptions(
             compressor=sent,
@@ -173,18 +201,43 @@ class Conductor:
         return choice, len(members)
 
     def put_buffers(self, key: e.PushKey, deposit: Deposit) -> None:
-        """Buffers have come that belong to a push. Raises Refused."""
+        """Store buffers that arrived with a push, after the journal has them.
+
+        Args:
+            key: identity of the push.
+            deposit: the buffers.
+
+        Raises:
+            JournalError: the journal cannot be written.
+        """
         member = key.worker, key.incarnation
         self.recorder.buffers(member, key.seq, deposit.collection, deposit.values)
         self.state.put(key, deposit)
 
     def put_evaluated(self, epoch: int, values: Values) -> None:
-        """Buffers have come with which an epoch is evaluated. Raises Refused."""
+        """Make the buffers that an epoch was evaluated with the job's buffers, after the journal has them.
+
+        Args:
+            epoch: number of the evaluation.
+            values: bytes of each buffer, by name.
+
+        Raises:
+            JournalError: the journal cannot be written.
+        """
         self.recorder.evaluated(epoch, values)
         self.state.evaluated(epoch, values)
 
     def push(self, event: e.Pushed) -> e.Result[e.Decided]:
-        """Decide on a push that is committed and whole. Like `decide`, but the ledger takes the decision."""
+        """Have control decide on a complete push, and record the decision in ledger, metrics and buffers.
+
+        Returns:
+            The reply with the outcome, and the actions, which the caller performs after it has sent the
+            outcome.
+
+        Raises:
+            Refused: control refuses the event.
+            JournalError: the decision cannot be journaled, so nothing may follow from it.
+        """
         payloads = self.ledger.payloads(event.key)
         result = self.decide(event)
         outcome = result.reply.outcome
@@ -201,22 +254,30 @@ class Conductor:
         failpoints.reached("push.decided")
         return result
 
-    def arrived(self, came: Came) -> None:
-        """A part of a push is there."""
-        self.pacing.arrived(came)
-        self.plans.arrived(came)
+    def arrived(self, arrival: PartArrival) -> None:
+        """Record the arrival of a part, for rate control and planner."""
+        self.rate_control.arrived(arrival)
+        self.plans.arrived(arrival)
 
     def decide(self, event: e.Event[R]) -> e.Result[R]:
-        """The reply to an event, and actions still to be performed. Raises Refused; JournalError, and nothing
-        may follow from it."""
+        """Have control decide on an event, and journal the event. The caller performs the actions.
+
+        Returns:
+            The reply, and the actions that follow.
+
+        Raises:
+            Refused: control refuses the event.
+            JournalError: the event cannot be journaled, so nothing may follow from it.
+        """
         now = self.now()
         leases = self.recorder.leases(self.core, event)
         result = self.core.step(event, now)
         self.recorder.event(event, now, result, leases)
         return result
 
-    def _unwritten(self, why: str) -> None:
-        """Nothing can be written down any more."""
+    def _journal_failed(self, why: str) -> None:
+        """Fail the job, because the journal cannot be written, and end all streams. Workers may wait for
+        another server."""
         if not self.failed.is_set():
             self.failure, self.unwritten = why, True
             self.failed.set()
@@ -225,7 +286,12 @@ class Conductor:
             stream.outbox.end(refusal, final=False)
 
     def happen(self, event: e.Event[R]) -> R:
-        """Decide and perform. Raises Refused."""
+        """Have control decide on an event, perform the actions that follow, and return the reply.
+
+        Raises:
+            Refused: control refuses the event.
+            JournalError: the event cannot be journaled, so nothing may follow from it.
+        """
         result = self.decide(event)
         self.perform(result.actions)
         if isinstance(event, e.EvaluationReported):
@@ -233,6 +299,7 @@ class Conductor:
         return result.reply
 
     def perform(self, actions: Sequence[e.Action]) -> None:
+        """Perform actions of control, in order."""
         for action in actions:
             match action:
                 case e.RequestInitialize():
@@ -244,7 +311,7 @@ class Conductor:
                 case e.Open():
                     self._open_round(action)
                 case e.Substitute():
-                    self._refill(action)
+                    self._substitute(action)
                 case e.MemberLost() | e.Exclude():
                     self.shard.change_round(action)
                 case e.Apply():
@@ -262,9 +329,9 @@ class Conductor:
                 case e.RequestSnapshot():
                     self._send(action.worker, m.SnapshotRequest(version=action.version, apply=action.apply))
                 case e.InstallSnapshot():
-                    self._work(self._take_copy(action.key))
+                    self._work(self._install_snapshot(action.key))
                 case e.Relabel():
-                    self._publishing.replaced()
+                    self._publishing.drop_snapshot()
                     self._work(self.shard.replace(action.version))
                 case e.Disconnect():
                     stream = self.streams.get(action.worker)
@@ -280,6 +347,7 @@ class Conductor:
                     self._work(self._finish())
 
     def _tell(self, action: Told) -> None:
+        """Inform log, metrics and members."""
         match action:
             case e.Report():
                 self._report(action)
@@ -291,7 +359,8 @@ class Conductor:
                 log.log(logging.WARNING if action.warning else logging.INFO, "%s", action.text)
 
     def _report(self, action: e.Report) -> None:
-        """Say whom a round waits for, unless it waits as long as every healthy round does."""
+        """Tell operators and members for whom a round waits, unless it waits no longer than healthy rounds
+        do."""
         if self.core.phase is m.Phase.RUNNING and self.metrics.healthy(action.seconds):
             return
         log.log(logging.INFO if action.usual else logging.WARNING, "%s", shortened(action.text))
@@ -300,12 +369,14 @@ class Conductor:
             self._send(worker, waiting)
 
     def _send(self, worker: str, message: m.ServerMessage) -> None:
-        """Send to a worker that may have gone: its next stream learns all it needs from `Prepared`."""
+        """Send a message to a worker, if it is connected. Otherwise its next stream gets the same information
+        in reply to `Prepared`."""
         stream = self.streams.get(worker)
         if stream is not None:
             stream.outbox.send(message)
 
     def _assign(self, action: e.Assign) -> None:
+        """Send a worker its assignment, after the plan and the updates that it needs."""
         if self.started_at is None:
             self.started_at = self.now()
         if action.assignment.evaluate_epoch:
@@ -317,36 +388,45 @@ class Conductor:
         checked, checksum = self.shard.reported.checked
         assignment = replace(
             action.assignment,
-            parts=self.ledger.asked(action.assignment.id),
+            parts=self.ledger.asked_parts(action.assignment.id),
             checked=checked,
             checksum=checksum,
         )
-        self._publishing.divide(stream)
+        self._publishing.send_plan_if_stale(stream)
         if action.has != assignment.version:
             self._publishing.update(stream, assignment.version, action.has)
-        if not assignment.parts:  # nobody else sends what a lost worker left
-            assignment = replace(assignment, pace=self.pacing.rate(action.worker))
+        if not assignment.parts:  # a substitute is not limited, for the round waits for its parts alone
+            assignment = replace(assignment, pace=self.rate_control.rate(action.worker))
         stream.outbox.send(assignment)
 
     def replan(self, plan: Plan) -> None:
-        """Have the model divided otherwise as soon as no push is open, in a job that has its parameters. In
-        force it has the next number, whatever its own. A plan that still waits gives way to this one; one
-        that comes shortly before the end of the job does not come into force.
+        """Put a plan in force as soon as the mode is quiet. It gets the next number, and replaces a plan that
+        is still waiting. Near the end of a job it may never come into force.
 
-        Raises Refused: PLAN, if the model cannot be divided so.
+        Args:
+            plan: division of the model; its own number is ignored.
+
+        Raises:
+            Refused: PLAN, the model cannot be divided by this plan.
         """
         self.prepare(plan)
         self.recorder.plan(encode_server(plan_message(plan)))
         self.happen(e.PlanPrepared())
 
     def prepare(self, plan: Plan) -> None:
-        """Have a plan ready under the next number. Raises Refused: PLAN if the model cannot be divided so."""
+        """Store a plan under the next number, for `Adopt`. The job must have parameters.
+
+        Raises:
+            Refused: PLAN, the model cannot be divided by this plan.
+        """
         known = self.shard.reported
-        assert known.manifest is not None, "there is nothing to divide yet"
+        assert known.manifest is not None, "a plan needs the parameters"
         following = replace(plan, number=known.plan.number + 1, norms=known.plan.norms)
         self.prepared = plan_of(plan_message(following), known.manifest)
 
     def _adopt(self, action: e.Adopt) -> None:
+        """Put the prepared plan in force: bring members to the present version, drop stored parts, and send
+        the plan."""
         plan, self.prepared = self.prepared, None
         assert plan is not None
         assert plan.number == action.plan
@@ -355,48 +435,54 @@ class Conductor:
             for worker, has in action.members.items()
             if (stream := self.streams.get(worker)) is not None
         ]
-        self._publishing.conclude(action.version, members)
+        self._publishing.finish_plan(action.version, members)
         self.metrics.plans.inc()
         self.ledger.forget_parts()
         self._work(self.shard.adopt(plan))
-        self.ledger.give_up_late()
+        self.ledger.stop_late_pushes()
         for stream, _ in members:
-            self._publishing.divide(stream)
+            self._publishing.send_plan_if_stale(stream)
 
     def _open_round(self, action: e.Open) -> None:
-        """Parts of the update go out as soon as they are there."""
-        listening: list[str] = []  # others may still have to be sent this version
+        """Open a round whose parts are stepped one by one, and send each part of its update as soon as it is
+        encoded."""
+        listening: list[str] = []  # other members may still have to get this version first
         for worker, incarnation, _ in action.members.values():
             member = self.core.roster.present((worker, incarnation))
             if member is not None and member.listening:
                 listening.append(worker)
         growing = self._publishing.open(action.version, listening)
-        self.pacing.open((worker for worker, _, _ in action.members.values()), time.monotonic())
+        self.rate_control.open((worker for worker, _, _ in action.members.values()), time.monotonic())
         self.ledger.open_round()
         self.shard.open_round(action, growing.add, self._final)
 
     def _final(self, report: Final) -> None:
+        """Record a part that is about to be stepped, and tell control about the first and the last one."""
         self.ledger.final(report)
         if report.first or report.last:
             self.happen(e.ApplyStarted(version=report.version, whole=report.last))
 
-    def _refill(self, action: e.Substitute) -> None:
+    def _substitute(self, action: e.Substitute) -> None:
+        """Give a lost member's slot to a worker, and determine the parts that a substitute has to push."""
         if action.assignment != action.lost:
             parts = len(self.shard.reported.plan.parts)
-            missing = len(self.ledger.ask(action.assignment, parts))
-            log.info("%s pushes the %d of %d parts that are missing", action.worker, missing, parts)
+            missing = len(self.ledger.ask_substitute(action.assignment, parts))
+            log.info("worker %r pushes the missing parts: %d of %d", action.worker, missing, parts)
         self.shard.change_round(action)
 
     def _begin_apply(self, action: e.Apply) -> None:
-        self.pacing.close()
+        """Order the shard to apply pushes, and send the update while it grows."""
+        self.rate_control.close()
         broadcast = self._publishing.close(action.version, action.members)
         pushes, rates = self.ledger.take(action)
         applying = self.shard.apply(action, pushes, broadcast.add, rates)
         self._work(self._apply(action, broadcast, applying))
-        if action.base_version is None:  # a round has closed
-            self.ledger.give_up_late()
+        if action.base_version is None:  # the end of a round makes other pushes late
+            self.ledger.stop_late_pushes()
 
     async def _apply(self, action: e.Apply, broadcast: Broadcast, applying: Awaitable[Applied]) -> None:
+        """Complete a version once the shard has applied it: metrics, kept updates, and the call of
+        `applied`."""
         started = self.now()
         report = await applying
         failpoints.reached("version.applied")
@@ -405,7 +491,7 @@ class Conductor:
         if report.passed_over:
             self.metrics.passed_over.inc()
             log.warning(
-                "version %d: %d gradients are too few for the aggregation; the parameters stay as they are",
+                "version %d: %d gradients are too few for the aggregation; the parameters stay unchanged",
                 action.version,
                 report.passed_over,
             )
@@ -421,7 +507,7 @@ class Conductor:
         await self.applied(action.version)
 
     async def publish(self, version: int) -> None:
-        """Tell control that the shard has a version, and take a checkpoint of it first if one is due."""
+        """Tell control that the shard has applied a version. Write a checkpoint of it first if one is due."""
         if self.recorder.due(version, self.now(), self.core.samples.progress):
             assert self._checkpoint is not None
             await self._checkpoint(self)
@@ -430,74 +516,85 @@ class Conductor:
         self.plans.published(version)
 
     async def _finish(self) -> None:
+        """Save the final parameters, and mark the job as finished."""
         if self.shard.reported.manifest is not None:
-            await self._conclude(finished=True)
+            await self._save(finished=True)
             if self.output.unsaved and not self._stopped:
                 log.error(
-                    "fetch them before stopping the server, or make room: it tries again when it is stopped"
+                    "the final parameters are not saved; fetch them before you stop the server, or free disk "
+                    "space: the server tries again when it stops"
                 )
         log.info("the job is finished at version %d", self.core.version)
         self._show()
         self.finished.set()
 
-    async def _conclude(self, *, finished: bool) -> None:
+    async def _save(self, *, finished: bool) -> None:
+        """Write the files of the last version. finished: whether the job is finished, which decides the
+        buffers that are written."""
+
         def buffers() -> Awaitable[Values]:
             return self.state.of(self.core.last_evaluation) if finished else self.state.newest()
 
         self.parameters_sha256 = await self.output.write(buffers, finished=finished)
 
     async def dispersed(self) -> None:
-        """Return once the job is finished and saved, and no member has yet to hear of it."""
+        """Return once the job is finished, its parameters are saved, and all members have left."""
         await self.finished.wait()
         while self.core.roster.members or self.output.unsaved:
             await asyncio.sleep(TICK_S)
 
-    async def _take_copy(self, key: e.SnapshotKey) -> None:
+    async def _install_snapshot(self, key: e.SnapshotKey) -> None:
+        """Replace the parameters by a worker's snapshot."""
         await self.shard.replace(key.version, self.copies.pop(key))
         assert self.shard.reported.manifest is not None
         self.metrics.received_raw(self.shard.reported.manifest.raw_bytes)
-        self._publishing.replaced()
+        self._publishing.drop_snapshot()
         self.happen(e.SnapshotInstalled(version=key.version))
 
     # ---- tasks
 
     def _work(self, work: Awaitable[None]) -> None:
+        """Run an awaitable in the background. Its failure fails the job."""
         task = asyncio.ensure_future(work)
         self.working.add(task)
         task.add_done_callback(self._worked)
 
     def _worked(self, task: asyncio.Future[None]) -> None:
-        """A round that cannot be applied would never close, and without ticks no lease would end: give up."""
+        """Fail the job if a background task has failed: a round that cannot be applied would never close, and
+        without ticks no lease would end."""
         self.working.discard(task)
         if task.cancelled() or (error := task.exception()) is None or self.failed.is_set():
             return
-        if self._stopped and isinstance(error, JournalError):  # the next server makes that version
+        # While stopping, this is no failure: another server will produce that version from the journal.
+        if self._stopped and isinstance(error, JournalError):
             return
         self.diverged = isinstance(error, DivergedError)
         if self.diverged:
             self.failure = f"{error}; lower --learning-rate, or check the data"
         else:
-            self.failure = f"the job cannot go on: {error!r}"
+            self.failure = f"the job cannot continue: {error!r}"
             log.error("%s", self.failure, exc_info=error)
         self.failed.set()
 
     def _show(self) -> None:
+        """Update the gauges."""
         parts = len(self.shard.reported.plan.parts) if self.shard.reported.manifest is not None else 0
         update_gauges(self.metrics, self.core, parts, self.now())
         update_durability(self.metrics, self.recorder)
 
     def start(self) -> None:
-        """Let time pass from now on."""
+        """Start the shard, and begin to tick."""
         self.shard.start()
         self._ticker = asyncio.create_task(self._tick())
         self._ticker.add_done_callback(self._worked)
 
     def tick(self) -> None:
-        """Let control look at the time, and forget members that are gone."""
+        """Let control react to the passing of time, and drop the data of members that are gone."""
         self.happen(e.Tick())
         self.forget_gone()
 
     async def _tick(self) -> None:
+        """Tick forever, and end stalled streams."""
         while True:
             await asyncio.sleep(TICK_S)
             self.tick()
@@ -505,17 +602,20 @@ class Conductor:
             self._show()
             count_waiting(self.metrics, self.core, self.now(), TICK_S)
 
-    async def stop(self, reason: str, *, comes_back: bool = False) -> None:
-        """Apply what was accepted, tell the members, let them go, and save what there is.
+    async def stop(self, reason: str, *, resumable: bool = False) -> None:
+        """Complete the orders in progress, end all streams with a reason, and save the parameters.
 
-        comes_back: the members are to wait for the next server instead.
+        Args:
+            reason: why the server stops, for people.
+            resumable: whether another server may continue the job. Members then wait for it; otherwise they
+                leave.
         """
         self._stopped = True
         if self._ticker is not None:
             self._ticker.cancel()
-        if comes_back:
+        if resumable:
             self.recorder.stop()
-            why = refusals.stopping("", f"{reason}, and may come back")
+            why = refusals.stopping("", f"{reason}, and another server may continue the job")
             for stream in self.streams.values():
                 stream.outbox.end(why, final=False)
         else:
@@ -524,5 +624,5 @@ class Conductor:
             await asyncio.wait(set(self.working))
         finished = self.finished.is_set()
         if self.shard.reported.manifest is not None and (self.output.unsaved or not finished):
-            await self._conclude(finished=finished)
-        await asyncio.to_thread(self.shard.close)  # it may wait for a kernel that is being compiled
+            await self._save(finished=finished)
+        await asyncio.to_thread(self.shard.close)  # waits for a kernel that is being compiled

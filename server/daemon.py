@@ -50,13 +50,17 @@ from .shard.store import Float32, Store
 log = logging.getLogger("gradwire.server")
 
 LOOPBACK = "127.0.0.1"
-PAUSE_S = 15.0  # for what has begun to end, where the job goes on later
-GRACE_S = 5.0  # for calls and streams to end after the members were told
-LINGER_S = 5.0  # for the parameters to be fetched, and the status asked for, when the job is done
+PAUSE_S = 15.0  # Longest wait for rounds in progress, if another server may continue the job.
+GRACE_S = 5.0  # Longest wait for calls and streams to end.
+LINGER_S = 5.0  # Time for clients to fetch the parameters and the status of a finished job.
 
 
 def run(effective: Effective[ServerSettings]) -> int:
-    """Serve until told to stop. Returns the exit code; raises UsageError for a port that is taken."""
+    """Run the server until a signal, the end of the job or a failure; return the exit code.
+
+    Raises:
+        UsageError: an option, the state folder or the port cannot be used.
+    """
     options = effective.settings
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -65,12 +69,13 @@ def run(effective: Effective[ServerSettings]) -> int:
 
 
 def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
+    """Return a shard that builds its store by these options."""
     optimizer, rate = mode.optimizer(options)
     job = OptimizerGroup(options=optimizer, learning_rate=rate)
 
     def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
         groups, group_of = manifest.stepped_by(job), manifest.groups_of_parts(plan)
-        if mode.workers_step:  # what is stepped here is no gradient
+        if mode.workers_step:  # the server steps by the change of a worker's parameters, which has no groups
             groups = (job,) * len(groups)
         return Store(
             manifest,
@@ -89,6 +94,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
 
 
 def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder) -> Conductor:
+    """Return the conductor of a job with these options."""
     metrics = ServerMetrics(options.downlink)
     if mode.staleness_bound is not None:
         metrics.staleness_bound.set(mode.staleness_bound)
@@ -129,59 +135,64 @@ class _Kept:
     """The folder of --state, which this process holds from now on, and the job in it.
 
     Attributes:
+        folder: the open folder.
         job: id of the job.
     """
 
     def __init__(self, options: ServerSettings) -> None:
-        """Raises UsageError."""
+        """Open the folder, and compare the options with those of its job. Raises UsageError."""
         names = (each.name for each in fields(options) if each.name not in _MAY_CHANGE)
         self._options = {name: getattr(options, name) for name in names}
         try:
             self.folder = StateFolder(options.state, syncs=options.durability == "fsync")
             known = job_at(options.state)
-            # Members that wait for a job to begin know its id already; its options count once it has begun.
+            # Before a job begins, waiting members know its id already, but its options may still change.
             self.job: str = _new_id() if known is None else known["job"]
             if known is not None and self.folder.begun():
                 _same_job(known["options"], self._options, options.state)
         except StateError as error:
             raise UsageError(str(error)) from None
 
-    def serve(self, *, goes_on: bool) -> None:
-        """Claim the folder, and write job.json for a job that has not begun. Called after recovery and after
-        the port is bound, so a start that fails before that neither writes job.json nor displaces the server
-        at a URL.
+    def serve(self, *, continued: bool) -> None:
+        """Take possession of the folder, and write job.json for a job that has not begun.
+
+        Called after recovery and after the port is bound. A start that fails earlier therefore neither writes
+        job.json nor displaces the server at a URL.
 
         Args:
-            goes_on: whether the job has begun before.
+            continued: whether the job has begun under an earlier server.
 
         Raises:
-            UsageError: the folder cannot be written to, or another server at the URL wrote a checkpoint
-                after this one had recovered an older one.
+            UsageError: the folder cannot be written to, or another server at the URL wrote a checkpoint after
+                this one had recovered an older one.
         """
         try:
             self.folder.claim()
-            if not goes_on:
+            if not continued:
                 self.folder.put_job({"job": self.job, "gradwire": __version__, "options": self._options})
         except StateError as error:
             raise UsageError(str(error)) from None
 
 
 def _new_id() -> str:
+    """Return a random id for a job."""
     return uuid.uuid4().hex[:12]
 
 
-def _same_job(before: Mapping[str, Any], given: Mapping[str, Any], state: str) -> None:
-    """Raises UsageError for options with which the job cannot continue."""
-    for name in given:
-        if before.get(name, given[name]) != given[name]:
+def _same_job(before: Mapping[str, Any], now: Mapping[str, Any], state: str) -> None:
+    """Raise UsageError for the first option with which the job in the folder cannot continue."""
+    for name in now:
+        if before.get(name, now[name]) != now[name]:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"{flag} {given[name]}: the job in --state {state} was begun with {before[name]}, "
-                f"and goes on only with that; leave {flag} as it was, or begin another job in another folder"
+                f"{flag} {now[name]}: the job in --state {state} was started with {before[name]}; "
+                f"restore {flag} {before[name]}, or use another folder for another job"
             )
 
 
 async def _serve(effective: Effective[ServerSettings]) -> int:
+    """Start all parts of the server, wait until it has to stop, shut down in order, and return the exit
+    code."""
     options = effective.settings
     mode = registry.parse(options.mode)
     try:
@@ -196,8 +207,8 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     conductor = _conductor(options, mode, recorder)
     add_log_fields(lambda: {"job": job, "version": conductor.core.version})
     stopping = asyncio.Event()
-    received = _heed_signals(stopping)
-    # Probes have an answer while the journal is read, however long that takes.
+    received = _handle_signals(stopping)
+    # Probes are answered while the journal is read, which may take long.
     not_yet = "not listening yet" if kept is None else f"--state {options.state} is being read"
     http = HttpEndpoint(
         *(effective, options.http_host or (options.host if access.remote else LOOPBACK)),
@@ -207,16 +218,16 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         failing=lambda: not_yet or recorder.failing,
     )
     try:
-        goes_on = kept is not None and await recover(conductor, kept.folder)
-        resumed = read_model(options.resume) if options.resume and not goes_on else None
+        continued = kept is not None and await recover(conductor, kept.folder)
+        resumed = read_model(options.resume) if options.resume and not continued else None
     except (StateError, ResumeError) as error:
         raise UsageError(str(error)) from None
-    if options.resume and goes_on:
-        text = "--resume %s is not looked at: the job in --state %s goes on"
+    if options.resume and continued:
+        text = "--resume %s: ignored, because the job in --state %s continues"
         log.info(text, shown(options.resume), options.state)
     first = first_checkpoint if recorder.keeps else None
     service = Service(conductor, options, mode, job, access, resumed, first)
-    del resumed  # which the service lets go of
+    del resumed  # frees the memory once the service has used it
     metrics = conductor.metrics
     metrics.info.labels(__version__, options.mode, service.job.id).set(1)
 
@@ -230,7 +241,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         reflect(server)
     port = _listen(server, options)
     if kept is not None:
-        kept.serve(goes_on=goes_on)
+        kept.serve(continued=continued)
     await server.start()
     not_yet = ""
     await health.serving()
@@ -242,21 +253,23 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     )
     if not access.remote:
         log.info(
-            "protected mode: only peers on this machine are answered; TLS with a token or with certificates "
-            "of clients lifts it, and so does --insecure"
+            "protected mode: only peers on this machine are answered; to admit others, use TLS with a token "
+            "or with certificates of clients, or --insecure on networks you trust"
         )
     elif not options.tls_cert:
-        seen = ", and the tokens" if options.token_file else ""
-        log.warning("nothing is encrypted: whoever can read the traffic reads the parameters%s", seen)
+        seen = " and the tokens" if options.token_file else ""
+        log.warning(
+            "no encryption: the traffic shows the parameters%s to everyone on its way; use --tls-cert", seen
+        )
 
     conductor.start()
     await _until_stopped(conductor, stopping, stay=options.stay)
-    await health.stopping()  # not ready first, then the rest
-    going_on = not conductor.failed.is_set() or conductor.unwritten
-    comes_back = recorder.keeps and going_on and not conductor.finished.is_set()
-    if comes_back and not conductor.unwritten:
+    await health.stopping()  # report "not ready" before anything else ends
+    may_continue = not conductor.failed.is_set() or conductor.unwritten
+    resumable = recorder.keeps and may_continue and not conductor.finished.is_set()
+    if resumable and not conductor.unwritten:
         await pause(conductor, PAUSE_S)
-    await conductor.stop(conductor.failure or "it was told to stop", comes_back=comes_back)
+    await conductor.stop(conductor.failure or "it was told to stop", resumable=resumable)
     await recorder.close()
     await server.stop(GRACE_S)
     http.close()
@@ -272,6 +285,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
 
 
 def _listen(server: grpc.aio.Server, options: ServerSettings) -> int:
+    """Bind the port, and return its number. Raises UsageError."""
     host = f"[{options.host}]" if ":" in options.host else options.host
     if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_ca and not options.tls_cert):
         raise UsageError("--tls-cert, --tls-key: expected both, and both with --tls-ca")
@@ -284,21 +298,21 @@ def _listen(server: grpc.aio.Server, options: ServerSettings) -> int:
         port = 0
     if port == 0:
         raise UsageError(
-            f"--port {options.port}: cannot listen on {options.host}:{options.port}; is --host an address "
-            "of this machine, and the port free? Choose another port, or 0 for a free one"
+            f"--port {options.port}: cannot listen on {options.host}:{options.port}; check that --host is an "
+            "address of this machine and that the port is free; choose another port, or 0 for a free one"
         )
     return port
 
 
-def _heed_signals(stopping: asyncio.Event) -> list[signal.Signals]:
-    """Set the event at the first signal, and return a list that receives it. A second signal ends the process
-    at once."""
+def _handle_signals(stopping: asyncio.Event) -> list[signal.Signals]:
+    """Set the event at the first signal, and return a list that receives the signal. A second signal ends the
+    process at once."""
     loop = asyncio.get_running_loop()
     received: list[signal.Signals] = []
 
     def on_signal(number: signal.Signals) -> None:
         if received:
-            log.warning("second signal: ending at once")
+            log.warning("second signal: the process ends at once")
             os._exit(128 + number)
         log.info("%s: shutting down", number.name)
         received.append(number)
@@ -310,7 +324,7 @@ def _heed_signals(stopping: asyncio.Event) -> list[signal.Signals]:
 
 
 async def _until_stopped(conductor: Conductor, stopping: asyncio.Event, *, stay: bool) -> None:
-    """Wait for a signal, for the job to fail, or, unless the server shall stay, for its end."""
+    """Wait for a signal, for a failure of the job or, unless `stay` is set, for its end."""
     waits = [asyncio.create_task(event.wait()) for event in (stopping, conductor.failed)]
     if not stay:
         waits.append(asyncio.create_task(_over(conductor)))
@@ -323,9 +337,10 @@ async def _until_stopped(conductor: Conductor, stopping: asyncio.Event, *, stay:
 
 
 async def _over(conductor: Conductor) -> Literal[True]:
-    """Return once the job is done, all members have heard of it, and clients had `LINGER_S` to fetch it."""
+    """Return once the job is finished, all members have left, and clients had `LINGER_S` to fetch the
+    parameters."""
     await conductor.dispersed()
-    log.info("the job is done and the server ends in %g s; --stay keeps it", LINGER_S)
+    log.info("the job is finished, and the server ends in %g s; use --stay to keep it running", LINGER_S)
     await asyncio.sleep(LINGER_S)
     return True
 
@@ -339,15 +354,15 @@ def exit_code(
     unsaved: bool,
     unwritten: bool = False,
 ) -> int:
-    """Return the exit code of a server that has ended in order. A failure decides before a signal.
+    """Return the exit code of a server that has shut down in order. A failure takes precedence over a signal.
 
     Args:
-        finished: whether the job was.
-        received: the signal that told the server to stop.
+        finished: whether the job is finished.
+        received: the signal that stopped the server; None if there was none.
         failed: whether the job could not continue.
         diverged: whether it failed because its parameters are not finite.
+        unsaved: whether the last parameters could not be written to their files.
         unwritten: whether it failed because its journal cannot be written.
-        unsaved: whether the last parameters are not where they were to be written.
     """
     if failed and not finished and not unwritten:
         return Exit.DIVERGED if diverged else Exit.INTERNAL

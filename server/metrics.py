@@ -1,4 +1,5 @@
-"""Metrics of the server, for Prometheus and for the Status call. docs/reference/metrics.md lists them for operators.
+"""Metrics of the server, for Prometheus and for the Status call. docs/reference/metrics.md lists them for
+operators.
 
 Labels are bounded: directions, refusal reasons, and the names of built-in compressors ("other" for the rest).
 """
@@ -28,64 +29,71 @@ from .shard.store import compressed_bytes
 # Compressor of the worker whose messages the current task reads.
 SENDER: ContextVar[str] = ContextVar("SENDER", default="unattributed")
 
-NAMES = 32  # of metrics that tasks report
-PATIENCE_S = 1.0  # a round that waits less is not overdue
+NAMES = 32  # most names of metrics that tasks report
+PATIENCE_S = 1.0  # a shorter wait of a round is never overdue
 _STEPS = (0, 1, 2, 4, 8, 16, 32)
 
 
 def compressor_label(spec: str) -> str:
-    """The name of a compressor spec as a label value."""
+    """Return the name of a compressor spec as a label value; "other" for one that is not built in."""
     name = spec.partition(":")[0]
     return name if name in BUILT_IN else "other"
 
 
 class ServerMetrics(MetricSet, prefix="gradwire_server"):
-    """accepted, refused: pushes. train_loss: of the last round, NaN before the first."""
+    """The metrics of one server. Calls, conductor and reporting record them; operators scrape them.
 
-    info = gauge("info", "1; the labels say what runs", "version", "mode", "job")
+    Attributes:
+        accepted: number of accepted pushes.
+        refused: number of refused pushes.
+        train_loss: mean loss of the last round; NaN before the first.
+        loss_history: losses of the job by version, which Status returns.
+    """
+
+    info = gauge("info", "always 1; the labels name version, mode and job", "version", "mode", "job")
     _wire_bytes = counter(
         "wire_bytes",
-        "bytes on the wire; down is labelled with the downlink's encoding, calls that belong to no worker's "
-        "stream with `unattributed`",
+        "bytes on the wire; `compressor` is that of the downlink for direction `down`, and `unattributed` "
+        "for calls outside of a worker's stream",
         "direction",
         "compressor",
     )
     _raw_bytes = counter(
         "raw_bytes",
         "float32 bytes of accepted pushes, of updates and snapshots sent, and of the initial parameters; in "
-        "coded mode of packets and copies",
+        "coded mode of packets and snapshots",
         "direction",
         "compressor",
     )
-    _pushes = counter("pushes", "pushes accepted", "compressor")
-    _refusals = counter("refusals", "pushes and calls refused", "reason")
-    _rounds = counter("rounds", "rounds closed; in stale and async mode, pushes applied")
+    _pushes = counter("pushes", "accepted pushes", "compressor")
+    _refusals = counter("refusals", "refused pushes and calls", "reason")
+    _rounds = counter("rounds", "closed rounds; in stale and async mode, applied pushes")
     _samples = counter("samples", "training samples in closed rounds")
     repeated_samples = counter(
         "repeated_samples",
-        "samples trained on twice, because a worker came back after its lease with what another had been "
-        "given",
+        "samples trained on twice, because a worker returned after its lease with a push for samples that "
+        "had been reassigned",
     )
-    lost_members = counter("members_lost", "members lost before the job was done")
+    lost_members = counter("members_lost", "members lost before the job was finished")
     suspensions = counter("suspensions", "times that a member was suspended because its training thread hung")
     stalled_seconds = gauge(
         "stalled_seconds", "longest time for which a member's training thread has made no progress"
     )
-    round_seconds = histogram("round_seconds", "from a round's opening to its version")
+    round_seconds = histogram("round_seconds", "time from a round's opening to its version")
     passed_over = counter(
         "rounds_passed_over",
-        "rounds with fewer gradients than `--aggregation` needs; the parameters stayed as they were",
+        "rounds with fewer gradients than `--aggregation` needs, which left the parameters unchanged",
     )
-    reduce_seconds = histogram("reduce_seconds", "reduction, optimizer step and encoding of a round")
+    reduce_seconds = histogram("reduce_seconds", "time of reduction, optimizer step and encoding of a round")
     waiting_seconds = counter(
         "waiting_seconds",
-        "time in which a round waited for missing or slow members beyond twice the median of the last "
-        "rounds, and at least 1 s; the waiting of every healthy round is not in it",
+        "time for which rounds waited for missing or slow members beyond twice the median of the last "
+        "rounds, and beyond 1 s; the usual waiting of a healthy round is not included",
     )
     staleness_versions = histogram(
         "staleness_versions",
-        "of accepted pushes: versions applied since the one that the gradient was computed at; 0 in sync and "
-        "local mode",
+        "staleness of accepted pushes: versions applied since the one that the gradient was computed at; 0 "
+        "in sync and local mode",
         _STEPS,
     )
     staleness_clocks = histogram(
@@ -94,74 +102,79 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
     staleness_bound = gauge(
         "staleness_bound_clocks", "stale mode: the bound, which no applied push exceeds; NaN in other modes"
     )
-    staleness_largest = gauge("staleness_largest_versions", "the most versions of all pushes accepted so far")
+    staleness_largest = gauge(
+        "staleness_largest_versions", "greatest staleness of all accepted pushes, in versions"
+    )
     staleness_largest_clocks = gauge(
-        "staleness_largest_clocks", "stale mode: the most clocks of all pushes applied so far"
+        "staleness_largest_clocks", "stale mode: greatest staleness of all applied pushes, in clocks"
     )
     checkpoint_version = gauge(
         "checkpoint_version", "with --state: version of the last checkpoint; NaN before the first"
     )
-    checkpoint_bytes = gauge("checkpoint_bytes", "with --state: size of the last checkpoint")
+    checkpoint_bytes = gauge("checkpoint_bytes", "with --state: size of the last checkpoint, in bytes")
     journal_bytes = gauge(
-        "journal_bytes", "with --state: size of the journal since the last checkpoint that is whole"
+        "journal_bytes", "with --state: size of the journal since the last complete checkpoint, in bytes"
     )
     checkpoint_failures = counter("checkpoint_failures", "checkpoints that could not be written")
-    local_steps = gauge("local_steps", "local mode: steps of the last round opened, H; 1 in the other modes")
-    redundancy = gauge("redundancy", "coded mode: workers that computed the same in the last round")
+    local_steps = gauge(
+        "local_steps", "local mode: local steps of the last opened round (H); 1 in the other modes"
+    )
+    redundancy = gauge(
+        "redundancy", "coded mode: number of workers that computed each block in the last round"
+    )
     uncoded_exchanges = counter(
         "uncoded_exchanges",
-        "coded mode: exchanges that could not end, and were replaced by sending whole gradients",
+        "coded mode: exchanges that could not complete, and were replaced by sending whole gradients",
     )
     drifting = gauge(
         "drifting_replicas",
-        "coded mode: members whose replicas differ from that of the first one",
+        "coded mode: members whose replica differs from the first member's",
     )
-    plans = counter("plans", "times that the model was divided otherwise")
-    parts = gauge("parts", "parts that the model is divided in")
-    forward_seconds = gauge("forward_seconds", "forward pass of a step, mean of the workers")
-    backward_seconds = gauge("backward_seconds", "backward pass of a step, mean of the workers")
+    plans = counter("plans", "new plans put in force")
+    parts = gauge("parts", "number of parts in the plan")
+    forward_seconds = gauge("forward_seconds", "time of a step's forward pass, mean of the workers")
+    backward_seconds = gauge("backward_seconds", "time of a step's backward pass, mean of the workers")
     compressing_share = gauge(
-        "compressing_share", "of the time from step to step, what compressing takes; mean of the workers"
+        "compressing_share", "fraction of the time between steps that compressing takes, mean of the workers"
     )
     predicted_step_seconds = gauge(
-        "predicted_step_seconds", "what a step should take, by what has been measured; 0 if that is not known"
+        "predicted_step_seconds", "predicted time of a step by the last measurements; 0 if unknown"
     )
-    link_part_seconds = gauge(
-        "link_part_seconds", "what a part takes on its way to the server however small it is (alpha)"
-    )
+    link_part_seconds = gauge("link_part_seconds", "upload time of a part regardless of its size (alpha)")
     link_byte_seconds = gauge(
-        "link_byte_seconds", "what each byte adds to that, with all workers sending (beta)"
+        "link_byte_seconds", "upload time of each byte in addition, with all workers sending (beta)"
     )
     members = gauge("members", "members that hold a lease")
     missing = gauge(
         "round_missing_members",
-        "members that others wait for: those of the open round that have not pushed, or in stale mode the "
+        "members that others wait for: those of the open round that have not pushed; in stale mode the "
         "slowest",
     )
     version = gauge("version", "parameter version")
-    epoch = gauge("epoch", "epochs completed, with the part of the running one")
-    phase = gauge("phase", "1 for the phase that the job is in, 0 for the others", "phase")
+    epoch = gauge("epoch", "completed epochs, with the fraction of the running one")
+    phase = gauge("phase", "1 for the present phase of the job, 0 for all others", "phase")
     gradient_norm = gauge(
         "gradient_norm",
-        "Euclidean norm of the mean gradient of the last version, before `--clip-norm` has scaled it; NaN "
-        "without that",
+        "Euclidean norm of the last version's mean gradient before `--clip-norm` scales it; NaN without "
+        "`--clip-norm`",
     )
     loss = gauge("train_loss", "sample-weighted mean training loss of the last round")
     learning_rate = gauge(
-        "learning_rate", "learning rate of the next step, by the job's schedule; NaN where scripts say it"
+        "learning_rate", "learning rate of the next step, by the job's schedule; NaN where scripts set it"
     )
-    _validation = gauge(
-        "validation", f"what the last evaluation measured, of {NAMES} names at most", "metric"
-    )
+    _validation = gauge("validation", f"metrics of the last evaluation, for at most {NAMES} names", "metric")
 
     def __init__(self, downlink: str) -> None:
+        """
+        Args:
+            downlink: compressor of the updates, which labels the bytes sent."""
         super().__init__()
         self._downlink = downlink
-        self._traffic: Counts[str] = Counts()  # by field of `Traffic`
+        self._traffic: Counts[str] = Counts()  # bytes by field of `Traffic`
         self._most_versions = self._most_clocks = 0
         self._followed: dict[Counter, int] = {}
-        self._recent: deque[float] = deque(maxlen=32)  # seconds of the last rounds
-        self._apart: deque[float] = deque(maxlen=32)  # seconds between the last rounds
+        self._recent: deque[float] = deque(maxlen=32)  # seconds that each of the last rounds took
+        self._apart: deque[float] = deque(maxlen=32)  # seconds between the ends of the last rounds
         self._closed_at: float | None = None
         self._names: set[str] = set()
         self.loss_history = LossHistory()
@@ -173,23 +186,28 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
             self._wire_bytes.labels(direction, "unattributed" if direction == "up" else downlink)
 
     def received(self, wire_bytes: int) -> None:
+        """Count received bytes on the wire."""
         self._traffic["wire_bytes_up"] += wire_bytes
         self._wire_bytes.labels("up", SENDER.get()).inc(wire_bytes)
 
     def sent(self, wire_bytes: int) -> None:
+        """Count sent bytes on the wire."""
         self._traffic["wire_bytes_down"] += wire_bytes
         self._wire_bytes.labels("down", self._downlink).inc(wire_bytes)
 
     def sent_raw(self, raw_bytes: int) -> None:
+        """Count the bytes that sent elements take as float32."""
         self._traffic["raw_bytes_down"] += raw_bytes
         self._raw_bytes.labels("down", self._downlink).inc(raw_bytes)
 
     def received_raw(self, raw_bytes: int) -> None:
+        """Count the bytes that received elements take as float32."""
         self._traffic["raw_bytes_up"] += raw_bytes
         self._raw_bytes.labels("up", SENDER.get()).inc(raw_bytes)
 
     def image(self) -> dict[str, Any]:
-        """Return the figures that belong to the job, as opposed to this process."""
+        """Return the figures that belong to the job, which a checkpoint keeps, as opposed to those of this
+        process."""
         return {
             "accepted": self.accepted,
             "refused": self.refused,
@@ -197,10 +215,17 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         }
 
     def restore(self, image: Mapping[str, Any]) -> None:
+        """Replace the figures of the job by those that `image` returned."""
         self.accepted, self.refused = image["accepted"], image["refused"]
         self.loss_history = image["loss_history"]
 
     def push_accepted(self, payloads: Sequence[Payload], versions_stale: int) -> None:
+        """Count an accepted push.
+
+        Args:
+            payloads: all payloads of the push.
+            versions_stale: number of versions applied since the one that the gradient was computed at.
+        """
         self.accepted += 1
         self.received_raw(sum(payload.elements for payload in payloads) * 4)
         self._traffic["payload_bytes_up"] += sum(int(payload.data.size) for payload in payloads)
@@ -213,50 +238,65 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         self.staleness_largest.set(self._most_versions)
 
     def relayed(self, payload_bytes: int, targets: int) -> None:
-        """A coded packet has come, and has been handed on to so many."""
+        """Count a coded packet that was received and forwarded. payload_bytes: its size. targets: number of
+        workers that got it."""
         self._traffic["payload_bytes_up"] += payload_bytes
         self.received_raw(payload_bytes)
         self.sent_raw(payload_bytes * targets)
 
     def push_refused(self, reason: Reason) -> None:
+        """Count a refused push."""
         self.refused += 1
         self.refusal(reason)
 
     def refusal(self, reason: Reason) -> None:
+        """Count a refused push or call by its reason."""
         self._refusals.labels(reason.label).inc()
 
     def clocks_stale(self, clocks: int) -> None:
-        """Record the staleness of an applied push."""
+        """Record the staleness of an applied push in stale mode. clocks: number of clocks that it was behind
+        the newest one."""
         self.staleness_clocks.observe(clocks)
         self._most_clocks = max(self._most_clocks, clocks)
         self.staleness_largest_clocks.set(self._most_clocks)
 
     def follow(self, counter: Counter, total: int) -> None:
-        """Count up to a total that is kept elsewhere."""
+        """Increase a counter to a total that another component keeps."""
         counter.inc(total - self._followed.get(counter, 0))
         self._followed[counter] = total
 
     def overdue(self, seconds: float) -> bool:
-        """Whether a round that has waited so long waits longer than rounds do; never so before the first."""
+        """Return True when a wait of `seconds` is longer than the last rounds usually took; False before the
+        first round."""
         return bool(self._recent) and not self.healthy(seconds)
 
     def healthy(self, seconds: float) -> bool:
-        """Whether rounds are known to wait as long as that; never so before the first."""
+        """Return True when the last rounds usually took as long as `seconds`: at most twice their median, or
+        1 s. False before the first round."""
         return bool(self._recent) and seconds <= max(PATIENCE_S, 2 * statistics.median(self._recent))
 
     @property
     def step_seconds(self) -> float:
-        """Median time between the last rounds; 0 before there are any."""
+        """Median time between the last rounds, in seconds; 0 before there are two."""
         return statistics.median(self._apart) if self._apart else 0.0
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """A bounded set of labels, whatever tasks report."""
+        """Record the metrics of an evaluation by name; names beyond the first `NAMES` are ignored, which
+        bounds the labels."""
         for name, value in metrics.items():
             if name in self._names or len(self._names) < NAMES:
                 self._names.add(name)
                 self._validation.labels(name).set(value)
 
     def round_closed(self, seconds: float, samples: int, loss: float, version: int) -> None:
+        """Record a closed round.
+
+        Args:
+            seconds: time from the round's opening to its version.
+            samples: number of samples in the round.
+            loss: mean loss over these samples.
+            version: version that the round produced.
+        """
         now, last = time.monotonic(), self._closed_at
         if last is not None:
             self._apart.append(now - last)
@@ -279,9 +319,11 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         self.link_byte_seconds.set(measured.link.byte_s)
 
     def set_phase(self, phase: Phase) -> None:
+        """Set the gauge of the job's phase."""
         for one in Phase:
             if one is not Phase.UNSPECIFIED:
                 self.phase.labels(one.name.lower()).set(one is phase)
 
     def traffic(self) -> Traffic:
+        """Return the bytes counted so far, for Status."""
         return Traffic(**self._traffic)

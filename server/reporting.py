@@ -1,4 +1,4 @@
-"""Gauges of a running job, updated once a tick, and the time in which rounds wait longer than usual."""
+"""Gauges of a running job, updated once a tick, and the time for which rounds wait longer than usual."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ MORE = " and others"
 
 
 def shortened(text: str) -> str:
-    """Shorten a text to `LINE_CHARACTERS`: first without the state of each member, then without members."""
+    """Return a text of at most `LINE_CHARACTERS`: if it is longer, without the state of each member, and then
+    without the last members."""
     if len(text) > LINE_CHARACTERS:
         text = re.sub(r"\(([^(),]+), [^()]*\)", r"(\1)", text)
     if len(text) > LINE_CHARACTERS:
@@ -25,11 +26,14 @@ def shortened(text: str) -> str:
 
 
 def update_gauges(metrics: ServerMetrics, core: Core, parts: int, now: float) -> None:
-    """Update gauges once a tick, because their values take time in proportion to members or packets.
+    """Update the gauges of members, versions and rounds. Called once a tick, because the time it takes grows
+    with the number of members or packets.
 
     Args:
-        parts: that the model is divided in; 0 as long as there is none.
-        now: seconds of the monotonic clock.
+        metrics: metrics of the server.
+        core: control, which the values come from.
+        parts: number of parts in the plan; 0 as long as there is none.
+        now: seconds of the job's clock.
     """
     metrics.members.set(len(core.roster.members))
     metrics.version.set(core.version)
@@ -55,7 +59,15 @@ def update_durability(metrics: ServerMetrics, recorder: Recorder) -> None:
 
 
 def count_waiting(metrics: ServerMetrics, core: Core, now: float, tick_s: float) -> None:
-    """Count a tick in which a round waits longer than rounds do. now: seconds of the monotonic clock."""
+    """Add a tick to the time for which rounds wait too long, if the open round waits longer than usual for
+    members.
+
+    Args:
+        metrics: metrics of the server.
+        core: control, which knows for whom the round waits.
+        now: seconds of the job's clock.
+        tick_s: length of a tick, in seconds.
+    """
     waiting = core.waiting(now)
     if core.phase is not Phase.RUNNING or not waiting.text or not waiting.for_others:
         return

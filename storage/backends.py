@@ -1,9 +1,9 @@
-"""Storage backends, in which state outlives its process: a folder of this machine, or one at a URL that
-fsspec reaches (`s3://bucket/job`).
+"""Storage backends, where state outlives its process: a folder on this machine, or one at a URL that fsspec
+supports (`s3://bucket/job`).
 
-A backend holds checkpoint folders (`checkpoint`) and short texts. A folder is whole or not there. On a disk
-it is written under another name, synced and renamed. Object stores rename nothing: there the manifest is
-written last and removed first, and a folder without one does not count.
+A backend holds checkpoint folders (`checkpoint`) and short texts. A folder is complete or absent. On a disk
+it is written under another name, synced and renamed. Object stores cannot rename: there the manifest is
+written last and removed first, and a folder without a manifest does not count.
 """
 
 from __future__ import annotations
@@ -26,47 +26,51 @@ from . import checkpoint
 
 OWNER = "owner"
 
-# A user, a colon, and a password up to the last "@". A password may hold "/", where RFC 3986 wants %2F; only
-# digits before a "/" or the end are a port, and an address in brackets is a host.
+# Matches a user, a colon, and a password up to the last "@". A password may contain "/", although RFC 3986
+# requires %2F. Digits before a "/" or the end are a port instead, and an address in brackets is a host.
 _PASSWORD = re.compile(r"://(?>\[[\da-fA-F:.]*\]|[^/:])*+:(?!\d+(?:/|$)).*@", re.DOTALL)
 _PLAIN_PASSWORD = re.compile(r"://[^/?#@]*@")
 
 
 class BackendError(OSError):
-    """A backend does not exist or cannot be reached from here; the message says what to do."""
+    """A backend that does not exist or cannot be reached from this process; the message says what to do."""
 
 
 def is_url(where: str | Path) -> bool:
+    """Return True if `where` is a URL, False if it is a path."""
     return "://" in str(where)
 
 
 def below(where: str | Path, name: str) -> str:
-    """Return where a folder within another is. name: a file name."""
+    """Return the path or URL of `name`, a file name, within the folder `where`."""
     return f"{str(where).rstrip('/')}/{name}"
 
 
 def shown(where: str | Path) -> str:
-    """Return a path or URL for messages, without what may be secret: a password, and all that follows `?`."""
+    """Return a path or URL for messages, without its password and without everything after `?`."""
     text = str(where)
     if not is_url(text):
         return text
     if found := _PASSWORD.search(text):
-        # Where it is not certain which "@" ends the password, nothing after the scheme is shown.
+        # If it is uncertain which "@" ends the password, hide everything after the scheme.
         rest = f"@{text[found.end() :]}" if _PLAIN_PASSWORD.fullmatch(found[0]) else ""
         text = f"{text[: found.start()]}://…{rest}"
     return re.sub(r"\?.*", "?…", text, flags=re.DOTALL)
 
 
 def backend_at(where: str | Path) -> Backend:
-    """Return the backend at a path or URL. Raises BackendError for a URL that cannot be reached here."""
+    """Return the backend at a path or URL; raise BackendError for a URL that this process cannot use."""
     return Remote(str(where)) if is_url(where) else Disk(Path(where))
 
 
 class Disk:
-    """A folder of this machine. Its methods are those of all backends; they raise OSError if it is unusable.
+    """A storage backend in a folder on this machine.
+
+    It has the same methods as `Remote`. They raise OSError if the disk fails.
 
     Attributes:
-        name: for people.
+        name: the folder, for messages.
+        path: the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +79,11 @@ class Disk:
         self._lock: int | None = None
 
     def hold(self) -> None:
-        """Lock it. Raises BlockingIOError if another process has locked it."""
+        """Create the folder and lock it until `release`; raise BlockingIOError if another process holds the
+        lock.
+
+        Folders that a killed process left incomplete are removed.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -84,49 +92,61 @@ class Disk:
             os.close(lock)
             raise BlockingIOError(*error.args) from None
         self._lock = lock
-        for left in self.path.glob(".*.partial"):  # of a process that was killed meanwhile
+        for left in self.path.glob(".*.partial"):  # left by a process that was killed while writing
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
 
     def release(self) -> None:
+        """Release the lock of `hold`, if it is held."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def claim(self) -> None:
-        """Called before the first `write`. Does nothing, because the lock suffices."""
+        """Has no effect, because `hold` already excludes other processes. Called before the first `write`."""
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the names of whole folders that begin with `prefix`, ascending."""
+        """Return the names of complete folders that begin with `prefix`, ascending."""
         return sorted(each.name for each in self.path.glob(f"{prefix}*") if each.is_dir())
 
     def left(self, prefix: str) -> list[str]:
-        """Like `folders`, but with those that were never whole or have been set aside in part."""
+        """Return the names that begin with `prefix` of all folders, ascending, incomplete and half removed
+        ones included."""
         hidden = [checkpoint.folder_of(each) for each in self.path.glob(f".{prefix}*") if each.is_dir()]
         return sorted({*self.folders(prefix), *hidden})
 
     def write(self, folder: str, tree: Any, about: Mapping[str, Any]) -> int:
-        """Write a folder in place of a previous one of that name. Return its bytes."""
+        """Write a checkpoint folder, in place of a previous one of that name, and return the bytes of its
+        files.
+
+        Args:
+            folder: name of the folder.
+            tree: values and tensors (`values.pack`).
+            about: plain values for the manifest.
+        """
         return checkpoint.write_folder(self.path / folder, tree, about)
 
     def read(self, folder: str) -> tuple[Any, dict[str, Any]]:
-        """Return tree and manifest of a folder. Raises DamagedError, also if there is none."""
+        """Return the tree and the manifest of a checkpoint folder; raise DamagedError if it is damaged or
+        missing."""
         return checkpoint.read_folder(self.path / folder)
 
     def set_aside(self, folder: str) -> None:
-        """Remove a damaged folder from what `folders` returns."""
+        """Rename a damaged folder, so that `folders` no longer returns it but its files are kept."""
         aside = self.path / f"damaged-{folder}"
         shutil.rmtree(aside, ignore_errors=True)
         (self.path / folder).rename(aside)
 
     def remove(self, folder: str) -> None:
+        """Delete the checkpoint folder of that name, if it exists."""
         checkpoint.remove_folder(self.path / folder)
 
     def text(self, name: str) -> str:
-        """Raises FileNotFoundError."""
+        """Return the text stored under `name`; raise FileNotFoundError if there is none."""
         return (self.path / name).read_text(encoding="utf-8")
 
     def put_text(self, name: str, text: str) -> None:
+        """Store a text under `name`, replacing a previous one in one step."""
         partial = self.path / f".{name}.partial"
         partial.write_text(text, encoding="utf-8")
         checkpoint.sync(partial)
@@ -135,30 +155,39 @@ class Disk:
 
 
 class Remote:
-    """A folder at a URL. Files pass through the machine's folder for temporary files."""
+    """A storage backend in a folder at a URL. Files pass through this machine's folder for temporary files.
+
+    It has the same methods as `Disk`. They raise OSError if the store fails.
+
+    Attributes:
+        name: the URL, for messages.
+    """
 
     def __init__(self, url: str) -> None:
-        """Raises BackendError."""
+        """Open the store at `url`; raise BackendError if this process cannot use it."""
         _check(url)
         self.name = url.rstrip("/")
         self._files, self._root = _reached(self.name)
         self._owner = ""
 
     def hold(self) -> None:
-        """Do nothing: an object store has no locks."""
+        """Has no effect, because an object store has no locks."""
 
     def claim(self) -> None:
-        """Have the process that claimed it before write no more."""
+        """Make this process the only writer: `write` now fails in the process that claimed the folder
+        before."""
         self._owner = uuid.uuid4().hex
         self.put_text(OWNER, self._owner)
 
     def release(self) -> None:
-        """Keep the owner's name, which a checkpoint that is still being written compares."""
+        """Has no effect: a checkpoint that is still being written has yet to compare the owner's name."""
 
     def folders(self, prefix: str) -> list[str]:
+        """Return the names of complete folders that begin with `prefix`, ascending."""
         return [folder for folder in self.left(prefix) if self._exists(f"{folder}/{checkpoint.MANIFEST}")]
 
     def left(self, prefix: str) -> list[str]:
+        """Return the names that begin with `prefix` of all folders, ascending, incomplete ones included."""
         with self._reaching():
             self._files.invalidate_cache()
             with contextlib.suppress(FileNotFoundError):
@@ -169,6 +198,17 @@ class Remote:
             return []
 
     def write(self, folder: str, tree: Any, about: Mapping[str, Any]) -> int:
+        """Write a checkpoint folder, in place of a previous one of that name, and return the bytes of its
+        files.
+
+        Args:
+            folder: name of the folder.
+            tree: values and tensors (`values.pack`).
+            about: plain values for the manifest.
+
+        Raises:
+            OSError: the store fails, or another process has claimed the folder at this URL.
+        """
         self._check_owner()
         self.remove(folder)
         with tempfile.TemporaryDirectory(prefix="gradwire-") as name:
@@ -185,10 +225,13 @@ class Remote:
         return written
 
     def _check_owner(self) -> None:
+        """Raise OSError if another process has claimed the folder at this URL since `claim`."""
         if self._owner and self.text(OWNER) != self._owner:
-            raise OSError(f"{self.name}: another gc-server has taken it over; stop one of the two")
+            raise OSError(f"{self.name}: another gc-server has taken over this URL; stop one of the two")
 
     def read(self, folder: str) -> tuple[Any, dict[str, Any]]:
+        """Return the tree and the manifest of a checkpoint folder; raise DamagedError if it is damaged or
+        missing."""
         with tempfile.TemporaryDirectory(prefix="gradwire-") as name:
             local = Path(name)
             for file in (checkpoint.MANIFEST, checkpoint.TREE, checkpoint.TENSORS):
@@ -196,41 +239,49 @@ class Remote:
             return checkpoint.read_folder(local)
 
     def _get(self, name: str, to: Path) -> None:
-        """Fetch a file, if it exists; its reader reports a missing one."""
+        """Fetch a file if it exists. A missing file is reported by the code that reads the copy."""
         with self._reaching(), contextlib.suppress(FileNotFoundError):
             self._files.get_file(self._at(name), str(to))
 
     def set_aside(self, folder: str) -> None:
+        """Remove the manifest of a damaged folder, so that `folders` no longer returns it but its files are
+        kept."""
         with self._reaching():
             self._files.rm_file(self._at(f"{folder}/{checkpoint.MANIFEST}"))
 
     def remove(self, folder: str) -> None:
+        """Delete the checkpoint folder of that name, if it exists."""
         for file in (checkpoint.MANIFEST, checkpoint.TREE, checkpoint.TENSORS):
             with self._reaching(), contextlib.suppress(FileNotFoundError):
                 self._files.rm_file(self._at(f"{folder}/{file}"))
-        with contextlib.suppress(Exception):  # object stores have none
+        with contextlib.suppress(Exception):  # object stores have no folders to remove
             self._files.rmdir(self._at(folder))
 
     def text(self, name: str) -> str:
+        """Return the text stored under `name`; raise FileNotFoundError if there is none."""
         with self._reaching():
             data: bytes = self._files.cat_file(self._at(name))
         return data.decode()
 
     def put_text(self, name: str, text: str) -> None:
+        """Store a text under `name`, replacing a previous one."""
         with self._reaching():
             self._files.makedirs(self._root, exist_ok=True)
             self._files.pipe_file(self._at(name), text.encode())
 
     def _exists(self, name: str) -> bool:
+        """Return True if the store has a file of that name."""
         with self._reaching():
             return bool(self._files.exists(self._at(name)))
 
     def _at(self, name: str) -> str:
+        """Return the path of a file within the store."""
         return f"{self._root}/{name}"
 
     @contextlib.contextmanager
     def _reaching(self) -> Generator[None]:
-        """Turn exceptions of a store's library into OSError that names the backend."""
+        """Turn the exceptions of a store's library into OSError with the backend's name; FileNotFoundError
+        passes."""
         try:
             yield
         except FileNotFoundError:
@@ -243,20 +294,21 @@ Backend = Disk | Remote
 
 
 def _check(url: str) -> None:
-    """Raises BackendError for a URL to which no file name can be added, or that logs would give away."""
+    """Raise BackendError if file names cannot be appended to `url`, or if it holds a password, which logs
+    would show."""
     why = ""
     if _PASSWORD.search(url):
-        why = "expected none with a password: credentials are what the store's package finds by itself"
+        why = "expected a URL without a password: the store's package finds credentials by itself"
     elif found := re.search(r"[?#]", url):
-        why = f"expected none with {found[0]!r}: names of files are added at its end"
+        why = f"expected a URL without {found[0]!r}: file names are appended to it"
     elif not url.isprintable() or " " in url:
-        why = "expected one without spaces and control characters"
+        why = "expected a URL without spaces and control characters"
     if why:
         raise BackendError(f"{printable(shown(url))}: {why}")
 
 
 def _reached(url: str) -> tuple[Any, str]:
-    """fsspec's file system, and the path in it. Raises BackendError."""
+    """Return fsspec's file system for `url`, and the path within it; raise BackendError if there is none."""
     try:
         fsspec: Any = importlib.import_module("fsspec.core")
     except ImportError:
@@ -264,18 +316,22 @@ def _reached(url: str) -> tuple[Any, str]:
         raise BackendError(f"{shown(url)}: URLs need fsspec; {remedy}") from None
     try:
         files, root = fsspec.url_to_fs(url, skip_instance_cache=True)
-    except ImportError as error:  # it names the package
+    except ImportError as error:  # its message names the package
         raise BackendError(f"{shown(url)}: {error}, with pip, in the environment of Gradwire") from None
     except Exception as error:
         raise BackendError(f"{shown(url)}: {str(error) or repr(error)}") from None
-    if hasattr(files, "auto_mkdir"):  # a disk
+    if hasattr(files, "auto_mkdir"):  # only file systems with real folders have this attribute
         files.auto_mkdir = True
     return files, str(root).rstrip("/")
 
 
 @contextlib.contextmanager
 def local_copy(where: str | Path) -> Generator[Path | None]:
-    """A file on this machine with what is there; None if that is a folder. Raises OSError."""
+    """Yield the path of a file with the content at `where`, or None if `where` is a folder.
+
+    A local file is yielded itself; one at a URL is copied, and the copy removed afterwards. Raises OSError if
+    it cannot be read.
+    """
     if not is_url(where):
         yield None if Path(where).is_dir() else Path(where)
         return

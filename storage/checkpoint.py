@@ -1,11 +1,12 @@
-"""The checkpoint format: a tree of values and tensors as a folder. Of the server, and of workers' own states.
+"""The checkpoint format: a tree of values and tensors as a folder. Servers and workers store their states in
+it.
 
     state.json           the tree (`values`)
     tensors.safetensors  its tensors
-    manifest.json        the format, what the writer says of the folder, and the checksums of both files
+    manifest.json        the format, values that the writer adds, and the checksums of both files
 
-A folder is whole or not there: its files are written and synced under another name, the manifest last, and
-the folder is renamed then. What is read is checked against the manifest before any of it is used.
+A folder is complete or absent: its files are written and synced under another name, the manifest last, and
+then the folder is renamed. Everything read is checked against the manifest before any of it is used.
 """
 
 from __future__ import annotations
@@ -27,25 +28,28 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 TREE, TENSORS = "state.json", "tensors.safetensors"
-FORMAT = 2  # 1 had paths of Python classes
+FORMAT = 2  # format 1 stored paths of Python classes
 
 
 class FormatError(Exception):
-    """A folder is of another release; the message says which format it has, and what to do."""
+    """A folder in the format of another release; the message says which format and how to proceed."""
 
 
 def write_folder(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
-    """Write a tree as a folder. A previous folder of that name stays until this one is whole.
+    """Write a tree as a checkpoint folder. A previous folder of that name stays until the new one is
+    complete.
 
     Args:
+        folder: path of the folder.
+        tree: values and tensors (`values.pack`).
         about: plain values for the manifest.
 
     Returns:
         The bytes of its files.
 
     Raises:
-        OSError: nothing is left of it.
-        TypeError: the tree holds what cannot be saved.
+        OSError: the disk failed; nothing of the new folder is left.
+        TypeError: the tree holds a value that cannot be saved.
     """
     partial, before = _hidden(folder)
     shutil.rmtree(partial, ignore_errors=True)
@@ -71,8 +75,20 @@ def write_folder(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
 
 
 def write_files(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
-    """Write the files of a tree into an existing folder, unsynced. Arguments, result and errors are those of
-    `write_folder`."""
+    """Write the three files of a checkpoint into an existing folder, without syncing them.
+
+    Args:
+        folder: existing folder.
+        tree: values and tensors (`values.pack`).
+        about: plain values for the manifest.
+
+    Returns:
+        The bytes of the state and the tensors.
+
+    Raises:
+        OSError: the disk failed; files may be left.
+        TypeError: the tree holds a value that cannot be saved.
+    """
     from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
     tensors: dict[str, torch.Tensor] = {}
@@ -94,7 +110,13 @@ def size(tree: Any) -> int:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a folder. Raises DamagedError, FormatError, and OSError if it cannot be told."""
+    """Return the manifest of a checkpoint folder.
+
+    Raises:
+        DamagedError: the manifest is missing or is not valid.
+        FormatError: another release wrote it.
+        OSError: the disk failed.
+    """
     try:
         manifest: Any = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
@@ -108,8 +130,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the tree and the manifest of a folder. Raises DamagedError where anything is not as it was
-    written, FormatError, and OSError where that cannot be told."""
+    """Return the tree and the manifest of a checkpoint folder.
+
+    Raises:
+        DamagedError: a file is missing, or differs from the manifest's checksum.
+        FormatError: another release wrote it.
+        OSError: the disk failed.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
@@ -121,7 +148,7 @@ def read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
         except (FileNotFoundError, KeyError, TypeError) as error:
             raise DamagedError(f"{path} cannot be read: {error!r}") from None
         if found != expected:
-            raise DamagedError(f"{path} is damaged: its checksum is not the manifest's")
+            raise DamagedError(f"{path} is damaged: its checksum differs from the manifest's")
     try:
         plain = json.loads((folder / TREE).read_text(encoding="utf-8"))
         return unpack(plain, load_file(folder / TENSORS)), manifest
@@ -130,7 +157,8 @@ def read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, and what was left of it half written. A crash meanwhile leaves nothing readable."""
+    """Delete a checkpoint folder, and its half written or half removed remains. A crash leaves no readable
+    folder."""
     gone, before = _hidden(folder)
     shutil.rmtree(gone, ignore_errors=True)
     shutil.rmtree(before, ignore_errors=True)
@@ -140,27 +168,29 @@ def remove_folder(folder: Path) -> None:
 
 
 def _hidden(folder: Path) -> tuple[Path, Path]:
-    """Return where a folder is while it is written or removed, and where the previous one is meanwhile."""
+    """Return the temporary names of a folder: while it is written or removed, and of the one that it
+    replaces."""
     return folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.before.partial")
 
 
 def folder_of(hidden: Path) -> str:
-    """Return the name of the folder of which a hidden one was left."""
+    """Return the name of the folder that the hidden, temporary folder `hidden` belongs to."""
     return hidden.name[1:].partition(".")[0]
 
 
 def _about(path: Path) -> dict[str, Any]:
+    """Return the size and the SHA-256 of a file, as the manifest stores them."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk. Raises OSError."""
+    """Wait until a file or folder is on the disk; raise OSError if the disk fails."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-        if hasattr(os, "posix_fadvise"):  # nobody reads it soon, and others can use its memory
+        if hasattr(os, "posix_fadvise"):  # the file is not read soon: free its page cache for other uses
             with suppress(OSError):
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:

@@ -1,16 +1,18 @@
-"""Trees of values as plain data that JSON can hold, and back: the text of checkpoints, of the journal and of
-workers' own states.
+"""Convert trees of values to plain data that JSON can hold, and back. Checkpoints, the journal and workers'
+own states consist of such data.
 
-    None, bool, int, float, str      as they are
-    list                             an array
-    dict with str keys               an object; a key that begins with `$` gets another `$` in front
-    bytes                            {"$bytes": base64}
-    tuple, set, frozenset, deque     {"$tuple": [...]}, ...
-    other dict, OrderedDict, Counter {"$dict": [[key, value], ...]}, ...
-    tensor, numpy array              {"$tensor": name}, {"$array": [name, dtype, shape]}: bytes are kept apart
-    dataclass, NamedTuple, Enum      {"$": registered name, field: value, ...} (`common.stored`)
+    None, bool, int, float, str:       unchanged
+    list:                              an array
+    dict with str keys:                an object; a key that begins with `$` gets another `$` in front
+    bytes:                             {"$bytes": base64}
+    tuple, set, frozenset, deque:      {"$tuple": [...]}, ...
+    other dict, OrderedDict, Counter:  {"$dict": [[key, value], ...]}, ...
+    tensor:                            {"$tensor": name}; its bytes are stored elsewhere
+    numpy array:                       {"$array": [name, dtype, shape]}; its bytes are stored elsewhere
+    dataclass, NamedTuple, Enum:       {"$": registered name, field: value, ...} (`common.stored`)
 
-So no data can look like a tag. Nothing is unpickled, and no class is made but registered ones.
+Therefore no data can be mistaken for a tag. Nothing is unpickled, and only registered classes are
+instantiated.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
-Plain = Any  # what `pack` returns
+Plain = Any  # the result of `pack`
 _Packer = Callable[[Any, "Tensors | None"], Plain]
 
 _PLAIN = frozenset({str, int, float, bool, NoneType})
@@ -39,21 +41,22 @@ _NAME = "$"
 
 
 class DamagedError(Exception):
-    """The data differ from what was written; the message names the file or value, and the damage."""
+    """Data that differ from those written; the message names the file or value, and the damage."""
 
 
 # ---- writing
 
 
 def pack(value: Any, tensors: Tensors | None = None) -> Plain:
-    """Return a tree as plain data that shares nothing with it.
+    """Return a tree of values as plain data that shares nothing with it; `unpack` reverses it.
 
     Args:
-        tensors: receives the tensors and arrays by name; tensors share memory with the tree. None for a tree
-            that has none.
+        value: the tree.
+        tensors: receives the tensors and arrays of the tree by name; tensors share memory with it. None if
+            the tree must not have any.
 
     Raises:
-        TypeError: something in it cannot be saved.
+        TypeError: the tree holds a value that cannot be saved.
     """
     kind = value.__class__
     if kind in _PLAIN:
@@ -62,15 +65,18 @@ def pack(value: Any, tensors: Tensors | None = None) -> Plain:
 
 
 def pack_fields(value: Any) -> dict[str, Plain]:
-    """Return the fields of a dataclass, for `restore`. Its class needs no name."""
-    return {name: pack(getattr(value, name)) for name in _saved(value.__class__)}
+    """Return the fields of a dataclass as plain data by name, for `restore`. Its class need not be
+    registered."""
+    return {name: pack(getattr(value, name)) for name in _saved_fields(value.__class__)}
 
 
 def _list(value: Any, tensors: Tensors | None) -> Plain:
+    """Return an array of the packed items."""
     return [each if each.__class__ in _PLAIN else pack(each, tensors) for each in value]
 
 
 def _dict(value: Any, tensors: Tensors | None) -> Plain:
+    """Return an object with the packed values; if a key is not a str, a `$dict` of pairs instead."""
     for key in value:
         if key.__class__ is not str:
             return _pairs("$dict")(value, tensors)
@@ -78,14 +84,17 @@ def _dict(value: Any, tensors: Tensors | None) -> Plain:
 
 
 def _items(tag: str) -> _Packer:
+    """Return a packer that writes a value's items as an array under `tag`."""
     return lambda value, tensors: {tag: _list(value, tensors)}
 
 
 def _sorted(tag: str) -> _Packer:
+    """Return a packer that writes a value's items, sorted, as an array under `tag`."""
     return lambda value, tensors: {tag: _list(sorted(value), tensors)}
 
 
 def _pairs(tag: str) -> _Packer:
+    """Return a packer that writes a mapping as an array of pairs under `tag`."""
     return lambda value, tensors: {tag: [[pack(k, tensors), pack(v, tensors)] for k, v in value.items()]}
 
 
@@ -103,7 +112,8 @@ _packers: dict[type[Any], _Packer] = {
 
 
 def _packer_of(value: Any) -> _Packer:
-    """Return how values of this one's class are packed, and remember it for the next. Raises TypeError."""
+    """Return the packer for values of this one's class, and cache it in `_packers`; raise TypeError if there
+    is none."""
     import numpy as np
     import torch
 
@@ -111,7 +121,7 @@ def _packer_of(value: Any) -> _Packer:
     name = name_of(kind)
     packer: _Packer | None = None
     if name is not None:
-        packer = _enum(name) if isinstance(value, Enum) else _fields(name, _saved(kind))
+        packer = _enum(name) if isinstance(value, Enum) else _fields(name, _saved_fields(kind))
     elif isinstance(value, torch.Tensor):
         packer = _tensor
     elif isinstance(value, Enum):
@@ -131,14 +141,18 @@ def _packer_of(value: Any) -> _Packer:
 
 
 def _plain(kind: Callable[[Any], Any]) -> _Packer:
+    """Return a packer that converts a value of a subclass to `kind`, such as numpy's float64 to float."""
     return lambda value, _: kind(value)
 
 
 def _enum(name: str) -> _Packer:
+    """Return a packer for members of the Enum that is registered under `name`."""
     return lambda value, tensors: {_NAME: name, "value": pack(value.value, tensors)}
 
 
 def _fields(name: str, fields: tuple[str, ...]) -> _Packer:
+    """Return a packer for instances of the class that is registered under `name`, with these fields."""
+
     def packed(value: Any, tensors: Tensors | None) -> Plain:
         plain: dict[str, Plain] = {_NAME: name}
         for field in fields:
@@ -150,19 +164,22 @@ def _fields(name: str, fields: tuple[str, ...]) -> _Packer:
 
 
 def _tensor(value: Any, tensors: Tensors | None) -> Plain:
-    return {"$tensor": _apart(value.detach(), tensors)}
+    """Add a tensor to `tensors`, and return a reference to it."""
+    return {"$tensor": _add_tensor(value.detach(), tensors)}
 
 
 def _array(value: Any, tensors: Tensors | None) -> Plain:
+    """Add a numpy array's bytes to `tensors`, and return a reference with its dtype and shape."""
     import numpy as np
     import torch
 
     array = np.array(value)
-    name = _apart(torch.from_numpy(array.reshape(-1).view(np.uint8)), tensors)
+    name = _add_tensor(torch.from_numpy(array.reshape(-1).view(np.uint8)), tensors)
     return {"$array": [name, array.dtype.str, list(array.shape)]}
 
 
-def _apart(tensor: torch.Tensor, tensors: Tensors | None) -> str:
+def _add_tensor(tensor: torch.Tensor, tensors: Tensors | None) -> str:
+    """Add a tensor to `tensors` under a new name, which is returned; raise TypeError if `tensors` is None."""
     if tensors is None:
         raise TypeError("a tensor cannot be saved here")
     name = str(len(tensors))
@@ -171,8 +188,8 @@ def _apart(tensor: torch.Tensor, tensors: Tensors | None) -> str:
 
 
 @cache
-def _saved(kind: Any) -> tuple[str, ...]:
-    """Return the names of the fields that are written."""
+def _saved_fields(kind: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a dataclass or NamedTuple that are written."""
     if not dataclasses.is_dataclass(kind):
         return tuple(kind._fields)
     return tuple(each.name for each in dataclasses.fields(kind) if each.metadata.get("saved", True))
@@ -182,10 +199,14 @@ def _saved(kind: Any) -> tuple[str, ...]:
 
 
 def unpack(plain: Plain, tensors: Mapping[str, torch.Tensor] | None = None) -> Any:
-    """Return the tree that `pack` was given.
+    """Return the tree from the plain data that `pack` returned for it.
+
+    Args:
+        plain: the plain data.
+        tensors: tensors and arrays by name, as `pack` added them; None if there are none.
 
     Raises:
-        DamagedError: `pack` has not made this, or another release has.
+        DamagedError: `plain` is not the output of this release's `pack`.
     """
     kind = plain.__class__
     if kind in _PLAIN:
@@ -197,7 +218,7 @@ def unpack(plain: Plain, tensors: Mapping[str, torch.Tensor] | None = None) -> A
         if tag[:1] != "$" or tag[:2] == "$$":
             return {_key(key): unpack(each, tensors) for key, each in plain.items()}
         if tag == _NAME:
-            return _made(plain, tensors)
+            return _instance(plain, tensors)
         (inside,) = plain.values()
         if tag == "$tensor":
             return (tensors or {})[inside]
@@ -210,16 +231,18 @@ def unpack(plain: Plain, tensors: Mapping[str, torch.Tensor] | None = None) -> A
 
 
 def restore(target: Any, plain: Mapping[str, Plain]) -> None:
-    """Set the fields of a dataclass to those that `pack_fields` returned for one of its class.
+    """Set the fields of a dataclass in place from the result of `pack_fields` for an instance of its class.
 
     Raises:
-        DamagedError, KeyError: it has not; some of the fields may have been set.
+        DamagedError: a value is not the output of `pack`; some fields may have been set.
+        KeyError: a field is missing; some fields may have been set.
     """
-    for name in _saved(target.__class__):
+    for name in _saved_fields(target.__class__):
         setattr(target, name, unpack(plain[name]))
 
 
 def _key(key: str) -> str:
+    """Return a key of an object as it was before `_dict` escaped it; raise DamagedError if it is a tag."""
     if key[:1] != "$":
         return key
     if key[:2] != "$$":
@@ -228,6 +251,7 @@ def _key(key: str) -> str:
 
 
 def _array_of(data: torch.Tensor, dtype: str, shape: list[int]) -> Any:
+    """Return the numpy array, or the scalar if `shape` is empty, whose bytes `data` holds."""
     import numpy as np
 
     array = data.numpy().view(np.dtype(dtype)).reshape(shape)
@@ -235,10 +259,12 @@ def _array_of(data: torch.Tensor, dtype: str, shape: list[int]) -> Any:
 
 
 def _made_of_items(make: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a reader that passes the list of unpacked items to `make`."""
     return lambda inside, tensors: make([unpack(each, tensors) for each in inside])
 
 
 def _made_of_pairs(make: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a reader that passes the dict of unpacked pairs to `make`."""
     return lambda inside, tensors: make({unpack(k, tensors): unpack(v, tensors) for k, v in inside})
 
 
@@ -254,21 +280,23 @@ _READERS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _made(plain: dict[str, Plain], tensors: Mapping[str, torch.Tensor] | None) -> Any:
-    """Return an instance of a registered class. Raises DamagedError, and what the class raises."""
+def _instance(plain: dict[str, Plain], tensors: Mapping[str, torch.Tensor] | None) -> Any:
+    """Return an instance of a registered class from its fields; raise DamagedError, or an exception of the
+    class."""
     name = plain[_NAME]
     kind: Any = class_of(name)
     if kind is None:
-        raise DamagedError(f"this release has no stored class named {name!r:.100}")
+        raise DamagedError(f"no class of this release is stored as {name!r:.100}")
     if issubclass(kind, Enum):
         return kind(unpack(plain["value"], tensors))
-    names = _saved(kind)
+    names = _saved_fields(kind)
     if len(plain) != len(names) + 1:
         raise DamagedError(f"{name!r}: expected the fields {', '.join(names)}, got {', '.join(plain):.200}")
     if hasattr(kind, "_make"):
         return kind._make([unpack(plain[each], tensors) for each in names])
+    # A dataclass: bypass __init__, because every field that it sets is in the file or has a default.
     made: Any = object.__new__(kind)
-    for field in _derived(kind):
+    for field in _derived_fields(kind):
         make = field.default_factory
         object.__setattr__(made, field.name, field.default if make is dataclasses.MISSING else make())
     for each in names:
@@ -277,6 +305,6 @@ def _made(plain: dict[str, Plain], tensors: Mapping[str, torch.Tensor] | None) -
 
 
 @cache
-def _derived(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
+def _derived_fields(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
     """Return the fields of a dataclass that are not written."""
     return tuple(each for each in dataclasses.fields(kind) if not each.metadata.get("saved", True))

@@ -1,4 +1,4 @@
-"""Lint the English of docstrings, comments and documentation. `make check` runs it: `tests/prose.py [PATH ...]`.
+"""Lint the English of docstrings, comments and documentation: `python tests/prose.py [PATH ...]`, in `make lint`.
 
 It reports what a program can see and leaves the rest to readers:
 

@@ -156,7 +156,7 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
         ("gc-worker", "--server x --compressor 4bti", "did you mean '4bit'?"),
         ("gc-worker", "--server x --compressor topk:ration=4", "did you mean 'ratio'?"),
         ("gc-worker", "--server http://x", "--server (flag): expected host or host:port"),
-        ("gc-worker", "--server x --allow-task my-tasks", "expected names of modules"),
+        ("gc-worker", "--server x --allow-task my-tasks", "expected module names"),
         ("gc-run", "--workres 3", "did you mean '--workers'?"),
         ("gc-run", "--mode coded --compressor 4bit", "exchanges gradients in fixed point"),
         (
@@ -276,7 +276,7 @@ def test_the_outer_optimizer_is_named_inside_of_a_mode() -> None:
 
 
 def test_inverse_rates_need_an_optimizer_that_notices() -> None:
-    with pytest.raises(UsageError, match="takes no notice of how large they are; use sgd"):
+    with pytest.raises(UsageError, match="is independent of their magnitude; use sgd"):
         check_together(RunSettings(mode="async:rate=inverse", optimizer="adam"))
     check_together(RunSettings(mode="async:rate=inverse", optimizer="sgd"))
 

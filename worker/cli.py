@@ -1,4 +1,4 @@
-"""gc-worker: one worker daemon."""
+"""The command gc-worker, which runs one worker daemon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .tasks import TaskError
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run gc-worker and return its exit code. `argv` has no program name; None for the process's
+    arguments."""
     try:
         effective = read(
             WorkerSettings,
@@ -24,11 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             environ=os.environ,
         )
         failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is in our own messages
-        # A task may fork, as a DataLoader with workers does. gRPC's handlers for that would kill the child
-        # while a stream is open; without them it is safe as long as the child does not use gRPC.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Gradwire logs every error itself
+        # A task may fork, as a DataLoader with workers does. gRPC's fork handlers would kill the child while
+        # a stream is open. Without the handlers a fork is safe as long as the child does not use gRPC.
         os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-        from .daemon import check, run  # only now: it imports torch and grpc
+        from .daemon import check, run  # late, because it imports torch and grpc
 
         compressor, auto = check(effective.settings)
         if effective.print_config:
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(code: Exit, error: Exception) -> int:
+    """Print the error, and return the exit code."""
     print(f"gc-worker: {error}", file=sys.stderr)
     return code
 

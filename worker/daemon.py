@@ -1,4 +1,4 @@
-"""The life of a gc-worker process: join, load the task, train, leave."""
+"""The life of a gc-worker process: join a job, load its task, train, leave."""
 
 from __future__ import annotations
 
@@ -39,28 +39,38 @@ from .training.work import CodedExchange, parse_work
 log = logging.getLogger("gradwire.worker")
 
 
-LOOK_S = 0.5  # while a worker leaves, how often it looks whether that is of any use
-AWAY_S = 3.0  # of a server to which nothing can be handed over; a stream that breaks is back sooner
+CHECK_S = 0.5  # seconds between two checks whether a leaving worker should give up
+AWAY_S = 3.0  # seconds without a server after which a leaving worker gives up; a broken stream is back sooner
 
 
 class _Signalled(BaseException):
-    """Raised in the main thread by SIGTERM and SIGINT; a BaseException so that no task swallows it."""
+    """Raised in the main thread by SIGTERM and SIGINT; a BaseException so that no task swallows it.
+
+    Attributes:
+        number: number of the signal.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 class _Signals:
-    """SIGTERM and SIGINT. While the worker trains, the first one asks it to hand over what it still holds,
-    and only raises when that takes too long or the server is away; a second one ends the process at once.
+    """Handler of SIGTERM and SIGINT.
+
+    While the worker trains, the first signal makes it push its residuals and leave. The handler raises
+    `_Signalled` only if that takes too long or the server is away. A second signal ends the process at once.
 
     Attributes:
-        received: the signal, once there was one.
-        session, connection: of the worker, as soon as it trains.
-        gave_up: why nothing more could be handed over; empty if something could.
+        received: number of the first signal; None before it.
+        session, connection: the worker's, set once it trains; None before.
+        gave_up: when and why the worker stopped trying to push its residuals, in words; empty if it did not.
     """
 
     def __init__(self, leave_s: float) -> None:
+        """
+        Args:
+            leave_s: `--leave-seconds`, seconds in which to push the residuals; 0 to leave at once.
+        """
         self._leave_s = leave_s
         self._signalled_at = 0.0
         self.received: int | None = None
@@ -71,9 +81,11 @@ class _Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGALRM, self._on_alarm)
-        os.register_at_fork(after_in_child=_in_child)
+        os.register_at_fork(after_in_child=_reset_in_child)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Called on the first signal: make the session leave and start the timer, or raise `_Signalled` at
+        once."""
         for again in (signal.SIGTERM, signal.SIGINT):
             signal.signal(again, lambda n, _: os._exit(128 + n))
         self.received = number
@@ -82,41 +94,45 @@ class _Signals:
             raise _Signalled(number)
         self.session.leave()
         self._signalled_at = time.monotonic()
-        every_s = min(LOOK_S, self._leave_s)
+        every_s = min(CHECK_S, self._leave_s)
         signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
+        """Called every `CHECK_S` while the worker leaves: raise `_Signalled` when it is time to give up."""
         assert self.received is not None
         if time.monotonic() - self._signalled_at >= self._leave_s:
             self.gave_up = f"after {self._leave_s:g} s"
         elif self.connection is not None and self.connection.away_s >= AWAY_S:
             self.gave_up = f"while the server has been away for {self.connection.away_s:.0f} s"
         if self.gave_up:
-            self.settled()
+            self.stop_timer()
             raise _Signalled(self.received)
 
-    def settled(self) -> None:
-        """Nothing is to be interrupted any more."""
+    def stop_timer(self) -> None:
+        """Stop the timer, so that a leaving worker is not interrupted any more."""
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _in_child() -> None:
-    """In a process that a task has forked, such as a DataLoader's: whoever started it ends it, and Ctrl-C is
-    for the worker, which still needs its data to hand over what it holds."""
+def _reset_in_child() -> None:
+    """Reset the signal handlers in a process that a task has forked, such as a DataLoader's.
+
+    The process that forked it ends it. It ignores Ctrl-C: the worker still needs its data to push the
+    residuals.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def check(settings: WorkerSettings) -> tuple[CompressorSpec, bool]:
-    """Check what can be known before there is a server: of its own task the module is loaded.
+    """Check the options that can be checked without a server, and import the module of a task of one's own.
 
     Returns:
-        The compressor, and whether it is left where it loses.
+        The compressor, and True if it is to be turned off where it loses time (`auto`).
 
     Raises:
-        UsageError: a compressor or a device that there is not.
-        TaskError: a task that there is not, or whose module raises.
+        UsageError: the compressor or the device does not exist.
+        TaskError: the task does not exist, or its module raised an exception.
     """
     try:
         chosen = compressor_of(settings.compressor)
@@ -129,10 +145,14 @@ def check(settings: WorkerSettings) -> tuple[CompressorSpec, bool]:
 
 
 def run(effective: Effective[WorkerSettings], compressor: CompressorSpec, *, auto: bool) -> int:
-    """Train until the job is done. Returns the exit code; raises UsageError.
+    """Run the worker until the job is done, and return the exit code.
 
     Args:
-        compressor, auto: what `check` has returned.
+        effective: options of the command.
+        compressor, auto: result of `check`.
+
+    Raises:
+        UsageError: the port for probes cannot be listened on.
     """
     settings = effective.settings
     set_up_logging(settings.log_format)
@@ -161,18 +181,18 @@ def run(effective: Effective[WorkerSettings], compressor: CompressorSpec, *, aut
         code, reason = _train(
             connection, settings, metrics, signals, compressor=compressor, auto=auto, chosen=chosen
         )
-        signals.settled()
+        signals.stop_timer()
         connection.leave(reason, failed=code not in (Exit.DONE, Exit.TERMINATED, Exit.INTERRUPTED))
         return code
     except _Signalled as signalled:
-        signals.settled()
+        signals.stop_timer()
         leaving.set()
         name = signal.Signals(signalled.number).name
         session = signals.session
         held_back, pushes = (session.held_back, session.open_pushes) if session else (0.0, 0)
         if held_back or pushes:
             log.warning(
-                "%s: leaving %s with gradients of norm %.3g held back and %d unconfirmed pushes",
+                "%s: leaving %s; residuals of norm %.3g are lost, and %d pushes are unconfirmed",
                 *(name, signals.gave_up, held_back, pushes),
             )
         else:
@@ -196,20 +216,22 @@ def _train(
     auto: bool,
     chosen: bool,
 ) -> tuple[Exit, str]:
-    """The whole job. Returns the exit code and the reason to leave with.
+    """Join the job, load its task and train it to the end. Return the exit code and the reason to leave with.
 
-    chosen: whether somebody has asked for the compressor.
+    Args:
+        auto: True if the compressor is to be turned off where it loses time.
+        chosen: True if the user has given --compressor.
     """
     device = _choose_device(settings.device)
     try:
         reply = connection.join(__version__, str(compressor), names())
         job = job_terms(reply.job)
         known: dict[str, object] = {"job": job.id, "worker": connection.worker, "rank": reply.rank}
-        add_log_fields(lambda: known)  # the version as soon as there is one
+        add_log_fields(lambda: known)  # the version is added once there is a replica
         if job.script:
             raise UsageError(
-                f"job {job.id} is one of scripts, without a task: run your script, which calls "
-                "gradwire.connect()"
+                f"job {job.id} has no task, because its workers are scripts: run your script, which calls "
+                "gradwire.connect(), instead of gc-worker"
             )
         log.info(
             "joined job %s as %s, rank %d: %s, mode %s, %d epochs",
@@ -242,20 +264,20 @@ def _train(
         if not done:
             assert signals.received is not None
             name = signal.Signals(signals.received).name
-            log.info("%s: leaving, with everything handed over", name)
+            log.info("%s: leaving, all residuals pushed", name)
             return Exit(128 + signals.received), f"stopped by {name}"
-        log.info("the job is done at version %d", replica.version or 0)
+        log.info("the job has ended at version %d", replica.version or 0)
         return Exit.DONE, "done"
     except Refused as refused:
         if refused.refusal.reason is Reason.JOB_FINISHED:
             if signals.session is None:
                 log.warning(
-                    "nothing was trained here: %s. To train again, start gc-server with another --state; on "
-                    "Kubernetes give the overlay another nameSuffix",
+                    "this worker has trained nothing: %s. To train again, start gc-server with another "
+                    "--state; on Kubernetes give the overlay another nameSuffix",
                     refused.refusal.message,
                 )
             else:
-                log.info("%s; nothing left to do", refused.refusal.message)
+                log.info("%s; leaving", refused.refusal.message)
             return Exit.DONE, "done"
         log.error("refused: %s", refused)
         stopped = refused.refusal.reason is Reason.STOPPING
@@ -263,7 +285,7 @@ def _train(
     except (UnreachableError, UsageError, BackendError) as error:
         log.error("%s", error)
         return (Exit.UNREACHABLE if isinstance(error, UnreachableError) else Exit.USAGE), str(error)
-    except SpecError as error:  # of what the server asks for; the worker's own were checked before
+    except SpecError as error:  # from the server; the worker's own specs were checked at the start
         log.error("%s; install the same release of gradwire on both sides", error)
         return Exit.REFUSED, str(error)
     except (TaskError, TaskFailedError, ModelError) as error:
@@ -275,7 +297,7 @@ def _train(
 
 
 def _replica(task: Task, job: JobTerms, device: torch.device) -> Replica:
-    """Raises TaskError, TaskFailedError or ModelError."""
+    """Return the initial replica of the task's model; raise TaskError, TaskFailedError or ModelError."""
     torch.manual_seed(job.seed)
     model = guarded(f"task {task.name!r}: model", task.model)
     data = guarded(f"task {task.name!r}: batch", lambda: data_checksum(task.batch, task.train_samples))
@@ -283,17 +305,18 @@ def _replica(task: Task, job: JobTerms, device: torch.device) -> Replica:
 
 
 def _without_compressor(spec: str, *, chosen: bool) -> CompressorSpec:
-    """Raises UsageError for a compressor that somebody has chosen."""
+    """Return the compressor `none`; raise UsageError if the user has chosen another one (`spec`)."""
     if chosen and spec != "none":
         raise UsageError(
-            f"--compressor {spec}: the job's mode is coded, which exchanges gradients in fixed point; "
-            "use --compressor none"
+            f"--compressor {spec}: the job's mode, coded, exchanges gradients in fixed point; use "
+            "--compressor none"
         )
     return parse_compressor("none")
 
 
 def _choose_device(name: str) -> torch.device:
+    """Return the device for `--device`; raise UsageError if it is cuda and there is no such device."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
-        raise UsageError("--device cuda: this machine has no CUDA device that torch can use; try auto")
+        raise UsageError("--device cuda: torch finds no usable CUDA device on this machine; use auto")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")

@@ -10,60 +10,69 @@ from ..common.metrics import MetricSet, counter, gauge, histogram
 
 
 class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
-    info = gauge("info", "1; the labels say what runs, once it has joined", "version", "mode", "job")
-    _wire = counter("wire_bytes", "bytes on the wire", "direction", "compressor")
+    """The metrics of one worker. The daemon or a script creates them; the session, steps and driver count.
+
+    Attributes:
+        wire_up, wire_down: `_wire` for the pushes and for the updates of this worker's compressor.
+        raw_up, raw_down: `_raw` for the pushes and for the updates of this worker's compressor.
+    """
+
+    info = gauge(
+        "info", "1 once the worker has joined; labels name release, mode and job", "version", "mode", "job"
+    )
+    _wire = counter("wire_bytes", "bytes sent (up) and received (down)", "direction", "compressor")
     _raw = counter(
         "raw_bytes",
-        "float32 bytes of accepted pushes, of updates applied, and of the initial parameters if this worker "
-        "sent them",
+        "bytes as float32 of accepted pushes and of uploaded initial parameters (up), and of applied updates "
+        "(down)",
         "direction",
         "compressor",
     )
-    pushes = counter("pushes", "`accepted`, `refused`", "decision")
-    refusals = counter("refusals", "pushes that the server refused", "reason")
-    skipped = counter("skipped_steps", "steps without a usable gradient")
+    pushes = counter("pushes", "pushes by the server's decision: `accepted` or `refused`", "decision")
+    refusals = counter("refusals", "pushes that the server refused, by its reason", "reason")
+    skipped = counter("skipped_steps", "steps skipped because the gradient was not finite")
     spikes = counter(
         "spikes",
-        "gradients of tensors that were more than 100 times as large as usual, and were sent whole, as "
-        "float32",
+        "tensors whose gradient was more than 100 times as large as usual, and was sent uncompressed",
     )
     clipped = counter(
         "clipped_elements",
-        "coded mode: elements of gradients that were outside of ±10 and were clipped",
+        "coded mode: elements of gradients that were outside ±10 and were clipped",
     )
     ahead = counter(
         "ahead_rounds",
-        "local:delayed=on: rounds computed before their assignment came, `used` or `discarded`",
+        "local:delayed=on: rounds computed before their assignment arrived, `used` or `discarded`",
         "outcome",
     )
-    reconnects = counter("reconnects", "times the stream was opened again")
-    drifts = counter("drifts", "times the replica was not the server's, and was replaced")
+    reconnects = counter("reconnects", "reconnections after the stream to the server broke")
+    drifts = counter("drifts", "replicas replaced because their checksum differed from the server's")
     seconds = counter(
         "seconds",
-        "where the training thread's time goes: `computing`, `compressing`, `pushing`, `waiting`, "
+        "seconds of the training thread by activity: `computing`, `compressing`, `pushing`, `waiting`, "
         "`applying`, `evaluating`; in coded mode `encoding` and `decoding`",
         "activity",
     )
-    step_seconds = histogram("step_seconds", "from an assignment to the next one")
-    version = gauge("version", "parameter version of the replica")
-    epoch = gauge("epoch", "epoch of the current assignment")
+    step_seconds = histogram("step_seconds", "seconds from one assignment to the next")
+    version = gauge("version", "version of the parameters in the replica")
+    epoch = gauge("epoch", "epoch of the current assignment, counted from 0")
     loss = gauge("train_loss", "training loss of the last step")
-    residual_norm = gauge(
-        "residual_norm", "Euclidean norm of what is still to be sent, measured every 50 steps"
-    )
+    residual_norm = gauge("residual_norm", "Euclidean norm of the residuals, measured every 50 steps")
 
     def __init__(self, compressor: str) -> None:
-        """compressor: its name without options."""
+        """
+        Args:
+            compressor: name of the compressor without options, the value of the label `compressor`.
+        """
         super().__init__()
         self.wire_up = self._wire.labels("up", compressor)
         self.wire_down = self._wire.labels("down", compressor)
         self.raw_up = self._raw.labels("up", compressor)
         self.raw_down = self._raw.labels("down", compressor)
         self._stepped_at: float | None = None
-        self._inside = 0.0  # time of the blocks within the one that is being counted
+        self._inside = 0.0  # seconds of the blocks nested in the current block
 
     def step(self) -> None:
-        """A step begins."""
+        """Mark the start of a step, and observe the seconds since the previous start."""
         now = time.perf_counter()
         if self._stepped_at is not None:
             self.step_seconds.observe(now - self._stepped_at)
@@ -71,7 +80,8 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
 
     @contextmanager
     def during(self, activity: str) -> Generator[None]:
-        """Count the time of a block, but for blocks within it."""
+        """Count the time spent in a `with` block as `activity`, without the time of nested `during`
+        blocks."""
         started, outside = time.perf_counter(), self._inside
         self._inside = 0.0
         try:

@@ -1,8 +1,8 @@
 """Tables 3.5 and 4.5 of the thesis: the share of compressing in an iteration, on VGG's and ResNets' shapes.
 
-The thesis: four nodes with a GPU each, CIFAR-10, batches of 128; it does not say at which ratio these tables
-were made. In table 4.5 what is timed includes computing, T_calculate + T_compress, and an iteration of k-RNGC
-with a delay of 3 is three batches.
+The thesis: four nodes with a GPU each, CIFAR-10, batches of 128. It does not say at which ratio these tables
+were made. In table 4.5 the time includes computing, T_calculate + T_compress, and an iteration of k-RNGC with
+a delay of 3 is three batches.
 
 Compressing is the whole call of a worker, in one thread, on noise, as if each worker had a core for it. The
 step is one of real daemons on shaped links with emulated computation, and nothing overlaps; four workers that
@@ -22,7 +22,8 @@ from ..shaped import WARM_UP, Setup
 from ..timing import interleaved
 from .emulated import Method, computation, exchange_seconds, record, split
 
-# By model: share of the iteration, and its time in that of the baseline.
+# By model and compressor: compressing as a fraction of the iteration, and the iteration's time relative to
+# that of the baseline.
 TABLE_3_5: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "vgg16-cifar": {
         **{"GCAC": (0.4209, 828.70 / 640.99), "L1": (0.4192, 828.17 / 640.99)},
@@ -54,21 +55,26 @@ TABLE_4_5: Mapping[str, Mapping[str, tuple[float, float]]] = {
         "k-RNGC, delay 5": (0.7359, 1204.74 / 289.08),
     },
 }
-SHARE = 0.5
+SHARE = 0.5  # of communication in the baseline's step
 RATIO = 100
 REPEATS = 5
-DELAYS = (1, 3, 5)
+DELAYS = (1, 3, 5)  # batches in an iteration of k-RNGC
 BASELINE = Method(name="baseline")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompressingRow:
-    """A compressor on a model's shapes. An iteration has as many batches as the delay.
+    """A row of the table: a compressor on a model's shapes. An iteration has as many batches as the delay.
 
     Attributes:
-        compressing_seconds, step_seconds: of a batch.
-        of_baseline: an iteration's time relative to the uncompressed one's.
-        paper_share, paper_of_baseline: the thesis's figures.
+        model: name of the model.
+        name: the thesis's name of the compressor.
+        compressor: our spec of it.
+        compressing_seconds: seconds of compressing a batch's gradient.
+        step_seconds: seconds of a batch.
+        of_baseline: time of an iteration relative to that of the uncompressed run.
+        paper_share: compressing as a fraction of the iteration in the thesis; None if it has none.
+        paper_of_baseline: `of_baseline` in the thesis; None if it has none.
     """
 
     model: str
@@ -82,6 +88,7 @@ class CompressingRow:
 
     @property
     def share(self) -> float:
+        """Compressing as a fraction of the iteration, 0 to 1."""
         return self.compressing_seconds / self.step_seconds
 
 
@@ -92,6 +99,7 @@ HEADINGS = (
 
 
 def cells(row: CompressingRow) -> list[object]:
+    """Return the cells of a row of the table, in the order of `HEADINGS`."""
     return [
         *(row.model, row.name, f"`{row.compressor}`", f"{row.compressing_seconds * 1e3:.1f}"),
         *(f"{row.step_seconds * 1e3:.0f}", f"{row.share:.3f}"),
@@ -102,7 +110,13 @@ def cells(row: CompressingRow) -> list[object]:
 
 
 def compressors(ratio: int) -> dict[str, tuple[str, int]]:
-    """Return our spec and its delay by the thesis's name, without the first epochs' warm-up."""
+    """Return the spec of each of our compressors and its delay in batches, by the thesis's name for it.
+
+    The specs have no warm-up in the first epochs.
+
+    Args:
+        ratio: number of elements for each that is sent.
+    """
     plain = {"GCAC": "gcac", "L1": "l1", "Top-K": "topk", "DGC": "dgc"}
     fixed = {"GCAC": "", "L1": "", "Top-K": "", "DGC": ",warmup=0"}
     found = {name: (f"{each}:ratio={ratio}{fixed[name]}", 1) for name, each in plain.items()}
@@ -112,7 +126,7 @@ def compressors(ratio: int) -> dict[str, tuple[str, int]]:
 
 
 class Compressing:
-    """A worker's compression of noise with a model's shapes, one step with each call."""
+    """A worker's compression of noise with a model's shapes. Each call compresses one step."""
 
     def __init__(self, setup: Setup, compressor: str) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -131,12 +145,17 @@ class Compressing:
 
 
 def compressing_seconds(setup: Setup, compressors: Mapping[str, tuple[str, int]]) -> dict[str, float]:
-    """Return the seconds of a batch by name, in one thread, timed in turn."""
+    """Time each compressor alternately, in one thread, and return the seconds per batch by name.
+
+    Args:
+        setup: model whose shapes are compressed.
+        compressors: spec and delay of each compressor, by name.
+    """
     set_threads(1)
     torch.set_num_threads(1)
 
     def call(compressor: str, delay: int) -> Callable[[], None]:
-        """Return a call for this many batches: a delayed compressor selects in one of them."""
+        """Return a function that compresses `delay` batches: a delayed compressor selects in one of them."""
         step = Compressing(setup, compressor)
 
         def several() -> None:
@@ -152,7 +171,13 @@ def compressing_seconds(setup: Setup, compressors: Mapping[str, tuple[str, int]]
 
 
 def measured(setup: Setup, share: float, ratio: int) -> Iterator[CompressingRow]:
-    """Yield a row for each compressor on the model of the setup."""
+    """Measure each compressor on one model, and yield a row for each.
+
+    Args:
+        setup: model, links and number of steps.
+        share: communication as a fraction of the uncompressed step, 0 to 1.
+        ratio: elements for each that is sent.
+    """
     found = compressors(ratio)
     compressing = compressing_seconds(setup, found)
     exchange = exchange_seconds(setup, BASELINE)

@@ -1,8 +1,8 @@
-"""Ways to train as a paper names them, timed with real daemons on shaped links and emulated computation.
+"""Methods of a paper, timed with real daemons on shaped links and emulated computation.
 
-The computation is as long as a share of communication asks for: the exchange of the first way, the paper's
-baseline, is measured without computation and takes that share of computation and exchange, one after the
-other. All ways then compute for so long. Their times are compared with the baseline's; so are the paper's.
+The exchange of the first method, the paper's baseline, is measured without computation. The emulated
+computation is then so long that this exchange takes a given share of computation and exchange, one after the
+other. All methods compute for so long. Their times are compared with the baseline's; so are the paper's.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from ..arguments import BenchError, amount
 from ..bound import Overlap
 from ..shaped import PAUSE_S, Recorded, Setup, run_ours
 
-# Two times that differ by less are taken to be the same.
+# Two times whose ratio is smaller are considered equal.
 ALIKE = 1.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A way to train. The options are those of gc-run.
+    """A method of training that a paper names, with the options of gc-run for it.
 
     Attributes:
-        name: the paper's.
-        paper: the paper's speed-ups over the first way, one for each of its tables that has this way.
+        name: the paper's name.
+        paper: the paper's speed-ups over the first method, one for each of its tables that has this method.
+        compressor, overlap, fusion, mode: values of the options of gc-run.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Method:
 
     @property
     def options(self) -> str:
-        """Return the options of gc-run."""
+        """The command-line options of gc-run for this method, as Markdown code."""
         parts = [f"--compressor {self.compressor}", f"--overlap {self.overlap}"]
         parts += [f"--fusion {self.fusion}"] if self.fusion != "bytes" else []
         parts += [f"--mode {self.mode}"] if self.mode != "sync" else []
@@ -51,7 +52,8 @@ class StepTimings:
     """The mean or median step of a run.
 
     Attributes:
-        computing_seconds: the rest of the step is communication that nothing hides.
+        step_seconds: duration of the step.
+        computing_seconds: seconds of computation; the rest of the step is communication that nothing hides.
         bytes_in: bytes that the server receives in a step.
         parts: number of parts in which each worker sends them.
     """
@@ -64,11 +66,14 @@ class StepTimings:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodRow(StepTimings):
-    """A way to train on a model.
+    """A row of the table: a method on one model.
 
     Attributes:
-        share: communication as a fraction of the first way's step, 0 to 1.
-        speedup: over the first way.
+        model: name of the model.
+        workers: number of workers.
+        share: communication as a fraction of the first method's step, 0 to 1.
+        method: name of the method.
+        speedup: speed-up over the first method.
         paper: the paper's speed-ups.
     """
 
@@ -87,6 +92,12 @@ HEADINGS = (
 
 
 def cells(row: MethodRow, method: Method) -> list[object]:
+    """Return the cells of one row of the printed table.
+
+    Args:
+        row: measurements of the method.
+        method: the method, for its options.
+    """
     return [
         *(row.model, row.workers, f"{row.share:.2f}", row.method, method.options),
         *(f"{row.step_seconds:.3f}", f"{row.computing_seconds:.3f}"),
@@ -98,7 +109,7 @@ def cells(row: MethodRow, method: Method) -> list[object]:
 
 
 def shares(text: str) -> list[float]:
-    """Read `0.25,0.5`: numbers above 0 and below 1."""
+    """Parse shares such as `0.25,0.5`: numbers above 0 and below 1."""
     found = [amount(part) for part in text.split(",")]
     if not all(0 < share < 1 for share in found):
         raise BenchError(f"expected shares above 0 and below 1, separated by commas, got {text!r}")
@@ -106,24 +117,25 @@ def shares(text: str) -> list[float]:
 
 
 def computation(exchange_seconds: float, share: float) -> float:
-    """Return the seconds of computation with which the exchange takes this share of both."""
+    """Return the seconds of computation that leave the exchange the fraction `share` of both together."""
     return exchange_seconds * (1 - share) / share
 
 
 def exchange_seconds(setup: Setup, method: Method) -> float:
-    """Return the seconds of a step's upload, processing and download, without computation beside them."""
+    """Measure the seconds of a step's upload, processing and download, without concurrent computation."""
     quick = replace(setup, seconds=PAUSE_S, fusion=method.fusion)
     found = run_ours(quick, method.compressor, "auto", "off")
     return found.step_seconds - found.computing_seconds
 
 
 def record(setup: Setup, method: Method) -> Recorded:
+    """Train a setup with a method, on real daemons, and return the recorded run."""
     fitted = replace(setup, fusion=method.fusion, mode=method.mode)
     return run_ours(fitted, method.compressor, "auto", method.overlap)
 
 
 def split(recorded: Recorded, first: int, last: int) -> tuple[float, float]:
-    """Return the mean seconds of the steps from `first` until `last`, and of their computation."""
+    """Return the mean duration and the mean computation of the steps `first` to `last` - 1, in seconds."""
     steps = last - first
     whole = fmean((trace[last].began - trace[first].began) / steps for trace in recorded.traces)
     computing = fmean(step.seconds for trace in recorded.traces for step in trace[first:last])
@@ -131,13 +143,13 @@ def split(recorded: Recorded, first: int, last: int) -> tuple[float, float]:
 
 
 def speedups(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return by name how many times faster each is than the first."""
+    """Return by name how many times shorter each time is than the first one."""
     first = next(iter(seconds.values()))
     return {name: first / each for name, each in seconds.items()}
 
 
-def taken(recorded: Recorded) -> StepTimings:
-    """Return the timings of the median step."""
+def timings_of(recorded: Recorded) -> StepTimings:
+    """Return the timings of a recorded run's median step."""
     return StepTimings(
         step_seconds=recorded.step_seconds,
         computing_seconds=recorded.computing_seconds,
@@ -150,9 +162,16 @@ def measure(
     setup: Setup,
     share: float,
     methods: Sequence[Method],
-    take: Callable[[Setup, Method], StepTimings] = lambda setup, method: taken(record(setup, method)),
+    take: Callable[[Setup, Method], StepTimings] = lambda setup, method: timings_of(record(setup, method)),
 ) -> list[MethodRow]:
-    """Measure each way with the model and computation of the setup. take: runs one of them."""
+    """Measure each method with the same model and computation, and return a row for each.
+
+    Args:
+        setup: model, links and emulated computation.
+        share: communication as a fraction of the first method's step, for the rows.
+        methods: the first is the baseline.
+        take: function that trains with a method and returns its timings.
+    """
     found: list[MethodRow] = []
     for method in methods:
         step = take(setup, method)
@@ -173,7 +192,7 @@ def measure(
 
 
 def differences(rows: Sequence[MethodRow]) -> list[str]:
-    """Return a sentence for each pair of ways on one model whose order differs from the paper's."""
+    """Return a sentence for each pair of methods on one model whose order differs from the paper's."""
     found: list[str] = []
     for one, other in itertools.permutations(rows, 2):
         if not one.paper or not other.paper:
@@ -189,7 +208,12 @@ def differences(rows: Sequence[MethodRow]) -> list[str]:
 
 
 def show(rows: Sequence[MethodRow], methods: Sequence[Method]) -> None:
-    """Print the rows of one model, and where their order differs from the paper's."""
+    """Print the rows of one model, and on standard error where their order differs from the paper's.
+
+    Args:
+        rows: rows of the table.
+        methods: method of each row.
+    """
     for row, method in zip(rows, methods, strict=True):
         print(output.row(cells(row, method)), flush=True)
     for line in differences(rows):

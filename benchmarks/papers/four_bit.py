@@ -1,10 +1,10 @@
-"""Tables 2 and 3 of the 4-bit paper: how many times faster 4bit and 2bit are than no compression.
+"""Tables 2 and 3 of the 4-bit paper: speed-ups of 4bit and 2bit over no compression.
 
 The paper: MXNet, Inception on CIFAR-10 and CIFAR-100, four and two nodes with two P100 each and 10 Gbit/s
-between them; seconds of an epoch. Its speed-ups are what shares of communication of 21 to 29 % give with an
-eighth or a sixteenth of the bytes, if nothing overlaps: so the share is 0.25 unless it is given, and nothing
-overlaps here. Its text says that 4bit wins more on a narrower link, and that 2bit passes it on a still
-narrower one, while in its own tables 2bit is faster already. Larger shares are narrower links.
+between them; seconds of an epoch. If nothing overlaps, its speed-ups follow from shares of communication of
+21 to 29 % with an eighth or a sixteenth of the bytes. Here the share is therefore 0.25 unless it is given,
+and nothing overlaps. The paper's text says that 4bit wins more on a narrower link, and that 2bit overtakes it
+on a still narrower one. In its own tables 2bit is faster already. Larger shares are narrower links.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 from ..shaped import Setup
 from .emulated import Method, MethodRow, computation, exchange_seconds, measure, speedups
 
-# By nodes; seconds of an epoch.
+# Seconds of an epoch, by number of nodes and method.
 TABLE_2: Mapping[int, Mapping[str, float]] = {
     4: {"baseline": 114.0, "2Bit": 83.0, "4Bit": 89.0},
     2: {"baseline": 118.3, "2Bit": 90.4, "4Bit": 97.1},
@@ -27,12 +27,18 @@ TABLE_3: Mapping[int, Mapping[str, float]] = {
 MODEL = "inception-cifar"
 NODES = (4, 2)
 SHARES = [0.25]
-PAPERS_SHARES = (0.21, 0.29)
+PAPERS_SHARES = (0.21, 0.29)  # least and largest share of communication in the paper's runs
 COMPRESSORS = {"baseline": "none", "2Bit": "2bit", "4Bit": "4bit:levels=groups"}
 
 
 def methods(model: str, workers: int, share: float) -> list[Method]:
-    """Return the ways; the paper's figures hold for its own model, at about its share."""
+    """Return the methods. They have the paper's speed-ups if the conditions are like the paper's.
+
+    Args:
+        model: name of the model.
+        workers: number of workers.
+        share: communication as a fraction of the uncompressed step, 0 to 1.
+    """
     low, high = PAPERS_SHARES
     known = model == MODEL and low <= share <= high
     paper = [speedups(table[workers]) for table in (TABLE_2, TABLE_3) if known and workers in table]
@@ -45,7 +51,13 @@ def methods(model: str, workers: int, share: float) -> list[Method]:
 def measured(
     setup: Setup, shares: Sequence[float], nodes: Sequence[int]
 ) -> Iterator[tuple[list[MethodRow], list[Method]]]:
-    """Yield rows and ways for each number of nodes and share, on the model of the setup."""
+    """Measure all methods on one model, and yield rows and methods for each number of nodes and share.
+
+    Args:
+        setup: model, links and number of steps.
+        shares: communication as a fraction of the uncompressed step, 0 to 1.
+        nodes: numbers of workers.
+    """
     for workers in nodes:
         of_workers = replace(setup, workers=workers)
         exchange = exchange_seconds(of_workers, methods(setup.model, workers, 0.0)[0])
@@ -56,7 +68,7 @@ def measured(
 
 
 def overtaken(found: Sequence[MethodRow]) -> str:
-    """Return a line for each number of workers: the share from which on 2bit is faster than 4bit."""
+    """Return text that names, by number of workers, the share from which on 2bit is faster than 4bit."""
     times = {(row.workers, row.share, row.method): row.step_seconds for row in found}
     lines: list[str] = []
     for workers in dict.fromkeys(row.workers for row in found):

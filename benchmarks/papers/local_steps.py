@@ -1,16 +1,18 @@
-"""Figures 15 and 16 of the multi-step paper: an epoch's computing and communicating, and speed-ups over SSGD.
+"""Figures 15 and 16 of the multi-step paper: computing and communicating of an epoch, and speed-ups over
+SSGD.
 
 The paper: four nodes with a GPU each, VGG19 and ResNet-20 on CIFAR-100, ResNet-50 on a hundred classes of
 ImageNet, batches of 64, 120 epochs, a learning rate that falls to a tenth every 30. The text on figure 16
-gives its own method 3.81, 2.51 and 1.49; the times of table 2 give 3.99, 2.55 and 1.67, which come first.
+gives its own method speed-ups of 3.81, 2.51 and 1.49; the times of table 2 give 3.99, 2.55 and 1.67, which
+come first in our rows.
 
-What share of a step communication takes follows from its table 2, where Local SGD with H steps leaves an H-th
-of it: about 0.76, 0.64 and 0.33. Nothing overlaps in SSGD and Local SGD here.
+The share of communication in a step follows from its table 2, where Local SGD with H steps keeps an H-th of
+it: about 0.76, 0.64 and 0.33. Nothing overlaps in SSGD and Local SGD here.
 
-How many steps an adaptive round has depends on the loss and the learning rate. Both are emulated over a run
-that stands for the paper's: four epochs, one for each of its learning rates, in which the loss falls by the
-same factor in every step from that of guessing among a hundred classes to what table 2 ends with. A loss that
-falls fast at first, as a real one does, makes shorter rounds at first.
+The number of steps in an adaptive round depends on the loss and the learning rate. Both are emulated over a
+run that stands for the paper's: four epochs, one for each of its learning rates. In every step the loss falls
+by the same factor, from the loss of guessing among a hundred classes to the final one in table 2. A real loss
+falls faster at first, which makes shorter rounds at first.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from .emulated import (
     record,
     speedups,
     split,
-    taken,
+    timings_of,
 )
 
 SSGD = "SSGD (H=1)"
@@ -44,7 +46,7 @@ METHODS = {
     ADAPTIVE: "local:steps=adaptive,correction=0",
     CORRECTED: "local:steps=adaptive,correction=0.1",
 }
-# Ours: the exchange runs beside the next round's steps.
+# A method of ours: the exchange runs beside the next round's steps.
 DELAYED = Method(name="Local SGD (H=8), delayed", mode="local:steps=8,correction=0,delayed=on")
 # Seconds of the training, in the order of `METHODS`.
 TABLE_2: Mapping[str, tuple[float, ...]] = {
@@ -52,15 +54,16 @@ TABLE_2: Mapping[str, tuple[float, ...]] = {
     "resnet50": (40219, 17015, 16509, 15754, 15761),
     "resnet20": (2237, 1721, 1409, 1334, 1339),
 }
-FIGURE_16 = {"vgg19-cifar": 3.81, "resnet50": 2.51, "resnet20": 1.49}  # of the last
-FINAL_LOSS = {"vgg19-cifar": 0.1261, "resnet50": 1.1910, "resnet20": 1.0318}  # of the last
+# Speed-up and final loss of the last method, by model.
+FIGURE_16 = {"vgg19-cifar": 3.81, "resnet50": 2.51, "resnet20": 1.49}
+FINAL_LOSS = {"vgg19-cifar": 0.1261, "resnet50": 1.1910, "resnet20": 1.0318}
 CLASSES = 100
 LARGEST_H = 16
-STAGES = 4  # with a learning rate each
+STAGES = 4  # epochs, with a learning rate each
 
 
 def share_of(model: str) -> float:
-    """Return the share of communication in SSGD by table 2: the mean of what H = 8 and H = 16 save."""
+    """Return the share of communication in SSGD, as table 2 implies it by H = 8 and H = 16, in the mean."""
     ssgd, *local = TABLE_2.get(model, TABLE_2["resnet50"])[:3]
     return fmean(
         (1 - seconds / ssgd) / (1 - 1 / steps) for seconds, steps in zip(local, (8, 16), strict=True)
@@ -68,13 +71,14 @@ def share_of(model: str) -> float:
 
 
 def methods(model: str) -> list[Method]:
+    """Return the methods, with the paper's speed-ups if the paper has the model."""
     paper: dict[str, tuple[float, ...]] = dict.fromkeys(METHODS, ())
     if model in TABLE_2:
         of_table = speedups(dict(zip(METHODS, TABLE_2[model], strict=True)))
         paper = {name: (each,) for name, each in of_table.items()}
         paper[CORRECTED] += (FIGURE_16[model],)
     found = [
-        # What overlaps in the paper's own method is whatever can overlap here.
+        # The paper's own method overlaps communication: it gets our largest overlap.
         Method(name=name, paper=paper[name], mode=mode, overlap="both" if "adaptive" in mode else "off")
         for name, mode in METHODS.items()
     ]
@@ -82,7 +86,12 @@ def methods(model: str) -> list[Method]:
 
 
 def measured(setup: Setup, shares: Sequence[float] | None) -> Iterator[tuple[list[MethodRow], list[Method]]]:
-    """Yield rows and ways for each share, by default the paper's, on the model of the setup."""
+    """Measure all methods on one model, and yield rows and methods for each share.
+
+    Args:
+        setup: model, links and number of steps.
+        shares: communication as a fraction of the step of SSGD, 0 to 1; None for the paper's.
+    """
     found = methods(setup.model)
     exchange = exchange_seconds(setup, found[0])
     for share in shares or [round(share_of(setup.model), 2)]:
@@ -91,15 +100,15 @@ def measured(setup: Setup, shares: Sequence[float] | None) -> Iterator[tuple[lis
 
 
 def take(setup: Setup, method: Method) -> StepTimings:
-    """Run one way. In local mode a step is a local one, with its part of the round's exchange.
+    """Train with one method and return its timings.
 
-    A run has at least `setup.steps` counted steps, in whole rounds of the largest H, and one more round
-    before and after them.
+    In local mode, a step is a local one, with its part of the exchange. The run has at least `setup.steps`
+    counted steps, in whole rounds of the largest H, and one more round before and after them.
     """
     if method.mode == "sync":
-        return taken(record(setup, method))
+        return timings_of(record(setup, method))
     rounds = max(STAGES, math.ceil(setup.steps / LARGEST_H))
-    rounds += -(rounds + 2) % STAGES  # so that all stages are of whole rounds
+    rounds += -(rounds + 2) % STAGES  # every stage has a whole number of rounds
     all_steps = (rounds + 2) * LARGEST_H
     final = FINAL_LOSS.get(setup.model, FINAL_LOSS["resnet50"]) / math.log(CLASSES)
     local = replace(
@@ -112,4 +121,4 @@ def take(setup: Setup, method: Method) -> StepTimings:
     )
     recorded = record(local, method)
     step_seconds, computing_seconds = split(recorded, LARGEST_H, all_steps - LARGEST_H)
-    return replace(taken(recorded), step_seconds=step_seconds, computing_seconds=computing_seconds)
+    return replace(timings_of(recorded), step_seconds=step_seconds, computing_seconds=computing_seconds)

@@ -1,14 +1,14 @@
-"""Table 1 of the paper on accuracy-aware sparse fusion: seconds of an iteration, five ways, four models.
+"""Table 1 of the paper on accuracy-aware sparse fusion: seconds of an iteration, five methods, four models.
 
 The paper: four nodes with a GPU each, Horovod over Ethernet at 10 Gbit/s, CIFAR-10, batches of 128, 64 for
-ResNet-20; mean of 1000 iterations. It says neither how large the messages of MGS are nor what share of an
-iteration communication takes.
+ResNet-20; mean of 1000 iterations. It gives neither the size of MGS's messages nor the share of communication
+in an iteration.
 
-All four sparse ways choose as many elements, by densities from 0.001 to 0.02 that rise with the norms of the
-weights, which are those that training begins with. Rand-K over the whole model after backward is one unit of
-all tensors here, which is complete when backward is. MGS closes a message once it has about an eighth of what
-a step sends. Plans by measurement are made after the first steps and after 50: where steps are short, the
-measurement begins after the second.
+All four sparse methods choose equally many elements. Their densities, from 0.001 to 0.02, rise with the norms
+of the initial weights. Rand-K over the whole model after backward is here one unit of all tensors, which is
+complete when backward is. MGS closes a message once it has about an eighth of the bytes that a step sends.
+The server makes plans by measurement after the first steps and after 50. Where steps are short, the
+measurement begins after the second plan.
 """
 
 from __future__ import annotations
@@ -29,15 +29,20 @@ TABLE_1: Mapping[str, Mapping[str, float]] = {
 }
 SHARES = [0.5]
 SPARSE = "randk:density=norm"
-RATIO = 95  # about: elements for each that is sent, at the middle of the densities
+RATIO = 95  # elements for each that is sent, about, at the middle of the densities
 VALUE_BYTES = 2
-MESSAGES = 8  # of a step, by MGS
-WHOLE = 1 << 40  # bytes: more than any model
-SHORT_S = 1.0  # a step
+MESSAGES = 8  # number of messages in a step of MGS
+WHOLE = 1 << 40  # bytes of a message that no model exceeds
+SHORT_S = 1.0  # a step of fewer seconds is short
 
 
 def methods(model: str, elements: int) -> list[Method]:
-    """Return the ways, without figures for a model that the paper lacks."""
+    """Return the methods, with the paper's speed-ups if the paper has the model.
+
+    Args:
+        model: name of the model.
+        elements: number of its elements, for the size of MGS's messages.
+    """
     paper = speedups(TABLE_1[model]) if model in TABLE_1 else {}
     message = max(1, elements // RATIO * VALUE_BYTES // MESSAGES)
 
@@ -55,15 +60,23 @@ def methods(model: str, elements: int) -> list[Method]:
 
 
 def part_bytes(sizes: Sequence[int]) -> int:
-    """Return the bytes of the largest tensor: no tensor is cut, and the first parts measure the link.
+    """Return the size of a part that cuts no tensor: the bytes of the largest tensor as float32.
 
-    sizes: elements of the tensors.
+    The first parts then also measure the link.
+
+    Args:
+        sizes: number of elements of each tensor.
     """
     return 4 * max(sizes)
 
 
 def measured(setup: Setup, shares: Sequence[float]) -> Iterator[tuple[list[MethodRow], list[Method]]]:
-    """Yield rows and ways for each share, on the model of the setup."""
+    """Measure all methods on one model, and yield rows and methods for each share.
+
+    Args:
+        setup: model, links and number of steps.
+        shares: communication as a fraction of the uncompressed step, 0 to 1.
+    """
     sizes = [tensor.elements for tensor in tensors(setup.model)]
     found = methods(setup.model, sum(sizes))
     setup = replace(setup, part_bytes=part_bytes(sizes))

@@ -1,10 +1,11 @@
 """Figure 2 of the paper on accuracy-aware sparse fusion: seconds until an accuracy is reached.
 
-The paper: VGG16 and ResNets on CIFAR-10; in its text its own method comes to 60 % 1.42 to 2.68 times, and
-to 80 % 2.35 to 14 times sooner than three others. It does not say which of them is behind which number.
+The paper: VGG16 and ResNets on CIFAR-10. By its text, its own method reaches 60 % 1.42 to 2.68 times sooner
+than three other methods, and 80 % 2.35 to 14 times sooner. It does not say which method is behind which
+number.
 
 Here `digits` is trained, by real processes on shaped links; nothing is emulated. The workers' computation
-shares this machine's cores, and the accuracy is looked at after every epoch.
+shares this machine's cores, and the accuracy is measured after every epoch.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ TARGETS = (0.6, 0.8)
 
 @dataclass(frozen=True, kw_only=True)
 class TargetRow:
-    """A way to train, by seed.
+    """A row of the table: one method, over all seeds.
 
     Attributes:
-        accuracies: final accuracies.
-        seconds: for each target, until the first epoch that ended with this accuracy; None if none did.
+        method: name of the method.
+        seeds: seeds of the runs.
+        accuracies: final accuracy, one per seed.
+        seconds: for each target, seconds until the first epoch that ended with this accuracy, one per seed;
+            None if no epoch did.
     """
 
     method: str
@@ -46,6 +50,7 @@ HEADINGS = ("", "gc-run", *(f"s to {target:.2f}" for target in TARGETS), "accura
 
 
 def cells(row: TargetRow, method: Method) -> list[object]:
+    """Return the cells of a row of the table, in the order of `HEADINGS`."""
     reached = [[each for each in seconds if each is not None] for seconds in row.seconds]
     return [
         *(row.method, method.options),
@@ -62,13 +67,30 @@ def cells(row: TargetRow, method: Method) -> list[object]:
 def seconds_to(
     target: float, accuracy_by_epoch: Sequence[float | None], seconds_by_epoch: Sequence[float | None]
 ) -> float | None:
-    """Return the seconds from the first round to the end of the first epoch with this accuracy, or None."""
+    """Return the seconds from the first round to the end of the first epoch with this accuracy.
+
+    Args:
+        target: accuracy to reach.
+        accuracy_by_epoch, seconds_by_epoch: accuracy and time at the end of each epoch, None where unknown.
+
+    Returns:
+        The seconds; None if no epoch has this accuracy.
+    """
     pairs = zip(accuracy_by_epoch, seconds_by_epoch, strict=True)
     return next((at for accuracy, at in pairs if accuracy is not None and accuracy >= target), None)
 
 
 def train(method: Method, *, workers: int, epochs: int, seed: int, mbit: float, size: int) -> RunResult:
-    """Run one job of real daemons behind shaped links. size: bytes of a part."""
+    """Run one job of real daemons behind shaped links and return its result.
+
+    Args:
+        method: compressor, overlap and fusion of the job.
+        workers: number of workers.
+        epochs: number of epochs.
+        seed: seed of the job.
+        mbit: Mbit/s of each link in each direction.
+        size: bytes of a part as float32.
+    """
     settings = RunSettings(
         workers=workers,
         epochs=epochs,
@@ -85,7 +107,7 @@ def train(method: Method, *, workers: int, epochs: int, seed: int, mbit: float, 
 def measured(
     *, seeds: Sequence[int], workers: int, epochs: int, mbit: float
 ) -> Iterator[tuple[TargetRow, Method]]:
-    """Yield a row for each way to train."""
+    """Train with each method and every seed, and yield each method with its row."""
     sizes = [each.numel() for each in load("digits").model().parameters()]
     for method in methods("digits", sum(sizes)):
         results: list[RunResult] = []

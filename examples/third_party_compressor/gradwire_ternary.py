@@ -1,9 +1,10 @@
-"""`ternary`: send one of -level, 0, level, in two bits per element, and without chance.
+"""`ternary`: send one of -level, 0, level, in two bits per element, deterministically.
 
     r = g + e;  m = a running mean of |r|;  send sign(r) * level where |r| > factor * m, else 0
 
-The level is the mean of |r| over the elements that are sent, which makes the squared error smallest for that
-choice of elements. Source: Li, Zhang and Liu, "Ternary Weight Networks" (2016), which does this to weights.
+The level is the mean of |r| over the elements that are sent, which minimizes the squared error for that
+choice of elements. Source: Li, Zhang and Liu, "Ternary Weight Networks" (2016), which quantizes weights this
+way.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ LIMITS = np.finfo(np.float32)
 
 @dataclass(frozen=True, kw_only=True)
 class TernaryOptions:
-    """factor: what is sent, in units of the mean. memory: share of the old mean that each step keeps."""
+    """Options of `ternary`.
+
+    Attributes:
+        factor: threshold above which an element is sent, as a multiple of the running mean; 0 to 100.
+        memory: weight of the old mean in each step's running mean; at least 0, below 1.
+    """
 
     factor: float = 0.7
     memory: float = 0.9
@@ -39,23 +45,25 @@ class TernaryOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Ternary:
-    """State: the running mean of |r|; None before the first step."""
+    """The compressor. Its state for a tensor is the running mean of |r|; None before the first step."""
 
     options: TernaryOptions = field(default_factory=TernaryOptions)
 
     def init(self, spec: TensorSpec) -> float | None:
+        """Return the state of a tensor before its first step."""
         return None
 
     def compress(
         self, gradient: torch.Tensor, state: float | None, context: StepContext
     ) -> tuple[QuantizedPayload, float]:
-        values = gradient.numpy()  # with the residual in it already, and not ours to write to
+        """Return the payload for one tensor's gradient, residual included, and the new state."""
+        values = gradient.numpy()  # includes the residual; a compressor must not write to it
         sizes = np.abs(values)
         now = float(sizes.mean(dtype=np.float64)) if sizes.size else 0.0
         mean = now if state is None else self.options.memory * state + (1 - self.options.memory) * now
         chosen = sizes > self.options.factor * mean
         level = float(sizes[chosen].mean(dtype=np.float64)) if chosen.any() else 0.0
-        level = max(level, float(LIMITS.smallest_normal))  # a level has to be positive
+        level = max(level, float(LIMITS.smallest_normal))  # the payload's format requires a positive level
         payload = QuantizedPayload(
             format=CodeFormat.SIGNED_2BIT,
             elements=values.size,

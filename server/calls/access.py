@@ -1,4 +1,4 @@
-"""Access to this server: tokens, and the peers that it answers."""
+"""Access to this server: tokens, and the peers whose calls it answers."""
 
 from __future__ import annotations
 
@@ -17,32 +17,39 @@ log = logging.getLogger("gradwire.server")
 
 LEAST_TOKEN_CHARACTERS = 16
 REMEDY = (
-    "start it with --token-file FILE, which has a token of this job; if a line of the server's file names "
-    "this worker, the token of that line"
+    "start the worker with --token-file FILE, a file that contains a token of this job; if a line of the "
+    "server's file names this worker, use the token of that line"
 )
 _LOOPBACK = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "ipv6:[::ffff:127.", "unix:")
 
 
 class TokenFileError(ValueError):
-    """The file of --token-file is none. The message never has a token in it."""
+    """Raised when the file of --token-file cannot be read or is invalid. The message never contains a
+    token."""
 
 
 class Tokens:
-    """The tokens of a file. Read again when it has changed. Belongs to one event loop.
+    """The tokens of a file, which is read again when it has changed. `Access` owns it, on one event loop.
 
-    A line is `WORKER-ID:TOKEN`, by which the id is *bound*: this token is good for it alone, and no other
-    token is good for it, unless another line binds it too. Or it is `TOKEN`, good for every id that is not
-    bound. Lines that begin with # say nothing.
+    A line `WORKER-ID:TOKEN` *binds* the id: the token is valid for that worker alone. No other token is valid
+    for a bound worker, unless another line binds it too. A line `TOKEN` is valid for every worker that is not
+    bound. Lines that begin with # are comments.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises TokenFileError."""
+        """Read the tokens of a file.
+
+        Raises:
+            TokenFileError: the file cannot be read or is invalid.
+        """
         self._path = path
         self._changed_at = 0
         self._known: list[tuple[str, bytes]] = []
         self._read()
 
     def _read(self) -> None:
+        """Read the file again if it has changed. Raises TokenFileError, and keeps the previous tokens
+        then."""
         try:
             changed_at = self._path.stat().st_mtime_ns
             if changed_at == self._changed_at:
@@ -61,64 +68,89 @@ class Tokens:
                     f"{LEAST_TOKEN_CHARACTERS} characters, or WORKER-ID:TOKEN; openssl rand -hex 32 makes one"
                 )
             why = why_no_token(token)
-            if not why and colon and why_no_name(worker):  # and may be half of a token
-                why = f"a WORKER-ID before the colon: expected {NAME_RULE}"
+            # Never quote `worker` here: it may be part of a token.
+            if not why and colon and why_no_name(worker):
+                why = f"WORKER-ID before the colon: expected {NAME_RULE}"
             if why:
                 raise TokenFileError(f"--token-file {self._path}, line {number}: {why}")
             known.append((worker, token.encode()))
         if not known:
-            raise TokenFileError(f"--token-file {self._path}: expected a token on a line, got none")
+            raise TokenFileError(
+                f"--token-file {self._path}: expected at least one line with a token, got none"
+            )
         self._known, self._changed_at = known, changed_at
 
     def owners(self, metadata: Mapping[str, Any]) -> frozenset[str]:
-        """Return the ids that a call's token is bound to, and "" if a line has it without an id. Empty for a
-        call without a token, or with another one."""
+        """Return the ids to which a call's token is bound, and "" if a line has the token without an id.
+        Empty for a call without a token or with an unknown one."""
         try:
             self._read()
-        except TokenFileError as error:  # half written, or gone: what was read before holds
-            log.warning("%s; the tokens that were read before stay good", error)
-        given = str(metadata.get(AUTHORIZATION, "")).removeprefix("Bearer ").encode()
-        # Compares with all of them, so that the time says nothing.
-        return frozenset([worker for worker, token in self._known if hmac.compare_digest(given, token)])
+        except TokenFileError as error:  # the file may be half written or missing
+            log.warning("%s; the tokens that were read before stay valid", error)
+        token = str(metadata.get(AUTHORIZATION, "")).removeprefix("Bearer ").encode()
+        # Compares with every token in constant time, so that the duration reveals none.
+        return frozenset([worker for worker, known in self._known if hmac.compare_digest(token, known)])
 
     def binds(self, worker: str) -> bool:
-        """Return whether a line of the file names a worker."""
+        """Return True when a line of the file binds the worker."""
         return any(worker == bound for bound, _ in self._known)
 
 
 class Access:
-    """The checks of a call before its messages are read."""
+    """The checks of a call before its messages are read. The daemon creates it from the options; `Service`
+    asks it."""
 
     def __init__(self, options: ServerSettings) -> None:
-        """Raises TokenFileError."""
+        """Read the token file, if there is one, and decide whether other machines are answered.
+
+        Raises:
+            TokenFileError: the file of --token-file cannot be read or is invalid.
+        """
         self._tokens = Tokens(Path(options.token_file)) if options.token_file else None
         named = self._tokens is not None or bool(options.tls_ca)
         self.remote = options.insecure or (bool(options.tls_cert) and named)
         self._missing = "--tls-cert and --tls-key" if named else "--tls-cert, --tls-key and --token-file"
 
     def admit(self, metadata: Mapping[str, Any]) -> Refusal | None:
-        """Return why a call with this metadata is refused; None if it is not."""
+        """Return the refusal of a call whose metadata lack a valid token; None if the call is admitted or no
+        tokens are required."""
         if self._tokens is None or self._tokens.owners(metadata):
             return None
-        given = "one that is not good here" if AUTHORIZATION in metadata else "none"
+        got = "an unknown one" if AUTHORIZATION in metadata else "none"
         return refusal(
-            Reason.TOKEN, field="token", limit="one of the server's --token-file", value=given, remedy=REMEDY
+            Reason.TOKEN, field="token", limit="one of the server's --token-file", value=got, remedy=REMEDY
         )
 
     def check(self, metadata: Mapping[str, Any], worker: str) -> None:
-        """Raise Refused for a worker that the token of this call is not good for. worker: "" for a call that
-        names none."""
+        """Check that a call's token is valid for the worker that the call names.
+
+        Args:
+            metadata: metadata of the call.
+            worker: id of the worker; "" for a call that names no worker.
+
+        Raises:
+            Refused: TOKEN, the token is missing or not valid for this worker.
+        """
         if self._tokens is None or not worker:
             return
         owners, bound = self._tokens.owners(metadata), self._tokens.binds(worker)
         if (worker if bound else "") in owners:
             return
-        limit = "the token of this worker" if bound else "a token that is bound to no other worker"
-        value = "one that is bound to none" if "" in owners else "that of another one"
+        limit = (
+            "the token that is bound to this worker" if bound else "a token that is bound to no other worker"
+        )
+        value = "a token that is bound to no worker" if "" in owners else "a token of another worker"
         raise refused(Reason.TOKEN, worker=worker, field="token", limit=limit, value=value, remedy=REMEDY)
 
     def check_peer(self, peer: str) -> None:
-        """Raise Refused for a gRPC peer of another machine, where only this one's are answered."""
+        """Check that a peer may call this server: in protected mode only processes on this machine may.
+
+        Args:
+            peer: address of the peer as gRPC writes it.
+
+        Raises:
+            Refused: PROTECTED, the peer is on another machine.
+        """
         if self.remote or peer.startswith(_LOOPBACK):
             return
         raise refused(
@@ -126,6 +158,6 @@ class Access:
             field="peer",
             limit="a loopback address, because this server runs in protected mode",
             value=peer,
-            remedy=f"start gc-server with {self._missing} (gc-certs makes certificates); or, if everyone who "
-            "can reach its port may take part, with --insecure",
+            remedy=f"start gc-server with {self._missing} (gc-certs makes certificates); use --insecure "
+            "instead only on networks you trust",
         )

@@ -1,7 +1,7 @@
 """One worker's Exchange stream: its messages become events, and outcomes go back.
 
-`pushes` handles parts and commits, `relay` packets and snapshots. A message that makes no sense ends the
-stream.
+`pushes` handles parts and commits, `relay` packets and snapshots. A message that is invalid for the stream as
+a whole ends the stream.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ T = TypeVar("T")
 Requests = AsyncIterator[m.WorkerMessage | Malformed]
 
 MAX_EVALUATION_METRICS = 32
-FAREWELL_S = 2.0  # for a worker to read the queued messages before its stream is ended
-MAX_TEXT_CHARACTERS = 128  # of a worker's activity
+FAREWELL_S = 2.0  # time for a worker to read the queued messages before its stream is ended
+MAX_TEXT_CHARACTERS = 128  # longest description of a worker's activity
 
 
 class WorkerCall:
-    """One stream; `run` serves it from its Hello to its end."""
+    """The service of one Exchange stream. `Service` creates one for each stream; `run` serves the stream from
+    its Hello to its end."""
 
     def __init__(self, conductor: Conductor) -> None:
         self._conductor = conductor
@@ -47,7 +48,17 @@ class WorkerCall:
         self._metrics = conductor.metrics
 
     async def run(self, hello: m.Hello, requests: Requests, context: Context) -> None:
-        """Raises Refused where the stream cannot continue."""
+        """Serve the stream until it ends, from either side. A previous stream of the same worker is ended.
+
+        Args:
+            hello: first message of the stream.
+            requests: all later messages.
+            context: the gRPC call, which messages to the worker are written to.
+
+        Raises:
+            Refused: the worker is refused or must not reconnect; other ends of the stream abort the call as
+                UNAVAILABLE.
+        """
         stream = WorkerStream(hello.worker, hello.incarnation, Outbox(), ArrivingParts(hello.worker))
         attached = self._conductor.decide(e.Attached(*stream.id))
         previous = self._conductor.streams.get(hello.worker)
@@ -72,7 +83,7 @@ class WorkerCall:
             if self._conductor.streams.get(stream.worker) is stream:
                 del self._conductor.streams[stream.worker]
                 self._conductor.happen(e.Detached(*stream.id))
-        # The reason for which the stream was ended explains all later errors on it.
+        # The reason why the stream was ended explains all later errors on it.
         why = stream.outbox.ended_with
         if why is not None and stream.outbox.final:
             raise Refused(why)
@@ -89,8 +100,8 @@ class WorkerCall:
         await context.abort(grpc.StatusCode.UNAVAILABLE, text)
 
     def _prepare(self, event: e.Prepared) -> None:
-        """Raises Refused. A worker with another model is lost at once, so that the others hear the reason
-        while they wait for enough workers."""
+        """Report to control that a worker has loaded its model. A worker with another model is lost at once,
+        so that members that wait for enough workers learn the reason. Raises Refused."""
         try:
             self._conductor.happen(event)
         except Refused as refused:
@@ -100,7 +111,7 @@ class WorkerCall:
             raise
 
     async def _read(self, stream: WorkerStream, requests: Requests) -> None:
-        """Handle messages until the worker is done. Raises Refused where the stream cannot continue."""
+        """Handle the worker's messages until it leaves. Raises Refused if the stream cannot continue."""
         conductor = self._conductor
         pushes, uploads = Pushes(conductor, stream), Uploads(conductor, stream)
         async for message in requests:
@@ -160,17 +171,18 @@ class WorkerCall:
                 case Malformed():
                     raise Refused(unreadable(message, stream.worker))
                 case m.Hello() | m.Batch():
-                    text = f"{type(message).__name__} in the middle of a stream"
+                    text = f"{type(message).__name__}: not allowed after the first message of a stream"
                     raise Refused(Refusal(reason=Reason.MALFORMED, worker=stream.worker, message=text))
 
     def _saved(self, stream: WorkerStream, message: m.Saved) -> None:
-        """Note that a worker has written down its own state, or could not."""
+        """Record the version at which a worker has saved its own state, or log that it could not."""
         if message.error:
-            text = "worker %r could not write down its state at version %d, and continues without: %s"
+            text = "worker %r cannot save its state at version %d and continues without: %s"
             log.error(text, stream.worker, message.version, shortened(printable(message.error)))
         stream.saved = message.version
 
     def _profiled(self, stream: WorkerStream, profile: m.Profile) -> None:
+        """Check a worker's measurements of its steps, and hand them to the planner. Raises Refused."""
         manifest = self._conductor.shard.reported.manifest
         if manifest is None:
             raise Refused(refusals.not_initialized(stream.worker, "profile"))
@@ -193,13 +205,16 @@ class WorkerCall:
                 f"up to {MAX_LABEL_CHARACTERS} printable characters",
             ),
         )
-        for field, right, limit in checks:
-            if not right:
+        for field, valid, limit in checks:
+            if not valid:
                 where = f"profile {field}"
-                raise refused(Reason.TENSOR, worker=stream.worker, field=where, limit=limit, value="another")
+                raise refused(
+                    Reason.TENSOR, worker=stream.worker, field=where, limit=limit, value="other values"
+                )
         self._conductor.plans.profiled(*stream.id, profile)
 
     def _evaluated(self, stream: WorkerStream, message: m.Evaluation) -> None:
+        """Check the metrics of an evaluation, and report them to control. Raises Refused."""
         names = message.metrics
         if len(names) > MAX_EVALUATION_METRICS:
             limit, got = f"up to {MAX_EVALUATION_METRICS} metrics", f"{len(names)}"
@@ -210,9 +225,9 @@ class WorkerCall:
                     Reason.NAME,
                     worker=stream.worker,
                     field="evaluation metric",
-                    limit=f"a name of 1 to {MAX_LABEL_CHARACTERS} printable characters without spaces around",
+                    limit=f"1 to {MAX_LABEL_CHARACTERS} printable characters, with no space at either end",
                     value=shown(name),
-                    remedy="rename it",
+                    remedy="rename the metric",
                 )
             if not math.isfinite(value):
                 field, got = f"evaluation metric {name!r}", str(value)
@@ -222,7 +237,7 @@ class WorkerCall:
                     field=field,
                     limit="a finite number",
                     value=got,
-                    remedy="leave it out",
+                    remedy="leave the metric out",
                 )
         self._conductor.happen(
             e.EvaluationReported(
@@ -233,7 +248,15 @@ class WorkerCall:
 
 
 async def expect(requests: AsyncIterator[Any], expected: type[T]) -> T:
-    """The next message of a stream. Raises Refused: MALFORMED if it is another kind or there is none."""
+    """Return the next message of a stream, which has to be of one kind.
+
+    Args:
+        requests: messages of the stream.
+        expected: class of the message.
+
+    Raises:
+        Refused: MALFORMED, the message is of another kind or the stream has ended; CHECKSUM, it was damaged.
+    """
     message = await anext(aiter(requests), None)
     if isinstance(message, expected):
         return message
@@ -245,6 +268,7 @@ async def expect(requests: AsyncIterator[Any], expected: type[T]) -> T:
 
 
 def unreadable(message: Malformed, worker: str = "") -> Refusal:
-    """Return the refusal of bytes that are no message, or were damaged."""
+    """Return the refusal of bytes that are no valid message: CHECKSUM if they were damaged, else MALFORMED.
+    worker: id of the sender; "" if unknown."""
     reason = Reason.CHECKSUM if message.damaged else Reason.MALFORMED
     return Refusal(reason=reason, worker=worker, message=message.text)

@@ -1,8 +1,8 @@
 """Fetch: sends the parameters to any client that may read them.
 
-The shard encodes them once per version for all clients, and a few clients are served at a time. A client that
-reads nothing for `STALLED_S` is disconnected, so none can hold up the others or keep a copy of the model in
-memory.
+The shard encodes them once for each version, for all clients, and at most `AT_ONCE` clients are served at a
+time. A client that reads nothing for `STALLED_S` is disconnected. No client can therefore delay the others
+for long, or keep a copy of the model in memory.
 """
 
 from __future__ import annotations
@@ -17,19 +17,31 @@ from ...proto.refusal import Reason, refused
 from ...proto.wire import CHUNK_BYTES
 from ..shard.shard import Shard
 
-AT_ONCE = 8  # clients; each may hold a copy of another version
-STALLED_S = 20.0  # for one chunk to be taken
+AT_ONCE = 8  # most clients at a time; each may need a copy of another version
+STALLED_S = 20.0  # longest wait for a client to read one chunk
 
 
 class Fetches:
-    """Sends the parameters of one job."""
+    """Sends large replies of one job, at most `AT_ONCE` at a time. `Service` creates it."""
 
     def __init__(self, job: str) -> None:
+        """
+        Args:
+            job: id of the job, for the headers."""
         self._job = job
         self._free = asyncio.Semaphore(AT_ONCE)
 
     async def send(self, shard: Shard, manifest: Manifest, write: Callable[[Any], Awaitable[None]]) -> None:
-        """Write the header and all chunks. Raises Refused if the client reads nothing for `STALLED_S`."""
+        """Write the parameters to a client: the header, then all chunks.
+
+        Args:
+            shard: owner of the parameters.
+            manifest: list of the model's tensors, for the header.
+            write: writes one message to the client.
+
+        Raises:
+            Refused: CHUNK, the client has read nothing for `STALLED_S`.
+        """
         async with self._free:
             values = await shard.values()
             header = FetchHeader(
@@ -41,8 +53,16 @@ class Fetches:
             await self._write((header, *values.chunks), write)
 
     async def send_moments(self, shard: Shard, write: Callable[[Any], Awaitable[None]]) -> int:
-        """Write the optimizer state: the header and all chunks. Return their bytes. Raises Refused, like
-        `send`."""
+        """Write the optimizer's state to a client, the header and all chunks, and return the bytes of the
+        chunks.
+
+        Args:
+            shard: owner of the optimizer's state.
+            write: writes one message to the client.
+
+        Raises:
+            Refused: CHUNK, the client has read nothing for `STALLED_S`.
+        """
         async with self._free:
             found = await shard.values(moments=True)
             header = OptimizerHeader(version=found.version, moments=tuple(found.moments))
@@ -50,12 +70,17 @@ class Fetches:
             return sum(map(len, found.chunks))
 
     async def write(self, messages: Iterable[Any], write: Callable[[Any], Awaitable[None]]) -> None:
-        """Write messages. Raises Refused, like `send`."""
+        """Write messages to a client, within the limit of `AT_ONCE` clients.
+
+        Raises:
+            Refused: CHUNK, the client has read nothing for `STALLED_S`.
+        """
         async with self._free:
             await self._write(messages, write)
 
     @staticmethod
     async def _write(messages: Iterable[Any], write: Callable[[Any], Awaitable[None]]) -> None:
+        """Write messages one by one. Raises Refused if the client has read nothing for `STALLED_S`."""
         for message in messages:
             try:
                 await asyncio.wait_for(write(message), STALLED_S)

@@ -1,5 +1,5 @@
-"""PutState, GetState and GetOptimizer. Workers upload buffers before the commit of their push; those that
-join or evaluate download buffers and frozen parameters; scripts download optimizer state to save it."""
+"""PutState, GetState and GetOptimizer. Workers upload buffers before the commit of their push. Workers that
+join or evaluate download buffers and frozen parameters. Scripts download the optimizer's state to save it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,15 @@ NextChunk = Callable[[AsyncIterator[Any], str], Awaitable[m.Chunk]]
 
 
 class StateCalls:
+    """Handlers of the calls that transfer buffers, frozen parameters and optimizer state. `Service` creates
+    it."""
+
     def __init__(self, conductor: Conductor, fetches: Fetches, next_chunk: NextChunk) -> None:
-        """next_chunk: returns the next chunk of a worker's upload. Raises Refused if it is late."""
+        """
+        Args:
+            conductor: conductor of the job.
+            fetches: limits the number of downloads at a time.
+            next_chunk: returns the next chunk of a worker's upload; raises Refused if the chunk is late."""
         self._conductor = conductor
         self._fetches = fetches
         self._next_chunk = next_chunk
@@ -37,29 +44,45 @@ class StateCalls:
     async def receive(
         self, requests: AsyncIterator[Any], entries: Sequence[m.Entry], member: tuple[str, int]
     ) -> dict[str, Bytes]:
-        """Return the values of entries, from the chunks that follow. Raises Refused."""
+        """Receive the values of entries from the chunks of an upload, and return them by name. Each chunk
+        renews the member's lease.
+
+        Args:
+            requests: messages of the call, from the first chunk on.
+            entries: entries whose values are uploaded, in order.
+            member: worker and incarnation that uploads.
+
+        Raises:
+            Refused: a chunk is late, damaged or of another size.
+        """
         values = EntryValues(entries, worker=member[0])
         await self._read(values, requests, member)
         return values.finish()
 
     async def _read(self, passage: Passage, requests: AsyncIterator[Any], member: tuple[str, int]) -> None:
+        """Pass the chunks of an upload to `passage` until it is complete. Each chunk renews the member's
+        lease."""
         while not passage.complete:
             passage.add(await self._next_chunk(requests, member[0]))
             # Heartbeats on another stream of the connection wait behind the upload.
             self._conductor.happen(e.KeepAlive(*member))
 
     async def put(self, header: m.StateHeader, requests: AsyncIterator[Any]) -> m.PutStateResponse:
-        """Raises Refused."""
+        """Handle PutState: receive a worker's buffers, for a push or an evaluation.
+
+        Raises:
+            Refused: the server has not asked for these buffers, or the upload is invalid.
+        """
         member = header.worker, header.incarnation
         self._conductor.happen(e.KeepAlive(*member))
         self._manifest(header.worker)
         entries = of_kind(self._state.entries, frozen=False)
         if not entries or header.frozen:
-            limit = "buffers of a model that has some, and nothing else"
-            got = "frozen parameters" if header.frozen else "those of a model that has none"
+            limit = "only buffers, of a model that has buffers"
+            got = "frozen parameters" if header.frozen else "buffers, and the model has none"
             raise refused(Reason.TENSOR, worker=header.worker, field="state", limit=limit, value=got)
         why = self._why_not(header)
-        if why is not None:  # read to the end: a worker that still writes would not see why the call ended
+        if why is not None:  # read all chunks: a worker that is still writing would not see the refusal
             size = sum(map(entry_bytes, entries))
             await self._read(Passage(TRANSFER, size, worker=header.worker), requests, member)
             raise why
@@ -75,21 +98,27 @@ class StateCalls:
         return m.PutStateResponse()
 
     def _why_not(self, header: m.StateHeader) -> Refused | None:
-        """Return the refusal of buffers that the server has not asked for, or no longer needs."""
+        """Return the refusal of buffers that the server has not asked for or no longer needs; None for
+        expected ones."""
         core, member = self._conductor.core, (header.worker, header.incarnation)
         if header.seq:
             right = core.collects(*member, header.collection)
-            got = f"those of push {header.seq} for collection {header.collection}"
+            got = f"buffers of push {header.seq} for collection {header.collection}"
         else:
             right = core.evaluates(*member, header.epoch)
-            got = f"those that epoch {header.epoch} is evaluated with"
+            got = f"buffers of the evaluation of epoch {header.epoch}"
         if right:
             return None
         limit = "buffers that the worker was asked for"
         return refused(Reason.STALE, worker=header.worker, field="state", limit=limit, value=got)
 
     async def get(self, request: m.GetStateRequest, job: str, context: Context) -> None:
-        """Raises Refused."""
+        """Handle GetState: send the buffers of an epoch's evaluation, or the current ones, to a worker. Send
+        the frozen parameters too, unless the worker's digest shows that it has them.
+
+        Raises:
+            Refused: the job has no parameters yet, or the worker stops reading.
+        """
         self._manifest(request.worker)
         state = self._state
         frozen = request.frozen != state.frozen_digest
@@ -104,18 +133,32 @@ class StateCalls:
     async def receive_moments(
         self, requests: AsyncIterator[Any], header: m.InitializeHeader, manifest: Manifest
     ) -> Moments:
-        """Return the optimizer's state that a script uploads, from its header and chunks. Raises Refused."""
+        """Receive the optimizer's state that a script uploads with the initial parameters, and return it.
+
+        Args:
+            requests: messages of the call, from the first chunk of the state on.
+            header: header of the call, which lists the state's tensors.
+            manifest: list of the model's tensors.
+
+        Raises:
+            Refused: the list does not match the manifest, or a chunk is late or damaged.
+        """
         values = MomentValues(header.moments, manifest, worker=header.worker)
         await self._read(values, requests, (header.worker, header.incarnation))
         return values.finish()
 
     async def get_optimizer(self, request: m.GetOptimizerRequest, context: Context) -> None:
-        """Raises Refused."""
+        """Handle GetOptimizer: send the optimizer's state.
+
+        Raises:
+            Refused: the job has no parameters yet, or the worker stops reading.
+        """
         self._manifest(request.worker)
         sent = await self._fetches.send_moments(self._conductor.shard, context.write)
         self._conductor.metrics.sent_raw(sent)
 
     def _manifest(self, worker: str) -> Manifest:
+        """Return the model's manifest. Raises Refused if the job has no parameters yet."""
         manifest = self._conductor.shard.reported.manifest
         if manifest is None:
             raise Refused(refusals.not_initialized(worker, "state"))

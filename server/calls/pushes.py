@@ -1,7 +1,6 @@
-"""Parts, commits and abandons of one worker's stream. A part that is whole and valid goes to the push ledger
-(`streams/push_ledger`); a push that the ledger has whole goes to control, which decides. What is not valid is
-answered with a refusal.
-"""
+"""Parts, commits and abandons of one worker's stream. A complete and valid part goes to the push ledger
+(`streams/push_ledger`). A push that is complete in the ledger goes to control, which decides. An invalid
+part or commit is answered with a refusal."""
 
 from __future__ import annotations
 
@@ -19,19 +18,22 @@ from ...proto.transfer import Assembly
 from ..conductor import Conductor
 from ..job import events as e
 from ..job import refusals
-from ..plans.rate_control import Came
+from ..plans.rate_control import PartArrival
 from ..streams.outbox import WorkerStream
 
 log = logging.getLogger("gradwire.server")
 
-SMALL_PART_BYTES = 1 << 17  # up to which a thread costs more than the scan
-SCANS_AT_ONCE = 4  # of one worker
-DAMAGED = (Reason.CHECKSUM, Reason.CHUNK)  # bytes changed on their way, which the worker sends again
-NO_MEMBER = (Reason.FENCED, Reason.NOT_A_MEMBER)  # whose pushes are not decided
+# Largest part that is checked on the event loop, because a thread would cost more.
+SMALL_PART_BYTES = 1 << 17
+SCANS_AT_ONCE = 4  # Most parts of one worker that are checked at a time.
+DAMAGED = (Reason.CHECKSUM, Reason.CHUNK)  # The bytes changed in transit, and the worker sends them again.
+# Reasons that mean that the worker is not a member, so none of its pushes is decided.
+NO_MEMBER = (Reason.FENCED, Reason.NOT_A_MEMBER)
 
 
 class Pushes:
-    """The messages of one stream that concern pushes. The ledger and the stream remember; this does not."""
+    """Handler of one stream's messages that concern pushes. It has no state of its own: the ledger and the
+    stream remember. `WorkerCall` creates it."""
 
     def __init__(self, conductor: Conductor, stream: WorkerStream) -> None:
         self._conductor = conductor
@@ -41,11 +43,16 @@ class Pushes:
         self._ledger, self._reported = conductor.ledger, conductor.shard.reported
 
     def _key(self, seq: int) -> e.PushKey:
+        """Return the key of this worker's push with a seq."""
         return e.PushKey(*self._stream.id, seq)
 
     async def take(self, message: m.PartHeader | m.Chunk) -> None:
-        """Take in a piece of a part, and store the part when it is complete. Raises Refused where the stream
-        cannot go on."""
+        """Take a header or chunk of a part, and store the part once it is complete. A part that is refused
+        does not end the stream.
+
+        Raises:
+            Refused: the message belongs to no part, so the stream cannot continue.
+        """
         self._stream.chunk_at = time.monotonic()
         part = (
             message if isinstance(message, m.PartHeader) else self._stream.arriving.header(message.transfer)
@@ -57,7 +64,7 @@ class Pushes:
                 self._stream.arriving.add(message)
             complete = self._stream.arriving.take()
         except Refused as error:
-            if part is None:  # the stream itself is at fault
+            if part is None:  # the fault is not in a part but in the stream
                 raise
             self._stream.arriving.drop(part)
             self._refuse(part.seq, error, part.part)
@@ -65,11 +72,11 @@ class Pushes:
         if complete is None:
             return
         size, waited = self._stream.arriving.since()
-        self._conductor.arrived(Came(self._stream.worker, size, time.monotonic(), waited))
+        self._conductor.arrived(PartArrival(self._stream.worker, size, time.monotonic(), waited))
         if complete[1].size <= SMALL_PART_BYTES:
             self._store(complete[0], complete[1].checksum, complete[1].finish)
             return
-        # The stream is read on during the scan, as far as memory for a few parts goes.
+        # The stream is read during the scan, up to a limit on the parts in memory.
         while len(self._stream.scans) >= SCANS_AT_ONCE:
             await asyncio.wait(self._stream.scans, return_when=asyncio.FIRST_COMPLETED)
         scan = asyncio.create_task(self._scan(*complete))
@@ -77,24 +84,27 @@ class Pushes:
         scan.add_done_callback(self._stream.scans.discard)
 
     def _begin(self, part: m.PartHeader) -> None:
+        """Begin to receive a part, or ignore its chunks if it is stored already or its push is no longer
+        wanted. Raises Refused for an invalid header."""
         known, mode = self._reported, self._core.mode
         if not mode.pushes_parts:
             raise Refused(refusals.not_of_mode(self._stream.worker, part.seq, coded=True))
         if known.manifest is None:
             raise Refused(refusals.not_initialized(self._stream.worker, f"push {part.seq}"))
         key, older = self._key(part.seq), part.plan < known.plan.number
-        wanted = self._ledger.wants(key, part.part, part.assignment)
+        needed = self._ledger.needs_part(key, part.part, part.assignment)
         unwanted = self._ledger.unwanted(key)
-        if wanted and not older and not self._core.unwanted(*self._stream.id, part.assignment):
+        if needed and not older and not self._core.unwanted(*self._stream.id, part.assignment):
             self._stream.arriving.begin(part, known.manifest, known.plan)
             return
         self._stream.arriving.drop(part)
-        if wanted or unwanted:  # on a new stream again: the hint may have been lost with the old one
-            self._ledger.give_up(self._stream, part.seq)
+        if needed or unwanted:  # also on a new stream, for `Unwanted` may have been lost with the old one
+            self._ledger.stop_push(self._stream, part.seq)
         self._say_stored(part)
-        self._deliver()  # the push may be complete since the previous stream, which delivers no more
+        self._deliver()  # the push may have become complete on the previous stream, after that had ended
 
     async def _scan(self, part: m.PartHeader, assembly: Assembly) -> None:
+        """Check a large part on another thread, then store it."""
         (found,) = await asyncio.gather(asyncio.to_thread(assembly.finish), return_exceptions=True)
 
         def finish() -> list[Payload]:
@@ -108,12 +118,14 @@ class Pushes:
             self._stream.outbox.end(error.refusal, final=error.refusal.reason is Reason.FENCED)
 
     def _store(self, part: m.PartHeader, checksum: int, finish: Callable[[], list[Payload]]) -> None:
-        """Store a part that has arrived whole.
+        """Store a part whose bytes have all arrived, or refuse its push if the part is invalid.
 
         Args:
-            finish: returns its payloads, or raises Refused if they are not valid.
+            part: header of the part.
+            checksum: crc32c of its bytes.
+            finish: returns the decoded payloads, or raises Refused if they are invalid.
         """
-        if part.plan != self._reported.plan.number:  # a new plan came into force meanwhile
+        if part.plan != self._reported.plan.number:  # a new plan has come into force during the scan
             self._deliver()
             return
         try:
@@ -127,7 +139,8 @@ class Pushes:
         self._say_stored(part)
 
     def _rate(self, part: m.PartHeader) -> None:
-        """Check the learning rates of a push, in control too where scripts choose them. Raises Refused."""
+        """Check the learning rates of a part, and report them to control where scripts choose them. Raises
+        Refused."""
         manifest, rates = self._reported.manifest, part.learning_rates
         assert manifest is not None
         self._ledger.check_rates(self._stream.id, part, max(1, len(manifest.groups)))
@@ -139,16 +152,20 @@ class Pushes:
             )
 
     def _say_stored(self, part: m.PartHeader) -> None:
-        """Tell a worker whose number of unstored parts is limited."""
+        """Tell the worker that a part is stored, if the plan limits the number of unstored parts."""
         if self._reported.plan.credit:
             self._stream.outbox.send(m.Stored(seq=part.seq, parts=(part.part,)))
 
     def committed(self, commit: m.Commit) -> None:
-        """Take a commit; the push is decided once it is complete. Raises Refused where the stream cannot
-        continue."""
+        """Take the commit of a push, which is decided once all of its parts are stored. An invalid commit
+        refuses the push.
+
+        Raises:
+            Refused: the worker is not a member, so the stream cannot continue.
+        """
         pushes_parts = self._core.mode.pushes_parts
         try:
-            if self._ledger.over(self._key(commit.seq)):  # repeated: nothing in it is checked again
+            if self._ledger.is_closed(self._key(commit.seq)):  # a repeated commit, which is not checked again
                 self._repeat(commit)
                 return
             if (commit.exchanged is None) != pushes_parts:
@@ -156,10 +173,10 @@ class Pushes:
             if not math.isfinite(commit.loss):
                 raise self._not(commit, Reason.NON_FINITE, "loss", "a finite number", commit.loss)
             if commit.parts and (commit.exchanged is not None or not commit.samples):
-                limit = "none where samples is 0 or packets were exchanged"
+                limit = "0, because the push has no samples or packets were exchanged"
                 raise self._not(commit, Reason.TENSOR, "parts", limit, commit.parts)
             if commit.samples and not commit.parts and commit.exchanged is None:
-                raise self._not(commit, Reason.TENSOR, "parts", "some, with samples", 0)
+                raise self._not(commit, Reason.TENSOR, "parts", "at least 1, because the push has samples", 0)
             self._ledger.commit(self._stream.id, commit)
         except Refused as error:
             if error.refusal.reason in NO_MEMBER:
@@ -169,34 +186,40 @@ class Pushes:
         self._deliver()
 
     def _repeat(self, commit: m.Commit) -> None:
-        """Repeat the outcome of a push that is over. Raises Refused."""
+        """Send the outcome of a closed push once more. Raises Refused for an abandoned push."""
         refusal, member = self._ledger.refusal(self._key(commit.seq)), self._core.roster.get(self._stream.id)
         if refusal is not None:
             decision = m.Decision.REFUSED
             self._stream.outbox.send(m.Outcome(seq=commit.seq, decision=decision, refusal=refusal))
             return
-        if member is not None and commit.seq > member.last_seq:  # abandoned, so control does not know it
+        # Control knows no abandoned push, so this commit is out of sequence.
+        if member is not None and commit.seq > member.last_seq:
             expected = self._ledger.through(self._stream.id) + 1
             raise Refused(refusals.sequence(self._stream.worker, commit.seq, expected))
         self._decide(commit)
 
     def _not(self, commit: m.Commit, reason: Reason, field: str, limit: str, value: object) -> Refused:
+        """Return the exception that refuses a field of a commit."""
         where = f"push {commit.seq} {field}"
         return refused(reason, worker=self._stream.worker, field=where, limit=limit, value=str(value))
 
     def abandoned(self, abandon: m.Abandon) -> None:
-        """Drop an abandoned push. Raises Refused where the stream cannot continue."""
+        """Drop a push that the worker has abandoned, and decide on later pushes that waited for it.
+
+        Raises:
+            Refused: the worker is not a member, so the stream cannot continue.
+        """
         self._stream.arriving.drop_push(abandon.seq)
-        if not self._ledger.over(self._key(abandon.seq)):
+        if not self._ledger.is_closed(self._key(abandon.seq)):
             self._ledger.abandon(self._key(abandon.seq))
             self._deliver()
 
     def _deliver(self) -> None:
-        """Have control decide on complete pushes, in order."""
+        """Have control decide on this member's complete pushes, in order of seq."""
         while self._stream.outbox.ended_with is None:
             try:
                 complete = self._ledger.next(self._stream.id, self._core.plan)
-            except Refused as error:  # the stored parts are not those that were sent
+            except Refused as error:  # the stored parts differ from the committed ones
                 seq = min(self._ledger.open(self._stream.id))
                 self._ledger.start_over(self._key(seq))
                 self._refuse(seq, error, again=True)
@@ -209,36 +232,47 @@ class Pushes:
                 if not unwanted:
                     self._check_parts(commit, parts)
                 elif not self._core.unwanted(*self._stream.id, commit.assignment):
-                    # Its member got the work back.
+                    # The member was assigned these samples again, so its push counts after all.
                     self._ledger.start_over(self._key(commit.seq))
                     again = refusals.given_up(self._stream.worker, commit.seq)
                     self._refuse(commit.seq, Refused(again), again=True)
                     continue
                 self._decide(commit)
             except Refused as error:
-                if error.refusal.reason in NO_MEMBER:  # the worker may return, and be a member again
+                # Not refused for good: the worker may become a member again and commit once more.
+                if error.refusal.reason in NO_MEMBER:
                     raise
                 self._refuse(commit.seq, error)
 
     def _check_parts(self, commit: m.Commit, parts: frozenset[int]) -> None:
-        """Raises Refused for other parts than the assignment asks for."""
+        """Raise Refused if the parts of a push are not those that its assignment requires."""
         member = self._core.roster.members.get(self._stream.worker)
         work = member.work if member is not None else None
         if not commit.parts or commit.plan != self._core.plan or work is None or work.id != commit.assignment:
             return
-        plan, asked = self._reported.plan, work.assignment
-        alone = frozenset(self._ledger.asked(work.id))
-        expected = alone or plan.slice(asked.slice, max(1, asked.slices))
-        if parts != expected and (alone or len(parts) != len(plan.parts)):
-            raise Refused(refusals.parts(self._stream.worker, commit.seq, len(parts), len(expected), asked))
+        plan, assigned = self._reported.plan, work.assignment
+        substituted = frozenset(self._ledger.asked_parts(work.id))
+        expected = substituted or plan.slice(assigned.slice, max(1, assigned.slices))
+        if parts != expected and (substituted or len(parts) != len(plan.parts)):
+            raise Refused(
+                refusals.parts(self._stream.worker, commit.seq, len(parts), len(expected), assigned)
+            )
 
     def _refuse(self, seq: int, error: Refused, part: int | None = None, *, again: bool = False) -> None:
-        """Refuse a push, or a damaged part of it, which the worker sends again. again: the worker sends the
-        whole push again; otherwise the ledger refuses it for good."""
+        """Refuse a push, or one damaged part of it, and tell the worker.
+
+        Args:
+            seq: seq of the push.
+            error: the refusal.
+            part: number of the part at fault; None for the whole push. The worker sends a damaged part again.
+            again: whether the worker sends the whole push again. Otherwise the ledger refuses the push for
+                good.
+        """
         damaged = error.refusal.reason in DAMAGED
         if not again and not (part is not None and damaged):
             part = None
-            if not self._ledger.over(self._key(seq)):  # an accepted push may still have to be applied
+            # A closed push keeps its state: if accepted, it may still be waiting to be applied.
+            if not self._ledger.is_closed(self._key(seq)):
                 self._ledger.refuse(self._key(seq), error.refusal)
         self._metrics.push_refused(error.refusal.reason)
         log.warning("refused push %d: %s", seq, error)
@@ -246,7 +280,8 @@ class Pushes:
         self._stream.outbox.send(m.Outcome(seq=seq, decision=decision, refusal=error.refusal, part=part))
 
     def _decide(self, commit: m.Commit) -> None:
-        """Raises Refused."""
+        """Have control decide on a push, send the outcome, and perform the actions that follow. Raises
+        Refused."""
         event = e.Pushed(
             *self._stream.id,
             seq=commit.seq,
@@ -261,7 +296,7 @@ class Pushes:
         )
         result = self._conductor.push(event)
         outcome = result.reply.outcome
-        counted = self._ledger.counted(event.key)
+        counted = self._ledger.counted_parts(event.key)
         if counted and outcome.decision is m.Decision.REFUSED:
             outcome = replace(outcome, counted=tuple(sorted(counted)))
         self._stream.outbox.send(outcome)

@@ -20,10 +20,17 @@ log = logging.getLogger("gradwire.server")
 
 
 class Relay:
-    """A packet while it is relayed: each chunk is checked and forwarded at once, so upload and download
-    overlap."""
+    """One packet that is being relayed. Each chunk is checked and forwarded at once, which lets upload and
+    download overlap. `Uploads` creates it."""
 
     def __init__(self, packet: Packet, targets: Sequence[Outbox], worker: str) -> None:
+        """Forward the packet's header to the targets.
+
+        Args:
+            packet: header of the packet.
+            targets: outboxes of the workers that get the packet.
+            worker: id of the sender.
+        """
         self.packet = packet
         self.targets = targets
         self._passage = Passage(packet_transfer(packet), 4 * packet.elements, worker=worker)
@@ -32,10 +39,15 @@ class Relay:
 
     @property
     def complete(self) -> bool:
+        """Whether all chunks have been forwarded."""
         return self._passage.complete
 
     def add(self, chunk: Chunk) -> None:
-        """Raises Refused: CHUNK or CHECKSUM. The chunks forwarded before are useless then."""
+        """Check a chunk and forward it to the targets.
+
+        Raises:
+            Refused: CHUNK or CHECKSUM; the chunks that were forwarded before are useless then.
+        """
         self._passage.add(chunk)
         message = encode_chunk(chunk.transfer, chunk.offset, (chunk.data,), chunk.crc32c)
         for target in self.targets:
@@ -43,7 +55,8 @@ class Relay:
 
 
 class Uploads:
-    """Packets and snapshots of one stream, one at a time."""
+    """The packets and snapshots that one stream uploads, one at a time. `WorkerCall` creates it for its
+    stream."""
 
     def __init__(self, conductor: Conductor, stream: WorkerStream) -> None:
         self._conductor = conductor
@@ -52,16 +65,26 @@ class Uploads:
         self._dropping: int | None = None  # transfer whose chunks are ignored
 
     def end(self) -> None:
-        """Called when another message begins. Raises Refused where the stream cannot continue."""
+        """End the current upload. Called when a message arrives that is not a chunk. An incomplete packet is
+        reported as damaged.
+
+        Raises:
+            Refused: a snapshot is incomplete, so the stream cannot continue.
+        """
         unfinished, self._arriving, self._dropping = self._arriving, None, None
-        why = refusals.packet(self._stream.worker, "all of it before something else", "a part")
+        why = refusals.packet(self._stream.worker, "all chunks of it before another message", "only some")
         if isinstance(unfinished, Relay):
             self._damaged(unfinished, why)
         elif unfinished is not None:
             raise Refused(why)
 
     def begin(self, header: Packet | Snapshot) -> None:
-        """Raises Refused where the stream cannot go on."""
+        """Begin to receive a packet or a snapshot.
+
+        Raises:
+            Refused: the job has no parameters yet, is not in coded mode, or does not expect this upload; the
+                stream cannot continue.
+        """
         self.end()
         worker, mode = self._stream.worker, self._conductor.core.mode
         manifest = self._conductor.shard.reported.manifest
@@ -75,6 +98,8 @@ class Uploads:
             self._begin_packet(header, mode, manifest)
 
     def _begin_packet(self, packet: Packet, mode: Mode, manifest: Manifest) -> None:
+        """Relay a packet to the workers that control names, or ignore it if its exchange is over. Raises
+        Refused for a wrong size."""
         expected = mode.packet_elements(packet.exchange, manifest.gradient_elements)
         if expected not in (None, packet.elements):
             limit, value = f"{expected} elements", f"{packet.elements}"
@@ -83,27 +108,33 @@ class Uploads:
         begun = e.PacketStarted(
             *self._stream.id, exchange=packet.exchange, index=packet.index, checksums=packet.checksums
         )
-        wanted = self._conductor.happen(begun)
-        if wanted is None:  # too late
+        targets = self._conductor.happen(begun)
+        if targets is None:  # its exchange is over: ignore the chunks
             return
         streams = self._conductor.streams
-        targets = [streams[worker].outbox for worker in wanted if worker in streams]
+        outboxes = [streams[worker].outbox for worker in targets if worker in streams]
         self._dropping = None
-        self._continue(Relay(packet, targets, self._stream.worker))
+        self._continue(Relay(packet, outboxes, self._stream.worker))
 
     def _begin_snapshot(self, snapshot: Snapshot, mode: Mode, manifest: Manifest) -> None:
+        """Receive a snapshot, or ignore it if a leaving worker sends it and it is no longer needed. Raises
+        Refused for one that was not requested."""
         worker = self._stream.worker
         if snapshot.leaving and not mode.wants_copy(worker, snapshot.version, leaving=True):
-            self._dropping = snapshot.version  # another has it, or a newer one
+            self._dropping = snapshot.version  # another worker has sent this version or a newer one
             return
         if not snapshot.leaving and not mode.wants_copy(worker, snapshot.version):
-            limit = "a snapshot of what was asked for, by whom it was"
-            raise Refused(refusals.packet(worker, limit, f"one of version {snapshot.version}"))
+            limit = "a snapshot that the server has requested from this worker"
+            raise Refused(refusals.packet(worker, limit, f"a snapshot of version {snapshot.version}"))
         self._arriving = snapshot, values_assembly(snapshot.version, manifest, worker=worker)
 
     def add(self, chunk: Chunk) -> bool:
-        """Take a chunk; return False if it belongs to no packet or snapshot. Raises Refused where the stream
-        cannot continue."""
+        """Add a chunk to the current upload. Return True when it belongs to a packet or snapshot, including
+        an ignored one.
+
+        Raises:
+            Refused: a chunk of a snapshot is invalid, so the stream cannot continue.
+        """
         if self._arriving is None:
             return self._dropping == chunk.transfer
         if isinstance(self._arriving, Relay):
@@ -113,8 +144,10 @@ class Uploads:
         return True
 
     def _relay(self, relay: Relay, chunk: Chunk) -> None:
+        """Forward a chunk of a packet, unless the exchange has been replaced or the chunk is damaged."""
         mode = self._conductor.core.mode
-        if mode.packet_elements(relay.packet.exchange, 1) is None:  # the exchange has been replaced meanwhile
+        # None: the exchange has been replaced in the meantime.
+        if mode.packet_elements(relay.packet.exchange, 1) is None:
             self._arriving, self._dropping = None, packet_transfer(relay.packet)
             return
         try:
@@ -126,12 +159,14 @@ class Uploads:
         self._continue(relay)
 
     def _damaged(self, relay: Relay, why: Refusal) -> None:
+        """Report a damaged packet to control and operators."""
         log.warning("refused packet %d: %s", relay.packet.index, sentence(why))
         self._conductor.metrics.refusal(why.reason)
         self._conductor.happen(e.PacketDamaged(*self._stream.id, exchange=relay.packet.exchange, refusal=why))
 
     def _continue(self, relay: Relay) -> None:
-        """Expect the next chunk, if there is one: a packet of an empty slice has no bytes."""
+        """Wait for the next chunk of a packet, or report it as relayed if it is complete. A packet of an
+        empty slice has no chunk."""
         if not relay.complete:
             self._arriving = relay
             return
@@ -143,6 +178,7 @@ class Uploads:
         )
 
     def _keep(self, snapshot: Snapshot, assembly: Assembly, chunk: Chunk) -> None:
+        """Add a chunk to a snapshot, and hand the snapshot to the conductor once it is complete."""
         assembly.add(chunk)
         if not assembly.complete:
             return

@@ -1,6 +1,6 @@
-"""The calls of gradwire.v4.ParameterServer: a message becomes an event, or is refused.
+"""The calls of gradwire.v4.ParameterServer: each message becomes an event, or is refused.
 
-Everything that arrives over the wire is checked in this room, before it reaches the state machine.
+This room checks all that arrives over the wire, before it reaches the state machine.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ JOINS_PER_S, JOINS_AT_ONCE = 100.0, 1000
 
 
 class Service:
+    """Handlers of all calls, for one job. The daemon creates it and hands its handlers to gRPC."""
+
     def __init__(
         self,
         conductor: Conductor,
@@ -68,18 +70,21 @@ class Service:
     ) -> None:
         """
         Args:
-            job: its id.
-            resumed: the model that the job begins with; None for the first worker's.
-            first_checkpoint: writes the checkpoint of version 0; None for a job that ends with its server.
-        """
+            conductor: conductor of the job.
+            options: options of the server.
+            mode: options of the job's mode.
+            job: id of the job.
+            access: checks of tokens and peers.
+            resumed: model with which the job begins; None to begin with the first worker's.
+            first_checkpoint: writes the checkpoint of version 0; None for a job that is not stored."""
         self._access, self._resumed, self._first_checkpoint = access, resumed, first_checkpoint
-        told = options
+        announced = options
         if options.overlap == "both" and not mode.steps_parts(options):
-            told = replace(options, overlap="backward")
+            announced = replace(options, overlap="backward")
             clipped = " and --clip-norm" if options.clip_norm else ""
-            text = "--overlap both: with mode %s, aggregation %s%s it is backward, updates need whole pushes"
+            text = "--overlap both: replaced by backward, because mode %s, aggregation %s%s need whole pushes"
             log.warning(text, options.mode, options.aggregation, clipped)
-        self.job = JobTerms(id=job, work=mode.work, **shared(JobSettings, told))
+        self.job = JobTerms(id=job, work=mode.work, **shared(JobSettings, announced))
         self._conductor = conductor
         self._core = conductor.core
         self._metrics = conductor.metrics
@@ -91,7 +96,7 @@ class Service:
         self._states = StateCalls(conductor, self._fetches, self._next_in_time)
 
     def handlers(self) -> dict[str, Handler]:
-        """Return the handlers by method, for `proto.service.generic_handler`."""
+        """Return the handler of each method by name, for `proto.service.generic_handler`."""
         by_name: dict[str, Handler] = {
             "Join": self._join,
             "Initialize": self._initialize,
@@ -105,7 +110,8 @@ class Service:
         return {name: self._guarded(handler) for name, handler in by_name.items()}
 
     def _guarded(self, handler: Handler) -> Handler:
-        """Refuse peers in protected mode, and end calls that are refused with a typed status."""
+        """Return a handler that refuses remote peers in protected mode, and that ends refused calls with a
+        typed status."""
 
         @functools.wraps(handler)
         async def guarded(request: Any, context: Context) -> Any:
@@ -118,12 +124,14 @@ class Service:
                 self._metrics.refusal(error.refusal.reason)
                 self._refused.say(context.peer(), error.refusal)
                 await abort(context, error.refusal)
-            except JournalError as error:  # another server may go on, so it is worth a retry
+            # Another server may continue the job, so the worker should try again.
+            except JournalError as error:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
         return guarded
 
     async def _join(self, request: m.JoinRequest, context: Context) -> m.JoinResponse:
+        """Handle Join: make a worker a member, and return the terms of the job."""
         _check_name(request.worker)
         self._check_token(context, request.worker)
         if why_no_label(request.compressor):
@@ -135,8 +143,8 @@ class Service:
                 value=shown(request.compressor),
                 remedy="choose another --compressor",
             )
-        if not self._joins.take(time.monotonic()):  # no refusal: it is worth a retry
-            text = f"more than {JOINS_PER_S:g} workers join in a second; try again"
+        if not self._joins.take(time.monotonic()):  # not refused, because the worker should try again
+            text = f"more than {JOINS_PER_S:g} workers per second join; try again"
             await context.abort(grpc.StatusCode.UNAVAILABLE, text)
         if self._lossless and not _known_lossless(request.compressor):
             raise Refused(refusals.lossy_compressor(request.worker, request.compressor))
@@ -163,6 +171,7 @@ class Service:
         )
 
     async def _initialize(self, requests: AsyncIterator[Any], context: Context) -> m.InitializeResponse:
+        """Handle Initialize: receive the model of the first worker, and open the shard with it."""
         header = await _first(requests, m.InitializeHeader)
         self._check_job(header.job, header.worker, context)
         why = self._core.check_initialize(header.worker, header.incarnation)
@@ -177,8 +186,8 @@ class Service:
                 Reason.SIZE,
                 worker=header.worker,
                 field="first epoch",
-                limit=f"below {epochs}, the epochs of the job",
-                value=str(header.epoch),
+                limit=f"at most {epochs}, the epochs of the job",
+                value=str(header.epoch + 1),
                 remedy="the script has trained on all of them; start the server with more --epochs",
             )
         member = self._core.roster.members[header.worker]
@@ -192,7 +201,7 @@ class Service:
                 field="manifest",
                 limit=f"{MAX_PARTS} parts",
                 value=f"{len(plan.parts)} parts",
-                remedy="start the server with larger --part-bytes, or make fewer parameter groups",
+                remedy="start the server with larger --part-bytes, or use fewer parameter groups",
             )
         assembly = values_assembly(0, manifest, worker=header.worker)
         heard = e.KeepAlive(header.worker, header.incarnation)
@@ -231,26 +240,29 @@ class Service:
         if self._resumed is not None:
             recall = self._resumed.recall
             if moments:
-                log.warning("--resume: the optimizer's state that %s has loaded is not used", header.worker)
+                log.warning(
+                    "--resume: the optimizer's state that worker %r has loaded is ignored", header.worker
+                )
         initialized = await shard.open(manifest, assembly, plan, accept, written, recall)
         self._metrics.received_raw(manifest.raw_bytes)
         log.info(
-            "%d tensors, %d parameters, %d training samples from %s",
+            "model received: %d tensors, %d parameters, %d training samples from worker %r",
             *(manifest.parameters, manifest.gradient_elements, manifest.train_samples, header.worker),
         )
         largest = 4 * max(part.elements for part in plan.parts)
-        log.info("%d parts of at most %d bytes, overlap %s", len(plan.parts), largest, self.job.overlap)
+        log.info("plan: %d parts of at most %d bytes, overlap %s", len(plan.parts), largest, self.job.overlap)
         if moments:
-            log.info("the optimizer continues from the state that %s has loaded", header.worker)
+            log.info("the optimizer continues from the state that worker %r has loaded", header.worker)
         if header.epoch:
-            text = "the job begins with epoch %d, after %d steps, as the script of %s says"
-            log.info(text, header.epoch, header.steps, header.worker)
+            text = "the job begins with epoch %d, after %d steps, as the script of worker %r requests"
+            log.info(text, header.epoch + 1, header.steps, header.worker)
         self._conductor.perform(initialized.actions)
         replaced, self._resumed = self._resumed is not None, None
         return m.InitializeResponse(version=0, replaced=replaced)
 
     async def _next_in_time(self, requests: AsyncIterator[Any], worker: str) -> m.Chunk:
-        """Return the next chunk of an upload. Raises Refused if it is late, which releases the memory."""
+        """Return the next chunk of an upload. Raises Refused if it is late, which frees the upload's
+        memory."""
         lease_s = self._options.lease_seconds
         try:
             return await asyncio.wait_for(expect(requests, m.Chunk), lease_s)
@@ -259,6 +271,7 @@ class Service:
             raise refused(Reason.CHUNK, worker=worker, field=field, limit=limit, value="none") from None
 
     async def _fetch(self, request: m.FetchRequest, context: Context) -> None:
+        """Handle Fetch: send the parameters."""
         self._check_job(request.job, "", context)
         shard, manifest = self._conductor.shard, self._conductor.shard.reported.manifest
         if manifest is None:
@@ -281,8 +294,9 @@ class Service:
         await self._states.get_optimizer(request, context)
 
     async def _status(self, request: m.StatusRequest, context: Context) -> m.StatusResponse:
+        """Handle Status: return the state of the job."""
         core, now = self._core, self._conductor.now()
-        # The job is not over for anyone who asks before its last parameters are saved and hashed.
+        # The job counts as finished once its last parameters are saved and hashed.
         saving = core.phase is m.Phase.FINISHED and not self._conductor.parameters_sha256
         return m.StatusResponse(
             job=job_message(self.job),
@@ -326,10 +340,11 @@ class Service:
             learning_rate=core.learning_rate,
             losses=self._metrics.loss_history.messages() if request.losses else (),
             unix_seconds=time.time(),
-            padding=request.padding if request.echo else b"",  # never more than came
+            padding=request.padding if request.echo else b"",  # never more than was received
         )
 
     def _measured(self) -> m.Measured | None:
+        """Return the measurements of workers and link; None before there are any."""
         measured, manifest = self._conductor.plans.measured(), self._conductor.shard.reported.manifest
         members = self._core.roster.by_rank()
         if measured is None or manifest is None or not members:
@@ -350,19 +365,22 @@ class Service:
         )
 
     async def _exchange(self, requests: AsyncIterator[Any], context: Context) -> None:
+        """Handle Exchange: serve a worker's stream."""
         messages = unbatched(requests, "WorkerMessage")
         hello = await _first(messages, m.Hello)
         self._check_job(hello.job, hello.worker, context)
         await WorkerCall(self._conductor).run(hello, messages, context)
 
     def _check_token(self, context: Context, worker: str) -> None:
-        """Raise Refused if the call's token is not valid for the worker: empty for a call without one."""
+        """Raise Refused if the call's token is missing or not valid for the worker. worker: "" for a call
+        that names no worker."""
         if worker:
             _check_name(worker)
         metadata: Any = context.invocation_metadata() or ()
         self._access.check(dict(metadata), worker)
 
     def _check_job(self, job: str, worker: str, context: Context) -> None:
+        """Raise Refused if the call's token is not valid, or if the call names another job."""
         self._check_token(context, worker)
         if job and job != self.job.id:
             raise refused(
@@ -371,11 +389,12 @@ class Service:
                 field="job",
                 limit=self.job.id,
                 value=job,
-                remedy="the server was restarted or runs another job; start the worker anew",
+                remedy="the server has restarted with another job; start the worker again",
             )
 
 
 def _check_name(worker: str) -> None:
+    """Raise Refused if the worker's id is not a valid name."""
     if why_no_name(worker):
         raise refused(
             Reason.NAME,
@@ -396,7 +415,7 @@ async def _first(requests: AsyncIterator[Any], expected: type[T]) -> T:
 
 
 def _known_lossless(compressor: str) -> bool:
-    """Return whether a worker's compressor is lossless; False for one that the server does not know."""
+    """Return True when a worker's compressor is known to the server and lossless."""
     try:
         return parse_compressor(compressor).lossless
     except SpecError:

@@ -1,8 +1,8 @@
 """The best version. Each version is copied when its evaluation begins; the copy is kept if control reports it
 as the best so far.
 
-`BestFile` keeps a model beside --output. `BestCheckpoint` keeps parameters, optimizer state and buffers, with
-which a new job can begin, in the folder of --state. It is no checkpoint of the job.
+`BestFile` keeps a model beside --output. `BestCheckpoint` keeps parameters, optimizer state and buffers in
+the folder of --state, so that a new job can begin with them. It is no checkpoint of the job.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ Tree = dict[str, Any]
 
 
 class BestFile:
-    """Belongs to one event loop. Its tasks run one after the other.
+    """Keeps the model of the best version in a file. It belongs to one event loop; its tasks run one after
+    the other.
 
     Attributes:
-        path: of the best version. A candidate lies beside it.
+        path: path of the best version's file. The file of a candidate lies beside it.
     """
 
     def __init__(self, path: Path, shard: Shard, state: ModelState) -> None:
@@ -41,7 +42,12 @@ class BestFile:
         self._doing: asyncio.Task[bool] | None = None  # the last task; returns whether it succeeded
 
     def evaluated(self, epoch: int, version: int) -> None:
-        """Write the shard's present version, which a member is about to evaluate, as the candidate."""
+        """Write the shard's present version, which a member is about to evaluate, to the candidate's file.
+
+        Args:
+            epoch: number of the evaluation.
+            version: version of the parameters.
+        """
         if self._of == (epoch, version):  # asked again after a reconnect
             return
         self._of = epoch, version
@@ -68,17 +74,22 @@ class BestFile:
         try:
             await asyncio.to_thread(write)
         except Exception as error:
-            log.error("version %d, which is evaluated, could not be written down: %s", version, error)
+            log.error("could not save version %d, which is being evaluated: %s", version, error)
             return False
         return True
 
     def best(self, epoch: int, version: int) -> None:
-        """Keep the candidate, which is the best so far."""
+        """Replace the file by the candidate, which is the best so far.
+
+        Args:
+            epoch: number of the evaluation.
+            version: version of the candidate.
+        """
         if self._of == (epoch, version) and self._doing is not None:
             self._doing = asyncio.ensure_future(self._take(version, self._doing))
 
     def judged(self) -> None:
-        """Keep the candidate on the disk until the next one."""
+        """Called after an evaluation: do nothing, because the next candidate overwrites this one."""
 
     async def _take(self, version: int, written: Awaitable[bool]) -> bool:
         if not await written:
@@ -86,20 +97,20 @@ class BestFile:
         try:
             await asyncio.to_thread(self._candidate.replace, self.path)
         except OSError as error:
-            log.error("version %d, the best so far, could not be kept as %s: %s", version, self.path, error)
+            log.error("could not save version %d, the best so far, as %s: %s", version, self.path, error)
             return False
         log.info("version %d, the best so far, written to %s", version, self.path)
         return True
 
     async def close(self) -> None:
-        """Wait for the last task, and remove the candidate."""
+        """Wait for the last task, and remove the candidate's file."""
         if self._doing is not None:
             await self._doing
         self._candidate.unlink(missing_ok=True)
 
 
 class BestCheckpoint:
-    """Belongs to one event loop."""
+    """Keeps the best version in the folder of --state. It belongs to one event loop."""
 
     def __init__(self, recorder: Recorder, shard: Shard, state: ModelState) -> None:
         self._recorder, self._shard, self._state = recorder, shard, state
@@ -108,7 +119,12 @@ class BestCheckpoint:
         self._doing: asyncio.Task[None] | None = None
 
     def evaluated(self, epoch: int, version: int) -> None:
-        """Copy the shard's present version, which a member is about to evaluate, as the candidate."""
+        """Copy the shard's present version, which a member is about to evaluate, as the candidate.
+
+        Args:
+            epoch: number of the evaluation.
+            version: version of the parameters.
+        """
         if self._of == (epoch, version):  # asked again after a reconnect
             return
         assert self._shard.reported.manifest is not None
@@ -132,7 +148,12 @@ class BestCheckpoint:
         }
 
     def best(self, epoch: int, version: int) -> None:
-        """Keep the candidate, which is the best so far."""
+        """Write the candidate to the folder, as the best version so far. Log a warning if there is none.
+
+        Args:
+            epoch: number of the evaluation.
+            version: version of the candidate.
+        """
         if self._of != (epoch, version) or self._candidate is None:
             text = "version %d, the best so far, was evaluated before a restart and is not kept in --state"
             log.warning(text, version)
@@ -140,7 +161,7 @@ class BestCheckpoint:
         self._doing = asyncio.ensure_future(self._write(version, self._candidate, self._doing))
 
     def judged(self) -> None:
-        """Forget the candidate, which is being written or was not the best."""
+        """Called after an evaluation: drop the candidate, which is being written or was not the best."""
         self._candidate = None
 
     async def _write(self, version: int, candidate: Awaitable[Tree], before: Awaitable[None] | None) -> None:
@@ -149,11 +170,11 @@ class BestCheckpoint:
         try:
             tree = await candidate
             if tree["shard"]["version"] != version:
-                raise ValueError(f"the server is at version {tree['shard']['version']} already")
+                raise ValueError(f"the copy has version {tree['shard']['version']}")
             await self._recorder.write_best(version, tree)
         except Exception as error:
             self._recorder.failures += 1
-            log.error("version %d, the best so far, could not be written to --state: %s", version, error)
+            log.error("could not write version %d, the best so far, to --state: %s", version, error)
         else:
             log.info("version %d, the best so far, written to --state", version)
 

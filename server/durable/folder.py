@@ -1,16 +1,18 @@
 """The folder of --state: checkpoints, journal, and the id and options of their job.
 
-    job.json                  id and options of the job
-    checkpoint-0000000042/    all of it at a version (`storage.checkpoint`)
-    journal-0000000042.log    the inputs since then (`journal`)
-    lock                      held by the server that uses the folder
-    best-0000000030/          the best version that was evaluated: model and optimizer, to begin a job with
+    job.json               | id and options of the job
+    checkpoint-0000000042/ | the whole state at a version (`storage.checkpoint`)
+    journal-0000000042.log | the inputs since then (`journal`)
+    lock                   | held by the server that uses the folder
+    best-0000000030/       | the best version that was evaluated: model and optimizer, to begin a job with
 
-At a URL (`storage.backends`) there is no lock but `owner`, the server that came last, and no journal.
+At a URL (`storage.backends`) there is no lock but `owner`, the last server that claimed the folder, and no
+journal.
 
-The last `KEPT` checkpoints stay, with all segments since the first of them: if the newest one is damaged,
-the one before it and its journal lead to the same state. So the folder holds at most `KEPT` + 1 checkpoints
-and as many segments, each of the size that `segment_limit` allows and what arrives until the next version.
+The last `KEPT` checkpoints stay, with all segments since the first of them. If the newest checkpoint is
+damaged, the previous one and its journal lead to the same state. So the folder holds at most `KEPT` + 1
+checkpoints and as many segments. A segment has the size that `segment_limit` allows, plus the records that
+arrive until the next version.
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ from .journal import Journal, JournalError, Record, UnreadableError, read, recor
 
 log = logging.getLogger("gradwire.server")
 
-KEPT = 2
+KEPT = 2  # number of checkpoints that stay
 JOB = "job.json"
-LEAST_SEGMENT_BYTES = 256 << 20
+LEAST_SEGMENT_BYTES = 256 << 20  # a smaller segment makes no checkpoint due
 CHECKPOINT, SEGMENT, BEST = "checkpoint-", "journal-", "best-"
-BEGIN = "begin"  # the first record of a segment, which names the segment before it
+BEGIN = "begin"  # the first record of a segment, which names the previous segment
 
 
 class StateError(Exception):
-    """The folder cannot be used: the message says why, and what to do."""
+    """The folder of --state cannot be used. The message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,9 @@ class Placed:
     """A record of the journal, and where it was read.
 
     Attributes:
-        own: whether its segment is that of the checkpoint.
-        where: file, byte and record, for messages.
+        record: the record.
+        own: True if its segment is that of the checkpoint; False if it is a later one.
+        where: file, byte and number of the record, for messages.
     """
 
     record: Record
@@ -57,7 +60,13 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The newest checkpoint that is whole, and its size."""
+    """The newest checkpoint that is whole.
+
+    Attributes:
+        version: version of the parameters.
+        tree: content of the checkpoint.
+        bytes: size of its files.
+    """
 
     version: int
     tree: Any
@@ -65,12 +74,27 @@ class Found:
 
 
 def segment_limit(checkpoint_bytes: int) -> int:
-    """Return the bytes of a segment after which a checkpoint is due at any time."""
+    """Return the number of bytes of a segment from which a checkpoint is due, even if `--checkpoint-every`
+    has not passed.
+
+    Args:
+        checkpoint_bytes: size of the last checkpoint.
+    """
     return max(LEAST_SEGMENT_BYTES, 8 * checkpoint_bytes)
 
 
 def job_at(where: Path | str) -> Mapping[str, Any] | None:
-    """Return the job that `StateFolder.put_job` wrote; None where there is none. Raises StateError."""
+    """Return the id and options of the job in a folder of --state, as `StateFolder.put_job` wrote them.
+
+    Args:
+        where: path or URL of the folder.
+
+    Returns:
+        None if no job was written there.
+
+    Raises:
+        StateError: the folder cannot be read.
+    """
     try:
         found: Mapping[str, Any] = json.loads(backend_at(where).text(JOB))
         return found
@@ -79,29 +103,41 @@ def job_at(where: Path | str) -> Mapping[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise StateError(f"--state {where}: {JOB} cannot be read: {error}") from None
+        raise StateError(f"--state {where}: cannot read {JOB}: {error}") from None
 
 
 def journal_limit(checkpoint_bytes: int) -> int:
-    """Return the bytes of all segments since the last whole checkpoint at which a server ends whose
-    checkpoints fail."""
+    """Return the number of bytes of journal since the last whole checkpoint at which a server ends, if
+    checkpoints fail.
+
+    Args:
+        checkpoint_bytes: size of the last checkpoint.
+    """
     return 4 * segment_limit(checkpoint_bytes)
 
 
 class StateFolder:
-    """The folder, held by one process."""
+    """The folder of --state, which this process holds. The recorder writes to it, and a recovery reads it.
+
+    Attributes:
+        path: path of the folder.
+        bytes_before: bytes of the segments that `records` read before the last one.
+    """
 
     def __init__(self, where: Path | str, *, syncs: bool) -> None:
-        """Raises StateError if another process holds the folder, or it cannot be written to.
+        """Open the folder and take its lock.
 
         Args:
             where: path or URL. A URL has no journal, so methods about segments may not be called.
-            syncs: whether journals wait for the disk.
+            syncs: True if journals wait for the disk.
+
+        Raises:
+            StateError: another process holds the folder, or it cannot be written to.
         """
         self.path = Path(where)
         self._syncs = syncs
         self._last = self.segment_path(0), 0  # the last segment that was read, and where it ends
-        self.bytes_before = 0  # of the segments that were read before it
+        self.bytes_before = 0
         self._recovered: int | None = None  # version of the checkpoint that `newest` returned
         try:
             self._backend = backend_at(where)
@@ -110,29 +146,35 @@ class StateFolder:
             raise StateError(f"--state {error}") from None
         except BlockingIOError:
             raise StateError(
-                f"--state {where}: another gc-server uses it; stop that one, or choose another"
+                f"--state {where}: another gc-server uses this folder; stop it, or use another folder"
             ) from None
         except OSError as error:
             why = error.strerror or error
-            raise StateError(f"--state {where}: {why}; choose a folder that can be written to") from None
+            raise StateError(f"--state {where}: {why}; use a folder that can be written to") from None
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Path or URL of the folder, for messages."""
         return self._backend.name
 
     def begun(self) -> bool:
-        """Return whether a job has begun here: it has, or had, a checkpoint. Raises StateError."""
+        """Return True if a job has begun here: there is a checkpoint or a segment.
+
+        Raises:
+            StateError: the folder cannot be read.
+        """
         try:
             return bool(self._checkpoints()) or any(self._segments())
         except OSError as error:
             raise StateError(f"--state {self.name}: {error.strerror or error}") from None
 
     def claim(self) -> None:
-        """Stop another server at the same URL, which no lock keeps out, from writing.
+        """Take over a folder at a URL, so that another server, which no lock keeps out, stops writing to it.
 
-        Raises StateError if it wrote a checkpoint after `newest` returned an older one: this server would
-        continue from that older one, and the next start would take the other server's for the newest.
+        Raises:
+            StateError: the other server wrote a checkpoint after `newest` returned an older one. This server
+                would continue from the older one, and the next start would take the other server's for the
+                newest.
         """
         try:
             self._backend.claim()
@@ -143,23 +185,33 @@ class StateFolder:
             recovered = "none" if self._recovered is None else f"version {self._recovered}"
             raise StateError(
                 f"--state {self.name}: another server wrote a checkpoint meanwhile: the newest is version "
-                f"{newest}, and this server recovered {recovered}; start again"
+                f"{newest}, and this server recovered {recovered}; restart the server"
             )
 
     def put_job(self, job: Mapping[str, Any]) -> None:
-        """Write the id and options of the job. Raises StateError."""
+        """Write the id and options of the job.
+
+        Raises:
+            StateError: the folder cannot be written to.
+        """
         try:
             self._backend.put_text(JOB, json.dumps(job, indent=1))
         except OSError as error:
             raise StateError(f"--state {self.name}: {error.strerror or error}") from None
 
     def newest(self) -> Found | None:
-        """The newest checkpoint that is whole; None if there never was one. Raises StateError if none of
-        several is."""
+        """Read the newest checkpoint that is whole. Damaged newer ones are set aside.
+
+        Returns:
+            None if no checkpoint was ever whole, so that the job has not begun.
+
+        Raises:
+            StateError: the folder cannot be read, or all of its checkpoints are damaged.
+        """
         try:
             return self._newest()
-        except (OSError, FormatError) as error:  # it may be whole all the same
-            raise StateError(f"--state {self.name}: its checkpoints cannot be read: {error}") from None
+        except (OSError, FormatError) as error:  # the checkpoint may be whole, so it is not set aside
+            raise StateError(f"--state {self.name}: cannot read its checkpoints: {error}") from None
 
     def _newest(self) -> Found | None:
         versions = self._checkpoints()
@@ -169,17 +221,17 @@ class StateFolder:
             try:
                 tree, about = self._backend.read(folder)
             except DamagedError as error:
-                log.error("a checkpoint cannot be used, and the one before is taken: %s", error)
+                log.error("cannot use a checkpoint, so the previous one is read: %s", error)
                 damaged.append(folder)
                 continue
-            for each in damaged:  # and not among those that are kept
+            for each in damaged:  # otherwise they would count among the `KEPT` ones that stay
                 self._backend.set_aside(each)
             self._recovered = version
             return Found(version, tree, sum(each["bytes"] for each in about["files"].values()))
         # If not even the first checkpoint was ever whole, the job has not begun, and nothing is lost.
         if versions or any(self._segments()):
             raise StateError(
-                f"--state {self.name}: none of its {len(versions)} checkpoints is whole; begin the job anew "
+                f"--state {self.name}: none of its {len(versions)} checkpoints is whole; start the job again "
                 "in another folder"
             )
         return None
@@ -188,24 +240,28 @@ class StateFolder:
         """Yield the records since the checkpoint of a version. Afterwards `journal` continues the last
         segment.
 
-        Only half a record at the end of the last segment is cut off, from which nothing can have followed.
+        Nothing is cut off but half a record at the end of the last segment, from which nothing can have
+        followed.
+
+        Args:
+            version: version of the checkpoint.
 
         Raises:
-            StateError: something is missing, was damaged later, or cannot be decoded; nothing was changed.
+            StateError: a segment is missing, was damaged later, or cannot be decoded. Nothing was changed.
         """
         segments = [each for each in self._segments() if each >= version]
         if segments and segments[0] != version:
             gone, there = (self.segment_path(each).name for each in (version, segments[0]))
             raise StateError(
-                f"--state {self.name}: {gone} is gone, without which {there} leads nowhere; put it back, or "
-                f"move {there} away to go on from the checkpoint alone"
+                f"--state {self.name}: {gone} is missing, and {there} continues it; restore it, or move "
+                f"{there} away to resume from the checkpoint alone"
             )
         self._last, self.bytes_before = (self.segment_path(version), 0), 0
         for each in segments:
             path, end = self.segment_path(each), 0
             try:
                 for number, (record, upto) in enumerate(read(path)):
-                    if record.what == BEGIN:
+                    if record.kind == BEGIN:
                         self._check_after(record, path, own=each == version)
                     else:
                         yield Placed(record, each == version, f"{path}, byte {end}, record {number}")
@@ -216,48 +272,73 @@ class StateFolder:
             if cut or not end:
                 self._check_torn(path, end, last=each == segments[-1])
             if cut:
-                log.warning("the last %d bytes of %s are half a record and are cut off", cut, path)
+                log.warning("cutting off the last %d bytes of %s, which are half a record", cut, path)
             if end or each == version:
                 self.bytes_before += self._last[1]
                 self._last = path, end
-            else:  # the last one: a server was killed as it began it, and continues the previous segment
+            else:  # a server was killed as it began this last segment, so the previous segment continues
                 path.unlink()
 
     def _check_after(self, record: Record, path: Path, *, own: bool) -> None:
-        """Raises StateError for a segment that does not begin where the previous one has ended."""
+        """Raise StateError if a segment does not begin where the previous one has ended.
+
+        Args:
+            record: first record of the segment.
+            path: path of the segment.
+            own: True if the segment is that of the checkpoint, which may continue any segment.
+        """
         before, end = self._last
         if not own and record.fields["after"] != [before.name, end]:
             name, size = record.fields["after"] or ("a checkpoint", 0)
             raise StateError(
-                f"--state {self.name}: {path.name} continues {name} from byte {size} on, and what is there "
-                f"is {before.name} with {end} bytes: something in between is gone. Put it back, or move "
-                f"{path.name} and all later segments away to go on without what they have"
+                f"--state {self.name}: {path.name} continues {name} from byte {size}, but the previous "
+                f"segment is {before.name} with {end} bytes: records in between are missing. Restore them, "
+                f"or move {path.name} and all later segments away to resume without their records"
             )
 
     def _check_torn(self, path: Path, end: int, *, last: bool) -> None:
-        """Raises StateError if more follows after a byte than half a record of a killed process."""
+        """Raise StateError if the bytes after `end` are more than half a record of a killed process.
+
+        Args:
+            path: path of the segment.
+            end: byte at which its last whole record ends.
+            last: True if no later segment follows.
+        """
         after = record_after(path, end)
         if after is None and last:
             return
         lost = f"a whole record follows at byte {after}" if after is not None else "later segments follow"
         raise StateError(
-            f"--state: {path} is damaged at byte {end}, and {lost}. Put a copy of it back; or, to go on "
-            "without all that was accepted after that byte, move later segments away and run: "
+            f"--state: {path} is damaged at byte {end}, and {lost}. Restore a copy of it; or, to resume "
+            "without all records after that byte, move later segments away and run: "
             f"truncate -s {end} {path}"
         )
 
     def segment_path(self, version: int) -> Path:
+        """Return the path of the segment that follows the checkpoint of a version."""
         return self.path / _name(SEGMENT, version, ".log")
 
     def journal(self) -> Journal:
-        """Continue the segment that `records` has read last. Raises OSError."""
+        """Return a journal that continues the segment which `records` has read last.
+
+        Raises:
+            OSError: the segment cannot be opened.
+        """
         path, end = self._last
         if not end:
             return self._begun(path, None)
         return Journal(path, syncs=self._syncs, at=end)
 
     def segment(self, version: int, after: Journal | None = None) -> Journal:
-        """Begin a new segment. after: the one that it continues. Raises OSError, and there is none."""
+        """Begin a new segment and return its journal.
+
+        Args:
+            version: version of the checkpoint that the segment follows.
+            after: journal of the segment that it continues; None for the first one.
+
+        Raises:
+            OSError: the segment could not be begun, and does not exist.
+        """
         return self._begun(self.segment_path(version), after)
 
     def _begun(self, path: Path, after: Journal | None) -> Journal:
@@ -273,8 +354,19 @@ class StateFolder:
         return journal
 
     def write(self, version: int, tree: Any, about: Mapping[str, Any]) -> int:
-        """Write a checkpoint, and remove those and the segments that it makes superfluous. Return its bytes.
-        Raises OSError."""
+        """Write a checkpoint, and remove the checkpoints and segments that it makes superfluous.
+
+        Args:
+            version: version of the parameters.
+            tree: content of the checkpoint.
+            about: facts about the checkpoint that are stored beside it, such as the id of the job.
+
+        Returns:
+            The number of bytes written.
+
+        Raises:
+            OSError: the checkpoint could not be written.
+        """
         written = self._backend.write(_name(CHECKPOINT, version), tree, about)
         kept = self._checkpoints()[-KEPT:]
         for old in _versions(CHECKPOINT, self._backend.left(CHECKPOINT)):
@@ -286,7 +378,16 @@ class StateFolder:
         return written
 
     def write_best(self, version: int, tree: Any, about: Mapping[str, Any]) -> None:
-        """Write the best version in place of the previous one. Raises OSError."""
+        """Write the best version in place of the previous one.
+
+        Args:
+            version: version of the parameters.
+            tree: model and optimizer state.
+            about: facts about the version that are stored beside it, such as the id of the job.
+
+        Raises:
+            OSError: the version could not be written.
+        """
         name = _name(BEST, version)
         if name not in self._backend.folders(BEST):
             self._backend.write(name, tree, about)
@@ -299,11 +400,13 @@ class StateFolder:
         return _versions(CHECKPOINT, self._backend.folders(CHECKPOINT))
 
     def _segments(self) -> list[int]:
+        """Return the versions of segments, ascending; none at a URL."""
         if is_url(self._backend.name):
             return []
         return _versions(SEGMENT, [each.name.removesuffix(".log") for each in self.path.glob(f"{SEGMENT}*")])
 
     def close(self) -> None:
+        """Release the folder's lock."""
         self._backend.release()
 
 

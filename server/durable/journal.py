@@ -1,9 +1,9 @@
 """The journal: the inputs of control and shard since a checkpoint, in order, so that they can be replayed.
 
 A segment is a file of records. It continues the state of a checkpoint, whose version is in its name. A record
-is in the file, and on the disk if the options ask for it, before anything that follows from it leaves the
-server. A process that is killed leaves at most one record half written, at the end: reading stops there, and
-the next process writes in its place. Nothing else is ever cut off (`record_after`).
+is in the file before anything that follows from it leaves the server; it is also on the disk if the options
+ask for it. A process that is killed leaves at most one record half written, at the end: reading stops there,
+and the next process overwrites it. Nothing else is ever cut off (`record_after`).
 
 A record is a head of 32 bytes, little-endian (magic, bytes of the text and of the data, crc32c of each and of
 these fields), the text, which is JSON (`storage.values`), and the data.
@@ -27,55 +27,80 @@ from ...proto.transfer import Bytes
 from ...proto.wire import crc32c
 from ...storage.values import DamagedError, pack, unpack
 
-MAGIC = b"GWJ3"  # the last character is the format; 2 had names of Python classes
-# A journal is not read while its server lives: after so many bytes the system is told to write them and to
-# free their pages. Otherwise they would fill all free memory.
+MAGIC = b"GWJ3"  # the last character is the format; format 2 had names of Python classes
+# A journal is not read while its server lives. After this number of bytes the system is told to write them
+# and to free their pages. Otherwise they would fill all free memory.
 CACHED_BYTES = 16 << 20
 _FIELDS = struct.Struct("<4sQQII")
 _HEAD_BYTES = _FIELDS.size + 4
-_ONE_WRITE = 512  # buffers, below what any system takes
+_ONE_WRITE = 512  # buffers in one system call, below the limit of any system
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """what: its kind. fields: values by name. data: uint8, shape (bytes,)."""
+    """One record of the journal.
 
-    what: str
+    Attributes:
+        kind: kind of the record, such as "event".
+        fields: values by name.
+        data: bytes that belong to the record, uint8, shape (bytes,).
+    """
+
+    kind: str
     fields: Mapping[str, Any]
     data: Bytes
 
 
 class JournalError(Exception):
-    """The journal cannot be written any more, so the server may decide nothing more."""
+    """The journal cannot be written any more, so the server may not decide anything more."""
 
 
 class UnreadableError(Exception):
-    """A segment cannot be read although its bytes are as they were written, such as one of another format.
-    The message names file, byte and record, and what to do. Nothing may be cut off."""
+    """A segment cannot be read although its bytes are as they were written, for instance because it has
+    another format.
+
+    The message names file, byte and record, and the remedy. Nothing may be cut off.
+    """
 
 
 class Journal:
-    """Writes one segment. Belongs to one thread, but for `sync`."""
+    """Writes one segment. Belongs to one thread; only `sync` may be called from another.
+
+    Attributes:
+        path: path of the segment.
+        bytes: number of bytes in the segment.
+    """
 
     def __init__(self, path: Path, *, syncs: bool, at: int = 0) -> None:
         """
         Args:
-            syncs: whether `sync` waits for the disk; otherwise what is written survives the process alone.
-            at: bytes that stay; what follows them is cut off.
+            path: path of the segment, which is created if it does not exist.
+            syncs: True if `sync` waits for the disk. Otherwise records survive the process, and not the
+                machine.
+            at: number of bytes that stay; the bytes after them are cut off.
         """
         self.path = path
         self.bytes = at
         self._syncs, self._dirty = syncs, False
-        self._failure: JournalError | None = None  # after which nothing more is promised
-        self._cached = at  # bytes of the file before those that the system was told of last
+        self._failure: JournalError | None = None  # the first failure, which every later call raises again
+        self._cached = at  # position up to which the system was told to write and free pages
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(self._file, at)
         os.lseek(self._file, at, os.SEEK_SET)
 
-    def append(self, what: str, fields: Mapping[str, Any], data: Sequence[Bytes] = ()) -> None:
-        """Write a record. Raises JournalError, which says what to do, from the first failure on."""
+    def append(self, kind: str, fields: Mapping[str, Any], data: Sequence[Bytes] = ()) -> None:
+        """Write a record to the file.
+
+        Args:
+            kind: kind of the record, such as "event".
+            fields: values by name.
+            data: bytes that belong to the record, end to end.
+
+        Raises:
+            JournalError: this record or an earlier one could not be written. The message has the remedy.
+        """
         self._check()
-        text = _encode([what, pack(fields)]).encode()
+        text = _encode([kind, pack(fields)]).encode()
         size = sum(each.size for each in data)
         sums = crc32c((np.frombuffer(text, np.uint8),)), crc32c(data)
         buffers = [_head(len(text), size, *sums) + text, *(each.data for each in data if each.size)]
@@ -84,10 +109,10 @@ class Journal:
             failpoints.reached("journal.appended")
         except OSError as error:
             with suppress(OSError):
-                os.ftruncate(self._file, self.bytes)  # nothing follows from half a record
+                os.ftruncate(self._file, self.bytes)  # removes the half of the record that was written
             self._failure = JournalError(
-                f"the journal {self.path} cannot be written: {error.strerror or error}; what it has is "
-                "whole. Make room, or have its folder writable, and start gc-server with the same --state"
+                f"cannot write the journal {self.path}: {error.strerror or error}; its records are whole. "
+                "Free disk space, or make its folder writable, and start gc-server with the same --state"
             )
             raise self._failure from None
         self.bytes += _HEAD_BYTES + len(text) + size
@@ -96,10 +121,10 @@ class Journal:
             self._evict_page_cache()
 
     def _evict_page_cache(self) -> None:
-        """Have the system write the last bytes, and free the pages of those that it has written."""
+        """Make the system write the last bytes, and free the pages of bytes that it has written."""
         if hasattr(os, "posix_fadvise"):
             before = max(0, self._cached - 2 * CACHED_BYTES)
-            with suppress(OSError):  # advice, which some file systems do not take
+            with suppress(OSError):  # some file systems do not support the advice
                 os.posix_fadvise(self._file, before, self.bytes - before, os.POSIX_FADV_DONTNEED)
         self._cached = self.bytes
 
@@ -116,7 +141,11 @@ class Journal:
                 buffers[0] = memoryview(buffers[0])[written:]
 
     def sync(self) -> None:
-        """Wait until all records are on the disk, if the options ask for it. Raises JournalError."""
+        """Wait until all records are on the disk, if the options ask for it.
+
+        Raises:
+            JournalError: the records may not be on the disk, or an earlier write has failed.
+        """
         self._check()
         if not self._syncs or not self._dirty:
             return
@@ -124,7 +153,7 @@ class Journal:
             os.fdatasync(self._file)
             failpoints.reached("journal.synced")
         except OSError as error:  # the content of the disk is unknown, and a second try would not reveal it
-            self._failure = JournalError(f"the journal {self.path} did not reach the disk: {error.strerror}")
+            self._failure = JournalError(f"cannot sync the journal {self.path} to disk: {error.strerror}")
             raise self._failure from None
         self._dirty = False
 
@@ -133,8 +162,9 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[tuple[Record, int]]:
-    """Yield the records of a segment, each with where it ends in the file, up to the first that is not whole
-    or not as it was written.
+    """Yield the records of a segment, each with the byte at which it ends.
+
+    Reading stops at the first record that is not whole, or not as it was written.
 
     Raises:
         UnreadableError: a record is as it was written, and cannot be decoded.
@@ -147,45 +177,53 @@ def read(path: Path) -> Iterator[tuple[Record, int]]:
     while (found := _whole(data, at)) is not None:
         text, body = found
         try:
-            what, fields = _decoded(text)
+            kind, fields = _decoded(text)
         except (DamagedError, ValueError, TypeError, RecursionError) as error:
             raise UnreadableError(
-                f"{path}: record {number}, at byte {at}, is as it was written and cannot be decoded "
-                f"({error}); start the release of gradwire that wrote it, and report this"
+                f"{path}: record {number}, at byte {at}, is undamaged but cannot be decoded ({error}); "
+                "start the release of gradwire that wrote it, and report this"
             ) from None
         at += _HEAD_BYTES + text.size + body.size
         number += 1
-        yield Record(what, fields, body), at
+        yield Record(kind, fields, body), at
 
 
 def _decoded(text: Bytes) -> tuple[str, dict[str, Any]]:
-    """Raises DamagedError, ValueError, TypeError or RecursionError."""
-    what, fields = unpack(json.loads(text.tobytes()))
-    if what.__class__ is not str or fields.__class__ is not dict:
+    """Decode a record's text into its kind and its fields. Raises DamagedError, ValueError, TypeError or
+    RecursionError."""
+    kind, fields = unpack(json.loads(text.tobytes()))
+    if kind.__class__ is not str or fields.__class__ is not dict:
         raise TypeError("expected a kind and its fields")
-    return what, fields
+    return kind, fields
 
 
 def record_after(path: Path, at: int) -> int | None:
-    """Return the byte at which a whole record begins somewhere behind byte `at`, where `read` has stopped.
+    """Find a whole record behind the byte at which `read` has stopped.
 
-    A process that ends while it writes leaves nothing whole behind what it was writing. So None means that
-    the rest is half a record, which may be cut off; anything else was damaged later.
+    A process that ends while it writes leaves nothing whole behind the record that it was writing. So None
+    means that the rest is half a record, which may be cut off; otherwise the file was damaged later.
+
+    Args:
+        path: path of the segment.
+        at: byte at which `read` has stopped.
+
+    Returns:
+        The byte at which the record begins; None if there is none.
     """
     if path.stat().st_size <= at:
         return None
     data = _mapped(path)
     head = _head_at(data, at)
     if at + _HEAD_BYTES > data.size or (head is not None and head.end > data.size):
-        return None  # whatever its data may look like
+        return None  # the head or the data of the record at `at` reach beyond the end of the file
     step = 1 << 24
     for begin in range(at + 1 if head is None else head.end, data.size, step):
         piece = data[begin : begin + step + len(MAGIC) - 1].tobytes()
-        place = piece.find(MAGIC)
-        while place >= 0:
-            if _whole(data, begin + place) is not None:
-                return begin + place
-            place = piece.find(MAGIC, place + 1)
+        index = piece.find(MAGIC)
+        while index >= 0:
+            if _whole(data, begin + index) is not None:
+                return begin + index
+            index = piece.find(MAGIC, index + 1)
     return None
 
 
@@ -194,7 +232,7 @@ def _mapped(path: Path) -> Bytes:
 
 
 def _check_format(path: Path, data: Bytes) -> None:
-    """Raises UnreadableError for a segment of another format."""
+    """Raise UnreadableError if the segment has another format."""
     begin = data[: len(MAGIC)].tobytes()
     if begin == b"WGWJ" or (begin[:3] == MAGIC[:3] and begin[3:].isdigit() and begin != MAGIC):
         number = 1 if begin == b"WGWJ" else int(begin[3:])
@@ -205,9 +243,18 @@ def _check_format(path: Path, data: Bytes) -> None:
 
 
 class _Head(NamedTuple):
-    begin: int  # of the data, behind the text
+    """The decoded head of a record.
+
+    Attributes:
+        begin: byte at which the data begin, behind the text.
+        end: byte at which the record ends.
+        text: byte at which the text begins, and its crc32c.
+        data_sum: crc32c of the data.
+    """
+
+    begin: int
     end: int
-    text: tuple[int, int]  # its first byte, and its crc32c
+    text: tuple[int, int]
     data_sum: int
 
 
@@ -217,7 +264,7 @@ def _head(text_bytes: int, data_bytes: int, text_sum: int, data_sum: int) -> byt
 
 
 def _head_at(data: Bytes, at: int) -> _Head | None:
-    """The head that begins at a byte; None if it is not whole, or not as it was written."""
+    """Return the head that begins at a byte; None if it is not whole, or not as it was written."""
     raw = data[at : at + _HEAD_BYTES].tobytes()
     if len(raw) < _HEAD_BYTES:
         return None
@@ -229,7 +276,8 @@ def _head_at(data: Bytes, at: int) -> _Head | None:
 
 
 def _whole(data: Bytes, at: int) -> tuple[Bytes, Bytes] | None:
-    """Text and data of the record that begins at a byte; None if it is not whole, or not as written."""
+    """Return text and data of the record that begins at a byte; None if it is not whole, or not as it was
+    written."""
     head = _head_at(data, at)
     if head is None or head.end > data.size:
         return None

@@ -1,4 +1,4 @@
-"""The files of --output: the last parameters, and the best version's beside them."""
+"""The files of --output: the last parameters, and beside them those of the best version."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ log = logging.getLogger("gradwire.server")
 
 
 class Output:
-    """Belongs to one event loop.
+    """Writes the final parameters and the best version. It belongs to the event loop of the conductor, which
+    calls it.
 
     Attributes:
-        unsaved: the last parameters could not be written to their path.
+        unsaved: True if the last parameters could not be written to their path.
     """
 
     def __init__(
@@ -29,9 +30,13 @@ class Output:
     ) -> None:
         """
         Args:
-            path: of the final parameters; None without --output. An unfinished job writes to a file beside
-                it, which neither overwrites a finished model nor looks like one.
-            keep_best: keep the best evaluated version in a file beside that, and in the recorder's folder.
+            path: path of the final parameters; None without --output. The parameters of an unfinished job are
+                written to a file beside it, which neither overwrites a finished model nor looks like one.
+            shard: shard that has the parameters.
+            state: buffers and frozen parameters.
+            recorder: recorder of the state folder.
+            keep_best: True to keep the best evaluated version, in a file beside `path` and in the recorder's
+                folder.
         """
         self._path, self._shard, self._state = path, shard, state
         self._bests: list[BestFile | BestCheckpoint] = []
@@ -42,22 +47,42 @@ class Output:
         self.unsaved = False
 
     def evaluated(self, epoch: int, version: int) -> None:
-        """Called before a member evaluates a version, which is the shard's present one."""
+        """Called before a member evaluates a version, which is the shard's present one: copy the version as a
+        candidate for the best.
+
+        Args:
+            epoch: number of the evaluation.
+            version: version of the parameters.
+        """
         for each in self._bests:
             each.evaluated(epoch, version)
 
     def best(self, epoch: int, version: int) -> None:
-        """Called when an evaluated version is the best so far."""
+        """Called when an evaluated version is the best so far: keep its copy.
+
+        Args:
+            epoch: number of the evaluation.
+            version: version of the parameters.
+        """
         for each in self._bests:
             each.best(epoch, version)
 
     def judged(self) -> None:
-        """Called after an evaluation, and after `best`."""
+        """Called after an evaluation has been reported, and after `best` if it was the best: drop the
+        candidate."""
         for each in self._bests:
             each.judged()
 
     async def write(self, buffers: Callable[[], Awaitable[Values]], *, finished: bool) -> str:
-        """Write the parameters with these buffers, if there is a path for them. Return their SHA-256."""
+        """Write the final parameters, if there is a path for them.
+
+        Args:
+            buffers: function that returns the model's buffers.
+            finished: True if the job has finished; otherwise a file beside the path is written.
+
+        Returns:
+            The SHA-256 of the parameters.
+        """
         shard, path = self._shard, self._path
         for each in self._bests:
             await each.close()
@@ -74,7 +99,7 @@ class Output:
         try:
             values = {**self._state.frozen, **await buffers()}
         except Exception as error:
-            log.error("the parameters are saved without buffers: %s", error)
+            log.error("saving the parameters without buffers, which are unavailable: %s", error)
             values = dict(self._state.frozen)
             entries = [each for each in entries if found & {each.name, each.tied_to}]
 
@@ -87,14 +112,23 @@ class Output:
 
 
 async def written(path: Path, version: int, save: Callable[[Path], Awaitable[None]]) -> bool:
-    """Save the parameters in a file, or, if that fails, in the folder for temporary files, so that a full
-    disk does not lose them. Return whether they are in the file."""
+    """Save the parameters in a file. If that fails, save them in the folder for temporary files, so that a
+    full disk does not lose them.
+
+    Args:
+        path: path of the file.
+        version: version of the parameters, for the log.
+        save: function that writes the parameters to the path that it is given.
+
+    Returns:
+        True if the parameters are in the file at `path`.
+    """
     elsewhere = Path(tempfile.gettempdir()) / path.name
     for file in (path, elsewhere):
         try:
             await save(file)
         except Exception as error:
-            log.error("the parameters could not be saved as %s: %s", file, error)
+            log.error("could not save the parameters as %s: %s", file, error)
             continue
         level = logging.INFO if file == path else logging.ERROR
         log.log(level, "parameters of version %d written to %s", version, file)

@@ -1,11 +1,11 @@
-"""The recorder writes the journal and the checkpoints of a running server: events that control has taken in,
+"""The recorder writes the journal and the checkpoints of a running server: events that control has processed,
 stored parts, and from time to time a checkpoint, after which the journal begins a new segment.
 
-`recovery` reads them. An event is recorded after control has decided and before any of its actions is
-performed; a part is recorded before the shard has it. What follows from these is not recorded: stepped parts,
-the content of versions, updates. Nor are keep-alives without an activity; instead a tick, which ends leases,
-has the time at which each member was last heard. Times are those of the job's own clock, which stands still
-while no server runs.
+A recovery (`server/recovery`) reads them. An event is recorded after control has decided and before any of
+its actions is performed. A part is recorded before the shard has it. Consequences are not recorded: stepped
+parts, the content of versions, updates. Nor are keep-alives without an activity. Instead a tick, which ends
+leases, has the time at which each member was last heard. Times are those of the job's own clock, which stands
+still while no server runs.
 """
 
 from __future__ import annotations
@@ -33,31 +33,34 @@ from .journal import Journal, JournalError
 
 log = logging.getLogger("gradwire.server")
 
-RETRY_S = 30.0  # after a checkpoint that could not be begun
+RETRY_S = 30.0  # interval until the next try, if the segment of a checkpoint could not be begun
 
 T = TypeVar("T")
 Member = tuple[str, int]
-Stored = tuple[Member, m.PartHeader, int, Sequence[Payload]]  # a part, the crc32c of its bytes, its content
+Stored = tuple[Member, m.PartHeader, int, Sequence[Payload]]  # sender and header of a part, crc32c, content
 
 EVENT, PART, CLOSED, UNWANTED, PLAN = "event", "part", "closed", "unwanted", "plan"
 BUFFERS, EVALUATED = "buffers", "evaluated"
 # Events that follow from other records, or change nothing that is saved.
 _NOT_RECORDED = (e.ApplyStarted, e.PauseRequested, e.Stopping)
-# Seconds after which a backend that writes a checkpoint counts as hanging, and bytes that add to them.
+# Seconds after which a backend that writes a checkpoint counts as hanging, and the speed from which the
+# seconds that its size adds are computed.
 PATIENCE_S, SLOWEST_BYTES_PER_S = 60.0, 1e6
 
 
 class Recorder:
-    """Belongs to the conductor's event loop. It writes nothing without a folder (the job ends with its
-    server), before `first`, and during a recovery.
+    """Writes the journal and the checkpoints. It belongs to the conductor's event loop.
+
+    It writes nothing without a folder (the job ends with its server), before `first`, and during a recovery.
 
     Attributes:
-        broken: called with the reason when the journal cannot be written any more: the server has to end, and
-            workers wait for the next one, which continues the job.
-        failing: why the last checkpoint could not be written; empty if it could.
+        broken: function called with the reason when the journal cannot be written any more. The server has to
+            end; workers wait for the next server, which continues the job.
+        failing: reason for which the last checkpoint could not be written; empty if it could.
         failures: number of checkpoints that could not be written.
-        bytes, version: of the last checkpoint; 0 and None before the first. After a recovery `version` is
-            None until this process has written one.
+        bytes: size of the last checkpoint; 0 before the first.
+        version: version of the last checkpoint. It is None until this process has written one, unless it
+            resumed from a folder without a journal.
         patience_s: seconds after which a backend that writes a checkpoint counts as hanging.
     """
 
@@ -71,8 +74,10 @@ class Recorder:
     ) -> None:
         """
         Args:
-            every: length of training after which a checkpoint is due.
-            recorded: whether there is a journal between checkpoints.
+            folder: folder of --state; None if the job ends with its server.
+            every: length of training after which a checkpoint is due; None for none but the first.
+            job: id of the job.
+            recorded: True if there is a journal between checkpoints.
         """
         self._folder, self._every, self._job = folder, every, job
         self._recorded = recorded
@@ -91,18 +96,18 @@ class Recorder:
 
     @property
     def keeps(self) -> bool:
-        """Whether the job outlives its server."""
+        """True if the job outlives its server: there is a folder."""
         return self._folder is not None
 
     def begin(self, version: int) -> None:
         """Begin the segment that follows the checkpoint of this version, which has yet to be written.
 
         Raises:
-            OSError: the previous segment continues.
-            JournalError: the previous segment cannot be synced.
+            OSError: the segment could not be begun, and the previous one continues.
+            JournalError: the previous segment could not be synced.
         """
         assert self._folder is not None
-        self.sync()  # the new segment says where this one ends
+        self.sync()  # the first record of the new segment names the end of this one
         segment = self._folder.segment(version, self._journal) if self._recorded else None
         if self._journal is not None:
             self._bytes_before += self._journal.bytes
@@ -111,7 +116,13 @@ class Recorder:
         self._heard = {}
 
     def resume(self, version: int, now: float, progress: float) -> None:
-        """Continue the journal after a recovery."""
+        """Continue the journal after a recovery.
+
+        Args:
+            version: present version of the parameters.
+            now: time in seconds of the job's clock.
+            progress: epochs trained on, with a fraction.
+        """
         assert self._folder is not None
         self._journal = self._folder.journal() if self._recorded else None
         self._bytes_before = self._folder.bytes_before
@@ -121,7 +132,7 @@ class Recorder:
 
     @property
     def journal_bytes(self) -> int:
-        """Bytes of the journal since the last whole checkpoint, which the next server has to read."""
+        """Bytes of the journal since the last whole checkpoint, which the next server would have to read."""
         return self._bytes_before + self._segment_bytes
 
     @property
@@ -131,28 +142,34 @@ class Recorder:
     # ---- records
 
     def stop(self) -> None:
-        """Accept no records from now on: the next server continues from what is written."""
+        """Refuse all further records: the next server continues from those that are written."""
         self._stopped = True
 
     def _check(self) -> None:
-        """Raises JournalError."""
+        """Raise JournalError if the recorder was stopped."""
         if self._stopped:
-            raise JournalError("the server is stopping, and may come back; try again")
+            raise JournalError("the server is stopping and may return; try again")
 
-    def _append(self, what: str, fields: Mapping[str, Any], data: Sequence[Bytes] = ()) -> None:
+    def _append(self, kind: str, fields: Mapping[str, Any], data: Sequence[Bytes] = ()) -> None:
         self._check()
         if self._journal is not None:
             with self._promising():
-                self._journal.append(what, fields, data)
+                self._journal.append(kind, fields, data)
 
     def sync(self) -> None:
-        """Sync the last records, before anything leaves that follows from them. Raises JournalError."""
+        """Wait until all records are on the disk. Call it before anything leaves the server that follows from
+        them.
+
+        Raises:
+            JournalError: the records may not be on the disk.
+        """
         if self._journal is not None:
             with self._promising():
                 self._journal.sync()
 
     @contextmanager
     def _promising(self) -> Generator[None]:
+        """Call `broken` if the block raises JournalError."""
         try:
             yield
         except JournalError as error:
@@ -160,7 +177,14 @@ class Recorder:
             raise
 
     def leases(self, core: Core, event: e.Event[Any]) -> dict[str, float]:
-        """Return, for a tick, when members were last heard, as far as that is not recorded."""
+        """Return the times, by worker, at which members were last heard, as far as they differ from recorded
+        ones.
+
+        Call it before control processes the event, and pass the result to `event`.
+
+        Returns:
+            Nothing unless the event is a tick, which alone ends leases.
+        """
         if self._journal is None or not isinstance(event, e.Tick):
             return {}
         heard = {worker: member.heard_at for worker, member in core.roster.members.items()}
@@ -169,7 +193,17 @@ class Recorder:
     def event(
         self, event: e.Event[Any], now: float, result: e.Result[Any], leases: Mapping[str, float]
     ) -> None:
-        """Record an event. leases: as `leases` returned before the event. Raises JournalError."""
+        """Record an event that control has processed, before its actions are performed.
+
+        Args:
+            event: the event. Events that change no saved state are left out.
+            now: time of the event, in seconds of the job's clock.
+            result: the consequences of the event.
+            leases: result of `leases`, called before the event was processed.
+
+        Raises:
+            JournalError: the event could not be recorded.
+        """
         alive = isinstance(event, e.KeepAlive) and event.activity is None
         if alive or isinstance(event, _NOT_RECORDED):
             return
@@ -197,39 +231,83 @@ class Recorder:
         *,
         carried: bool = False,
     ) -> None:
-        """Record a part before it is stored. carried: from the previous segment. Raises JournalError."""
+        """Record a part of a push, before the shard stores it.
+
+        Args:
+            member: worker and incarnation that sent the part.
+            part: header of the part.
+            checksum: crc32c of the part's bytes.
+            payloads: content of the part.
+            carried: True if the part is copied from the previous segment.
+
+        Raises:
+            JournalError: the part could not be recorded.
+        """
         header = encode_worker(part)
         fields = {"member": member, "header": header, "checksum": checksum, "carried": carried}
         self._append(PART, fields, [payload.data for payload in payloads])
 
     def closed(self, member: Member, seq: int, refusal: Refusal | None, *, again: bool) -> None:
-        """Record that a push is over without control. again: the worker sends all of its parts again."""
+        """Record that a push has ended without a decision of control.
+
+        Args:
+            member: worker and incarnation that sent the push.
+            seq: seq of the push.
+            refusal: reason for which it was refused; None if it was abandoned.
+            again: True if the worker sends all of its parts again.
+        """
         self._append(CLOSED, {"member": member, "seq": seq, "refusal": refusal, "again": again})
 
     def unwanted(self, member: Member, seq: int, assignment: int) -> None:
-        """Record that the server does not need the parts of a push, which answers an assignment."""
+        """Record that the server does not need the parts of a push.
+
+        Args:
+            member: worker and incarnation that sends the push.
+            seq: seq of the push.
+            assignment: id of the assignment that the push answers.
+        """
         self._append(UNWANTED, {"member": member, "seq": seq, "assignment": assignment})
 
     def plan(self, plan: bytes) -> None:
-        """Record that the shard has prepared a plan."""
+        """Record that the shard has prepared a plan. `plan` is its encoded announcement."""
         self._append(PLAN, {"plan": plan})
 
     def buffers(self, member: Member, seq: int, collection: int, values: Mapping[str, Bytes]) -> None:
-        """Record the buffers that belong to a push."""
+        """Record the buffers that a push carries.
+
+        Args:
+            member: worker and incarnation that sent the push.
+            seq: seq of the push.
+            collection: number of the collection that the buffers belong to.
+            values: bytes of the buffers, by name.
+        """
         sizes = {name: int(each.size) for name, each in values.items()}
         fields = {"member": member, "seq": seq, "collection": collection, "sizes": sizes}
         self._append(BUFFERS, fields, list(values.values()))
 
     def evaluated(self, epoch: int, values: Mapping[str, Bytes]) -> None:
-        """Record the buffers with which an epoch is evaluated."""
+        """Record the buffers with which a version is evaluated.
+
+        Args:
+            epoch: number of the evaluation.
+            values: bytes of the buffers, by name.
+        """
         sizes = {name: int(each.size) for name, each in values.items()}
         self._append(EVALUATED, {"epoch": epoch, "sizes": sizes}, list(values.values()))
 
     # ---- checkpoints
 
     def due(self, version: int, now: float, progress: float) -> bool:
-        """Return whether a checkpoint is due at a version. progress: epochs so far. Raises JournalError if
-        checkpoints fail and the journal has reached its limit."""
+        """Return True if a checkpoint is due.
+
+        Args:
+            version: present version of the parameters.
+            now: time in seconds of the job's clock.
+            progress: epochs trained on, with a fraction.
+
+        Raises:
+            JournalError: checkpoints fail and the journal has reached its limit.
+        """
         self._check_limit()
         if self._every is None or self._writing is not None or now < self._retry_at:
             return False
@@ -239,22 +317,25 @@ class Recorder:
         return (long or self._segment_bytes > segment_limit(self.bytes)) and not self._begins_at(version)
 
     def _check_limit(self) -> None:
-        """Raises JournalError if checkpoints fail and the journal would grow without bound."""
+        """Raise JournalError if checkpoints fail and the journal has reached its limit, beyond which it
+        would grow without bound."""
         limit = journal_limit(self.bytes)
         if self._journal is None or not self.failing or self.journal_bytes <= limit:
             return
         why = (
-            f"{self.failing}, and the journal since the last one has {self.journal_bytes / 1e6:.0f} MB, "
-            f"which is more than {limit / 1e6:.0f}. Nothing is lost: make room, or have the folder writable, "
-            "and start gc-server with the same --state"
+            f"{self.failing}, and the journal since the last checkpoint has "
+            f"{self.journal_bytes / 1e6:.0f} MB, above its limit of {limit / 1e6:.0f} MB. Nothing is lost: "
+            "free disk space, or make the folder writable, and start gc-server with the same --state"
         )
         self.broken(why)
         raise JournalError(why)
 
     def _begins_at(self, version: int) -> bool:
-        """Return whether the segment begins at a version already. A second one would replace it, and lose its
-        records, before the checkpoint of the version is whole. So would a second checkpoint without a
-        journal."""
+        """Return True if the segment begins at this version already, so that no checkpoint may be begun.
+
+        A second segment would replace the first, and lose its records before the checkpoint of the version is
+        whole. The same holds for a second checkpoint where there is no journal.
+        """
         if self._folder is None:
             return False
         if self._journal is None:
@@ -262,15 +343,31 @@ class Recorder:
         return self._journal.path == self._folder.segment_path(version)
 
     async def idle(self) -> None:
-        """Return once no checkpoint is being written."""
+        """Wait until no checkpoint is being written."""
         if self._writing is not None:
             await asyncio.shield(self._writing)
 
     def checkpoint(
         self, version: int, tree: Any, stored: Iterable[Stored], now: float, progress: float
     ) -> asyncio.Task[None]:
-        """Begin a new segment with the stored parts of open pushes, and start to write the tree. Only sync if
-        the segment begins at this version: it and those before it lead here. Raises JournalError."""
+        """Begin a new segment with the stored parts of open pushes, and start to write a checkpoint.
+
+        If a segment begins at this version already, only sync: the folder leads to the present state without
+        a new checkpoint.
+
+        Args:
+            version: version of the parameters.
+            tree: content of the checkpoint.
+            stored: stored parts of open pushes, which the new segment begins with.
+            now: time in seconds of the job's clock.
+            progress: epochs trained on, with a fraction.
+
+        Returns:
+            The task that writes the checkpoint.
+
+        Raises:
+            JournalError: the journal cannot be written.
+        """
         if self._begins_at(version):
             self.sync()
             return asyncio.create_task(self.idle())
@@ -287,7 +384,15 @@ class Recorder:
         return self._writing
 
     async def first(self, tree: Any, now: float) -> None:
-        """Write the checkpoint of version 0. Raises OSError."""
+        """Write the checkpoint of version 0, and begin the journal.
+
+        Args:
+            tree: content of the checkpoint.
+            now: time in seconds of the job's clock.
+
+        Raises:
+            OSError: the checkpoint could not be written, or not in time.
+        """
         self.begin(0)
         self._last = 0, now, 0.0
         await self._be_patient(tree)
@@ -297,25 +402,44 @@ class Recorder:
             raise OSError(f"no answer within {self.patience_s:.0f} s") from None
 
     async def _be_patient(self, tree: Any) -> None:
-        """Set `patience_s` by the size of a tree."""
+        """Set `patience_s` by the size of a checkpoint's content."""
         self.patience_s = PATIENCE_S + await asyncio.to_thread(checkpoint.size, tree) / SLOWEST_BYTES_PER_S
 
     async def write(self, version: int, tree: Any) -> None:
-        """Write a checkpoint. Raises OSError."""
+        """Write a checkpoint, and wait for it.
+
+        Args:
+            version: version of the parameters.
+            tree: content of the checkpoint.
+
+        Raises:
+            OSError: the checkpoint could not be written.
+        """
         assert self._folder is not None
         about = {"job": self._job, "version": version}
-        self.bytes = await apart(self._folder.write, version, tree, about)
+        self.bytes = await run_on_daemon_thread(self._folder.write, version, tree, about)
         self.version, self._bytes_before = version, 0
 
     async def write_best(self, version: int, tree: Any) -> None:
-        """Write what a job needs to begin with the best version, in place of the previous one. Raises
-        OSError."""
+        """Write the best version in place of the previous one.
+
+        Args:
+            version: version of the parameters.
+            tree: model and optimizer state, with which a new job can begin.
+
+        Raises:
+            OSError: the version could not be written.
+        """
         assert self._folder is not None
         about = {"job": self._job, "version": version}
-        await apart(self._folder.write_best, version, tree, about)
+        await run_on_daemon_thread(self._folder.write_best, version, tree, about)
 
     async def _write(self, version: int, tree: Any, segment: OSError | None = None) -> None:
-        """Write a checkpoint and log how that went. segment: why its segment could not begin, if so."""
+        """Write a checkpoint and log the outcome.
+
+        Args:
+            segment: error for which its segment could not be begun; None if it was begun.
+        """
         try:
             if segment is not None:
                 raise segment
@@ -323,10 +447,10 @@ class Recorder:
             writing = asyncio.ensure_future(self.write(version, tree))
             if not (await asyncio.wait({writing}, timeout=self.patience_s))[0]:
                 why = f"is not written after {self.patience_s:.0f} s"
-                self._failed(version, why, "none other is begun before it is, and training goes on")
+                self._failed(version, why, "the next one begins once it is written; training continues")
             await writing
         except Exception as error:
-            then = "the one before it and the journal stay, and the next is tried when it is due"
+            then = "the previous checkpoint and the journal stay; the next checkpoint is tried when it is due"
             self._failed(version, f"could not be written: {error}", then)
         else:
             if self.failing:
@@ -337,12 +461,13 @@ class Recorder:
             self._writing = None
 
     def _failed(self, version: int, why: str, then: str) -> None:
+        """Count and log a failure. `then` is the consequence, in words."""
         self.failures += 1
         self.failing = f"the checkpoint of version {version} {why}"
         log.error("%s; %s", self.failing, then)
 
     async def close(self) -> None:
-        """Wait for a checkpoint that is being written, unless that hangs, and close all files."""
+        """Wait for a checkpoint that is being written, unless the backend hangs, and close all files."""
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=self.patience_s)
         if self._journal is not None:
@@ -352,8 +477,9 @@ class Recorder:
             self._folder.close()
 
 
-def apart(function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-    """Call a function on a thread of its own, for which the end of the process does not wait."""
+def run_on_daemon_thread(function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+    """Call a function on a thread of its own, and return a future of its result. The process may end
+    before the thread does."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -367,7 +493,7 @@ def apart(function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
             outcome = future.set_result, function(*arguments)
         except BaseException as error:
             outcome = future.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        with contextlib.suppress(RuntimeError):  # raised if the loop was closed meanwhile
             loop.call_soon_threadsafe(tell, *outcome)
 
     threading.Thread(target=run, name="checkpoint", daemon=True).start()

@@ -1,8 +1,7 @@
-"""A job that begins with the parameters of a file, instead of those of its first worker, and with what the
-optimizer of a checkpoint remembered.
+"""The start of a job from a file (--resume): its parameters, and the optimizer state of a checkpoint.
 
-Both are taken by tensor, so that order, parts and groups may differ. A script may upload both from a file of
-its own instead (`InitializeHeader.moments`, `.epoch`, `.steps`).
+Both are taken by tensor, so order, parts and groups may differ. A script may instead upload both from a file
+of its own (`InitializeHeader.moments`, `.epoch`, `.steps`).
 """
 
 from __future__ import annotations
@@ -35,12 +34,17 @@ from .folder import CHECKPOINT
 
 log = logging.getLogger("gradwire.server")
 Tensors = Mapping[str, torch.Tensor]
-ANEW = "versions, epochs and residuals begin anew"
+ANEW = "versions, epochs and residuals start from zero"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """Optimizer state of a tensor. spec: the optimizer. stretches: in elements of the tensor."""
+    """Optimizer state of one tensor.
+
+    Attributes:
+        spec: spec of the optimizer that wrote the state.
+        stretches: state of ranges of the tensor, in order; positions are indices of its elements.
+    """
 
     spec: str
     stretches: Sequence[Remembered]
@@ -48,9 +52,13 @@ class Moments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resumed:
-    """The model that a job begins with.
+    """The model that a job begins with, as read from a file.
 
-    name: for people. tensors: by name. version, moments: of a checkpoint; a state_dict has none.
+    Attributes:
+        name: path or URL of the file, for messages.
+        tensors: parameters and buffers, by name.
+        version: version of the checkpoint; None for a state_dict.
+        moments: optimizer state, by name of the tensor; None for a state_dict.
     """
 
     name: str
@@ -59,39 +67,50 @@ class Resumed:
     moments: Mapping[str, Moments] | None = None
 
     def recall(self, manifest: Manifest, groups: Sequence[OptimizerGroup]) -> Sequence[Remembered] | None:
-        """Return the optimizer state to continue from, in elements of the manifest's flat order, like
-        `shard.store.Recall`; None without state, or if its optimizer stepped a tensor differently. The log
-        says which."""
-        begins = f"beginning with the parameters of {self.name}"
+        """Return the optimizer state to continue from, and log which state that is.
+
+        Args:
+            manifest: manifest of the job's model.
+            groups: parameter groups of the job's optimizer.
+
+        Returns:
+            State of ranges of elements in the manifest's flat order. None if the file has no state, or an
+                optimizer of another kind wrote it.
+        """
+        begins = f"starting with the parameters of {self.name}"
         if self.moments is None:
-            log.info("%s, which has no state of an optimizer; %s", begins, ANEW)
+            log.info("%s, which has no optimizer state; %s", begins, ANEW)
             return None
         begins += f", version {self.version},"
         why = self._misfit(manifest, groups)
         if why:
-            log.warning("%s without the state of its optimizer: %s; %s", begins, why, ANEW)
+            log.warning("%s without its optimizer state: %s; %s", begins, why, ANEW)
             return None
         found: list[Remembered] = []
         for spec, start in zip(manifest.specs, (0, *manifest.ends), strict=False):
             pieces = [each.within(0, spec.elements, start) for each in self.moments[spec.name].stretches]
             found += [each for each in pieces if each is not None]
         kinds = ", ".join(sorted({_kind(group) for group in groups}))
-        what = ", ".join(sorted({what for each in found for what in each.memory})) or "nothing to remember"
-        log.info("%s and the state of its optimizer, %s (%s); %s", begins, kinds, what, ANEW)
+        memory = ", ".join(sorted({name for each in found for name in each.memory})) or "stateless"
+        log.info("%s and its optimizer state, %s (%s); %s", begins, kinds, memory, ANEW)
         return found
 
     def _misfit(self, manifest: Manifest, groups: Sequence[OptimizerGroup]) -> str:
-        """Return why the moments do not fit an optimizer; empty if they do."""
+        """Return the reason for which the optimizer state does not fit the job's optimizer; empty if it
+        fits."""
         assert self.moments is not None
         if any(tensor.state for tensor in manifest.tensors):
-            return "the workers of this mode have their own"
+            return "in this mode the workers have the optimizer state"
         for tensor in manifest.tensors:
             group, had = groups[tensor.group], self.moments.get(tensor.name)
             if had is None:
-                return f"{tensor.name!r} was frozen"
+                return f"tensor {tensor.name!r} was frozen"
             kind, remembers = _kind(group), set(group.options.memory(torch.empty(0)))
             if kind != _name(had.spec) or any(set(each.memory) != remembers for each in had.stretches):
-                return f"{tensor.name!r} is stepped by {optimizer_spec(group.options)}, and was by {had.spec}"
+                return (
+                    f"the optimizer of tensor {tensor.name!r} is {optimizer_spec(group.options)}, and was "
+                    f"{had.spec}"
+                )
         return ""
 
 
@@ -104,12 +123,19 @@ def _name(spec: str) -> str:
 
 
 class ResumeError(ValueError):
-    """A job cannot begin with the file; the message says why."""
+    """The job cannot begin with the file of --resume; the message has the reason."""
 
 
 def read_model(where: Path | str) -> Resumed:
-    """Read a model from a path or URL: a state_dict as safetensors, such as --output, a checkpoint, or the
-    newest checkpoint of a folder of --state. Raises ResumeError."""
+    """Read the model that a job is to begin with.
+
+    Args:
+        where: path or URL of a state_dict as safetensors (such as --output writes), of a checkpoint, or of a
+            folder of --state, whose newest whole checkpoint is read.
+
+    Raises:
+        ResumeError: the file is missing, damaged or of another kind.
+    """
     try:
         with local_copy(where) as file:
             if file is not None:
@@ -123,7 +149,7 @@ def read_model(where: Path | str) -> Resumed:
             except DamagedError as error:
                 if folder == found[0]:
                     raise
-                log.error("a checkpoint cannot be used, and the one before is taken: %s", error)
+                log.error("cannot use a checkpoint, so the previous one is read: %s", error)
         folder, _, last = backend.name.rpartition("/")
         return _of_checkpoint(backend.name, backend_at(folder or ".").read(last)[0])
     except (OSError, SafetensorError, DamagedError, FormatError, Refused, KeyError) as error:
@@ -134,6 +160,7 @@ def read_model(where: Path | str) -> Resumed:
 
 
 def _of_checkpoint(name: str, tree: Mapping[str, Any]) -> Resumed:
+    """Return the model of a checkpoint. `tree` is the checkpoint's content."""
     manifest = Manifest.from_message(tree["manifest"], worker="", max_bytes=1 << 62)
     replica = tree["shard"]["downlink"]["replica"]
     flat: torch.Tensor = tree["shard"]["parameters"] if replica is None else replica
@@ -161,14 +188,17 @@ def _of_checkpoint(name: str, tree: Mapping[str, Any]) -> Resumed:
 
 
 def put_in(tensors: Tensors, manifest: Manifest, flat: Bytes, state: dict[str, Bytes], worker: str) -> None:
-    """Write a model over what a worker has brought.
+    """Overwrite the parameters that a worker has uploaded with those of the file of --resume.
 
     Args:
-        flat: float32 values of the manifest's tensors, end to end, as bytes.
-        state: of buffers and frozen parameters, by name.
-        worker: whom to name.
+        tensors: tensors of the file, by name.
+        manifest: manifest of the worker's model.
+        flat: float32 values of the manifest's tensors, end to end, as bytes; overwritten.
+        state: bytes of buffers and frozen parameters, by name; the frozen parameters are overwritten.
+        worker: id of the worker, for the message.
 
-    Raises Refused: TENSOR, for a model that is another one than the file's.
+    Raises:
+        Refused: TENSOR, if the worker's model is not the file's.
     """
     values, at = flat.view(np.float32), 0
     for tensor, spec in zip(manifest.tensors, manifest.specs, strict=True):
@@ -181,6 +211,7 @@ def put_in(tensors: Tensors, manifest: Manifest, flat: Bytes, state: dict[str, B
 
 
 def _of_name(tensors: Tensors, name: str, shape: tuple[int, ...], worker: str) -> torch.Tensor:
+    """Return the tensor of that name, which must have that shape. Raises Refused: TENSOR."""
     found = tensors.get(name)
     if found is None or tuple(found.shape) != shape:
         raise refused(

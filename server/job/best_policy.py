@@ -1,4 +1,4 @@
-"""The rule by which the best evaluated version is kept: `--keep best:METRIC[:min|max]`."""
+"""The rule for `--keep best:METRIC[:min|max]`, which keeps the best evaluated version."""
 
 from __future__ import annotations
 
@@ -10,18 +10,34 @@ from .limits import SMALLER_IS_BETTER
 
 @dataclass(frozen=True, slots=True)
 class Keep:
+    """The metric that decides which evaluated version is the best.
+
+    Attributes:
+        metric: name of the metric.
+        smallest: True if the smallest value is the best; False if the largest is.
+    """
+
     metric: str
-    smallest: bool  # is the best
+    smallest: bool
 
     def better(self, value: float, best: float | None) -> bool:
-        """Return whether a value beats the best one so far. Of equal ones the first stays."""
+        """Return True if `value` is better than `best`, the best value so far (None before the first).
+
+        An equal value does not replace the first one. NaN and infinity are never better.
+        """
         if not math.isfinite(value):
             return False
         return best is None or (value < best if self.smallest else value > best)
 
 
 def parse_keep(text: str) -> Keep | None:
-    """Parse the option; None for an empty one, which keeps nothing. Raises ValueError."""
+    """Parse the text of `--keep`. Return None for an empty text, which keeps no version.
+
+    Without a direction, the smallest value is the best for metrics such as "loss" (`SMALLER_IS_BETTER`).
+
+    Raises:
+        ValueError: the text has another form than best:METRIC[:min|max].
+    """
     if not text:
         return None
     kind, _, rest = text.partition(":")

@@ -1,16 +1,16 @@
-"""Which pushes carry their worker's buffers, such as BatchNorm's statistics. Those asked for together are a
-*collection*.
+"""Buffers of the model, such as BatchNorm's statistics: which pushes carry those of their worker. Buffers
+that are asked for together form a *collection*.
 
-The buffers of a version are needed when it is evaluated or saved, and when a worker joins. Control knows that
-some steps earlier and asks for them with assignments, so that they arrive with pushes and count if these do.
-A new collection begins
+The buffers of a version are needed when it is evaluated or saved, and when a worker joins. Control knows some
+steps earlier that this will happen, and asks for the buffers in assignments. So they arrive with pushes, and
+count if the pushes do. A new collection begins
 
-    with the last assignments of an epoch, or before an evaluation     every push carries buffers
-    when a member has joined, or at growing intervals of time where    one push of each member does
-    time decides about evaluations or the end
+    with the last assignments of an epoch, or before an evaluation   | every push carries buffers
+    when a member has joined, or at growing intervals of time where  | one push of each member does
+    time decides about evaluations or the end                        |
 
-The buffers of a newcomer are those of an untrained model: it is asked for none until it has taken over the
-job's, with its second assignment.
+The buffers of a newcomer are those of an untrained model. It is asked for none until it has taken over the
+job's buffers, with its second assignment.
 """
 
 from __future__ import annotations
@@ -21,29 +21,45 @@ from ...common.stored import stored
 from .roster import Member, Roster
 from .samples import Drawn
 
-EVERY_S = 1.0
-GROWTH = 1.05
-NEWCOMER = 2  # assignments until it takes over the job's buffers
+EVERY_S = 1.0  # shortest interval between collections by time
+GROWTH = 1.05  # the next collection by time is due when the elapsed time has grown by this factor
+NEWCOMER = 2  # assignments until a new member takes over the job's buffers
 
 
 @stored("buffers")
 @dataclass(kw_only=True, slots=True)
 class Buffers:
-    wanted: bool = False  # the model has buffers, and they are collected
-    first_alone: bool = False  # only from the member of lowest rank
-    number: int = 0  # of the last collection
-    epoch: int = 0  # the first epoch without a collection at its end
-    evaluation: int = 0  # the last evaluation with a collection
-    next_s: float = EVERY_S  # when the next collection by time is due
+    """Decides which assignments ask for the worker's buffers.
+
+    Attributes:
+        wanted: True if the model has buffers and the job collects them.
+        first_alone: True if only the member of lowest rank contributes buffers (`--buffers rank0`).
+        number: number of the last collection; 0 before the first.
+        epoch: first epoch, from 0, without a collection at its end.
+        evaluation: number of the last evaluation that has a collection.
+        next_s: time at which the next collection by time is due, in seconds since the job began.
+    """
+
+    wanted: bool = False
+    first_alone: bool = False
+    number: int = 0
+    epoch: int = 0
+    evaluation: int = 0
+    next_s: float = EVERY_S
 
     def joined(self, member: Member) -> None:
-        """Called when a member joins a job that has begun."""
+        """Called when a member joins a job that has begun: begin a new collection, without the newcomer."""
         if self.wanted:
             member.newcomer = NEWCOMER
             self.number += 1
 
     def passed(self, elapsed_s: float) -> None:
-        """Called as time passes, in a job in which time decides about evaluations or the end."""
+        """Begin a new collection if one is due by time. Called only where time decides about evaluations or
+        the end.
+
+        Args:
+            elapsed_s: seconds since the job began.
+        """
         if self.wanted and elapsed_s >= self.next_s:
             self.number += 1
             self.next_s = max(elapsed_s + EVERY_S, elapsed_s * GROWTH)
@@ -51,15 +67,18 @@ class Buffers:
     def ask(
         self, member: Member, drawn: Drawn, left: int, roster: Roster, evaluation: int = 0
     ) -> tuple[int, bool]:
-        """Decide about buffers for an assignment.
+        """Decide whether the push for a new assignment carries buffers.
 
         Args:
-            left: samples of the same epoch that are left to draw.
-            evaluation: number of the evaluation that is due after this push or few others; 0 if none is.
+            member: member that gets the assignment.
+            drawn: samples of the assignment.
+            left: number of samples left to draw in the same epoch.
+            roster: the members of the job.
+            evaluation: number of an evaluation that is due after this push or a few others; 0 if none is.
 
         Returns:
-            The collection that the push belongs to, 0 for none, and whether the member takes over the job's
-            buffers first.
+            The number of the collection that the push contributes to (0 for none), and True if the member
+                first takes over the job's buffers.
         """
         if not self.wanted:
             return 0, False

@@ -1,26 +1,30 @@
 """The server's decisions: a state machine without I/O.
 
-Everything that changes the course of a job passes through `Core.step(event, now)`, which refuses the event,
-or changes the state and returns a reply and actions. The shell performs the actions and reports back with
+Everything that changes the course of a job passes through `Core.step(event, now)`. It refuses the event, or
+changes the state and returns a reply and actions. The shell performs the actions and reports back with
 further events. The same events give the same actions, so a script can test every promise below, and any run
-can be replayed. `save` returns the whole state as plain values; a core that has loaded them continues
-identically.
+can be replayed. The method `save` returns the whole state as plain values; a core that has loaded them
+continues identically.
 
 A job (`Phase`):
 
-    EMPTY       no parameters yet; one member is asked to upload them  -> GATHERING (`Initialized`)
-    GATHERING   waits for enough ready members                         -> RUNNING
-    RUNNING     the mode assigns samples and makes versions            -> GATHERING (members gone), FINISHING
-    FINISHING   a member evaluates the last version                    -> FINISHED
-    FINISHED    members are told to leave
-    STOPPING    the server shuts down; any phase but FINISHED leads here (`Stopping`)
+    EMPTY     | no parameters yet; one member is asked to upload them | -> GATHERING (`Initialized`)
+    GATHERING | waits for enough ready members                        | -> RUNNING
+    RUNNING   | the mode assigns samples and makes versions           | -> GATHERING (members lost), FINISHING
+    FINISHING | a member evaluates the last version                   | -> FINISHED
+    FINISHED  | members are told to leave                             |
+    STOPPING  | the server shuts down; entered from any phase but     |
+              | FINISHED (`Stopping`)                                 |
 
-This file has what all modes share: membership, outcomes of pushes, evaluations, the end. The mode decides who
-gets which samples and when pushes become a version (`modes.mode`).
+This file has the rules that all modes share: membership, outcomes of pushes, evaluations, the end. The mode
+decides which samples each member gets and when pushes become a version (`modes.mode`).
 
-What may not happen: two outcomes for one push; a push accepted that its assignment does not allow (version,
-samples, plan); a new plan in force while an accepted push of the old one is still to be applied; members that
-leave before the last version is evaluated.
+Invariants:
+
+- A push has one outcome.
+- No push is accepted that its assignment does not allow (version, samples, plan).
+- No new plan comes into force while an accepted push of the old plan is still to be applied.
+- No member is told to leave before the last version is evaluated.
 """
 
 from __future__ import annotations
@@ -46,14 +50,15 @@ from .waiting import Awaited, describe_reunion, describe_waiting
 
 R = TypeVar("R")
 
-ASSIGNMENTS_SKIPPED = 1 << 32
-RETURN_S = 60.0  # for members to return to a restarted server, besides their leases
-REPORT_AFTER_S = 1.0  # a round that waits longer is reported, with the members it waits for
-REPORT_EVERY_S = 10.0  # until the same report is repeated
+ASSIGNMENTS_SKIPPED = 1 << 32  # Number of assignment ids that a restarted server leaves out.
+RETURN_S = 60.0  # Time that members have to return to a restarted server, in addition to their leases.
+REPORT_AFTER_S = 1.0  # A round that waits longer is reported, with the members it waits for.
+REPORT_EVERY_S = 10.0  # Interval at which the same report is repeated.
 
 
 class Core(JobState):
-    """The state of one job and the one function that changes it."""
+    """The state of one job, and `step`, the one function that changes it. The conductor creates and drives
+    it."""
 
     def __init__(self, rules: ServerSettings, options: ModeOptions) -> None:
         super().__init__(
@@ -89,34 +94,42 @@ class Core(JobState):
         }
 
     def step(self, event: e.Event[R], now: float) -> e.Result[R]:
-        """Take in one event.
+        """Process one event: refuse it, or change the state of the job.
+
+        Args:
+            event: the event, of a type in `events`.
+            now: time in seconds of the job's clock, never less than in an earlier call.
+
+        Returns:
+            The reply to the event's sender, and the actions for the shell to perform in order.
 
         Raises:
-            Refused: only the lease of the member that sent the event has changed.
+            Refused: the event is not allowed. Nothing has changed but the lease of the member that sent it.
         """
         done = self._handlers[type(event)](event, now)
         nothing: Any = None
         return done if isinstance(done, e.Result) else e.Result(reply=nothing, actions=done)
 
     def save(self) -> values.Plain:
-        """Return the whole state as plain data, which shares nothing with it."""
+        """Return the whole state as plain values, which share nothing with it."""
         return {"job": values.pack_fields(self), "mode": values.pack_fields(self.mode)}
 
     def load(self, plain: values.Plain) -> None:
-        """Replace the state by that of a core with the same rules."""
+        """Replace the state by the one that `save` returned in a core with the same rules."""
         values.restore(self, plain["job"])
         values.restore(self.mode, plain["mode"])
         self.mode.restored()
 
     @property
     def newest(self) -> int:
-        """The latest version that a worker can have: it may have all parts of the one being made."""
+        """Latest version of which a worker can have parts. It is one above `version` while the next one is
+        being made."""
         return self.version if self.mode.quiet else self.version + 1
 
     # ---- membership
 
     def _joined(self, event: e.Joined, now: float) -> e.Result[e.Admission]:
-        self._refuse_when_over(event.worker)
+        self._raise_if_over(event.worker)
         member, replaced = self.roster.join(event.worker, event.incarnation, event.compressor, now)
         actions: list[e.Action] = [
             e.Note(text=f"{member.name} joined with {member.compressor or 'no compressor'}")
@@ -137,7 +150,7 @@ class Core(JobState):
         return e.Result(reply=admission, actions=actions)
 
     def _attached(self, event: e.Attached, now: float) -> e.Result[Welcome]:
-        self._refuse_when_over(event.worker)
+        self._raise_if_over(event.worker)
         member = self.roster.find(event.worker, event.incarnation, now, revive=True)
         self.roster.become(member, OPENED[member.life])
         welcome = Welcome(
@@ -156,16 +169,18 @@ class Core(JobState):
         self.roster.become(member, Life.LISTENING)
         member.fingerprint, member.data = event.fingerprint, event.data
         member.train_samples = event.train_samples
-        lost = event.version is not None and event.version > self.newest  # with an earlier server
+        # The worker may have a version that was lost together with an earlier server.
+        lost = event.version is not None and event.version > self.newest
         member.version = None if lost else event.version
         self.evaluations.forget(member.id, event.assigned)
         notes: list[e.Action] = []
         if member.suspended:
-            notes.append(e.Note(text=f"{member.name} makes progress again, and takes part"))
+            notes.append(e.Note(text=f"{member.name} makes progress again and takes part"))
             member.suspended, member.named_s = False, 0.0
         if event.drifted:
             text = (
-                f"version {event.drifted}: the replica of {member.name} was not the server's; it gets another"
+                f"version {event.drifted}: the replica of {member.name} differed from the server's; "
+                "a snapshot replaces it"
             )
             notes.append(e.Note(text=text, warning=True))
         if self.phase is Phase.EMPTY and self.initializer in (None, member.id):
@@ -199,11 +214,13 @@ class Core(JobState):
         return [*self._remove(member, reason, expected=expected, away=False), *self._advance(now)]
 
     def _remove(self, member: Member, reason: str, *, expected: bool, away: bool) -> list[e.Action]:
-        """Take a member out of everything that waits for it. Call `_advance` once all lost ones are removed.
+        """Remove a member from everything that waits for it. After the last removal of an event, call
+        `_advance`.
 
         Args:
-            expected: the member is not reported as lost.
-            away: the same incarnation may return.
+            reason: cause of the loss, for the log and the status.
+            expected: True if the member is not to be reported as lost.
+            away: True if the same incarnation may return.
         """
         actions: list[e.Action] = []
         if self.roster.members.get(member.worker) is member:
@@ -216,7 +233,8 @@ class Core(JobState):
             )
         if self.phase is Phase.EMPTY and self.initializer == member.id:
             self.initializer = None
-            for candidate in self.roster.listening()[:1]:  # if there is none, the next member to get ready
+            # If no member is listening, the next one to become ready is asked (`_prepared`).
+            for candidate in self.roster.listening()[:1]:
                 actions += self._request_initialize(candidate)
         self.evaluations.forget(member.id)
         self.mode.lost(member, away=away)
@@ -234,14 +252,14 @@ class Core(JobState):
             event.train_samples, limits.epochs(self.rules), event.least, event.epoch
         )
         self.earlier_steps = event.steps
-        self.evaluations.begun = self.evaluations_passed  # the script has evaluated those before
+        self.evaluations.begun = self.evaluations_passed  # the script has made the earlier evaluations
         how = self.rules.buffers
         self.buffers.wanted = event.buffers and how != "local"
         self.buffers.first_alone = how == "rank0"
         self.mode.restored()
         self.wait_from(now)
         actions: list[e.Action] = []
-        for member in self.roster.ready():  # they said so before there was anything to compare with
+        for member in self.roster.ready():  # they became ready before there was a model to compare with
             try:
                 self._check_model(member.worker, member.fingerprint, member.data, member.train_samples)
             except Refused as refused:
@@ -254,7 +272,7 @@ class Core(JobState):
         return [e.RequestInitialize(worker=member.worker)]
 
     def check_initialize(self, worker: str, incarnation: int) -> Refusal | None:
-        """Return why this worker may not upload the initial parameters now; None if it may."""
+        """Return the reason for which this worker may not upload the initial parameters; None if it may."""
         if self.phase is not Phase.EMPTY:
             return refusals.already_initialized(worker)
         if self.initializer != (worker, incarnation):
@@ -272,29 +290,29 @@ class Core(JobState):
 
     def _plan_prepared(self, event: e.PlanPrepared, now: float) -> list[e.Action]:
         if not self.mode.pushes_parts:
-            return [e.Note(text="a new plan is of no use where workers do not push parts", warning=True)]
+            return [e.Note(text="ignored a new plan: workers do not push parts in this mode", warning=True)]
         self.planned = True
         return self._advance(now)
 
     def _adopt_plan(self) -> list[e.Action]:
-        """Put the waiting plan in force, unless accepted pushes of the old plan are still to be applied."""
+        """Put the prepared plan in force, unless accepted pushes of the old plan are still to be applied."""
         if not self.plan_due or not self.mode.quiet:
             return []
         self.plan, self.planned = self.plan + 1, False
-        self.mode.divided()
+        self.mode.plan_adopted()
         members: dict[str, int] = {}
         for member in self.roster.listening():
             if member.version is not None:
                 members[member.worker], member.version = member.version, self.version
         return [
-            e.Note(text=f"plan {self.plan} is in force from version {self.version} on"),
+            e.Note(text=f"plan {self.plan} is in force from version {self.version}"),
             e.Adopt(plan=self.plan, version=self.version, members=members),
         ]
 
     # ---- training
 
     def _advance(self, now: float) -> list[e.Action]:
-        """Do all that is possible now: assign work, apply what is complete, start to wait, or finish."""
+        """Take all steps that are possible now: assign work, apply complete rounds, change the phase."""
         return [*self._train(now), *self._paused()]
 
     def _train(self, now: float) -> list[e.Action]:
@@ -302,18 +320,21 @@ class Core(JobState):
             return self._finish(now) if self.phase is Phase.FINISHING else []
         started = self.started_at is not None
         self.check_limits(now)
+        # 1. Training is complete: evaluate the last version.
         if started and self.mode.quiet and self.done:
             self.phase = Phase.FINISHING
             self.last_evaluation = max(self.evaluations_passed, self.evaluations.latest + 1)
             self.wait_from(now)
             why: list[e.Action] = [e.Note(text=f"the job ends: {self.stopped}")] if self.stopped else []
             return [*why, *self._finish(now)]
+        # 2. Too few members are ready: wait for more.
         needed = 1 if started else self.rules.min_workers
         if self.mode.quiet and self.roster.ready_members < needed:
             if self.phase is Phase.RUNNING:
                 self.phase = Phase.GATHERING
                 self.wait_from(now)
             return []
+        # 3. Train.
         if self.phase is Phase.GATHERING:
             self.phase = Phase.RUNNING
             self.wait_from(now)
@@ -328,27 +349,31 @@ class Core(JobState):
 
     def _pushed(self, event: e.Pushed, now: float) -> e.Result[e.Decided]:
         if self.phase is Phase.STOPPING:
-            raise Refused(refusals.stopping(event.worker, "no more pushes"))
+            raise Refused(refusals.stopping(event.worker, "it accepts no more pushes"))
         member = self.roster.find(event.worker, event.incarnation, now)
+        # 1. A duplicate of a decided push: repeat its outcome.
         known = member.outcomes.get(event.seq)
         if known is not None:
             waits = known.decision is Decision.ACCEPTED and self.mode.holds(event.key)
             drop: list[e.Action] = [] if waits else [e.Drop(key=event.key)]
             return e.Result(reply=e.Decided(outcome=known, repeated=True), actions=drop)
-        if event.seq <= member.last_seq:  # larger gaps are abandoned pushes, which the shell knows
+        # 2. An older push, whose outcome is forgotten. A gap is allowed: abandoned pushes leave gaps.
+        if event.seq <= member.last_seq:
             raise Refused(refusals.sequence(member.worker, event.seq, member.last_seq + 1))
         version, redundant = None, False
         work = member.work
         if work is None or work.assignment.id != event.assignment:
-            # Shared work is taken from a member only when another member does it.
+            # 3. A push for work that the member no longer has. Shared work is revoked only when another
+            # member does it, so the push is redundant then, and stale otherwise.
             elsewhere = self.mode.shares_samples or event.assignment in member.succeeded
             redundant = not self._reclaim(member, event) and elsewhere
         else:
+            # 4. A push for the member's work: the mode decides.
             if event.samples > work.samples:
                 raise Refused(refusals.samples(member.worker, event.seq, event.samples, work.samples))
             if event.base_version != work.assignment.version:
-                given, expected = event.base_version, work.assignment.version
-                raise Refused(refusals.base_version(member.worker, event.seq, given, expected))
+                got, expected = event.base_version, work.assignment.version
+                raise Refused(refusals.base_version(member.worker, event.seq, got, expected))
             if event.plan != self.plan and event.samples and not work.late and self.mode.pushes_parts:
                 raise Refused(refusals.plan(member.worker, event.seq, event.plan, self.plan))
             if event.samples and not work.late:
@@ -381,40 +406,54 @@ class Core(JobState):
         return None if member is None else member.work
 
     def collects(self, worker: str, incarnation: int, collection: int) -> bool:
-        """Return whether this member was asked for buffers with its assignment."""
+        """Return True if the member's present assignment asks for buffers for this collection."""
         work = self._work_of(worker, incarnation)
         return work is not None and work.assignment.collection == collection > 0
 
     def evaluates(self, worker: str, incarnation: int, epoch: int) -> bool:
-        """Return whether this member evaluates that epoch."""
+        """Return True if the member was asked for evaluation `epoch` and has not reported it."""
         asked = self.evaluations.asked
         return asked is not None and (asked.by, asked.epoch) == ((worker, incarnation), epoch)
 
     def unwanted(self, worker: str, incarnation: int, assignment: int) -> bool:
-        """Return whether a push for this assignment would be too late, or redundant, if committed now."""
+        """Return True if a push for this assignment would be refused as stale or redundant if it were
+        committed now.
+
+        Returns False for a worker that is not a member: it may return and get its work back.
+        """
         if self.roster.present((worker, incarnation)) is None:
             return False
         work = self._work_of(worker, incarnation)
         return work is None or work.id != assignment or work.late
 
     def _reinstate(self, member: Member, assigned: int) -> None:
-        """Give a returning member its revoked work back, unless another member has drawn its samples."""
+        """Give a returning member its revoked work back, unless another member has drawn its samples.
+
+        Args:
+            assigned: id of the last assignment that the member received.
+        """
         revoked = member.revoked
         if revoked is None or member.work is not None or revoked.assignment.id != assigned:
             return
         late = self.mode.too_late(revoked)
         if not self.samples.take_back(revoked.drawn, settled=late):
             return
-        if self.done:  # its gradient would wait in its residual for a push that it never makes
+        if self.done:  # no further push would carry the gradient, which would stay in the member's residual
             self.samples.give_back(revoked.drawn, settled=True)
             return
         revoked.become(WorkLife.LATE if late else WorkLife.ASSIGNED)
         revoked.interrupted, member.revoked = True, None
-        self.roster.give(member, revoked)
+        self.roster.assign(member, revoked)
 
     def _reclaim(self, member: Member, event: e.Pushed) -> bool:
-        """Settle the samples of a push for revoked work, if they are not drawn again: its worker keeps the
-        gradient in its residual. Return whether the push was for revoked work."""
+        """Settle the samples of a push for revoked work, unless they were drawn again.
+
+        The push is refused, so its worker keeps the gradient in its residual, from where a later push sends
+        it.
+
+        Returns:
+            True if the push was for revoked work.
+        """
         revoked = member.revoked
         if revoked is None or revoked.assignment.id != event.assignment:
             return False
@@ -430,13 +469,13 @@ class Core(JobState):
 
     def _exchange_event(self, event: e.OfExchange, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
-        actions = self.mode.happened(member, event)
+        actions = self.mode.exchange_event(member, event)
         if any(isinstance(action, e.Disconnect) and action.final for action in actions):
-            return [*actions, *self._lose(member, "its packets keep arriving damaged", now)]
+            return [*actions, *self._lose(member, "repeatedly sent damaged packets", now)]
         return [*actions, *self._advance(now)]
 
     def _apply_started(self, event: e.ApplyStarted, now: float) -> list[e.Action]:
-        self.mode.begun(event.version, whole=event.whole)
+        self.mode.apply_started(event.version, whole=event.whole)
         return []
 
     def _order_done(self, event: e.Published | e.SnapshotInstalled, now: float) -> list[e.Action]:
@@ -447,7 +486,7 @@ class Core(JobState):
     # ---- evaluations and the end
 
     def _finish(self, now: float) -> list[e.Action]:
-        """Have the last version evaluated, then tell all members to leave.
+        """Ask a member to evaluate the last version, then tell all members to leave.
 
         Called again whenever a member returns or is lost; telling a member twice is harmless. Members stay
         until the evaluation has arrived, so that another one can evaluate if the first is lost.
@@ -488,11 +527,13 @@ class Core(JobState):
             text = f"evaluation {event.epoch} by {member.name} was not asked for and is ignored"
             return [e.Note(text=text, warning=True)]
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(event.metrics.items()))
-        what = f"evaluation {event.epoch}"
-        if self.rules.evaluate_every == "1epoch" and not self.stopped:  # a count: epochs are numbered from 0
-            what = f"after {event.epoch} epoch{'s' if event.epoch != 1 else ''}"
-        what += f", version {event.version}"
-        noted = [e.Note(text=f"{what}: {text} (by {member.name})"), *self._keep_best(event)]
+        label = f"evaluation {event.epoch}"
+        if (
+            self.rules.evaluate_every == "1epoch" and not self.stopped
+        ):  # the number is that of complete epochs
+            label = f"after {event.epoch} epoch{'s' if event.epoch != 1 else ''}"
+        label += f", version {event.version}"
+        noted = [e.Note(text=f"{label}: {text} (by {member.name})"), *self._keep_best(event)]
         if self.phase is Phase.FINISHING and event.epoch == self.last_evaluation:
             self.phase = Phase.FINISHED
             return [*noted, e.Finish(), *self._finish(now)]
@@ -504,8 +545,10 @@ class Core(JobState):
             return []
         value = event.metrics.get(keep.metric)
         if value is None:
-            names = ", ".join(sorted(event.metrics)) or "nothing"
-            text = f"--keep {self.rules.keep}: {keep.metric!r} was not measured, but {names}"
+            names = ", ".join(sorted(event.metrics)) or "none"
+            text = (
+                f"--keep {self.rules.keep}: no metric {keep.metric!r} in the evaluation, which has: {names}"
+            )
             return [e.Note(text=text, warning=True)]
         if not keep.better(value, self.best):
             return []
@@ -521,14 +564,14 @@ class Core(JobState):
         ends = [e.Disconnect(*member.id, refusal=why, final=True) for member in self.roster.attached()]
         return [*ends, *drained]
 
-    def _refuse_when_over(self, worker: str) -> None:
+    def _raise_if_over(self, worker: str) -> None:
         if self.phase is Phase.STOPPING:
-            raise Refused(refusals.stopping(worker, "no new members"))
+            raise Refused(refusals.stopping(worker, "it accepts no new members"))
         if self.phase is Phase.FINISHED or (self.phase is Phase.FINISHING and not self.roster.knows(worker)):
             raise Refused(self._finished(worker))
 
     def _finished(self, worker: str) -> Refusal:
-        return refusals.finished(worker, self.stopped or f"its {self.rules.epochs} epochs are done")
+        return refusals.finished(worker, self.stopped or f"all of its {self.rules.epochs} epochs are done")
 
     # ---- time
 
@@ -537,7 +580,7 @@ class Core(JobState):
         expired = self.roster.expired(now)
         for member in expired:
             silent = now - member.heard_at
-            reason = f"not heard of for {silent:.1f} s (lease {self.rules.lease_seconds:g} s)"
+            reason = f"no message for {silent:.1f} s (lease {self.rules.lease_seconds:g} s)"
             why = refusals.lease_over(member.worker, silent, self.rules.lease_seconds)
             if member.attached:
                 actions.append(e.Disconnect(*member.id, refusal=why, final=False))
@@ -561,7 +604,8 @@ class Core(JobState):
             self.roster.become(member, BROKEN[member.life])
             member.heard_at = now + RETURN_S
         self.closing, self.reunion = False, True
-        # A machine that lost its power may have forgotten the last assignments that it sent.
+        # If the machine lost power, the journal may lack the last assignments that it sent. New ids must
+        # differ from theirs.
         self.assignments += ASSIGNMENTS_SKIPPED
         return []
 
@@ -574,7 +618,8 @@ class Core(JobState):
         return [e.Paused()] if self.closing and (self.phase is not Phase.RUNNING or self.mode.quiet) else []
 
     def _suspend(self, member: Member) -> list[e.Action]:
-        """Stop waiting for a member whose training thread hangs; its worker reconnects once that recovers."""
+        """Stop waiting for a member whose training thread hangs. Its worker reconnects once the thread makes
+        progress."""
         self.suspensions += 1
         limit_s = progress.limit_of(self, member)
         why = refusals.no_progress(member.worker, member.activity, member.stalled_s, limit_s)
@@ -592,7 +637,7 @@ class Core(JobState):
         return actions
 
     def waiting(self, now: float) -> Awaited:
-        """Return the members that the job waits for, and why, in words."""
+        """Return the members that the job waits for, with a text for the log and the status."""
         if self.phase is Phase.RUNNING and self.apart and self.mode.quiet:
             return describe_reunion(self, now)
         return self.mode.waiting(now) if self.phase is Phase.RUNNING else describe_waiting(self, now)

@@ -1,14 +1,18 @@
-"""Evaluations: which member makes which. Each is made once, one at a time.
+"""Evaluations of the model: which member makes each one. Each is made once, and one at a time.
 
-An evaluation has a number, which is that of the epoch where every epoch is evaluated:
+An evaluation has a number. Where every epoch is evaluated, this is the number of complete epochs.
 
-    due    `JobState.evaluation_due` has reached its number   -> asked
-    asked  one member has it as a part of its assignment      -> done, or due again if the member is lost or
-                                                                 never received the assignment
-    done   reported
+    due   | `JobState.evaluation_due` has reached its number | -> asked
+    asked | one member has it as a part of its assignment    | -> done, or due again if the member is lost or
+          |                                                  |    never received the assignment
+    done  | reported                                         |
 
-What may not happen: an evaluation done twice; two asked at a time; a report counted of a member that was not
-asked, or of a later version than it was asked for.
+Invariants:
+
+- No evaluation is done twice.
+- At most one evaluation is asked for at a time.
+- A report counts only from the member that was asked, for the version that it was asked for or an earlier
+  one.
 """
 
 from __future__ import annotations
@@ -25,53 +29,84 @@ from .roster import Name
 @stored("asked-evaluation")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """An evaluation that a member was asked for."""
+    """The request to one member to evaluate a version, which is still unanswered.
+
+    Attributes:
+        by: worker and incarnation of the member.
+        epoch: number of the evaluation.
+        version: version of the parameters when the member was asked.
+        asked_at: time of the request, in seconds of the job's clock.
+        assignment: id of the assignment that carries the request.
+        progress: epochs trained on until the request, with a fraction.
+    """
 
     by: Name
     epoch: int
     version: int
     asked_at: float
-    assignment: int  # id of the assignment that asks for it
-    progress: float = 0.0  # epochs trained on by then
+    assignment: int
+    progress: float = 0.0
 
 
 @stored("evaluations")
 @dataclass(kw_only=True, slots=True)
 class Evaluations:
-    begun: int = 0  # number of the last evaluation before the job began
+    """The evaluations of a job that are done, and the one that a member is asked for.
+
+    Attributes:
+        begun: number of the last evaluation before the job began; 0 if there was none.
+        asked: the request that is unanswered; None if there is none.
+        done: results of the last `EVALUATIONS_REMEMBERED` evaluations, in the order of their numbers.
+    """
+
+    begun: int = 0
     asked: Asked | None = None
-    done: list[EpochStatus] = field(default_factory=list[EpochStatus])  # the last ones, by number
+    done: list[EpochStatus] = field(default_factory=list[EpochStatus])
 
     def has(self, epoch: int) -> bool:
-        """Return whether this evaluation is done, or older than all that are remembered."""
+        """Return True if evaluation `epoch` is done, or is older than all results that are remembered."""
         if len(self.done) == EVALUATIONS_REMEMBERED and epoch < self.done[0].epoch:
             return True
-        return any(done.epoch == epoch for done in reversed(self.done))  # mostly the last
+        return any(done.epoch == epoch for done in reversed(self.done))  # duplicates repeat recent ones
 
     def wants(self, epoch: int) -> bool:
-        """Return whether a member is to be asked for this evaluation. A slow one delays the next."""
+        """Return True if a member should be asked for evaluation `epoch`: it is not done, and no other is
+        running."""
         return epoch > self.begun and self.asked is None and not self.has(epoch)
 
     @property
     def latest(self) -> int:
-        """The largest number that was asked for; 0 before the first."""
+        """Largest number of an evaluation that was asked for; 0 before the first."""
         asked = 0 if self.asked is None else self.asked.epoch
         return max(asked, self.done[-1].epoch if self.done else self.begun)
 
     def is_by(self, member: Name) -> bool:
-        """Return whether this member was asked and has not reported."""
+        """Return True if `member` was asked for an evaluation and has not reported it."""
         return self.asked is not None and self.asked.by == member
 
     def forget(self, member: Name, assigned: int = -1) -> None:
-        """Let another member be asked: this one is lost, or has received assignments up to `assigned` only,
-        and not the one that asks for the evaluation."""
+        """Withdraw the request from `member`, so that another member can be asked.
+
+        Args:
+            member: worker and incarnation of a member that is lost or has reconnected.
+            assigned: id of the last assignment that the member received. A request in that assignment, or in
+                an earlier one, stays. -1 withdraws any request.
+        """
         if self.asked is not None and self.asked.by == member and self.asked.assignment > assigned:
             self.asked = None
 
     def report(
         self, member: Name, epoch: int, version: int, metrics: Mapping[str, float], started_at: float
     ) -> bool:
-        """Take a member's report. Return whether the member was asked for it."""
+        """Store the metrics that `member` reports for evaluation `epoch` of `version`.
+
+        Args:
+            started_at: time at which the job began, in seconds of the job's clock.
+
+        Returns:
+            True if the report was stored; False if the member was not asked for this evaluation, or reports a
+                later version than it was asked for.
+        """
         asked = self.asked
         if asked is None or (asked.by, asked.epoch) != (member, epoch) or version > asked.version:
             return False

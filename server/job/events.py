@@ -1,9 +1,10 @@
 """Events, replies and actions: the interface between the state machine and the shell.
 
 `Core.step` refuses an event, or returns a reply (of the type R of `Event[R]`) and actions, which the shell
-carries out in order. `now` is passed with each event, in seconds of any clock that never goes back.
+performs in order. The time `now` is passed with each event, in seconds of any clock that never runs
+backwards.
 
-No event or action holds tensors: the shell gives the shard payloads under the key of their push, and
+No event or action holds tensors. The shell gives the shard payloads under the key of their push, and
 snapshots under their own key, before it raises the event that names them.
 """
 
@@ -22,7 +23,13 @@ R = TypeVar("R")
 
 @stored("push-key")
 class PushKey(NamedTuple):
-    """Names one push of a job."""
+    """Identity of a push within a job.
+
+    Attributes:
+        worker: id of the worker.
+        incarnation: incarnation of the worker.
+        seq: number of the push, which the worker uses only once.
+    """
 
     worker: str
     incarnation: int
@@ -31,7 +38,13 @@ class PushKey(NamedTuple):
 
 @stored("snapshot-key")
 class SnapshotKey(NamedTuple):
-    """Names a worker's snapshot of a version."""
+    """Identity of a worker's snapshot of its replica.
+
+    Attributes:
+        worker: id of the worker.
+        incarnation: incarnation of the worker.
+        version: version of the parameters in the snapshot.
+    """
 
     worker: str
     incarnation: int
@@ -43,12 +56,15 @@ class SnapshotKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """Answers `Joined`.
+    """The reply to `Joined`.
 
     Attributes:
-        initialize: whether the worker has to upload the initial parameters.
-        epoch: the present one, from 0.
-        workers: members that share a step: the present ones, or as many as the job needs to begin.
+        rank: rank of the new member, from 0.
+        version: present version of the parameters.
+        initialize: True if the worker has to upload the initial parameters.
+        epoch: the present epoch, from 0.
+        workers: number of members that share a step: the present ones, or the number that the job needs to
+            begin.
     """
 
     rank: int
@@ -60,26 +76,36 @@ class Admission:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decided:
-    """Answers `Pushed`. repeated: the push was decided before."""
+    """The reply to `Pushed`.
+
+    Attributes:
+        outcome: outcome of the push.
+        repeated: True if the push was decided before, and this is a duplicate.
+    """
 
     outcome: Outcome
     repeated: bool = False
 
 
-Targets = tuple[str, ...] | None  # workers that get a packet; None: discard it
+Targets = tuple[str, ...] | None  # workers that get a packet; None if it is to be discarded
 
 # ---- events ------------------------------------------------------------------------------------
 
 
 class Event(Generic[R]):
-    """R: type of the reply."""
+    """An input of `Core.step`; the type parameter R is the type of the reply."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FromWorker(Event[R]):
-    """An event that a worker caused."""
+    """An event that a worker caused.
+
+    Attributes:
+        worker: id of the worker.
+        incarnation: incarnation of the worker.
+    """
 
     worker: str
     incarnation: int
@@ -88,19 +114,28 @@ class FromWorker(Event[R]):
 @stored("joined")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joined(FromWorker[Admission]):
+    """A worker asks to join the job.
+
+    Attributes:
+        compressor: spec of its compressor, for the log; empty for none.
+    """
+
     compressor: str = ""
 
 
 @stored("initialized")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Initialized(FromWorker[None]):
-    """The manifest and version 0 of the parameters are in place.
+    """The shard has version 0 of the parameters, which a worker has uploaded with its manifest.
 
     Attributes:
-        buffers: whether the model has any.
-        least: smallest batch that it can train on, in samples.
-        epoch: the first epoch to train on, from 0; the worker's script has trained on the earlier ones.
-        steps: number of steps that the script took in those.
+        fingerprint: fingerprint of the model.
+        train_samples: number of training samples in an epoch.
+        data: checksum of some training samples; 0 if they cannot be compared.
+        buffers: True if the model has buffers.
+        least: smallest batch that the model can train on, in samples.
+        epoch: first epoch to train on, from 0; the worker's script has trained on the earlier ones.
+        steps: number of steps that the script took in the earlier epochs.
     """
 
     fingerprint: bytes
@@ -121,14 +156,17 @@ class Attached(FromWorker[Welcome]):
 @stored("prepared")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared(FromWorker[None]):
-    """The worker has loaded its model; `version` is that of its replica, None without one.
+    """The worker has loaded its model and is ready for assignments.
 
     Attributes:
-        assigned: id of the last assignment that it received.
+        fingerprint: fingerprint of its model.
+        version: version of its replica; None if it has none.
+        assigned: id of the last assignment that it received; 0 for none.
         data: checksum of some of its training samples; 0 if they cannot be compared.
-        train_samples: number of samples in its epoch; 0 not to compare it.
-        drifted: version at which its replica differed from the server's, so it has none now; 0 if none.
-        restored: whether it resumes from its own saved state at the server's version.
+        train_samples: number of samples in its epoch; 0 to skip the comparison.
+        drifted: version at which its replica differed from the server's, so that it has none now; 0 if it did
+            not.
+        restored: True if it resumes from its own saved state at the server's version.
     """
 
     fingerprint: bytes
@@ -152,8 +190,8 @@ class KeepAlive(FromWorker[None]):
     """The worker is alive, which renews its lease.
 
     Attributes:
-        activity: of the training thread, in a heartbeat.
-        stalled_s: seconds for which that thread has made no progress.
+        activity: activity of the training thread, in a heartbeat; None in other messages.
+        stalled_s: seconds for which the training thread has made no progress.
     """
 
     activity: str | None = None
@@ -163,14 +201,16 @@ class KeepAlive(FromWorker[None]):
 @stored("rated")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatesReceived(FromWorker[None]):
-    """A part of a push for this assignment has arrived, with the learning rates to step it at.
+    """A part of a push has arrived, with the learning rates for its step.
 
-    Ignored for workers that are not members or hold another assignment: the commit rejects those pushes.
-    Also ignored where no part is stepped before the commit: the worker may abandon the push, and send it
-    again with other rates.
+    Ignored for workers that are not members or hold another assignment: the commit rejects those pushes. Also
+    ignored where no part is stepped before the commit: the worker may abandon the push, and send it again
+    with other rates.
 
     Attributes:
-        learning_rates: by parameter group; empty for those of the job.
+        seq: seq of the push.
+        assignment: id of the assignment that the push answers.
+        learning_rates: learning rates by parameter group; empty for those of the job.
     """
 
     seq: int
@@ -184,10 +224,15 @@ class Pushed(FromWorker[Decided]):
     """A push is committed, and the shard has all of its parts, which are valid.
 
     Attributes:
-        exchanged: the worker's report of an exchange of packets, in place of payloads.
+        seq: number of the push.
+        assignment: id of the assignment that it answers.
+        base_version: version at which it was computed.
+        samples: number of samples that it stands for; 0 for a skipped step.
+        loss: mean training loss over these samples.
+        exchanged: in coded mode, the worker's report of the exchange; None where pushes carry payloads.
         plan: number of the plan that its parts belong to.
         computing_s: seconds that its local steps took; 0 if unknown.
-        learning_rates: by parameter group; empty for those of the job.
+        learning_rates: learning rates by parameter group; empty for those of the job.
     """
 
     seq: int
@@ -202,23 +247,29 @@ class Pushed(FromWorker[Decided]):
 
     @property
     def key(self) -> PushKey:
+        """Identity of the push."""
         return PushKey(self.worker, self.incarnation, self.seq)
 
 
 @stored("published")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published(Event[None]):
-    """The shard has carried out an `Apply`: its parameters are this version."""
+    """The shard has carried out an `Apply`: its parameters are at this version.
+
+    Attributes:
+        version: the new version.
+    """
 
     version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApplyStarted(Event[None]):
-    """The shard has started to apply the open round, which produces `version` and can no longer be undone.
+    """The shard has started to apply the open round, which can no longer be rolled back.
 
     Attributes:
-        whole: whether every part of the round has been stepped.
+        version: version that the round produces.
+        whole: True if every part of the round has been stepped.
     """
 
     version: int
@@ -234,7 +285,14 @@ class PlanPrepared(Event[None]):
 @stored("packet-begun")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PacketStarted(FromWorker[Targets]):
-    """The header of a coded packet has arrived. checksums: one for each block that it combines, if any."""
+    """The header of a coded packet has arrived.
+
+    Attributes:
+        exchange: number of the exchange.
+        index: index of the packet in the exchange's plan.
+        checksums: checksums of the blocks that it combines, one for each; empty where blocks are not
+            compared.
+    """
 
     exchange: int
     index: int
@@ -244,7 +302,12 @@ class PacketStarted(FromWorker[Targets]):
 @stored("packet-relayed")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PacketRelayed(FromWorker[None]):
-    """All of a coded packet has been forwarded."""
+    """All of a coded packet has been forwarded.
+
+    Attributes:
+        exchange: number of the exchange.
+        index: index of the packet in the exchange's plan.
+    """
 
     exchange: int
     index: int
@@ -253,7 +316,12 @@ class PacketRelayed(FromWorker[None]):
 @stored("packet-damaged")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PacketDamaged(FromWorker[None]):
-    """A coded packet was refused; part of it may have been forwarded."""
+    """A coded packet was refused; some of its bytes may have been forwarded.
+
+    Attributes:
+        exchange: number of the exchange.
+        refusal: reason for which the packet was refused.
+    """
 
     exchange: int
     refusal: Refusal
@@ -262,13 +330,19 @@ class PacketDamaged(FromWorker[None]):
 @stored("copy-arrived")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotReceived(FromWorker[None]):
-    """The shard has all of a worker's snapshot. leaving: whether a worker that leaves sent it unasked."""
+    """The shard has all of a worker's snapshot.
+
+    Attributes:
+        version: version of the parameters in the snapshot.
+        leaving: True if the worker sent it without a request, because it leaves.
+    """
 
     version: int
     leaving: bool = False
 
     @property
     def key(self) -> SnapshotKey:
+        """Identity of the snapshot."""
         return SnapshotKey(self.worker, self.incarnation, self.version)
 
 
@@ -278,7 +352,11 @@ OfExchange = PacketRelayed | PacketDamaged | SnapshotReceived
 @stored("copied")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotInstalled(Event[None]):
-    """The shard has carried out an `InstallSnapshot`: its parameters are this version."""
+    """The shard has carried out an `InstallSnapshot`: its parameters are at this version.
+
+    Attributes:
+        version: version of the snapshot.
+    """
 
     version: int
 
@@ -286,6 +364,14 @@ class SnapshotInstalled(Event[None]):
 @stored("evaluated")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationReported(FromWorker[None]):
+    """A worker has evaluated a version.
+
+    Attributes:
+        version: version of the parameters.
+        epoch: number of the evaluation.
+        metrics: values of the metrics, by name.
+    """
+
     version: int
     epoch: int
     metrics: Mapping[str, float]
@@ -294,6 +380,13 @@ class EvaluationReported(FromWorker[None]):
 @stored("left")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Left(FromWorker[None]):
+    """The worker leaves the job.
+
+    Attributes:
+        failed: True if it leaves because of an error.
+        reason: reason, in words.
+    """
+
     failed: bool
     reason: str
 
@@ -301,7 +394,7 @@ class Left(FromWorker[None]):
 @stored("tick")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tick(Event[None]):
-    """Time has passed."""
+    """Time has passed: leases and limits of time are checked."""
 
 
 @stored("restarted")
@@ -312,13 +405,20 @@ class Restarted(Event[None]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PauseRequested(Event[None]):
-    """The server will stop, and resume later: assign nothing more. The action `Paused` follows once accepted
-    pushes are applied and no round is open."""
+    """The server will stop and later resume: no more work is assigned.
+
+    The action `Paused` follows once accepted pushes are applied and no round is open.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stopping(Event[None]):
-    """The server shuts down. failed: because the shard can apply nothing more."""
+    """The server shuts down.
+
+    Attributes:
+        reason: reason, in words.
+        failed: True if the shard has failed and can apply no more pushes.
+    """
 
     reason: str
     failed: bool = False
@@ -329,12 +429,23 @@ class Stopping(Event[None]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestInitialize:
+    """Ask a worker to upload the initial parameters.
+
+    Attributes:
+        worker: id of the worker.
+    """
+
     worker: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """Keep this version: its evaluation is the best so far."""
+    """Keep this version: its evaluation is the best so far.
+
+    Attributes:
+        epoch: number of the evaluation.
+        version: version of the parameters.
+    """
 
     epoch: int
     version: int
@@ -342,10 +453,13 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assign:
-    """Send a member an assignment, after its version.
+    """Send a member an assignment, after the parameters of its version.
 
-    has: version of the member's replica. If it is one less than the assignment's, the update suffices; None
-        and other versions but the assignment's own need a snapshot.
+    Attributes:
+        worker: id of the worker.
+        assignment: the assignment.
+        has: version of the member's replica. If it is one less than the assignment's, the update suffices.
+            None and other versions but the assignment's own need a snapshot.
     """
 
     worker: str
@@ -355,14 +469,16 @@ class Assign:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adopt:
-    """Put the plan that the shard has prepared in force. Every push that is still arriving will be refused as
-    stale, so the shard discards the parts that it has stored.
+    """Put the plan that the shard has prepared in force.
+
+    Every push that is still arriving will be refused as stale, so the shard discards the parts that it has
+    stored.
 
     Attributes:
         plan: number of the plan.
-        version: of the parameters.
-        members: connected members, with the version that each one has. They get the updates up to `version`
-            before they get the plan.
+        version: present version of the parameters.
+        members: version of the replica of each connected member, by worker id. Members get the updates up to
+            `version` before the plan.
     """
 
     plan: int
@@ -376,10 +492,13 @@ class Contribution:
     """One push among those that produce a version.
 
     Attributes:
-        slice: number of the slice of each part that this push contributes, where the members of a group
-            divide the parts among themselves. The push may hold other slices too, from its worker's
-            residual.
-        weight: of the push in the sum; None for its share of the samples.
+        key: identity of the push.
+        rank: rank of the slot that the push fills; contributions are summed in rank order.
+        samples: number of samples that it stands for; 0 for a skipped step.
+        loss: mean training loss over these samples.
+        slice: index of the slice of each part that the push contributes, where the members of a group divide
+            the parts among themselves. The push may hold other slices too, from its worker's residual.
+        weight: weight of the push in the sum; None for its fraction of the samples.
     """
 
     key: PushKey
@@ -392,12 +511,15 @@ class Contribution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Open:
-    """Open a round whose parts are stepped one by one, each as soon as every member's is stored. `Apply`
-    closes it.
+    """Open a round whose parts are stepped one by one, each as soon as every member's is stored.
+
+    The action `Apply` closes the round.
 
     Attributes:
-        members: by id of the assignment, in rank order: worker, incarnation, and samples of the gradient.
-        rate_factor: multiplies the base learning rate.
+        version: version that the round produces.
+        members: worker, incarnation and number of samples of each member, by id of its assignment, in rank
+            order.
+        rate_factor: factor of the base learning rate.
     """
 
     version: int
@@ -408,8 +530,13 @@ class Open:
 @stored("vacate")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberLost:
-    """The members with these assignments are lost. Step no part of the open round until each of their slots
-    has a `Substitute`, or is given up with `Exclude`."""
+    """Stop stepping parts of the open round, because the members with these assignments are lost.
+
+    Stepping continues once each of their slots has a `Substitute`, or is given up with `Exclude`.
+
+    Attributes:
+        assignments: ids of the lost members' assignments.
+    """
 
     assignments: tuple[int, ...]
 
@@ -417,13 +544,17 @@ class MemberLost:
 @stored("refill")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Substitute:
-    """Assign a lost member's slot in the open round to a worker: the same one with its old assignment, or
-    another one with a new assignment. The substitute pushes only parts that have not been stepped; parts
-    stored by the lost member are discarded. Precedes the `Assign` of the new assignment.
+    """Assign a lost member's slot in the open round to a worker.
+
+    This is the same worker with its old assignment, or another worker with a new one. The substitute pushes
+    only parts that have not been stepped; parts stored by the lost member are discarded. Precedes the
+    `Assign` of the new assignment.
 
     Attributes:
         lost: id of the lost member's assignment.
-        assignment: id of the substitute's.
+        assignment: id of the substitute's assignment.
+        worker: id of the substitute.
+        incarnation: incarnation of the substitute.
     """
 
     lost: int
@@ -436,7 +567,11 @@ class Substitute:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exclude:
     """Exclude these assignments from the open round: its parts no longer wait for them, and their stored
-    parts are not summed."""
+    parts are not summed.
+
+    Attributes:
+        assignments: ids of the assignments.
+    """
 
     assignments: tuple[int, ...]
 
@@ -444,17 +579,21 @@ class Exclude:
 @stored("apply")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Apply:
-    """Reduce the contributions, in this order, and turn version - 1 into version.
+    """Reduce the contributions, in this order, and step the parameters from `version` - 1 to `version`.
 
     Attributes:
-        members: workers that get each part of the update as soon as it is made; others get the update with
-            their next assignment.
-        rate_factor: multiplies the base learning rate.
-        weight: multiplies the mean gradient.
-        opened_at: when the work was assigned.
-        base_version: version that the gradient was computed at, where pushes are applied singly.
+        version: version that the step produces.
+        contributions: pushes to sum.
+        members: workers that get each part of the update as soon as it is made; the other workers get the
+            update with their next assignment.
+        rate_factor: factor of the base learning rate.
+        weight: factor of the mean gradient.
+        opened_at: time at which the work was assigned, in seconds of the job's clock.
+        base_version: version that the gradient was computed at, where pushes are applied one by one; None in
+            rounds.
         bases: versions that the shard has to keep, because gradients are being computed at them.
-        clocks_stale: clocks that the push is behind the newest one; None where these are not bounded.
+        clocks_stale: number of clocks that the push is behind the newest one; None where clocks are not
+            bounded.
     """
 
     version: int
@@ -470,14 +609,25 @@ class Apply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drop:
-    """Discard a push or a snapshot that will not be applied."""
+    """Discard a push or a snapshot that will not be applied.
+
+    Attributes:
+        key: identity of the push or snapshot.
+    """
 
     key: PushKey | SnapshotKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExchangeCompleted:
-    """A round of coded mode is complete: each worker takes its step. loss: mean over these samples."""
+    """Report that a round of coded mode is complete: each worker takes its step.
+
+    Attributes:
+        samples: number of samples behind the sum.
+        loss: mean training loss over these samples.
+        opened_at: time at which the round opened, in seconds of the job's clock.
+        redundancy: number of workers that computed each block.
+    """
 
     samples: int
     loss: float
@@ -487,7 +637,13 @@ class ExchangeCompleted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestSnapshot:
-    """Ask a worker for a snapshot of its replica. apply: the exchange whose sum it applies before."""
+    """Ask a worker for a snapshot of its replica.
+
+    Attributes:
+        worker: id of the worker.
+        version: version of the snapshot.
+        apply: number of the exchange whose sum the worker applies first, if it has not.
+    """
 
     worker: str
     version: int
@@ -496,21 +652,36 @@ class RequestSnapshot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstallSnapshot:
-    """Replace the server's parameters by a snapshot that has arrived."""
+    """Replace the server's parameters by a snapshot that has arrived.
+
+    Attributes:
+        key: identity of the snapshot.
+    """
 
     key: SnapshotKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relabel:
-    """Give the server's parameters, unchanged, this version number."""
+    """Give the server's parameters, unchanged, this version number.
+
+    Attributes:
+        version: the new number.
+    """
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """End a worker's stream. final: whether the worker must not reconnect."""
+    """Close a worker's stream.
+
+    Attributes:
+        worker: id of the worker.
+        incarnation: incarnation of the worker.
+        refusal: reason that the worker is told.
+        final: True if the worker must not reconnect.
+    """
 
     worker: str
     incarnation: int
@@ -520,7 +691,14 @@ class Disconnect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """Tell operators and members whom the job waits for. usual: healthy jobs wait like this too."""
+    """Tell operators and members which members the job waits for.
+
+    Attributes:
+        ranks: ranks of the awaited members.
+        seconds: seconds of waiting so far.
+        text: message for the log and the status.
+        usual: True if healthy jobs wait like this too; then no warning is logged.
+    """
 
     ranks: tuple[int, ...]
     seconds: float
@@ -530,7 +708,14 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossReported:
-    """Log the loss of a member. name: its worker and rank, for people."""
+    """Log the loss of a member.
+
+    Attributes:
+        name: rank and worker, for the message.
+        worker: id of the worker.
+        rank: rank of the member.
+        reason: cause of the loss.
+    """
 
     name: str
     worker: str
@@ -540,7 +725,12 @@ class LossReported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Note:
-    """A line for the log."""
+    """Write a line to the log.
+
+    Attributes:
+        text: the line.
+        warning: True to log it as a warning.
+    """
 
     text: str
     warning: bool = False
@@ -548,12 +738,12 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Paused:
-    """The pause that was requested is complete: the server may stop."""
+    """Report that the requested pause is complete: the server may stop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finish:
-    """The job is done; its state does not change any more."""
+    """Report that the job is done: its state does not change any more."""
 
 
 Action = (
@@ -582,7 +772,12 @@ Action = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result(Generic[R]):
-    """The consequences of an event. reply: goes to the event's sender before any of the actions."""
+    """The consequences of an event.
+
+    Attributes:
+        reply: reply to the event's sender, which is sent before any action is performed.
+        actions: actions for the shell, in order.
+    """
 
     reply: R
     actions: list[Action]

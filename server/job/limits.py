@@ -1,4 +1,4 @@
-"""Limits that end a job before its last epoch, as options and as pure functions of the job's progress."""
+"""Limits that end a job before its last epoch: their options, and pure functions of the job's progress."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from ...proto.messages import EpochStatus
 from ...settings import JobSettings
 from .schedule import Cosine, parse_schedule
 
-# Words in the names of metrics of which less is better.
+# A metric whose name contains one of these words is better when it is smaller.
 SMALLER_IS_BETTER = ("loss", "error", "perplexity", "nll", "mse", "mae", "rmse")
-NO_EPOCHS = 2**32 - 1
-EVALUATIONS_REMEMBERED = 1024  # the last ones: a job that never ends must not grow with them
+NO_EPOCHS = 2**32 - 1  # number of epochs of a job that another limit ends
+EVALUATIONS_REMEMBERED = 1024  # only the last ones, so that memory stays bounded in a job without end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlyStop:
-    """patience: evaluations without a new best value. delta: by how much that has to be better."""
+    """The options of `--early-stop`: end the job when a metric stops improving.
+
+    Attributes:
+        patience: number of evaluations in a row without a new best value after which the job ends.
+        delta: amount by which a value has to exceed the best one to count as better.
+    """
 
     patience: int = 5
     delta: float = 0.0
@@ -32,7 +37,12 @@ class EarlyStop:
             raise ValueError(f"delta: expected a finite number of at least 0, got {self.delta:g}")
 
     def over(self, values: Sequence[float]) -> bool:
-        """Whether the last `patience` values brought nothing better. values: more is better."""
+        """Return True if the last `patience` values brought no improvement of more than `delta`.
+
+        Args:
+            values: the metric at each evaluation, oldest first, with the sign that makes larger values
+                better.
+        """
         best, since = -math.inf, 0
         for value in values:
             if value > best + self.delta or best == -math.inf:
@@ -43,7 +53,14 @@ class EarlyStop:
 
 
 def parse_early_stop(text: str) -> tuple[str, EarlyStop] | None:
-    """The metric and what is asked of it; None for no text. Raises SpecError."""
+    """Parse `--early-stop METRIC[:patience=,delta=]` into the metric's name and the options.
+
+    Returns:
+        None for an empty text, which means no early stop.
+
+    Raises:
+        SpecError: an option is unknown or out of range.
+    """
     if not text:
         return None
     spec = parse_spec("early stop", text)
@@ -51,38 +68,49 @@ def parse_early_stop(text: str) -> tuple[str, EarlyStop] | None:
 
 
 def check(rules: JobSettings) -> None:
-    """Raises SpecError for limits that do not go together."""
+    """Raise SpecError if the job would never end, or if its schedule needs an end that is unknown."""
     if not rules.epochs and not (rules.max_steps or rules.max_seconds):
         raise SpecError("--epochs 0: expected --max-steps or --max-seconds with it, or the job never ends")
     schedule = parse_schedule(rules.schedule)
     if isinstance(schedule, Cosine) and not rules.epochs and not rules.max_steps:
         raise SpecError(
-            f"--schedule {rules.schedule}: a cosine ends with the job; say with --epochs or --max-steps when "
-            "that is"
+            f"--schedule {rules.schedule}: a cosine ends with the job; set its end with --epochs or "
+            "--max-steps"
         )
 
 
 def epochs(rules: JobSettings) -> int:
-    """Return the number of epochs, a very large one where other limits end the job."""
+    """Return the number of epochs of the job; `NO_EPOCHS`, a very large number, where other limits end it."""
     return rules.epochs or NO_EPOCHS
 
 
-def of_job(rules: JobSettings, epochs_passed: float, steps: float) -> float:
-    """Return the fraction of a job that is done, by its nearest limit; 0 if only time ends it."""
+def fraction_done(rules: JobSettings, epochs_passed: float, steps: float) -> float:
+    """Return the fraction of the job that is done, 0 to 1, by the limit that is nearest.
+
+    Args:
+        epochs_passed: epochs trained on so far, with a fraction.
+        steps: steps taken so far, with a fraction.
+
+    Returns:
+        0 if only time ends the job.
+    """
     by_epochs = epochs_passed / rules.epochs if rules.epochs else 0.0
     by_steps = steps / rules.max_steps if rules.max_steps else 0.0
     return min(1.0, max(by_epochs, by_steps))
 
 
 def why_over(rules: JobSettings, version: int, elapsed_s: float, evaluations: Sequence[EpochStatus]) -> str:
-    """Return why a job ends now; empty if it continues, or ends with its last epoch.
+    """Return the reason for which the job ends now; empty if it continues, or ends with its last epoch.
 
-    evaluations: the last ones, at most `EVALUATIONS_REMEMBERED`, in the order of epochs.
+    Args:
+        version: version of the parameters, which is the number of steps taken.
+        elapsed_s: seconds since the job began.
+        evaluations: the last results, at most `EVALUATIONS_REMEMBERED`, oldest first.
     """
     if rules.max_steps and version >= rules.max_steps:
-        return f"--max-steps {rules.max_steps} are done"
+        return f"reached --max-steps {rules.max_steps}"
     if rules.max_seconds and elapsed_s >= rules.max_seconds:
-        return f"--max-seconds {rules.max_seconds:g} are over"
+        return f"reached --max-seconds {rules.max_seconds:g}"
     stop = parse_early_stop(rules.early_stop)
     if stop is None:
         return ""
@@ -91,4 +119,4 @@ def why_over(rules: JobSettings, version: int, elapsed_s: float, evaluations: Se
     values = [sign * each.metrics[name] for each in evaluations if name in each.metrics]
     if not options.over(values):
         return ""
-    return f"{name} has not become better in {options.patience} evaluations (--early-stop)"
+    return f"{name} has not improved in {options.patience} evaluations (--early-stop)"

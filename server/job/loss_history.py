@@ -8,16 +8,20 @@ from dataclasses import dataclass, field
 from ...common.stored import stored
 from ...proto.messages import LossPoint
 
-POINTS = 512
+POINTS = 512  # at this number of points, neighbours are merged in pairs
 
 
 @stored("loss-history")
 @dataclass(slots=True)
 class LossHistory:
-    """Means over so many steps each that there are fewer than `POINTS`.
+    """Mean training losses over the whole job. Each point covers the same number of steps.
 
-    points: version, samples and sum of losses. each: steps of a point. steps, samples, total: of the last
-    point, which is not complete.
+    Attributes:
+        points: complete points, oldest first: last version, number of samples, sum of the samples' losses.
+        each: number of steps in a point; doubled whenever there are `POINTS` points.
+        steps: number of steps in the incomplete last point.
+        samples: number of samples in the incomplete last point.
+        total: sum of the samples' losses in the incomplete last point.
     """
 
     points: list[tuple[int, int, float]] = field(default_factory=list[tuple[int, int, float]])
@@ -27,7 +31,13 @@ class LossHistory:
     total: float = 0.0
 
     def add(self, version: int, samples: int, loss: float) -> None:
-        """Add the mean loss over the samples of the step that made a version."""
+        """Add the step that produced `version`. A step without samples or with a loss that is not finite is
+        ignored.
+
+        Args:
+            samples: number of samples in the step.
+            loss: mean loss over these samples.
+        """
         if not samples or not math.isfinite(loss):
             return
         self.steps += 1
@@ -43,4 +53,5 @@ class LossHistory:
             self.each *= 2
 
     def messages(self) -> tuple[LossPoint, ...]:
+        """Return the complete points as messages, with the mean loss of each."""
         return tuple(LossPoint(version=version, loss=total / count) for version, count, total in self.points)

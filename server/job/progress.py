@@ -1,9 +1,9 @@
 """Members whose training threads make no progress: when the log names them, and when they are suspended.
 
-Heartbeats come from another thread than the one that trains, so a lease does not reveal a hang. A hanging
-member loses its work like one whose lease is over, and its stream is closed. Its worker reconnects and is
-ready again once its thread makes progress; until then no round waits for it. Its push is then stale, so its
-ledger puts the gradient back, and the time that it took counts for the limit of the others.
+Heartbeats are sent by another thread than the one that trains, so a lease does not reveal a hang. The server
+revokes a hanging member's work, as if its lease had expired, and closes its stream. The worker reconnects,
+and is ready again once its training thread makes progress. No round waits for it until then. Its next push is
+stale, so its ledger puts the gradient back. The time that it took counts for the limit of the other members.
 """
 
 from __future__ import annotations
@@ -13,11 +13,19 @@ from . import events as e
 from .roster import Member
 from .state import JobState
 
-NAMED_AFTER = 0.5  # of the limit
+NAMED_AFTER = 0.5  # fraction of the limit after which the log names a member
 
 
 def note_activity(state: JobState, member: Member, activity: str, stalled_s: float) -> list[e.Action]:
-    """Record a heartbeat: a member's activity, and its time without progress."""
+    """Record a heartbeat that tells a member's activity and the time without progress.
+
+    Args:
+        activity: the training thread's activity, in words.
+        stalled_s: seconds since the training thread last made progress.
+
+    Returns:
+        A log line if a member that the log has named makes progress again.
+    """
     actions: list[e.Action] = []
     if stalled_s < member.stalled_s:
         state.note_stall(member)
@@ -29,17 +37,18 @@ def note_activity(state: JobState, member: Member, activity: str, stalled_s: flo
 
 
 def limit_of(state: JobState, member: Member) -> float:
-    """Seconds without progress after which the member is suspended."""
+    """Return the seconds without progress after which the member is suspended."""
     longest_s = state.longest_stalled_s.get(member.activity, 0.0)
     return limit_s(state.rules.progress_seconds, longest_s, first=not member.pushes)
 
 
 def hangs(state: JobState, member: Member) -> bool:
+    """Return True if the member is suspended, or has made no progress for longer than its limit."""
     return member.suspended or member.stalled_s > limit_of(state, member)
 
 
 def name_slow(state: JobState) -> list[e.Action]:
-    """Return log lines that name members which may soon be suspended."""
+    """Return log lines that name members which may soon be suspended. Each member is named once per stall."""
     actions: list[e.Action] = []
     for member in state.roster.by_rank():
         limit = limit_of(state, member)
@@ -52,7 +61,7 @@ def name_slow(state: JobState) -> list[e.Action]:
 
 
 def to_suspend(state: JobState) -> list[Member]:
-    """Return the members that hang while others wait for them, in rank order."""
+    """Return the members to suspend, in rank order: they hang, and other members wait for them."""
     return [
         member
         for member in state.roster.by_rank()
@@ -61,11 +70,12 @@ def to_suspend(state: JobState) -> list[Member]:
 
 
 def _replaceable(state: JobState, member: Member) -> bool:
-    """Return whether another member can upload the initial parameters that this one was asked for."""
+    """Return True if another member can upload the initial parameters that this one was asked for."""
     return state.initializer == member.id and state.version == 0 and bool(state.roster.listening())
 
 
 def describe(member: Member) -> str:
+    """Return a clause that tells how long the member has made no progress, and its activity."""
     doing = f" ({member.activity})" if member.activity else ""
     return f"has made no progress for {member.stalled_s:.0f} s{doing}"
 
@@ -73,4 +83,4 @@ def describe(member: Member) -> str:
 def name_suspended(state: JobState) -> str:
     """Return a clause that names the suspended members; empty if there are none."""
     names = ", ".join(member.name for member in state.roster.by_rank() if member.suspended)
-    return f"; suspended, because their training threads hang: {names}" if names else ""
+    return f"; suspended because their training threads hang: {names}" if names else ""

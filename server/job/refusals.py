@@ -1,4 +1,4 @@
-"""Refusals of the state machine: worker, field, limit, value and remedy of each."""
+"""Refusals of the state machine: the worker, field, limit, value and remedy of each."""
 
 from __future__ import annotations
 
@@ -14,29 +14,38 @@ def brief(why: Refusal) -> str:
 
 
 def too_many(worker: str, most: int) -> Refusal:
+    """Return the refusal of a worker that joins a job which has `most` members already."""
     return refusal(
         Reason.SIZE,
         worker=worker,
         field="membership",
         limit=f"a job of at most {most} members",
         value="one more",
-        remedy="is somebody joining again and again under other names? --token-file says who may",
+        remedy="stop processes that join again and again under new names; --token-file limits access",
     )
 
 
 def fenced(worker: str, incarnation: int, newest: int) -> Refusal:
+    """Return the refusal of a worker whose incarnation is not the newest one of its worker id."""
     return refusal(
         Reason.FENCED,
         worker=worker,
         field="incarnation",
-        # Not which: by its number a stranger could take the stream of the newest.
+        # Incarnations are not named: with the number of the newest, a stranger could take over its stream.
         limit="the newest of this worker id",
         value="an older one" if incarnation < newest else "another one",
-        remedy="another process has taken this worker id; if none has, this machine's clock is behind",
+        remedy="another process has taken this worker id: stop one of them; if there is none, set this "
+        "machine's clock, which is behind",
     )
 
 
 def duplicate_worker(worker: str, heard_s: float) -> Refusal:
+    """Return the refusal of a second live process with one worker id.
+
+    Args:
+        worker: the worker id.
+        heard_s: seconds since the server last heard the first process.
+    """
     return refusal(
         Reason.DUPLICATE_WORKER,
         worker=worker,
@@ -48,6 +57,14 @@ def duplicate_worker(worker: str, heard_s: float) -> Refusal:
 
 
 def stalled(worker: str, seq: int, part: int, limit_s: float) -> Refusal:
+    """Return the refusal of a part whose chunks have stopped arriving.
+
+    Args:
+        worker: id of the worker.
+        seq: seq of the push.
+        part: index of the part.
+        limit_s: longest time between two chunks, in seconds.
+    """
     return refusal(
         Reason.CHUNK,
         worker=worker,
@@ -59,6 +76,7 @@ def stalled(worker: str, seq: int, part: int, limit_s: float) -> Refusal:
 
 
 def not_a_member(worker: str) -> Refusal:
+    """Return the refusal of a worker that has not joined the job."""
     return refusal(
         Reason.NOT_A_MEMBER,
         worker=worker,
@@ -70,6 +88,13 @@ def not_a_member(worker: str) -> Refusal:
 
 
 def lease_over(worker: str, silent_s: float, lease_s: float) -> Refusal:
+    """Return the refusal of a member whose lease has expired.
+
+    Args:
+        worker: id of the worker.
+        silent_s: seconds since its last message.
+        lease_s: length of the lease, in seconds.
+    """
     return refusal(
         Reason.NOT_A_MEMBER,
         worker=worker,
@@ -81,18 +106,27 @@ def lease_over(worker: str, silent_s: float, lease_s: float) -> Refusal:
 
 
 def no_progress(worker: str, activity: str, stalled_s: float, limit_s: float) -> Refusal:
+    """Return the refusal of a member that is suspended, because its training thread hangs.
+
+    Args:
+        worker: id of the worker.
+        activity: activity of the training thread; empty if unknown.
+        stalled_s: seconds without progress.
+        limit_s: seconds without progress that are allowed.
+    """
     return refusal(
         Reason.NOT_A_MEMBER,
         worker=worker,
         field="progress",
         limit=f"{limit_s:.0f} s without progress of the training thread",
         value=f"{stalled_s:.0f} s" + (f" ({activity})" if activity else ""),
-        remedy="the worker takes part again when its training thread goes on; if it does not hang but takes "
-        "that long, start gc-server with a larger --progress-seconds",
+        remedy="none needed if the training thread continues: the worker then takes part again; if its steps "
+        "take that long, start gc-server with a larger --progress-seconds",
     )
 
 
 def wrong_model(worker: str, fingerprint: bytes, expected: bytes) -> Refusal:
+    """Return the refusal of a worker whose model differs from the job's."""
     return refusal(
         Reason.MODEL,
         worker=worker,
@@ -104,17 +138,27 @@ def wrong_model(worker: str, fingerprint: bytes, expected: bytes) -> Refusal:
 
 
 def wrong_data(worker: str, data: int, expected: int) -> Refusal:
+    """Return the refusal of a worker whose training data differ from the job's, by their checksums."""
     return refusal(
         Reason.MODEL,
         worker=worker,
-        field="training samples",
-        limit=f"some of them with the checksum {expected:08x}",
+        field="checksum of training samples",
+        limit=f"{expected:08x}",
         value=f"{data:08x}",
         remedy="give every worker the same data set in the same order: the job divides it by index",
     )
 
 
 def wrong_epoch(worker: str, samples: int, expected: int, batch_size: int) -> Refusal:
+    """Return the refusal of a worker whose epochs have another number of samples than the job's.
+
+    Args:
+        worker: id of the worker.
+        samples: number of samples in the worker's epoch.
+        expected: number of samples in the job's epoch.
+        batch_size: samples in a batch, to express both numbers in batches.
+    """
+
     def counted(samples: int) -> str:
         return f"{samples} samples ({-(-samples // batch_size)} batches of {batch_size})"
 
@@ -124,81 +168,121 @@ def wrong_epoch(worker: str, samples: int, expected: int, batch_size: int) -> Re
         field="epoch",
         limit=counted(expected),
         value=counted(samples),
-        remedy="all workers have epochs of one length: give each the same data set, or where their loaders "
-        "have different lengths, the same number to job.steps(loader, per_epoch=)",
+        remedy="give every worker the same data set; if their loaders have different lengths, pass the same "
+        "number to job.steps(loader, per_epoch=)",
     )
 
 
 def not_the_initializer(worker: str, initializer: str | None) -> Refusal:
+    """Return the refusal of initial parameters from a worker that was not asked for them.
+
+    Args:
+        worker: id of the worker that sends them.
+        initializer: id of the worker that was asked; None if none was.
+    """
     return refusal(
         Reason.NOT_A_MEMBER,
         worker=worker,
         field="initial parameters",
         limit=f"those of {initializer!r}" if initializer else "those of a worker that has joined",
         value=f"those of {worker!r}",
-        remedy="get ready instead; the server asks for them if it needs them",
+        remedy="report ready instead; the server asks for the parameters if it needs them",
     )
 
 
 def already_initialized(worker: str) -> Refusal:
+    """Return the refusal of initial parameters for a job that has them."""
     text = f"worker {worker!r}: the job already has its initial parameters"
     return Refusal(reason=Reason.ALREADY_INITIALIZED, worker=worker, message=text)
 
 
 def sequence(worker: str, seq: int, expected: int) -> Refusal:
+    """Return the refusal of a push whose seq is too small: its outcome is no longer remembered.
+
+    Args:
+        worker: id of the worker.
+        seq: seq of the push.
+        expected: smallest seq that would be accepted.
+    """
     return refusal(
         Reason.SEQUENCE,
         worker=worker,
         field="push seq",
         limit=str(expected),
         value=str(seq),
-        remedy="a push was lost on the way, or this one is older than the server remembers",
+        remedy="a push was lost in transit, or this one is older than the outcomes that the server remembers",
     )
 
 
 def stale(worker: str, seq: int, assignment: int, version: int) -> Refusal:
+    """Return the refusal of a push that can no longer become part of a version. The worker keeps the
+    gradient.
+
+    Args:
+        worker: id of the worker.
+        seq: seq of the push.
+        assignment: id of the assignment that the push answers.
+        version: present version of the parameters.
+    """
     return refusal(
         Reason.STALE,
         worker=worker,
         field=f"push {seq}",
-        limit=f"one push for what the worker was last given, while it can be part of version {version + 1}",
+        limit=f"one push for the worker's last assignment, while it can be part of version {version + 1}",
         value=f"for assignment {assignment}",
-        remedy="none needed: the gradient goes out with the worker's next push",
+        remedy="none needed: the worker's next push carries the gradient",
     )
 
 
 def plan(worker: str, seq: int, given: int, expected: int) -> Refusal:
+    """Return the refusal of a push whose parts belong to another plan than the one in force.
+
+    Args:
+        worker: id of the worker.
+        seq: seq of the push.
+        given: number of the plan of the push.
+        expected: number of the plan in force.
+    """
     return refusal(
         Reason.PLAN,
         worker=worker,
         field=f"push {seq} plan",
         limit=str(expected),
         value=str(given),
-        remedy="divide the model as the last plan that came before the assignment says",
+        remedy="divide the model by the last plan that arrived before the assignment",
     )
 
 
 def learning_rates(
     worker: str, seq: int, given: tuple[float, ...], other: str, expected: tuple[float, ...]
 ) -> Refusal:
-    """given, expected: by parameter group, or none. other: the worker that was the first to say them."""
+    """Return the refusal of a push whose learning rates differ from those of another push of the round.
+
+    Args:
+        worker: id of the worker.
+        seq: seq of the push.
+        given: learning rates of the push, by parameter group; empty for those of the job.
+        other: id of the worker that was the first to send rates in the round.
+        expected: learning rates of that worker, by parameter group; empty for those of the job.
+    """
     pairs = enumerate(zip_longest(given, expected))
-    group, (got, said) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
+    group, (got, first) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
     of_job = "that of the job"
     return refusal(
         Reason.GROUP,
         worker=worker,
         field=f"push {seq} learning rate of parameter group {group}",
-        limit=f"{of_job if said is None else repr(said)}, as worker {other!r} has it in this round",
+        limit=f"{of_job if first is None else repr(first)}, as worker {other!r} has it in this round",
         value=of_job if got is None else repr(got),
         remedy="give every worker's optimizer the same rates: step the same scheduler once for each step, "
-        "and name it to job.follow: a worker that joins late or comes back then has it where the others are. "
-        "A schedule made for job.total_steps is another one where the number of workers has changed; "
-        "made for job.progress it is the same",
+        "and pass it to job.follow, so that a worker that joins late or returns has the state of the other "
+        "workers. A schedule over job.total_steps changes with the number of workers; one over job.progress "
+        "does not",
     )
 
 
 def rates_of_workers(worker: str, seq: int) -> Refusal:
+    """Return the refusal of a push that carries learning rates in a job where workers may not choose them."""
     return refusal(
         Reason.GROUP,
         worker=worker,
@@ -210,30 +294,50 @@ def rates_of_workers(worker: str, seq: int) -> Refusal:
 
 
 def redundant(worker: str, seq: int, assignment: int, version: int) -> Refusal:
+    """Return the refusal of a push whose gradient other members push. The worker forgets the gradient.
+
+    Args:
+        worker: id of the worker.
+        seq: seq of the push.
+        assignment: id of the assignment that the push answers.
+        version: present version of the parameters.
+    """
     return refusal(
         Reason.REDUNDANT,
         worker=worker,
         field=f"push {seq}",
-        limit=f"a push that version {version + 1} can still do with",
-        value=f"one for assignment {assignment}, whose samples others have pushed or are pushing",
-        remedy="none needed: nothing of it is to be sent again",
+        limit=f"a push that version {version + 1} can still use",
+        value=f"one for assignment {assignment}, whose samples other workers have pushed or are pushing",
+        remedy="none needed: no part of it is to be sent again",
     )
 
 
 def given_up(worker: str, seq: int) -> Refusal:
-    """For a push whose parts were dropped because it would have been refused, and now it would not."""
+    """Return the refusal of a push whose parts were dropped because it would have been refused, but no longer
+    would be.
+
+    The worker sends the push again.
+    """
     return refusal(
         Reason.CHUNK,
         worker=worker,
         field=f"push {seq}",
         limit="all of its parts",
-        value="none: they were dropped while the worker's work was not its own",
+        value="none: they were dropped while the worker's assignment was revoked",
         remedy="none needed: the push is sent again",
     )
 
 
 def parts(worker: str, seq: int, given: int, expected: int, assignment: Assignment) -> Refusal:
-    """given: how many parts there are of a push. expected: how many its assignment asks for."""
+    """Return the refusal of a push with a wrong number of parts.
+
+    Args:
+        worker: id of the worker.
+        seq: seq of the push.
+        given: number of parts in the push.
+        expected: number of parts that its assignment asks for.
+        assignment: the assignment that the push answers.
+    """
     of = (
         f"slice {assignment.slice} of {assignment.slices}, or all of them"
         if assignment.slices
@@ -251,6 +355,14 @@ def parts(worker: str, seq: int, given: int, expected: int, assignment: Assignme
 
 
 def base_version(worker: str, seq: int, given: int, expected: int) -> Refusal:
+    """Return the refusal of a push that was computed at another version than its assignment names.
+
+    Args:
+        worker: id of the worker.
+        seq: seq of the push.
+        given: version that the push names.
+        expected: version of its assignment.
+    """
     return refusal(
         Reason.MALFORMED,
         worker=worker,
@@ -262,6 +374,14 @@ def base_version(worker: str, seq: int, given: int, expected: int) -> Refusal:
 
 
 def samples(worker: str, seq: int, given: int, most: int) -> Refusal:
+    """Return the refusal of a push that claims more samples than its assignment has.
+
+    Args:
+        worker: id of the worker.
+        seq: seq of the push.
+        given: number of samples that the push claims.
+        most: number of samples of its assignment.
+    """
     return refusal(
         Reason.MALFORMED,
         worker=worker,
@@ -272,49 +392,75 @@ def samples(worker: str, seq: int, given: int, most: int) -> Refusal:
     )
 
 
-def not_initialized(worker: str, what: str) -> Refusal:
-    text = f"worker {worker!r}: {what} came before the job has its initial parameters"
+def not_initialized(worker: str, name: str) -> Refusal:
+    """Return the refusal of a message that arrives before the job has its initial parameters.
+
+    Args:
+        worker: id of the worker.
+        name: name of the message.
+    """
+    text = f"worker {worker!r}: {name} arrived before the initial parameters of the job"
     return Refusal(reason=Reason.NOT_INITIALIZED, worker=worker, message=text)
 
 
 def packet(worker: str, limit: str, value: str) -> Refusal:
+    """Return the refusal of a coded packet that breaks the rules of its exchange.
+
+    Args:
+        worker: id of the worker.
+        limit: the expected packet, in words.
+        value: the packet that arrived, in words.
+    """
     return refusal(
         Reason.PACKET,
         worker=worker,
         field="packet",
         limit=limit,
         value=value,
-        remedy="both sides have to be of the same release",
+        remedy="run the same release on server and workers",
     )
 
 
 def not_of_mode(worker: str, seq: int, *, coded: bool) -> Refusal:
-    what = ("what was exchanged, in coded mode", "tensors") if coded else ("tensors", "what was exchanged")
-    return refusal(Reason.PACKET, worker=worker, field=f"push {seq}", limit=what[0], value=what[1])
+    """Return the refusal of a push of the wrong kind for the job's mode.
+
+    Args:
+        worker: id of the worker.
+        seq: seq of the push.
+        coded: True if the job is in coded mode, where pushes report an exchange; False where they carry
+            tensors.
+    """
+    report, tensors = "a report of the exchange", "tensors"
+    limit, value = (f"{report}, in coded mode", tensors) if coded else (tensors, report)
+    return refusal(Reason.PACKET, worker=worker, field=f"push {seq}", limit=limit, value=value)
 
 
 def lossy_compressor(worker: str, compressor: str) -> Refusal:
+    """Return the refusal of a worker with a lossy compressor in a job with a straggler code."""
     return refusal(
         Reason.PAYLOAD,
         worker=worker,
         field="compressor",
-        limit="one without loss, because this job's straggler code multiplies what is lost",
+        limit="one without loss, because this job's straggler code multiplies the loss",
         value=compressor,
         remedy="start the worker with --compressor none, or the server without stragglers=",
     )
 
 
 def not_coded(worker: str) -> Refusal:
+    """Return the refusal of a packet or snapshot in a job that is not in coded mode."""
     return refusal(
         Reason.PACKET, worker=worker, field="mode", limit="coded for packets and snapshots", value="another"
     )
 
 
 def finished(worker: str, how: str) -> Refusal:
+    """Return the refusal of any message to a finished job. how: reason for the end."""
     text = f"the job has finished: {how}"
     return Refusal(reason=Reason.JOB_FINISHED, worker=worker, message=text)
 
 
 def stopping(worker: str, reason: str) -> Refusal:
+    """Return the refusal of any message while the server shuts down. reason: cause, in words."""
     text = f"the server is shutting down: {reason}"
     return Refusal(reason=Reason.STOPPING, worker=worker, message=text)

@@ -1,40 +1,43 @@
 """Members: ranks, leases, incarnations, work, and the outcomes of their pushes.
 
 Each worker id has one live member. A new incarnation fences one that is disconnected or silent, and is
-refused while that one is alive. A member that reconnects within its lease keeps its place in the round, which
-waits for it. A member whose lease has expired is kept among the departed with its outcomes, so that the same
+refused while that one is alive. A member that reconnects within its lease keeps its slot in the round, which
+waits for it. A member whose lease has expired moves to the departed members with its outcomes. So the same
 incarnation may return and learn the outcome of its last push. Outcomes and departed members are bounded.
 
-On a new stream a worker names the last assignment that it received: a later one is sent again, or its samples
-go to another member. If all members are lost before any has pushed, the samples go out under new assignment
-ids, so that a late push is recognised. The last push of a worker that leaves is dense and empties its
-residual.
+On a new stream a worker names the last assignment that it received. A later assignment is sent again, or its
+samples go to another member. If all members are lost before any has pushed, the samples are assigned again
+under new assignment ids, so that the server recognises a late push. The last push of a worker that leaves is
+dense and empties its residual.
 
-A member (`Life`; `Roster.become` is the only way from one state to another):
+A member (`Life`; only `Roster.become` changes it):
 
-    JOINED      admitted, no stream open    -> LOADING (stream opens), GONE
-    LOADING     stream open, loads its      -> LISTENING (ready), JOINED (stream breaks), GONE
-                model and data
-    LISTENING   ready, stream open: can be  -> AWAY (stream breaks), RETURNING (a new stream replaces the old
-                given work                     one), GONE
-    AWAY        ready, stream broken; its   -> RETURNING (stream opens), GONE
-                lease still runs
-    RETURNING   stream open again, has not  -> LISTENING (says what it has), AWAY (stream breaks), GONE
-                said yet what it has
-    GONE        left, lease over, fenced    -> JOINED (the same incarnation returns)
-                or suspended
+    JOINED    | admitted, no stream open   | -> LOADING (stream opens), GONE
+    LOADING   | stream open, loads its     | -> LISTENING (ready), JOINED (stream breaks), GONE
+              | model and data             |
+    LISTENING | ready, stream open: can be | -> AWAY (stream breaks), RETURNING (a new stream replaces the old
+              | assigned work              |    one), GONE
+    AWAY      | ready, stream broken; its  | -> RETURNING (stream opens), GONE
+              | lease still runs           |
+    RETURNING | stream open again, has not | -> LISTENING (reports its state), AWAY (stream breaks), GONE
+              | reported its state yet     |
+    GONE      | left, lease over, fenced   | -> JOINED (the same incarnation returns)
+              | or suspended               |
 
 Its work (`WorkLife`):
 
-    ASSIGNED    its push becomes part of a version     -> LATE, REVOKED
-    LATE        its round or plan is over: the push    -> REVOKED
-                is refused, and the worker keeps the
-                gradient in its residual
-    REVOKED     taken from a member that was lost; its -> ASSIGNED or LATE, if the member returns before
-                samples are given out again               anybody has drawn the samples
+    ASSIGNED | its push becomes part of a version      | -> LATE, REVOKED
+    LATE     | its round or plan is over: the push is  | -> REVOKED
+             | refused, and the worker keeps the       |
+             | gradient in its residual                |
+    REVOKED  | taken from a lost member; its samples   | -> ASSIGNED or LATE, if the member returns before
+             | are requeued                            |    another member has drawn the samples
 
-What may not happen: rounds counting on a member that is JOINED, LOADING or GONE; two live members of one
-worker; two outcomes of one push; work of a member in two places (`give` and `relieve` alone change it).
+Invariants:
+
+- No round counts on a member that is JOINED, LOADING or GONE.
+- A worker has at most one live member, and a push at most one outcome.
+- Only `assign` and `relieve` change a member's work, so `Roster.computing` counts all of it.
 """
 
 from __future__ import annotations
@@ -52,15 +55,17 @@ from .modes.share_fit import ShareFit
 from .samples import Drawn
 from .transitions import move
 
-OUTCOMES_PER_MEMBER = 16
+OUTCOMES_PER_MEMBER = 16  # also the number of assignments remembered that substitutes took over
 DEPARTED_MEMBERS = 1024
 MAX_MEMBERS = 4096
 
-Name = tuple[str, int]  # worker and incarnation: names a member
+Name = tuple[str, int]  # identity of a member: worker and incarnation
 
 
 @stored("member-life")
 class Life(Enum):
+    """State of a member; the head of this file has the table."""
+
     JOINED = "joined"
     LOADING = "loading"
     LISTENING = "listening"
@@ -77,6 +82,7 @@ _TRANSITIONS = {
     Life.RETURNING: frozenset({Life.RETURNING, Life.LISTENING, Life.AWAY, Life.GONE}),
     Life.GONE: frozenset({Life.JOINED}),
 }
+# Groups of states, and the state that follows when a stream opens or breaks.
 _ATTACHED = {Life.LOADING, Life.LISTENING, Life.RETURNING}
 _READY = {Life.LISTENING, Life.AWAY, Life.RETURNING}
 OPENED = {**dict.fromkeys(Life, Life.LOADING), **dict.fromkeys(_READY, Life.RETURNING)}
@@ -85,6 +91,8 @@ BROKEN = {**dict.fromkeys(Life, Life.JOINED), **dict.fromkeys(_READY, Life.AWAY)
 
 @stored("work-life")
 class WorkLife(Enum):
+    """State of a member's work; the head of this file has the table."""
+
     ASSIGNED = "assigned"
     LATE = "late"
     REVOKED = "revoked"
@@ -103,9 +111,13 @@ class AssignedWork:
     """An assignment that a member has not answered yet.
 
     Attributes:
-        share: samples that the member was due; at the end of an epoch it may have got fewer.
-        counted: samples that its push stands for; None for all that were drawn.
-        interrupted: the member's stream broke meanwhile.
+        assignment: the assignment, as the member receives it.
+        drawn: samples of the assignment.
+        given_at: time of the assignment, in seconds of the job's clock.
+        share: number of samples due to the member; at the end of an epoch `drawn` may have fewer.
+        counted: number of samples that the push stands for; None for all of `drawn`.
+        life: state of the work.
+        interrupted: True if the member's stream broke since, so the time that it takes is no measure.
     """
 
     assignment: Assignment
@@ -118,94 +130,133 @@ class AssignedWork:
 
     @property
     def id(self) -> int:
+        """Id of the assignment."""
         return self.assignment.id
 
     @property
     def late(self) -> bool:
+        """True if the work is LATE: its push will be refused as stale."""
         return self.life is WorkLife.LATE
 
     @property
     def samples(self) -> int:
-        """Number of samples that its push stands for."""
+        """Number of samples that the push for this work stands for."""
         return self.drawn.count if self.counted is None else self.counted
 
     @property
     def shared(self) -> bool:
-        """Whether others are given the same samples."""
+        """True if other members are assigned the same samples."""
         return self.assignment.slices > 1 or self.assignment.stragglers > 0
 
     def become(self, life: WorkLife) -> None:
+        """Change the state of the work, as `_WORK_TRANSITIONS` allows."""
         self.life = move(self.life, life, _WORK_TRANSITIONS)
 
 
 @stored("member")
 @dataclass(kw_only=True, slots=True)
 class Member:
+    """One incarnation of a worker that has joined the job, present or departed.
+
+    Attributes:
+        worker: id of the worker.
+        incarnation: number that distinguishes processes with the same worker id; a later process has a larger
+            one.
+        rank: rank of the member, from 0. It is the order in which contributions are summed.
+        heard_at: time of the last message from it, in seconds of the job's clock; the lease runs from here.
+        compressor: spec of its compressor, for the log.
+        activity: activity of its training thread, by its last heartbeat; empty if unknown.
+        stalled_s: seconds without progress of its training thread, by its last heartbeat.
+        first: True if it had not finished its first step at its last heartbeat. The first step takes longer.
+        named_s: value of `stalled_s` when the log last named it; 0 if the log has not, or it has made
+            progress since.
+        suspended: True from a hang of its training thread until it is ready again.
+        life: state of the member.
+        fingerprint: fingerprint of its model.
+        data: checksum of some of its training samples; 0 if unknown.
+        train_samples: number of samples in its epoch; 0 if unknown.
+        version: version of its replica once it has received all that was sent to it; None without a replica.
+        pushes: number of its accepted pushes.
+        work: its work; None while it has none. Only `Roster.assign` and `Roster.relieve` change it.
+        revoked: the last work revoked because the member was lost; None if there is none, or it was resolved.
+        succeeded: ids of its last assignments that substitutes took over.
+        collection: number of the last collection of buffers that it was asked to contribute to.
+        newcomer: number of assignments until it takes over the job's buffers; 0 if it has.
+        after: version that its last push became part of. It gets work once that version is published.
+        clock: number of its accepted pushes, counted from the clock of the slowest member when it joined;
+            None before its first work.
+        pace: the share of samples that fits its speed; None before its first work, and in rounds.
+        last_seq: seq of its last decided push; 0 before the first.
+        outcomes: outcomes of its last decided pushes, by seq.
+    """
+
     worker: str
     incarnation: int
     rank: int
     heard_at: float
     compressor: str = ""
     activity: str = ""
-    stalled_s: float = 0.0  # time without progress of its training thread, by its last heartbeat
-    first: bool = True  # had yet to finish its first step then, which takes longer
-    named_s: float = 0.0  # `stalled_s` when the log last named it; 0 if not, or it has made progress since
-    suspended: bool = False  # because of that; until it is ready again
+    stalled_s: float = 0.0
+    first: bool = True
+    named_s: float = 0.0
+    suspended: bool = False
     life: Life = Life.JOINED
     fingerprint: bytes = b""
-    data: int = 0  # checksum of some training samples
-    train_samples: int = 0  # in its epoch; 0: not known
-    version: int | None = None  # of its replica, once all that was sent so far has arrived
+    data: int = 0
+    train_samples: int = 0
+    version: int | None = None
     pushes: int = 0
-    work: AssignedWork | None = None  # changed by `Roster.give` and `Roster.relieve` alone
-    revoked: AssignedWork | None = None  # the last work taken from it, because it was lost
-    succeeded: list[int] = field(default_factory=list[int])  # its last assignments that others took over
-    collection: int = 0  # of buffers: the last that it was asked to contribute to
-    newcomer: int = 0  # assignments until it takes over the job's buffers; 0: it has
-    after: int = 0  # the version that its last push became: it gets work once that is published
-    clock: int | None = None  # pushes completed, counted from the others' clock when it joined
+    work: AssignedWork | None = None
+    revoked: AssignedWork | None = None
+    succeeded: list[int] = field(default_factory=list[int])
+    collection: int = 0
+    newcomer: int = 0
+    after: int = 0
+    clock: int | None = None
     pace: ShareFit | None = None
-    last_seq: int = 0  # of the pushes that were decided
-    outcomes: OrderedDict[int, Outcome] = field(default_factory=OrderedDict[int, Outcome])  # by seq
+    last_seq: int = 0
+    outcomes: OrderedDict[int, Outcome] = field(default_factory=OrderedDict[int, Outcome])
 
     @property
     def id(self) -> Name:
+        """Identity of the member: worker and incarnation."""
         return self.worker, self.incarnation
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Rank and worker of the member, for messages."""
         return f"rank {self.rank} ({self.worker})"
 
     @property
     def attached(self) -> bool:
-        """Whether its stream is open."""
+        """True while the member's stream is open."""
         return self.life in _ATTACHED
 
     def still_computes(self, work: AssignedWork, assigned: int) -> bool:
-        """Return whether a member on a new stream still computes this work: it has it and its version.
+        """Return True if the member, on a new stream, still computes `work`: it has the assignment and its
+        version.
 
         Args:
-            assigned: id of the last assignment that it received.
+            assigned: id of the last assignment that the member received.
         """
         return work.id == assigned and self.version is not None and self.version >= work.assignment.version
 
     @property
     def listening(self) -> bool:
-        """Whether it can be sent an assignment now."""
+        """True while an assignment can be sent to the member."""
         return self.life is Life.LISTENING
 
     @property
     def ready(self) -> bool:
-        """Whether rounds count on it: it has its model and a lease."""
+        """True while rounds count on the member: it has its model, and its lease runs."""
         return self.life in _READY
 
     def succeed(self, assignment: int) -> None:
-        """Remember that another member has taken over this assignment."""
+        """Record that another member has taken over this assignment."""
         self.succeeded = [*self.succeeded, assignment][-OUTCOMES_PER_MEMBER:]
 
     def remember(self, outcome: Outcome) -> None:
-        """Keep the outcome of a push, to answer duplicates with."""
+        """Record the outcome of a push, with which duplicates of the push are answered."""
         self.last_seq = outcome.seq
         self.outcomes[outcome.seq] = outcome
         while len(self.outcomes) > OUTCOMES_PER_MEMBER:
@@ -215,33 +266,55 @@ class Member:
 @stored("roster")
 @dataclass(kw_only=True, slots=True)
 class Roster:
+    """The members of a job, present and departed.
+
+    Attributes:
+        lease_s: seconds without a message after which a member is lost.
+        members: present members, by worker id.
+        departed: lost members that may return, by worker id; the last `DEPARTED_MEMBERS` ones.
+        ready_members: number of present members that are ready.
+        computing: number of members that compute at each version; versions without any are left out.
+    """
+
     lease_s: float
     members: dict[str, Member] = field(default_factory=dict[str, Member])
     departed: OrderedDict[str, Member] = field(default_factory=OrderedDict[str, Member])
     ready_members: int = 0
-    computing: Counter[int] = field(default_factory=Counter[int])  # members at work, by version
+    computing: Counter[int] = field(default_factory=Counter[int])
     _in_order: list[Member] = field(default_factory=list[Member], metadata=DERIVED)  # empty: to be sorted
 
     def join(
         self, worker: str, incarnation: int, compressor: str, now: float
     ) -> tuple[Member, Member | None]:
-        """Admit a worker; the second member is the incarnation that it replaces, if any.
+        """Admit a worker to the job, and assign its rank.
+
+        Args:
+            now: time in seconds of the job's clock.
+
+        Returns:
+            The member, and the earlier incarnation of the same worker that it replaces; None if it replaces
+                none.
 
         Raises:
-            Refused: FENCED for an older incarnation, DUPLICATE_WORKER while another one is alive, SIZE for a
-                member too many.
+            Refused: FENCED for an older incarnation; DUPLICATE_WORKER while another incarnation is alive;
+                SIZE if the job has `MAX_MEMBERS` members.
         """
         known = self.members.get(worker) or self.departed.get(worker)
+        # 1. An older incarnation than the newest that is known: refuse it.
         if known is not None and incarnation < known.incarnation:
             raise Refused(refusals.fenced(worker, incarnation, known.incarnation))
         current = self.members.get(worker)
+        # 2. The present incarnation repeats its request, because the reply was lost.
         if current is not None and incarnation == current.incarnation:
             current.heard_at = now
             return current, None
+        # 3. A newer incarnation while the present one is alive: two processes use one worker id.
         if current is not None and current.attached and now - current.heard_at < self.lease_s / 2:
             raise Refused(refusals.duplicate_worker(worker, now - current.heard_at))
+        # 4. A departed incarnation returns.
         if current is None and known is not None and incarnation == known.incarnation:
             return self._revive(known, now), None
+        # 5. A new incarnation, of a new worker or in place of one that is disconnected or silent.
         if current is None and len(self.members) >= MAX_MEMBERS:
             raise Refused(refusals.too_many(worker, MAX_MEMBERS))
         self.departed.pop(worker, None)
@@ -256,7 +329,7 @@ class Roster:
         return member, current
 
     def get(self, name: Name) -> Member | None:
-        """Return the member of that incarnation, also a departed one."""
+        """Return the present or departed member with this identity; None if there is none."""
         worker, incarnation = name
         for member in (self.members.get(worker), self.departed.get(worker)):
             if member is not None and member.incarnation == incarnation:
@@ -264,7 +337,7 @@ class Roster:
         return None
 
     def present(self, name: Name) -> Member | None:
-        """Return the member of that incarnation while it has a lease."""
+        """Return the present member with this identity; None if there is none."""
         member = self.members.get(name[0])
         return member if member is not None and member.incarnation == name[1] else None
 
@@ -274,14 +347,14 @@ class Roster:
         member.life = move(member.life, life, _TRANSITIONS)
         self.ready_members += member.ready
 
-    def give(self, member: Member, work: AssignedWork) -> None:
-        """Assign this work to a member, in place of any that it had."""
+    def assign(self, member: Member, work: AssignedWork) -> None:
+        """Assign this work to a member, and relieve the member of its previous work."""
         self.relieve(member)
         member.work = work
         self.computing[work.assignment.version] += 1
 
     def relieve(self, member: Member) -> AssignedWork | None:
-        """Take a member's work from it and return the work; None if it has none."""
+        """Remove a member's work and return it; None if the member has none."""
         work, member.work = member.work, None
         if work is not None:
             self.computing[work.assignment.version] -= 1
@@ -290,17 +363,19 @@ class Roster:
         return work
 
     def knows(self, worker: str) -> bool:
-        """Whether the worker is a member, or was one."""
+        """Return True if the worker is a member, or is remembered as a departed one."""
         return worker in self.members or worker in self.departed
 
     def find(self, worker: str, incarnation: int, now: float, *, revive: bool = False) -> Member:
-        """Return the live member and renew its lease.
+        """Return the present member with this identity, and renew its lease.
 
         Args:
-            revive: also readmit the same incarnation after its lease has expired.
+            now: time in seconds of the job's clock.
+            revive: True to readmit a member whose lease has expired.
 
         Raises:
-            Refused: FENCED or NOT_A_MEMBER.
+            Refused: FENCED if another incarnation of the worker is a member; NOT_A_MEMBER if the worker has
+                not joined, or its lease has expired.
         """
         member = self.members.get(worker)
         if member is None:
@@ -316,17 +391,21 @@ class Roster:
         return member
 
     def hear(self, heard: Mapping[str, float]) -> None:
-        """Update the last-heard time of members. Unknown workers are ignored."""
+        """Update the last-heard time of members. Unknown workers are ignored.
+
+        Args:
+            heard: time at which each worker was last heard, in seconds of the job's clock, by worker id.
+        """
         for worker, at in heard.items():
             if worker in self.members:
                 self.members[worker].heard_at = at
 
     def expired(self, now: float) -> list[Member]:
-        """Members whose lease is over, in rank order."""
+        """Return the members whose lease has expired, in rank order."""
         return [member for member in self.by_rank() if now - member.heard_at > self.lease_s]
 
     def remove(self, member: Member) -> None:
-        """Move a member to the departed."""
+        """Move a member to the departed members, and forget the oldest of these if there are too many."""
         del self.members[member.worker]
         self._in_order = []
         self.become(member, Life.GONE)
@@ -336,23 +415,25 @@ class Roster:
             self.relieve(self.departed.popitem(last=False)[1])
 
     def by_rank(self) -> list[Member]:
+        """Return the present members in rank order."""
         if len(self._in_order) != len(self.members):
             self._in_order = sorted(self.members.values(), key=lambda member: member.rank)
         return self._in_order
 
     def attached(self) -> list[Member]:
-        """Members with an open stream, in rank order."""
+        """Return the members with an open stream, in rank order."""
         return [member for member in self.by_rank() if member.attached]
 
     def ready(self) -> list[Member]:
-        """Members that rounds count on, in rank order; some may be reconnecting."""
+        """Return the members that rounds count on, in rank order. Some may be reconnecting."""
         return [member for member in self.by_rank() if member.ready]
 
     def listening(self) -> list[Member]:
-        """Members that can be sent an assignment now, in rank order."""
+        """Return the members that an assignment can be sent to, in rank order."""
         return [member for member in self.by_rank() if member.listening]
 
     def _revive(self, member: Member, now: float) -> Member:
+        """Readmit a departed member of the same incarnation."""
         del self.departed[member.worker]
         member.rank = self._rank_of(member)
         member.heard_at = now
@@ -362,7 +443,7 @@ class Roster:
         return member
 
     def _rank_of(self, known: Member | None) -> int:
-        """Return the rank that a worker had, unless another has it now; otherwise the lowest free rank."""
+        """Return the worker's former rank, unless another worker has it; otherwise the lowest free rank."""
         others = [each for each in self.members.values() if known is None or each.worker != known.worker]
         taken = {each.rank for each in others}
         if known is not None and known.rank not in taken:

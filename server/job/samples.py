@@ -1,16 +1,20 @@
-"""Which samples of which epoch are still to be trained on.
+"""The samples of a job: which of them are still to be trained on, by epoch.
 
-Each epoch is a permutation of the training samples, which every worker can compute; samples here are
-positions in it. They are drawn in order. A sample is
+Each epoch is a permutation of the training samples, which every worker can compute. Samples here are
+positions in that permutation. They are drawn in order. A sample is
 
-    fresh      not drawn yet                         -> unsettled (`draw`)
-    unsettled  assigned to a member                  -> settled (`settle`), returned (`give_back`)
-    returned   its member is lost; drawn again       -> unsettled (`draw`, or `take_back` by its member),
-               before fresh ones                        settled (`take_back`)
-    settled    trained on, or in a worker's residual -> returned (`give_back` if settled too early)
+    fresh     | not drawn yet                         | -> unsettled (`draw`)
+    unsettled | assigned to a member                  | -> settled (`settle`), returned (`give_back`)
+    returned  | its member is lost; drawn again       | -> unsettled (`draw`, or `take_back` by its member),
+              | before fresh ones                     |    settled (`take_back`)
+    settled   | trained on, or in a worker's residual | -> returned (`give_back` if settled too early)
 
-An epoch is complete once all of its samples are settled. What may not happen: a sample in two of these
-states; a sample drawn of an epoch while an earlier one has samples left to draw.
+An epoch is complete once all of its samples are settled.
+
+Invariants:
+
+- A sample is in one of these states only.
+- While an epoch has samples left to draw, no sample of a later epoch is drawn.
 """
 
 from __future__ import annotations
@@ -27,28 +31,40 @@ from ...proto.shares import draws, share
 @stored("drawn-samples")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
-    """Samples of one epoch that were assigned."""
+    """Samples that were drawn together to be assigned.
+
+    Attributes:
+        epoch: epoch of the samples, from 0.
+        ranges: ranges of positions in the epoch's permutation.
+    """
 
     epoch: int
     ranges: tuple[Range, ...]
 
     @property
     def count(self) -> int:
+        """Number of samples in all ranges."""
         return sum(each.count for each in self.ranges)
 
     def divided(self, world: int, least: int = 1) -> list[Drawn]:
-        """Divide them among `world` workers, as evenly as whole samples allow. Return fewer parts if they
-        would have fewer than `least` samples."""
+        """Divide the samples among `world` workers as evenly as whole samples allow, and return one piece for
+        each.
+
+        Args:
+            least: smallest number of samples of a piece. There are fewer pieces than workers if these would
+                be smaller.
+        """
         world = max(1, min(world, self.count // least))
         shares = [share(self.count, position, world) for position in range(world)]
         return [Drawn(epoch=self.epoch, ranges=self._between(*each)) for each in shares]
 
     def part(self, position: int, parts: int, least: int = 1) -> Drawn:
-        """Return one of `parts` equal parts, which is empty or has at least `least` samples."""
+        """Return piece number `position` of `parts` equal pieces. It is empty, or has at least `least`
+        samples."""
         return Drawn(epoch=self.epoch, ranges=self._between(*share(self.count, position, parts, least)))
 
     def _between(self, start: int, end: int) -> tuple[Range, ...]:
-        """Return the samples from one position within the ranges to another."""
+        """Return the ranges of the samples with the indices `start` to `end` - 1, counted over all ranges."""
         found: list[Range] = []
         passed = 0
         for each in self.ranges:
@@ -62,26 +78,45 @@ class Drawn:
 @stored("samples")
 @dataclass
 class Samples:
-    """The samples of all epochs of a job."""
+    """The states of all samples of a job.
+
+    Attributes:
+        per_epoch: number of samples in each epoch.
+        epochs: number of epochs of the job.
+        least: smallest number of samples that may be drawn at a time, or left in an epoch.
+        _epoch: epoch of the fresh samples, from 0.
+        _next: position of the first fresh sample in that epoch.
+        _returned: returned samples, by epoch.
+        _unsettled: number of unsettled samples, by epoch.
+        completed: number of epochs of which all samples have been settled. It never falls, even if settled
+            samples are returned.
+    """
 
     per_epoch: int
     epochs: int
-    least: int = 1  # samples that are drawn at once, or left in an epoch
-    _epoch: int = 0  # of the fresh samples
-    _next: int = 0  # the first fresh sample in it
-    _returned: dict[int, list[Range]] = field(default_factory=dict[int, list[Range]])  # by epoch
-    _unsettled: Counter[int] = field(default_factory=Counter[int])  # by epoch
-    completed: int = 0  # epochs of which all samples have been settled; never falls
+    least: int = 1
+    _epoch: int = 0
+    _next: int = 0
+    _returned: dict[int, list[Range]] = field(default_factory=dict[int, list[Range]])
+    _unsettled: Counter[int] = field(default_factory=Counter[int])
+    completed: int = 0
 
     @classmethod
     def beginning(cls, per_epoch: int, epochs: int, least: int, epoch: int) -> Samples:
-        """Start with this epoch, as if all earlier ones were complete."""
+        """Create the samples of a job that begins with epoch `epoch`, as if all earlier epochs were
+        complete."""
         epoch = min(epoch, epochs)
         return cls(per_epoch, epochs, least, _epoch=epoch, completed=epoch)
 
     def draw(self, most: int) -> Drawn | None:
-        """Draw up to `most` samples of the oldest epoch that has any; None if none are left. `_at_once` says
-        how many, so that neither they nor the rest of the epoch are fewer than `least`."""
+        """Draw up to `most` samples of the oldest epoch that has samples left; returned ones come first.
+
+        The number is raised or cut so that neither the draw nor the rest of the epoch has fewer than `least`
+        samples.
+
+        Returns:
+            The samples, now unsettled; None if no samples are left.
+        """
         epoch = min(self._returned, default=self._epoch)
         most = self._at_once(most, self.left_of(epoch))
         ranges: list[Range] = []
@@ -108,28 +143,41 @@ class Samples:
         return drawn
 
     def peek(self, most: int) -> Drawn | None:
-        """Return what `draw` would return; None if no samples are left or some were given back."""
+        """Return the fresh samples that `draw(most)` would return, without drawing them.
+
+        Returns:
+            None if no samples are left, or if returned samples are waiting.
+        """
         count = self._at_once(most, self.per_epoch - self._next)
         if self._returned or not count or self._epoch == self.epochs:
             return None
         return Drawn(epoch=self._epoch, ranges=(Range(start=self._next, count=count),))
 
     def settle(self, drawn: Drawn) -> None:
-        """Settle samples that are trained on, or in a worker's residual."""
+        """Mark unsettled samples as settled: they are trained on, or their gradient is in a worker's
+        residual."""
         self._unsettled[drawn.epoch] -= drawn.count
         self._count_completed()
 
     def give_back(self, drawn: Drawn, *, settled: bool = False) -> None:
-        """Have samples drawn again. settled: they were settled too early."""
+        """Requeue assigned samples, so that they are drawn again.
+
+        Args:
+            settled: True if the samples were already marked as settled; False if they are unsettled.
+        """
         if not settled:
             self._unsettled[drawn.epoch] -= drawn.count
         self._returned[drawn.epoch] = _merged([*self._returned.get(drawn.epoch, ()), *drawn.ranges])
 
     def take_back(self, drawn: Drawn, *, settled: bool = True) -> bool:
-        """Undo `give_back`, if none of these samples were drawn again. Return whether that was so.
+        """Undo `give_back`: remove the samples from the queue, unless some of them were drawn again
+        meanwhile.
 
         Args:
-            settled: settle the samples; otherwise they are unsettled again.
+            settled: True to mark the samples as settled; False to mark them as unsettled.
+
+        Returns:
+            True if the samples were removed; False if nothing has changed.
         """
         returned = self._returned.get(drawn.epoch, [])
         left = [piece for each in returned for piece in _without(each, drawn.ranges)]
@@ -148,28 +196,32 @@ class Samples:
 
     @property
     def left_of_epoch(self) -> int:
-        """Samples left to draw in the oldest epoch that has any."""
+        """Number of samples left to draw in the oldest epoch that has any."""
         return self.left_of(min(self._returned, default=self._epoch))
 
     @property
     def left(self) -> int:
-        """Samples left to draw."""
+        """Number of samples left to draw in all epochs."""
         return self._given_back + (self.epochs - self._epoch) * self.per_epoch - self._next
 
     def _at_once(self, most: int, left: int) -> int:
-        """Return how many samples to draw of those left in an epoch, if up to `most` are wanted."""
+        """Return the number of samples to draw next: about `most`, but no rest of fewer than `least` stays.
+
+        Args:
+            left: number of samples left in the epoch.
+        """
         count = min(max(most, self.least), left)
         return left if left - count < self.least else count
 
     def draws(self, most: int) -> int:
-        """Return how often `draw` returns samples until none are left."""
+        """Return the number of calls of `draw(most)` that return samples until none are left."""
         present = {*self._returned, self._epoch} if self._epoch < self.epochs else self._returned
         whole = max(0, self.epochs - self._epoch - 1)
         of_present = sum(draws(self.left_of(epoch), most, self.least) for epoch in present)
         return of_present + whole * draws(self.per_epoch, most, self.least)
 
     def left_of(self, epoch: int) -> int:
-        """Return how many samples are left to draw in an epoch that is not later than the present one."""
+        """Return the number of samples left to draw in an epoch that is not later than the present one."""
         fresh = self.per_epoch - self._next if epoch == self._epoch < self.epochs else 0
         return fresh + sum(each.count for each in self._returned.get(epoch, ()))
 
@@ -179,17 +231,17 @@ class Samples:
 
     @property
     def done(self) -> bool:
-        """Whether every sample of every epoch is settled."""
+        """True when every sample of every epoch is settled."""
         return self.completed == self.epochs and not self._returned and self.settled
 
     @property
     def settled(self) -> bool:
-        """Whether no sample is unsettled."""
+        """True while no sample is unsettled."""
         return not any(self._unsettled.values())
 
     @property
     def progress(self) -> float:
-        """Settled samples in epochs, with a fraction."""
+        """Number of settled samples, in epochs, with a fraction."""
         open_ = self._given_back + sum(self._unsettled.values())
         return max(0.0, self._epoch + (self._next - open_) / self.per_epoch) if self.per_epoch else 0.0
 
@@ -216,7 +268,7 @@ def _merged(ranges: Sequence[Range]) -> list[Range]:
 
 
 def _without(whole: Range, parts: Sequence[Range]) -> list[Range]:
-    """Return what is left of a range without some parts of it."""
+    """Return the pieces of the range `whole` that are left after `parts` are removed."""
     pieces: list[Range] = []
     start, end = whole.start, whole.start + whole.count
     for part in sorted(parts, key=lambda part: part.start):

@@ -1,8 +1,8 @@
 """Learning-rate schedules: pure functions of the job's progress, without state.
 
-A schedule is given as `name[:key=value,...]`. Every one takes `warmup`, over which the rate grows linearly
-from 0 to the base rate, and `minimum`, a fraction of the base rate below which it does not decay. Lengths are
-in epochs or in steps, which are versions: `warmup=2`, `warmup=200steps`.
+A schedule is written as `name[:key=value,...]`. Every schedule takes `warmup`, over which the rate grows
+linearly from 0 to the base rate, and `minimum`, a fraction of the base rate below which it does not decay.
+Lengths are in epochs or in steps, which are versions: `warmup=2`, `warmup=200steps`.
 """
 
 from __future__ import annotations
@@ -18,43 +18,57 @@ NOTHING, EPOCH, TEN_EPOCHS = (Length(number, "epochs") for number in (0, 1, 10))
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Progress of a job in the middle of a step. of_job: fraction of the job, 0 if its end is unknown."""
+    """Progress of a job in the middle of a step.
+
+    Attributes:
+        epochs: epochs trained on, with a fraction.
+        steps: steps taken, with a fraction.
+        of_job: fraction of the job that is done, 0 to 1; 0 if the job's end is unknown.
+    """
 
     epochs: float
     steps: float = 0.0
     of_job: float = 0.0
 
     def lengths(self, length: Length) -> float:
-        """Return the progress as a multiple of a length."""
+        """Return the progress as a multiple of `length`, in its unit."""
         return (self.epochs if length.unit == "epochs" else self.steps) / length.number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
-    """The base rate throughout."""
+    """The schedule `constant`: the base rate after the warm-up. It is the base class of the other schedules.
+
+    Attributes:
+        warmup: length of the warm-up; 0 for none.
+        minimum: fraction of the base rate below which the rate does not decay, 0 to 1.
+    """
 
     warmup: Length = NOTHING
     minimum: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.minimum <= 1:
-            raise ValueError(f"minimum: expected 0 to 1, a part of the base rate, got {self.minimum:g}")
+            raise ValueError(f"minimum: expected 0 to 1, a fraction of the base rate, got {self.minimum:g}")
 
     def factor(self, passed: Passed) -> float:
-        """Return the factor of the base rate."""
+        """Return the factor by which to multiply the base rate, warm-up included."""
         ramp = min(1.0, passed.lengths(self.warmup)) if self.warmup.number else 1.0
         return ramp * max(self.minimum, self.decay(passed))
 
     def decay(self, passed: Passed) -> float:
+        """Return the factor of the base rate without warm-up and without the minimum."""
         return 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cosine(Constant):
-    """Half a cosine from the base rate, where the warm-up ends, to the minimum, where the job does."""
+    """The schedule `cosine`: half a cosine, from the base rate at the end of the warm-up to the minimum at
+    the end of the job."""
 
     def decay(self, passed: Passed) -> float:
-        # The progress of warm-up and job gives the warm-up as a fraction of the job, whatever their units.
+        # Warm-up and job may have different units. The ratio of their progress gives the warm-up as a
+        # fraction of the job.
         warmed = passed.lengths(self.warmup) if self.warmup.number else math.inf
         begin = passed.of_job / warmed if warmed else 1.0
         if passed.of_job <= begin:
@@ -65,13 +79,18 @@ class Cosine(Constant):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepDecay(Constant):
-    """Multiplied with gamma after each interval `every`."""
+    """The schedule `step`: the rate is multiplied by gamma at regular intervals.
+
+    Attributes:
+        every: length of an interval, at least 1 epoch or step.
+        gamma: factor for each interval, above 0 and at most 1.
+    """
 
     every: Length = TEN_EPOCHS
     gamma: float = 0.1
 
     def __post_init__(self) -> None:
-        # Named, because a dataclass with slots is not the class that super() would look for.
+        # `slots=True` creates a new class, which super() without arguments would not find.
         Constant.__post_init__(self)
         if self.every.number < 1:
             raise ValueError(f"every: expected at least 1, got {self.every.number:g}")
@@ -84,7 +103,8 @@ class StepDecay(Constant):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exponential(StepDecay):
-    """Multiplied with gamma after every epoch; the 4-bit paper uses 0.94."""
+    """The schedule `exponential`: the rate is multiplied by gamma after every epoch. The 4-bit paper uses
+    0.94."""
 
     every: Length = EPOCH
     gamma: float = 0.94
@@ -99,5 +119,9 @@ SCHEDULES: Mapping[str, type[Constant]] = {
 
 
 def parse_schedule(text: str) -> Constant:
-    """Raises SpecError, which lists what is known."""
+    """Parse the text of `--schedule`.
+
+    Raises:
+        SpecError: the schedule is unknown (the message lists those that exist), or an option is out of range.
+    """
     return parse_one_of("schedule", text, SCHEDULES)

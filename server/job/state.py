@@ -1,4 +1,5 @@
-"""The state of a job that all modes share. Plain data: `core` and the modes change it, others read it."""
+"""The state of a job that all modes share. It is plain data: `core` and the modes change it, other files read
+it."""
 
 from __future__ import annotations
 
@@ -17,92 +18,147 @@ from .roster import AssignedWork, Member, Roster
 from .samples import Drawn, Samples
 from .schedule import Constant, Passed
 
-LOST_REMEMBERED = 256
-ACTIVITIES = 16  # whose longest times are remembered; workers name them
-PUSHES_AFTER_PLAN = 3  # that each member has left, or a new plan does not come into force
+LOST_REMEMBERED = 256  # number of lost members that the status lists
+ACTIVITIES = 16  # most activities whose longest times are recorded: workers choose the names
+PUSHES_AFTER_PLAN = 3  # a new plan comes into force only if each member has at least this many pushes left
 
 
 @dataclass(kw_only=True)
 class JobState:
-    """One job. All fields are saved but the rules and what is parsed from them."""
+    """The state of one job. All fields are saved but the rules and the values parsed from them.
+
+    Attributes:
+        rules: the server's options.
+        schedule: the learning-rate schedule, parsed from the rules.
+        evaluate_every: interval of evaluations, parsed from the rules.
+        roster: the members.
+        phase: phase of the job; the head of `core` has the table.
+        initializer: worker and incarnation that was asked for the initial parameters; None if none was.
+        fingerprint: fingerprint of the job's model; empty before it has one.
+        data: checksum of some training samples; 0 if unknown.
+        samples: the samples of the job; none before `Initialized`.
+        version: version of the parameters; each step of the optimizer makes the next one.
+        earlier_steps: steps that the script took before version 0, in a job that ended.
+        plan: number of the plan in force.
+        planned: True while the next plan is prepared and waits to come into force.
+        started_at: time of the first assignment, in seconds of the job's clock; None before. From then on,
+            one ready member is enough to train.
+        assignments: number of assignments so far, which is the id of the last one.
+        evaluations: the evaluations of the job.
+        buffers: decides which pushes carry buffers.
+        best: value of the `--keep` metric of the best version; None before the first.
+        lost: the last `LOST_REMEMBERED` lost members, oldest first.
+        accepted_pushes: number of accepted pushes.
+        stale_pushes: number of pushes refused as stale or redundant.
+        repeated_samples: number of samples trained on by a lost member, and again by another one.
+        local_steps: local steps of each member in the last round; 1 outside local mode.
+        all_local_steps: local steps of one member in all applied rounds.
+        applied: in coded mode, number of the exchange whose sum made the version.
+        uncoded_exchanges: in coded mode, number of exchanges that replaced a broken one.
+        last_redundancy: in coded mode, redundancy of the last round.
+        longest_stalled_s: longest seconds without progress from which a training thread recovered, by
+            activity.
+        suspensions: number of times that a member was suspended for lack of progress.
+        clipped: in coded mode, number of clipped gradient elements, of all workers.
+        drifting: in coded mode, number of members whose replicas differ from that of the first member.
+        largest_staleness: largest staleness of an accepted push, in clocks in stale mode, in versions in
+            async mode.
+        elapsed_s: seconds since `started_at`, when the limits were last checked.
+        closing: True once the server will stop, so no more work is assigned.
+        reunion: True from a restart of the server until all members have returned or are lost.
+        stopped: reason for which the job ends before its last epoch; empty if it does not.
+        last_evaluation: number of the evaluation of the last version; 0 before the end.
+        waiting_since: time from which the job has waited for its present condition; None before the first.
+        reported: subject and time of the last report about waiting; None if there was none since.
+    """
 
     rules: ServerSettings = field(metadata=DERIVED)
     schedule: Constant = field(metadata=DERIVED)
     evaluate_every: Length = field(metadata=DERIVED)
     roster: Roster
     phase: Phase = Phase.EMPTY
-    initializer: tuple[str, int] | None = None  # (worker, incarnation) that was asked for the parameters
+    initializer: tuple[str, int] | None = None
     fingerprint: bytes = b""
-    data: int = 0  # checksum of some training samples
-    samples: Samples = field(default_factory=lambda: Samples(0, 0))  # none before `Initialized`
+    data: int = 0
+    samples: Samples = field(default_factory=lambda: Samples(0, 0))
     version: int = 0
-    earlier_steps: int = 0  # taken by the scripts before version 0, in a job that ended
-    plan: int = 1  # number of the plan in force
-    planned: bool = False  # whether the next plan waits
-    started_at: float | None = None  # when work was first assigned; from then on one member is enough
-    assignments: int = 0  # so far; the id of the last one
+    earlier_steps: int = 0
+    plan: int = 1
+    planned: bool = False
+    started_at: float | None = None
+    assignments: int = 0
     evaluations: Evaluations = field(default_factory=Evaluations)
     buffers: Buffers = field(default_factory=Buffers)
-    best: float | None = None  # value of the metric by which the best version is kept
-    lost: list[LostStatus] = field(default_factory=list[LostStatus])  # the last ones
+    best: float | None = None
+    lost: list[LostStatus] = field(default_factory=list[LostStatus])
     accepted_pushes: int = 0
     stale_pushes: int = 0
-    repeated_samples: int = 0  # trained on by a lost member and again by another one
-    local_steps: int = 1  # of the last round
-    all_local_steps: int = 0  # of all applied rounds
-    applied: int = 0  # coded mode: number of the exchange that made the version
-    uncoded_exchanges: int = 0  # that replaced a broken one
-    last_redundancy: int = 0  # of the last round of coded mode
-    longest_stalled_s: dict[str, float] = field(default_factory=dict[str, float])  # by activity
-    suspensions: int = 0  # of members without progress
-    clipped: int = 0  # elements of gradients in coded mode, by all workers
-    drifting: int = 0  # members whose replicas differ from the first one's
-    largest_staleness: int = 0  # of accepted pushes: in clocks in stale mode, else in versions
-    elapsed_s: float = 0.0  # since `started_at`
-    closing: bool = field(default=False, metadata=DERIVED)  # assign nothing more: the server will stop
-    reunion: bool = False  # the server has restarted, and not all members have returned since
-    stopped: str = ""  # why the job ends before its last epoch; empty while it does not
-    last_evaluation: int = 0  # number of the evaluation of the last version
+    repeated_samples: int = 0
+    local_steps: int = 1
+    all_local_steps: int = 0
+    applied: int = 0
+    uncoded_exchanges: int = 0
+    last_redundancy: int = 0
+    longest_stalled_s: dict[str, float] = field(default_factory=dict[str, float])
+    suspensions: int = 0
+    clipped: int = 0
+    drifting: int = 0
+    largest_staleness: int = 0
+    elapsed_s: float = 0.0
+    closing: bool = field(default=False, metadata=DERIVED)
+    reunion: bool = False
+    stopped: str = ""
+    last_evaluation: int = 0
     waiting_since: float | None = None
-    reported: tuple[str, float] | None = None  # subject of the last report about waiting, and its time
+    reported: tuple[str, float] | None = None
 
     def rate_factor(self, progress: float) -> float:
-        """Return the factor of the base learning rate in the next step. progress: epochs so far."""
+        """Return the factor of the base learning rate in the next step.
+
+        Args:
+            progress: epochs trained on when the step is half done, with a fraction.
+        """
         steps = self.version + 0.5
-        of_job = limits.of_job(self.rules, progress, steps)
+        of_job = limits.fraction_done(self.rules, progress, steps)
         return self.schedule.factor(Passed(epochs=progress, steps=steps, of_job=of_job))
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step; 0 where scripts choose it."""
+        """Learning rate of the next step; 0 where scripts choose it."""
         if self.rules.script:
             return 0.0
         return self.rules.learning_rate * self.rate_factor(self.samples.progress)
 
     @property
     def epoch(self) -> int:
-        """Epochs completed."""
+        """Number of complete epochs."""
         return self.samples.completed
 
     @property
     def done(self) -> bool:
-        """Whether all samples are settled that the job will train on."""
+        """True once all samples are settled that the job will train on."""
         return self.samples.done or (bool(self.stopped) and self.samples.settled)
 
     def may_step(self, ahead: int = 0) -> bool:
-        """Return whether one more step may begin, while `ahead` others are being computed or applied."""
+        """Return True if one more step may begin.
+
+        Args:
+            ahead: number of other steps that are being computed or applied.
+        """
         most = self.rules.max_steps
         held = self.stopped or self.closing or self.apart
         return not held and (not most or self.version + ahead < most)
 
     @property
     def apart(self) -> bool:
-        """Whether members have yet to return, or be lost, after a restart of the server. No work is assigned
-        until then, so that steps are the same as without the restart."""
+        """True while members have yet to return, or be lost, after a restart of the server.
+
+        No work is assigned until then, so that steps are the same as without the restart.
+        """
         return self.reunion and not all(member.listening for member in self.roster.members.values())
 
     def check_limits(self, now: float) -> None:
-        """Set `stopped` if the job ends before its last epoch."""
+        """Set `stopped` to the reason if a limit ends the job now. `now` is in seconds of the job's clock."""
         if self.started_at is None or self.stopped:
             return
         self.elapsed_s = now - self.started_at
@@ -110,12 +166,14 @@ class JobState:
 
     @property
     def evaluation_due(self) -> int:
-        """Number of the last evaluation that is due, 0 for none; that of the last version does not count."""
+        """Number of the last evaluation that is due; 0 for none. The evaluation of the last version does not
+        count."""
         return 0 if self.stopped or self.epoch >= limits.epochs(self.rules) else self.evaluations_passed
 
     @property
     def evaluations_passed(self) -> int:
-        """Number of the last evaluation that became due; by epochs, that of the last complete epoch."""
+        """Number of the last evaluation that became due; with evaluations by epochs, that of the last
+        complete epoch."""
         every = self.evaluate_every
         whole = every.number.is_integer()
         passed = {
@@ -127,23 +185,26 @@ class JobState:
 
     @property
     def epoch_progress(self) -> float:
-        """Fraction of the running epoch that is done."""
+        """Fraction of the running epoch that is done, 0 to 1."""
         return min(1.0, max(0.0, self.samples.progress - self.epoch))
 
     @property
     def plan_due(self) -> bool:
-        """Whether a new plan waits, and all members will have work after it. Otherwise their residuals, which
-        keep the pushes that the plan makes late, would not be sent."""
+        """True while a new plan waits, and all members will have work after it.
+
+        Without more work, members would not send their residuals, which keep the pushes that the plan makes
+        late.
+        """
         needed = PUSHES_AFTER_PLAN * self.rules.batch_size * len(self.roster.members)
         most, steps = self.rules.max_steps, self.version + PUSHES_AFTER_PLAN
         return self.planned and self.samples.left >= needed and (not most or steps <= most)
 
     def assign(self, member: Member, assignment: Assignment) -> Assign:
-        """Give the assignment the next id, and send it."""
+        """Give the assignment the next id, and return the action that sends it to the member."""
         self.assignments += 1
         return self.send(member, replace(assignment, id=self.assignments, plan=self.plan))
 
-    def give(
+    def assign_samples(
         self,
         member: Member,
         drawn: Drawn,
@@ -153,9 +214,18 @@ class JobState:
         share: int = 0,
         **terms: Any,
     ) -> list[Action]:
-        """Give a member work at the current version. One that is reconnecting is sent it when it is back.
+        """Assign samples to a member at the current version.
 
-        counted, share: as in `AssignedWork`. terms: the other fields of the assignment.
+        Args:
+            member: member that gets the work. If it is reconnecting, it gets the assignment when it is back.
+            drawn: samples to compute.
+            now: time in seconds of the job's clock.
+            counted: number of samples that the push stands for; None for all of `drawn`.
+            share: number of samples due to the member, if `drawn` may have fewer.
+            terms: other fields of the assignment.
+
+        Returns:
+            The action that sends the assignment; none while the member is reconnecting.
         """
         self.assignments += 1
         left = self.samples.left_of(drawn.epoch)
@@ -175,20 +245,25 @@ class JobState:
             **terms,
         )
         work = AssignedWork(assignment=assignment, drawn=drawn, given_at=now, counted=counted, share=share)
-        self.roster.give(member, work)
+        self.roster.assign(member, work)
         self.note_stall(member)
         member.activity, member.stalled_s = "", 0.0
         return [self.send(member, assignment)] if member.listening else []
 
     def note_stall(self, member: Member) -> None:
-        """Remember the time that a member's last activity took, for the limit of the others."""
+        """Record the time without progress that a member has recovered from, for the limits of all
+        members."""
         longest = self.longest_stalled_s
         if not member.first and (member.activity in longest or len(longest) < ACTIVITIES):
             longest[member.activity] = max(longest.get(member.activity, 0.0), member.stalled_s)
 
     def _evaluation_after(self, samples: int) -> int:
-        """Return the evaluation that becomes due once every member has pushed for so many samples; 0 if none
-        does, or if it becomes due with the end of an epoch."""
+        """Return the number of the evaluation that becomes due once every member has pushed for `samples`
+        samples.
+
+        Returns:
+            0 if none becomes due, or if it becomes due with the end of an epoch.
+        """
         members = self.roster.ready_members
         steps, every = self.version + members, self.evaluate_every
         if every.unit == "seconds" or self.rules.max_seconds:
@@ -200,17 +275,18 @@ class JobState:
         return before + 1 if int(passed) > before or (most and steps >= most) else 0
 
     def send(self, member: Member, assignment: Assignment) -> Assign:
-        """Send an assignment that has its id. When it arrives, the member's replica is at its version."""
+        """Return the action that sends an assignment which has its id. On arrival, the member's replica is at
+        its version."""
         has, member.version = member.version, assignment.version
         return Assign(worker=member.worker, assignment=assignment, has=has)
 
     def total_steps(self, taken: int, at_once: int, *, of_version: int = 1) -> int:
-        """Return the number of steps at the job's end; 0 if only time ends it.
+        """Return the number of steps that the job will have taken at its end; 0 if only time ends it.
 
         Args:
             taken: steps so far, including those that are assigned now.
-            at_once: samples of each later step, of all members together.
-            of_version: steps that make one version.
+            at_once: number of samples in each later step, of all members together.
+            of_version: number of steps that make one version.
         """
         most = self.rules.max_steps and taken + (self.rules.max_steps - self.version - 1) * of_version
         if not self.rules.epochs:
@@ -219,8 +295,16 @@ class JobState:
         return min(total, most) if most else total
 
     def ask_for_evaluation(self, member: Member, epoch: int, assignment: int, now: float) -> bool:
-        """Ask a member for an evaluation with this assignment, unless it is done or asked for. Return whether
-        the member was asked."""
+        """Ask a member for an evaluation, unless it is done or another one is running.
+
+        Args:
+            epoch: number of the evaluation.
+            assignment: id of the assignment that carries the request.
+            now: time in seconds of the job's clock.
+
+        Returns:
+            True if the member was asked.
+        """
         if not self.evaluations.wants(epoch):
             return False
         self.evaluations.asked = Asked(
@@ -234,8 +318,8 @@ class JobState:
         return True
 
     def waited(self, now: float) -> str:
-        """Return the time that the job has been waiting, in words."""
-        return f"since {0.0 if self.waiting_since is None else now - self.waiting_since:.1f} s"
+        """Return the seconds that the job has been waiting, as a text with the unit."""
+        return f"{0.0 if self.waiting_since is None else now - self.waiting_since:.1f} s"
 
     def wait_from(self, now: float) -> None:
         """Restart the wait timer at `now`."""

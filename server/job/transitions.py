@@ -1,6 +1,5 @@
-"""State transitions. A file that implements states opens with them as a table; its enum names them, and a
-mapping lists the states that may follow each one.
-"""
+"""State transitions. A file that implements states begins with a table of them; its enum names the states,
+and a mapping lists the states that may follow each one."""
 
 from __future__ import annotations
 
@@ -12,6 +11,10 @@ S = TypeVar("S", bound=Enum)
 
 
 def move(current: S, following: S, table: Mapping[S, frozenset[S]]) -> S:
-    """Return the following state, which must be one that the table allows."""
+    """Return `following`, which `table` must list among the states that may follow `current`.
+
+    Raises:
+        AssertionError: the table does not allow the transition.
+    """
     assert following in table[current], f"{current.name} is never followed by {following.name}"
     return following

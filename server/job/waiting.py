@@ -1,4 +1,4 @@
-"""What the job waits for, in words: the log and the status name the members that hold it up."""
+"""The members that the job waits for, in words for the log and the status."""
 
 from __future__ import annotations
 
@@ -11,39 +11,54 @@ from . import progress
 from .roster import Member, Name
 from .state import JobState
 
-STALLED_SHOWN_S = 10.0
+STALLED_SHOWN_S = 10.0  # seconds without progress from which a member's description has them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Awaited:
-    ranks: tuple[int, ...] = ()  # of the missing members
-    subject: str = ""  # the same for repeated reports: without times
-    text: str = ""  # for people; empty while nothing is awaited
-    usual: bool = False  # healthy jobs wait for it too, while members start or end: no warning
-    for_others: bool = True  # for members, and not for this server
-    seconds: float | None = None  # None: since `JobState.waiting_since`
+    """A condition that the job waits for.
+
+    Attributes:
+        ranks: ranks of the missing members.
+        subject: text without times, which is the same for repeated reports of one condition.
+        text: message for the log and the status; empty if the job waits for nothing.
+        usual: True if healthy jobs wait like this too, while members start or end; then no warning is logged.
+        for_others: True if the job waits for members; False if only this server is at work.
+        seconds: seconds of waiting so far; None for the time since `JobState.waiting_since`.
+    """
+
+    ranks: tuple[int, ...] = ()
+    subject: str = ""
+    text: str = ""
+    usual: bool = False
+    for_others: bool = True
+    seconds: float | None = None
 
 
 def describe_waiting(state: JobState, now: float) -> Awaited:
-    """Return what the job waits for before and after the training; in between its mode knows."""
-    since = state.waited(now)
+    """Return the condition that the job waits for while it is not training. While it trains, its mode tells.
+
+    Args:
+        now: time in seconds of the job's clock.
+    """
+    waited = state.waited(now)
     members = state.roster.members
     match state.phase:
         case Phase.EMPTY:
             if state.initializer is None:
-                return _of("a first worker to bring the initial parameters", since, usual=True)
+                return _of("a first worker to upload the initial parameters", waited, usual=True)
             member = members.get(state.initializer[0])
-            who = _named(member) if member else state.initializer[0]
+            name = _named(member) if member else state.initializer[0]
             usual = member is not None and not member.suspended
-            return _of(f"{who} to upload the initial parameters", since, usual=usual)
+            return _of(f"{name} to upload the initial parameters", waited, usual=usual)
         case Phase.GATHERING:
             have = state.roster.ready()
             needed = 1 if state.started_at is not None else state.rules.min_workers
             names = ", ".join(member.name for member in have) or "none"
-            coming = [
+            unready = [
                 member for member in state.roster.by_rank() if not member.ready and not member.suspended
             ]
-            loading = "".join(f"; {_named(member)} gets ready" for member in coming)
+            loading = "".join(f"; {_named(member)} is loading" for member in unready)
             suspended = progress.name_suspended(state)
             gone = "".join(
                 f"; {each.worker} is lost: {each.reason}"
@@ -52,41 +67,51 @@ def describe_waiting(state: JobState, now: float) -> Awaited:
             )
             usual = state.started_at is None and not suspended and not gone
             text = f"workers: have {len(have)} of {needed} ({names}){loading}{suspended}{gone}"
-            return _of(text, since, usual=usual)
+            return _of(text, waited, usual=usual)
         case Phase.FINISHING if state.evaluations.asked is not None:
             member = state.roster.members[state.evaluations.asked.by[0]]
             ranks, usual = (member.rank,), member.attached and not progress.hangs(state, member)
-            return _of(f"{member.name} to evaluate the last version", since, ranks, usual=usual)
+            return _of(f"{member.name} to evaluate the last version", waited, ranks, usual=usual)
         case Phase.FINISHING:
             names = ", ".join(member.name for member in state.roster.by_rank())
-            return _of(f"{names} to come back and evaluate the last version", since)
+            return _of(f"{names} to return and evaluate the last version", waited)
         case _:
             return Awaited()
 
 
 def waiting_for(state: JobState, members: Sequence[tuple[int, Name]], now: float) -> Awaited:
-    """Return that the next version waits for these members, given by rank and name."""
+    """Return the condition that the next version waits for these members.
+
+    Args:
+        members: rank in the round, and worker and incarnation, of each awaited member.
+        now: time in seconds of the job's clock.
+    """
     ranks = tuple(rank for rank, _ in members)
     names = ", ".join(describe(state, name, rank, now) for rank, name in members)
     found = [state.roster.present(name) for _, name in members]
-    # First steps take longer.
+    # A first step takes longer than later ones, so waiting for it is no reason for a warning.
     usual = all(each is not None and each.attached and not each.pushes for each in found)
     doing = Counter(each.activity for each in found if each is not None and each.activity)
-    if usual and len(members) > 1 and doing:  # in front, because a log line is cut to the members' names
+    if usual and len(members) > 1 and doing:  # at the front, because long log lines are cut at the end
         names = f"members that are {doing.most_common(1)[0][0]}: {names}"
-    text = f"version {state.version + 1} waits {state.waited(now)} for {names}"
+    text = f"version {state.version + 1} has waited {state.waited(now)} for {names}"
     return Awaited(ranks=ranks, subject=f"{ranks}", text=text, usual=usual)
 
 
 def describe_reunion(state: JobState, now: float) -> Awaited:
-    """Return that the job waits for members to return to a restarted server."""
+    """Return the condition that the job waits for members to return to a restarted server."""
     away = [member for member in state.roster.by_rank() if not member.listening]
     names = ", ".join(member.name for member in away)
-    return _of(f"{names} to come back", state.waited(now), tuple(member.rank for member in away))
+    return _of(f"{names} to return", state.waited(now), tuple(member.rank for member in away))
 
 
 def describe(state: JobState, name: Name, rank: int, now: float) -> str:
-    """Describe an awaited member and its connection. rank: in its round."""
+    """Describe an awaited member: its rank, worker, connection and activity, and when it was last heard.
+
+    Args:
+        rank: rank of the member in its round, from 0.
+        now: time in seconds of the job's clock.
+    """
     member = state.roster.present(name)
     if member is None:
         return f"rank {rank} ({name[0]}, gone)"
@@ -101,5 +126,6 @@ def _named(member: Member) -> str:
     return f"rank {member.rank} ({', '.join(filter(None, (member.worker, member.activity)))})"
 
 
-def _of(subject: str, since: str, ranks: tuple[int, ...] = (), *, usual: bool = False) -> Awaited:
-    return Awaited(ranks=ranks, subject=subject, text=f"waiting {since} for {subject}", usual=usual)
+def _of(subject: str, waited: str, ranks: tuple[int, ...] = (), *, usual: bool = False) -> Awaited:
+    text = f"the job has waited {waited} for {subject}"
+    return Awaited(ranks=ranks, subject=subject, text=text, usual=usual)

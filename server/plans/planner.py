@@ -1,10 +1,12 @@
 """The planner: chooses the job's plan by measurements of its workers and its link.
 
-The measurements: each worker reports the times of its steps (`Profile`); the times of parts that arrived
-behind another part give the speed of the link, which all workers share; the shard measures the norms of the
-mean gradient in the one version before a plan is made. However fast the link is, a part takes at least the
-time in which the server's processor handles one from each worker. The first plan by measurements is made with
-the first profile, another one after `FULL` steps, and then as --replan says.
+Each worker reports the times of its steps (`Profile`). The arrival times of parts that waited behind another
+part give the speed of the link, which all workers share. The shard measures the norms of the mean gradient at
+the one version before a plan is made. A part takes at least the time in which the server's processor handles
+one part from each worker, however fast the link is.
+
+The planner makes the first measured plan from the first profile, another one after `FULL` steps, and later
+ones as --replan says.
 """
 
 from __future__ import annotations
@@ -20,25 +22,26 @@ from ...planning import Fusion, Layer, Link, Merging, Order, Replan, fit, layers
 from ...planning.job import Costs
 from ...proto import messages as m
 from ...proto.manifest import Manifest
-from .rate_control import Came, seconds_per_byte, sendings
+from .rate_control import PartArrival, seconds_per_byte, sending_intervals
 
-FULL = 50  # steps, over which the paper measures
-DRIFT = 0.2  # of what was measured, is another job to plan for
-PARTS_REMEMBERED = 2048
-LEAST_PARTS = 8  # to know the link by
+FULL = 50  # Steps of a full measurement, as in the paper.
+DRIFT = 0.2  # Relative change of a measurement that calls for a new plan.
+PARTS_REMEMBERED = 2048  # Number of last arrivals by which the link is measured.
+LEAST_PARTS = 8  # Fewest parts for a measurement of the link.
 
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Measurements of the workers, as means or medians.
+    """Measurements of a job, as means or medians over its workers.
 
     Attributes:
-        layers: in forward order.
-        square_norms: of the mean gradient of each tensor; empty if unknown.
-        steps: number of steps that were measured.
-        compressing_share: fraction of the time from step to step.
-        processor_share: fraction of the computation that took a processor.
-        cores: of the machine, if server and workers are on one; None if not.
+        layers: times and sent bytes of each layer, in forward order.
+        square_norms: square norm of the mean gradient of each tensor; empty if unknown.
+        link: time of the link for each part and each byte, with all workers sending.
+        steps: number of measured steps of the worker with the fewest.
+        compressing_share: fraction of the time between steps that compressing takes.
+        processor_share: fraction of the computation that ran on a processor.
+        cores: processor cores of the machine, if server and workers share one; otherwise None.
     """
 
     layers: tuple[Layer, ...]
@@ -50,19 +53,22 @@ class Measurements:
     cores: int | None = None
 
     def totals(self) -> tuple[float, ...]:
-        """Return the times by which a drift is detected: computing, sending, starting parts."""
+        """Return the times that are compared to detect a drift, in seconds: computing, sending all bytes,
+        starting all parts."""
         sent = sum(layer.sent_bytes for layer in self.layers)
         computing = sum(layer.forward_s + layer.backward_s for layer in self.layers)
         return computing, self.link.seconds(sent), self.link.start_s * len(self.layers)
 
     def drifted(self, since: Measurements) -> bool:
+        """Return True when some total differs from an earlier measurement by more than `DRIFT`."""
         pairs = list(zip(self.totals(), since.totals(), strict=True))
         step = sum(max(pair) for pair in pairs)
         return any(abs(now - before) > DRIFT * max(before, DRIFT * step) for now, before in pairs)
 
 
 class Planner:
-    """Belongs to one event loop, and does nothing by itself."""
+    """The measurements of a job, and the plans made from them. `Replanning` calls it; it starts nothing by
+    itself. It belongs to one event loop."""
 
     def __init__(
         self,
@@ -77,20 +83,26 @@ class Planner:
     ) -> None:
         """
         Args:
-            at_once: workers send nothing before they have all gradients.
-            machine, cores: that the server is on.
-        """
+            fusion: rule that joins tensors to units.
+            order: order in which parts are sent.
+            replanning: when a new plan is made.
+            part_bytes: size of the largest part, in bytes as float32; 0 for the default.
+            at_once: whether workers send nothing before they have all gradients.
+            machine: name of the server's machine.
+            cores: number of its processor cores."""
         self._machine, self._cores = machine, cores
         self._fusion, self._order, self._replanning = fusion, order, replanning
         self._part_bytes, self._at_once = part_bytes, at_once
         self._slices, self._least_bytes = 1, LEAST_BYTES
-        self._profiles: dict[tuple[str, int], m.Profile] = {}  # by worker and incarnation
-        self._came: deque[Came] = deque(maxlen=PARTS_REMEMBERED)
-        self._planned: tuple[int, Measurements] | None = None  # at which version, by what
+        self._profiles: dict[tuple[str, int], m.Profile] = {}  # profiles by worker and incarnation
+        self._arrivals: deque[PartArrival] = deque(maxlen=PARTS_REMEMBERED)
+        self._planned: tuple[int, Measurements] | None = (
+            None  # version of the last measured plan, and its measurements
+        )
 
     @property
     def terms(self) -> tuple[int, int]:
-        """Slices and least bytes, as in `first`."""
+        """The `slices` and `least_bytes` that were passed to `first`."""
         return self._slices, self._least_bytes
 
     @property
@@ -100,30 +112,38 @@ class Planner:
 
     @property
     def _measures(self) -> bool:
+        """Whether plans depend on measurements at all."""
         return self._fusion.measured or self._order.measured
 
     def first(self, manifest: Manifest, slices: int = 1, least_bytes: int = LEAST_BYTES) -> Plan:
-        """Return the plan before anything is measured. Arguments are those of `compressors.divide`."""
+        """Return the plan that is used before anything is measured.
+
+        Args:
+            manifest: list of the model's tensors.
+            slices: number of slices in which the members of a group divide the parts among themselves.
+            least_bytes: lower bound for the default size of the largest part, in bytes as float32.
+        """
         self._slices, self._least_bytes = slices, least_bytes
         return self._plan(manifest, None)
 
-    def arrived(self, came: Came) -> None:
+    def arrived(self, arrival: PartArrival) -> None:
         """Record the arrival of a part."""
-        self._came.append(came)
+        self._arrivals.append(arrival)
 
     def profiled(self, worker: str, incarnation: int, profile: m.Profile) -> None:
+        """Record a worker's profile, in place of its earlier one."""
         self._profiles[worker, incarnation] = profile
 
     def keep(self, members: Collection[tuple[str, int]]) -> None:
-        """Forget the measurements of workers that are not among these members."""
+        """Drop the measurements of workers that are not among these members."""
         for name in self._profiles.keys() - set(members):
             del self._profiles[name]
         here = {worker for worker, _ in members}
-        if any(each.worker not in here for each in self._came):
-            self._came = deque((each for each in self._came if each.worker in here), PARTS_REMEMBERED)
+        if any(each.worker not in here for each in self._arrivals):
+            self._arrivals = deque((each for each in self._arrivals if each.worker in here), PARTS_REMEMBERED)
 
     def due(self, version: int) -> bool:
-        """Return whether a plan is due at a version."""
+        """Return True when a new plan is due at a version."""
         if not self._measures or not self._profiles:
             return False
         if self._planned is None:
@@ -137,16 +157,20 @@ class Planner:
         return bool(self._replanning.every) and version - at >= self._replanning.every
 
     def measured(self, manifest: Manifest, norms: Sequence[float] = ()) -> Measurements | None:
-        """Return the measurements so far; None before the first profile. norms: squared ones, of the mean
-        gradient of each tensor."""
+        """Return the measurements so far; None before the first profile.
+
+        Args:
+            manifest: list of the model's tensors.
+            norms: square norms of the mean gradient of each tensor; empty if unknown.
+        """
         profiles = list(self._profiles.values())
         if not profiles:
             return None
         link = self._link()
-        if link is None:  # parts do not wait for one another, so the link's time is negligible
+        if link is None:  # parts do not wait for each other, so the link's time is negligible
             link = Link(start_s=0.0, byte_s=0.0)
         # However fast the link is, the server handles the parts of all workers one after the other.
-        senders = max(len(profiles), len({each.worker for each in self._came}))
+        senders = max(len(profiles), len({each.worker for each in self._arrivals}))
         link = replace(link, start_s=max(link.start_s, senders * Costs().part_s))
         elements = [spec.elements for spec in manifest.specs]
         densities = [statistics.median(each) for each in zip(*(p.densities for p in profiles), strict=True)]
@@ -173,10 +197,10 @@ class Planner:
         )
 
     def _link(self) -> Link | None:
-        """Return the link while all workers send; None if too few parts have arrived."""
-        last: dict[str, Came] = {}
+        """Return the times of the link with all workers sending; None if too few parts have arrived."""
+        last: dict[str, PartArrival] = {}
         pairs: list[tuple[int, float]] = []
-        for each in self._came:
+        for each in self._arrivals:
             before, last[each.worker] = last.get(each.worker), each
             if each.waited and before is not None and each.at > before.at:
                 pairs.append((each.size, each.at - before.at))
@@ -186,12 +210,19 @@ class Planner:
         # Workers share a link unevenly, and the fit is dominated by the fast ones. The bytes of all workers
         # give the capacity.
         sizes = sum(size for size, _ in pairs)
-        taken = len(last) * seconds_per_byte(sendings(self._came, -math.inf)) * sizes
+        taken = len(last) * seconds_per_byte(sending_intervals(self._arrivals, -math.inf)) * sizes
         scale = taken / (sum(link.seconds(size) for size, _ in pairs) or 1.0)
         return Link(start_s=scale * link.start_s, byte_s=scale * link.byte_s)
 
     def plan(self, version: int, manifest: Manifest, measured: Measurements) -> Plan | None:
-        """Return the plan that is due at a version; None to keep the present one."""
+        """Return the plan that is due at a version; None to keep the present plan, because with --replan
+        drift the measurements have not drifted.
+
+        Args:
+            version: present version.
+            manifest: list of the model's tensors.
+            measured: measurements to plan by.
+        """
         if self._replanning.drift and self._planned is not None:
             _, before = self._planned
             full = before.steps < FULL <= measured.steps
@@ -201,6 +232,7 @@ class Planner:
         return self._plan(manifest, measured)
 
     def _plan(self, manifest: Manifest, measured: Measurements | None) -> Plan:
+        """Return a plan by the measurements, or without any."""
         layers = () if measured is None else measured.layers
         if self._at_once:
             layers = tuple(replace(layer, backward_s=0.0) for layer in layers)
@@ -218,9 +250,11 @@ class Planner:
 
 
 def alike(plan: Plan, other: Plan) -> bool:
-    """Return whether two plans divide the model alike, in the same order."""
+    """Return True when two plans divide the model alike, in the same order; numbers and norms are not
+    compared."""
     return replace(plan, number=0, norms=()) == replace(other, number=0, norms=())
 
 
 def _means(lists: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean of each position over the lists."""
     return [statistics.fmean(each) for each in zip(*lists, strict=True)]

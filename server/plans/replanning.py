@@ -1,19 +1,21 @@
-"""Plans while a job runs: measurements go to the planner, and its plans to the conductor.
+"""New plans while a job runs: measurements go to the planner, and its plans to the conductor.
 
-How a plan comes into force. `Conductor.replan` prepares it under the next number. Control knows only that one
-waits, and puts it in force (`Adopt`) as soon as the mode is quiet: between two rounds; in `stale` and `async`
-once all accepted pushes are applied, until when they accept none and give out nothing. Stored parts of open
-pushes are dropped. A push under an older plan answers work that is late by then, so it is stale: its parts
-are ignored, its commit is decided without them (`Commit.plan`), and after a reconnect (`Welcome.plan`) the
-worker sends the commit alone.
+A new plan comes into force in two steps. `Conductor.replan` prepares it under the next number. Control only
+knows that a plan waits, and puts it in force (`Adopt`) as soon as the mode is quiet. Modes with rounds are
+quiet between two rounds. `stale` and `async` stop accepting pushes and assigning samples, and are quiet once
+all accepted pushes are applied.
 
-Workers derive no plan. Each is sent the plan behind the updates under the old one and before anything that
-goes by the new one (`Publishing.divide`); an assignment names its plan, and waits at the worker for it.
-Updates under the old plan are not kept: members that listen are sent those that they miss first, and later
-ones get a snapshot.
+Stored parts of open pushes are dropped then. A push under an older plan answers an assignment that is late by
+then, so it is stale. Its parts are ignored, and its commit is decided without them (`Commit.plan`). After a
+reconnect (`Welcome.plan`) the worker sends the commit alone.
 
-A plan changes views, not values: parameters, residuals, velocities and all that compressors and the optimizer
-remember belong to elements or tensors. So it does not affect the bits, but for a merged one
+Workers derive no plan. The server sends each worker the new plan after the updates under the old one, and
+before any message that depends on the new one (`Publishing.send_plan_if_stale`). An assignment names its
+plan, and waits at the worker for it. Updates under the old plan are not kept. Members that listen get the
+missing ones first; workers that return later get a snapshot.
+
+A plan changes views, not values: parameters, residuals, velocities and all state of compressors and optimizer
+belong to elements or tensors. A plan therefore does not affect the bits, except for a merged one
 (`compressors/merging`). Coded mode keeps its first plan, for snapshots, and ignores others.
 """
 
@@ -31,7 +33,7 @@ from ...proto import messages as m
 from ..metrics import ServerMetrics
 from ..shard.shard import Shard
 from .planner import FULL, Measurements, Planner, alike
-from .rate_control import Came
+from .rate_control import PartArrival
 
 log = logging.getLogger("gradwire.server")
 
@@ -42,7 +44,13 @@ def fixed() -> Planner:
 
 
 class Replanning:
-    """Belongs to the conductor's event loop; plans are made on another thread."""
+    """The making of new plans, and the prediction of a step's time. The conductor owns it, on its event loop;
+    plans are made on another thread.
+
+    Attributes:
+        planner: keeps the measurements and makes plans.
+        predicted_s: predicted time of a step by the last profile, in seconds; 0 if unknown.
+    """
 
     def __init__(
         self,
@@ -56,24 +64,28 @@ class Replanning:
     ) -> None:
         """
         Args:
-            adopt: is given plans that are to come into force.
-            work: sees to what takes time.
-            chosen: how the job runs, and with how many workers; None if that is not known.
-        """
+            planner: keeps the measurements and makes plans.
+            shard: measures norms, and reports version and plan.
+            metrics: receive measurements and predictions.
+            adopt: called with each new plan, to put it in force.
+            work: runs an awaitable in the background, and handles its failure.
+            chosen: returns the options of the job's steps and the number of workers; None if they are
+                unknown."""
         self.planner = planner
         self._shard, self._reported, self._metrics = shard, shard.reported, metrics
         self._adopt, self._work, self._chosen = adopt, work, chosen
-        self.predicted_s = 0.0  # of a step, by the last profile; 0 if that is not known
-        self._norms_asked = False  # for the next plan
+        self.predicted_s = 0.0  # time of a step by the last profile; 0 if unknown
+        self._norms_asked = False  # whether norms are being measured for the next plan
         self._planning = self._predicting = False
-        self._predicted_for = 0, 0  # plan and version
+        self._predicted_for = 0, 0  # plan and version of the last prediction
 
-    def arrived(self, came: Came) -> None:
+    def arrived(self, arrival: PartArrival) -> None:
         """Record the arrival of a part."""
-        self.planner.arrived(came)
+        self.planner.arrived(arrival)
 
     def profiled(self, worker: str, incarnation: int, profile: m.Profile) -> None:
-        """Record a worker's profile, and predict the time of a step by it."""
+        """Record a worker's profile, and start to predict the time of a step if plan or version call for
+        it."""
         self.planner.profiled(worker, incarnation, profile)
         measured = self.measured()
         if measured is None:
@@ -86,7 +98,7 @@ class Replanning:
             self._work(self._predict(measured))
 
     async def _predict(self, measured: Measurements) -> None:
-        """Predict the time of a step."""
+        """Predict the time of a step from the measurements."""
         chosen, manifest = self._chosen(), self._reported.manifest
         if chosen is None or manifest is None or self._predicting:
             return
@@ -107,10 +119,10 @@ class Replanning:
             )
             predicted = await asyncio.to_thread(predict, profile, choice)
             self.predicted_s = predicted.step_s
-        except ValueError:  # there is no prediction for this mode or compressor
+        except ValueError:  # this mode or compressor cannot be predicted
             pass
-        except Exception:  # a figure for people is no reason to end a job
-            log.exception("a step could not be predicted; please report this")
+        except Exception:  # a prediction is for people only, so its failure does not end the job
+            log.exception("the time of a step could not be predicted; please report this")
         finally:
             self._predicting = False
         self._metrics.predicted_step_seconds.set(self.predicted_s)
@@ -121,7 +133,8 @@ class Replanning:
         return None if manifest is None else self.planner.measured(manifest, self._reported.square_norms)
 
     def published(self, version: int) -> None:
-        """Called when a version is published: start to plan, if a plan is due and its inputs are known."""
+        """Start to make a plan, if one is due and its inputs are known. Called after each published
+        version."""
         planner, shard = self.planner, self._shard
         if (
             self._planning
@@ -136,7 +149,8 @@ class Replanning:
         measured = self.measured()
         if measured is None:
             return
-        if planner.takes_norms and not any(self._reported.square_norms):  # none of that version, or not yet
+        # Without norms, that version had no gradient or is not measured yet.
+        if planner.takes_norms and not any(self._reported.square_norms):
             shard.measure_norms(version)
             return
         self._norms_asked = False
@@ -144,18 +158,19 @@ class Replanning:
         self._work(self._plan(version, measured))
 
     async def _plan(self, version: int, measured: Measurements) -> None:
+        """Make a plan on another thread, and put it in force if it differs from the present one."""
         plan: Plan | None = None
         try:
             assert self._reported.manifest is not None
             plan = await asyncio.to_thread(self.planner.plan, version, self._reported.manifest, measured)
-        except Exception:  # the present one serves
-            log.exception("no plan could be made; please report this")
+        except Exception:  # the job continues with the present plan
+            log.exception("no new plan could be made, so the present one stays; please report this")
         finally:
             self._planning = False
         if plan is None or alike(plan, self._reported.plan):
             return
         log.info(
-            "a new plan: %d units in %d parts, because a part takes %.2f ms and %.0f ns per byte",
+            "new plan: %d units in %d parts, because a part takes %.2f ms plus %.0f ns per byte",
             *(len(plan.units), len(plan.parts), measured.link.start_s * 1e3, measured.link.byte_s * 1e9),
         )
         self._adopt(plan)

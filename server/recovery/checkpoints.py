@@ -1,12 +1,12 @@
-"""Checkpoints of the server and the workers: as the job begins, at versions, and before a server stops that
-will come back. `image` has what they hold.
+"""Checkpoints of the server and the workers: when the job begins, at versions, and before a stop of the
+server that will be resumed. The file `image` has their content.
 
-A checkpoint is taken between a version's last part and the event that announces the version, when nothing is
-half done; stored parts of open pushes are carried over into the new segment of the journal. Workers write
-down what they alone have (`worker/session/own_state`) when told to (`Save`), at the same version, before they
-compute anything at it. Another thread writes the server's: training does not wait for it, and the process
-does not either when it ends. Before a stop control gives out no more work (`PauseRequested`) and says when
-nothing is under way (`Paused`); then both sides write.
+A checkpoint is taken between a version's last part and the event that announces the version, when no step is
+under way. Stored parts of open pushes are carried over into the new segment of the journal. When the server
+tells workers (`Save`), they save the state that they alone have (`worker/session/own_state`). They do so at
+the same version, before they compute anything at it. Another thread writes the server's checkpoint. Training
+does not wait for it, nor does the process when it ends. Before a stop, control assigns no more work
+(`PauseRequested`) and reports when no work is left (`Paused`); then server and workers write.
 """
 
 from __future__ import annotations
@@ -28,33 +28,45 @@ from .image import image_of
 
 log = logging.getLogger("gradwire.server")
 
-POLL_S = 0.02
+POLL_S = 0.02  # interval at which `pause` looks whether workers have saved
 
 
 async def first_checkpoint(
     conductor: Conductor, manifest: Manifest, image: Image, plan: Plan, state: Values
 ) -> None:
-    """Write the checkpoint of version 0, before control hears of the parameters. Raises Refused if it cannot
-    be written."""
+    """Write the checkpoint of version 0, before control hears of the parameters.
+
+    Args:
+        conductor: conductor of the new job.
+        manifest: manifest of its model.
+        image: image of the shard at version 0.
+        plan: the first plan.
+        state: buffers and frozen parameters, by name.
+
+    Raises:
+        Refused: the checkpoint cannot be written, so the server stops.
+    """
     first = ModelState()
     first.open(manifest.entries, state)
     try:
         tree = image_of(conductor, manifest, plan, image, first)
         await conductor.recorder.first(tree, conductor.now())
     except OSError as error:
-        why = f"the first checkpoint cannot be written: {error}"
+        why = f"cannot write the first checkpoint: {error}"
         conductor.recorder.broken(why)
         raise Refused(refusals.stopping("", why)) from None
 
 
 async def checkpoint(conductor: Conductor, *, announced: bool = False) -> Awaitable[None]:
-    """Begin a new segment of the journal, and write a checkpoint of all that came before it.
+    """Begin a new segment of the journal, start to write a checkpoint of the present state, and tell workers
+    to save.
 
     Args:
-        announced: whether control has heard of the newest version.
+        conductor: conductor of the running job.
+        announced: True if control has heard of the newest version.
 
     Returns:
-        The writing, once the state may change again.
+        The task that writes the checkpoint. It works on a copy, so the state may change before it is done.
 
     Raises:
         JournalError: the journal cannot be written.
@@ -74,8 +86,11 @@ async def checkpoint(conductor: Conductor, *, announced: bool = False) -> Awaita
 
 
 async def pause(conductor: Conductor, grace_s: float) -> None:
-    """Let what has begun end, then have server and workers write down their states. What takes longer than
-    `grace_s` ends as if the server was killed: the journal has it."""
+    """Apply the accepted pushes, then save the states of server and workers, so that the job can be resumed.
+
+    After `grace_s` seconds it gives up. The server then ends as if it was killed, and the next one replays
+    the journal.
+    """
     conductor.happen(e.PauseRequested())
     try:
         async with asyncio.timeout(grace_s):
@@ -93,6 +108,6 @@ async def pause(conductor: Conductor, grace_s: float) -> None:
             ):
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
-        log.warning("the job is not at rest after %g s, and stops where it is", grace_s)
+        log.warning("could not pause the job within %g s; stopping now, the journal has its state", grace_s)
     else:
-        log.info("paused at version %d; gc-server with the same --state goes on", conductor.core.version)
+        log.info("paused at version %d; gc-server with the same --state resumes it", conductor.core.version)

@@ -1,4 +1,4 @@
-"""All that a server has between two versions, as a tree (`storage.values`), and back."""
+"""The state of a server between two versions, as a tree (`storage.values`), and its restoration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from ..shard.shard import Image
 def image_of(
     conductor: Conductor, manifest: Manifest, plan: Plan, shard: Image, state: ModelState
 ) -> dict[str, Any]:
-    """shard: its image. The rest is as it is now: control has not heard of the version of that image yet."""
+    """Return the whole state of the server as a tree, to be written as a checkpoint.
+
+    Args:
+        conductor: conductor whose present state is taken. Control has not heard of the image's version yet.
+        manifest: manifest of the model.
+        plan: plan in force.
+        shard: image of the shard.
+        state: buffers and frozen parameters.
+    """
     return {
         "core": conductor.core.save(),
         "manifest": manifest.to_message(),
@@ -35,7 +43,12 @@ def image_of(
 
 
 async def restore(conductor: Conductor, tree: Mapping[str, Any]) -> None:
-    """Have a conductor that has just been made be as the one was of which this is the image."""
+    """Restore the state of a tree that `image_of` returned into a new conductor.
+
+    Args:
+        conductor: conductor that has just been created.
+        tree: the tree.
+    """
     message: m.ModelManifest = tree["manifest"]
     manifest = Manifest.from_message(message, worker="", max_bytes=conductor.core.rules.max_model_bytes)
     conductor.plans.planner.first(manifest, *tree["planner"])

@@ -1,18 +1,17 @@
-"""A server continues where another one was: it takes over the newest checkpoint, and replays the journal
-since then, in the same order and at the same times.
+"""Recovery: a new server takes over the newest checkpoint of an earlier one, and replays the journal since
+then, in the same order and at the same times.
 
-The outcome is the same because the journal has all that control and shard depend on. The conductor is driven
-through the methods that live traffic calls, and what followed from a record follows again: rounds in parts
-are stepped, updates are encoded for workers that will return, files are written. One thing comes from another
-thread and needs its place in the order: a version is published where the journal says so, and the replay
-waits there for the shard.
+The outcome is the same because the journal has all inputs of control and shard. The replay drives the
+conductor through the methods that live traffic calls. So each record has the same consequences as before:
+rounds in parts are stepped, updates are encoded for workers that will return, files are written. Only one
+input comes from another thread, so its place in the order must be restored: a version is published where the
+journal has the event, and the replay waits there for the shard.
 
-Messages go nowhere meanwhile: nobody is connected. Workers that come back find their membership, the stored
-parts of their pushes, and the outcomes of decided ones. After the replay (`Restarted`) all leases begin anew,
-and no round opens before all members are back or lost, so that a restart does not affect the bits.
-Assignment ids skip ahead, because a machine that lost its power may have given out some that no record has.
-Where versions are lost (`Welcome.newest`), workers that have later ones let go of their replicas and get
-snapshots.
+No messages are sent meanwhile, because no worker is connected. Workers that return find their membership, the
+stored parts of their pushes, and the outcomes of decided ones. After the replay (`Restarted`) all leases
+begin anew. No round opens before all members are back or lost, so that a restart does not affect the bits.
+Assignment ids skip ahead, because a machine that lost power may have sent some that no record has. If
+versions were lost (`Welcome.newest`), workers that have later ones drop their replicas and get snapshots.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from .image import restore
 log = logging.getLogger("gradwire.server")
 
 
-# Raised for a folder that no server of this release has written.
+# Exceptions that a folder can cause which no server of this release has written.
 _UNUSABLE = (
     *(Refused, JournalError, DamagedError, FormatError, OSError),
     *(AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError),
@@ -50,10 +49,17 @@ _UNUSABLE = (
 
 
 async def recover(conductor: Conductor, folder: StateFolder) -> bool:
-    """Bring a new conductor to where the job in the folder is. Return whether the folder has a checkpoint.
+    """Restore the job in the folder into a new conductor: its newest checkpoint, and the journal since then.
+
+    Args:
+        conductor: conductor that has just been created.
+        folder: folder of --state, which this process holds.
+
+    Returns:
+        True if the job was restored; False if the folder has no checkpoint.
 
     Raises:
-        StateError: what was written down cannot be continued; the message says what to do.
+        StateError: checkpoint or journal cannot be used. The message has the remedy.
     """
     began, found = time.monotonic(), await asyncio.to_thread(folder.newest)
     if found is None:
@@ -73,12 +79,11 @@ async def recover(conductor: Conductor, folder: StateFolder) -> bool:
         await replay.end()
     except _UNUSABLE as error:
         raise StateError(
-            f"--state {folder.name}: what was written down does not lead on from version {found.version}, at "
-            f"{where}: {error!r}. Nothing was cut off; start the release of gradwire that wrote it, and "
-            "report this"
+            f"--state {folder.name}: cannot continue from version {found.version}, at {where}: {error!r}. "
+            "Nothing was cut off; start the release of gradwire that wrote it, and report this"
         ) from error
     log.info(
-        "checkpoint of version %d and %d pushes of the journal read in %.1f s: going on at version %d",
+        "read the checkpoint of version %d and %d pushes of the journal in %.1f s; resuming at version %d",
         *(found.version, pushes, time.monotonic() - began, conductor.core.version),
     )
     return True
@@ -97,14 +102,14 @@ class _Replay:
         self._live = conductor.applied, conductor.tell
         conductor.clock = lambda: self._now
         conductor.applied = self._wait_for_record
-        conductor.tell = lambda action: None  # it was told then
+        conductor.tell = lambda action: None  # operators were told when the event happened
 
     async def _wait_for_record(self, version: int) -> None:
-        """Control hears of a version where the journal says so."""
+        """Hold back a version until the journal has its publication."""
         self.applied.append(version)
 
     async def end(self) -> None:
-        """Finish what is under way, and let the conductor take part in the present."""
+        """Finish the shard's running work, and switch the conductor to live traffic."""
         conductor = self._conductor
         while conductor.working:
             await asyncio.wait(set(conductor.working))
@@ -117,9 +122,9 @@ class _Replay:
             await conductor.applied(version)
 
     async def record(self, record: Record) -> int:
-        """Let what is recorded happen. Return how many pushes were decided on."""
+        """Replay one record. Return the number of pushes that it decides on, 0 or 1."""
         conductor, fields = self._conductor, record.fields
-        match record.what:
+        match record.kind:
             case r.EVENT:
                 event: e.Event[Any] = fields["event"]
                 self._now = fields["now"]
@@ -138,8 +143,8 @@ class _Replay:
                     conductor.ledger.abandon(key)
             case r.UNWANTED:
                 key = e.PushKey(*_member(fields), fields["seq"])
-                conductor.ledger.wants(key, 0, fields["assignment"])
-                conductor.ledger.do_without(key)
+                conductor.ledger.needs_part(key, 0, fields["assignment"])
+                conductor.ledger.mark_unwanted(key)
             case r.PLAN:
                 assert conductor.shard.reported.manifest is not None
                 message: m.PlanAnnouncement = decode_envelope(fields["plan"], "ServerMessage")
@@ -150,7 +155,7 @@ class _Replay:
             case r.EVALUATED:
                 conductor.put_evaluated(fields["epoch"], _values(record))
             case _:
-                raise ValueError(f"a record of an unknown kind {record.what!r}")
+                raise ValueError(f"unknown kind of record: {record.kind!r}")
         return 0
 
     async def _event(self, event: e.Event[Any]) -> None:
@@ -167,10 +172,11 @@ class _Replay:
                 conductor.happen(event)
 
     async def _until_applied(self, version: int) -> None:
+        """Wait until the shard has applied a version. Raises ValueError if it never will."""
         conductor = self._conductor
         while version not in self.applied:
             if conductor.failed.is_set() or not conductor.working:
-                why = conductor.failure or "nothing leads to it"
+                why = conductor.failure or "no record leads to it"
                 raise ValueError(f"cannot replay the journal: version {version} was never produced: {why}")
             await asyncio.wait(set(conductor.working), return_when=asyncio.FIRST_COMPLETED)
         self.applied.remove(version)
@@ -186,8 +192,8 @@ class _Replay:
         payloads = received_payloads(part.payloads, record.data, bounds, known.manifest, worker=member[0])
         ledger, checksum = conductor.ledger, fields["checksum"]
         if fields["carried"]:
-            ledger.carry(member, part, checksum, payloads)
-        elif ledger.wants(e.PushKey(*member, part.seq), part.part, part.assignment):
+            ledger.restore_part(member, part, checksum, payloads)
+        elif ledger.needs_part(e.PushKey(*member, part.seq), part.part, part.assignment):
             ledger.check_rates(member, part, max(1, len(known.manifest.groups)))
             ledger.store(member, part, checksum, payloads)
 
@@ -198,7 +204,7 @@ def _member(fields: Mapping[str, Any]) -> r.Member:
 
 
 def _values(record: Record) -> dict[str, Any]:
-    """Return the arrays by name that are end to end in the data of a record."""
+    """Return the arrays that lie end to end in the data of a record, by name."""
     found: dict[str, Any] = {}
     at = 0
     for name, size in record.fields["sizes"].items():

@@ -1,4 +1,4 @@
-"""Robust aggregation: computes what `server/job/aggregation` describes, on decoded payloads.
+"""Robust aggregation: computes the rules that `server/job/aggregation` describes, on decoded payloads.
 
 This module imports torch and numpy only when something is aggregated.
 """
@@ -18,15 +18,21 @@ if TYPE_CHECKING:
 
     Float32 = npt.NDArray[np.float32]
 
-# Coordinates that are sorted at a time: so many workers' values of them stay in the cache.
+# Coordinates that are sorted at a time: few enough that all workers' values of them stay in the cache.
 COLUMNS = 1 << 14
 
 
 def combine(aggregation: Median | Trimmed, gradients: Sequence[Sequence[Payload]], out: Float32) -> None:
-    """Overwrite `out` with what the workers' gradients come to, of a part of the model.
+    """Overwrite `out` with the median or the trimmed mean of the workers' gradients of a part, coordinate by
+    coordinate. All payloads are decoded at once and take that much memory.
 
-    gradients: of each worker, in rank order, the payloads of the part, end to end; at least
-    `aggregation.fewest` workers. Decodes them all at once, so it takes that much memory.
+    Args:
+        aggregation: the rule.
+        gradients: payloads of the part from each worker, end to end, in rank order.
+        out: receives the result: float32, shape (elements of the part,).
+
+    Raises:
+        ValueError: there are fewer than `aggregation.fewest` workers.
     """
     import numpy as np
 
@@ -48,7 +54,8 @@ def _decoded(payloads: Sequence[Payload]) -> Float32:
 
 
 def _middle(aggregation: Median | Trimmed, block: Float32) -> Float32:
-    """Return the mean of the middle of `block`, which is sorted along the first axis, a row per worker."""
+    """Return the mean of the middle rows of `block`, which has a row for each worker and is sorted along the
+    first axis."""
     import numpy as np
 
     workers = len(block)
@@ -61,7 +68,16 @@ def _middle(aggregation: Median | Trimmed, block: Float32) -> Float32:
 
 
 def least_far(aggregation: Krum, gradients: Sequence[Sequence[Payload]]) -> int:
-    """Which worker Krum chooses. gradients: as for `combine`, of the whole model."""
+    """Return the index of the worker whose gradient Krum chooses: the sum of square distances to its nearest
+    other gradients is least.
+
+    Args:
+        aggregation: the rule, with the number of wrong workers that it tolerates.
+        gradients: payloads of the whole model from each worker, end to end, in rank order.
+
+    Raises:
+        ValueError: there are fewer than `aggregation.fewest` workers.
+    """
     import numpy as np
 
     from ...compressors import decode
@@ -82,14 +98,15 @@ def least_far(aggregation: Krum, gradients: Sequence[Sequence[Payload]]) -> int:
 
 
 def _rows(streams: Sequence[Iterator[Float32]]) -> Iterator[list[Float32]]:
-    """All workers' values of the same coordinates, as many at a time as stay in the cache."""
+    """Yield blocks of coordinates, one array for each worker: all workers' values of the same coordinates, at
+    most `COLUMNS` at a time."""
     import numpy as np
 
     left = [np.empty(0, np.float32) for _ in streams]
     while True:
-        for place, stream in enumerate(streams):
-            while not left[place].size and (following := next(stream, None)) is not None:
-                left[place] = following
+        for index, stream in enumerate(streams):
+            while not left[index].size and (following := next(stream, None)) is not None:
+                left[index] = following
         size = min(COLUMNS, *(each.size for each in left))
         if not size:
             return

@@ -1,11 +1,11 @@
-"""Clipping by the global norm, as `torch.nn.utils.clip_grad_norm_` has it: g <- g · min(1, limit / ‖g‖).
+"""Clips by the global norm like `torch.nn.utils.clip_grad_norm_`: g <- g · min(1, limit / ‖g‖).
 
-torch takes norms of float32 in float32, on as many threads as there are. Here the norm is accumulated in
-float64 over blocks of tensors, so that neither parts nor threads have a say in its bits, and rounded to
-float32 then: the two differ in its last bits.
+torch computes norms of float32 in float32, on several threads. Here the norm is accumulated in float64 over
+blocks of tensors and then rounded to float32. Neither parts nor threads therefore affect its bits, and the
+result differs from torch's in the last bits.
 
-The norm is that of the whole model, so all parts are summed before the first is stepped: with `--clip-norm`
-parts are not stepped one by one.
+The norm is that of the whole model. With `--clip-norm` all parts are therefore summed before the first one is
+stepped, and no part is stepped early.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ import torch
 
 from ...compressors import norm
 
-BLOCK = 1 << 14  # elements, of which torch finds the norm on one thread
+BLOCK = 1 << 14  # elements: few enough that torch computes the norm on one thread
 
 
 def clip(gradient: torch.Tensor, starts: Sequence[int], limit: float, weight: float = 1.0) -> float:
-    """Scale a gradient in place.
+    """Scale a gradient in place such that its norm is at most `limit`.
 
     Args:
-        gradient: of the whole model times a weight: float32, shape (elements,).
-        starts: of each tensor in it, and the end of the last.
-        limit: of the norm, above 0.
-        weight: that the gradient was multiplied with, above 0; the norm is that of the gradient itself.
+        gradient: gradient of the whole model, times `weight`: float32, shape (elements,).
+        starts: first element of each tensor, and the end of the last one.
+        limit: largest Euclidean norm, above 0.
+        weight: factor that the gradient has been multiplied with, above 0; `limit` holds for the gradient
+            without it.
 
-    Returns the norm before.
+    Returns:
+        The norm before clipping, of the gradient without the factor.
     """
     blocks = [
         norm(gradient[first : min(first + BLOCK, end)])

@@ -1,29 +1,33 @@
-"""The way down: what an update of the replicas holds.
+"""The downlink: encodes the updates of the workers' replicas.
 
-`replica` is the copy of the parameters that every worker has, bit for bit. As long as nothing is lost on the
-way down it is the parameters themselves. With a compressor an update carries the compressed difference
-between the two, so that what one update leaves out is in the next: the difference is the residual, and error
+`replica` is the copy of the parameters that every worker has, bit for bit. With a lossless downlink it is the
+parameters themselves. Otherwise an update carries the compressed difference between parameters and replica.
+The next update includes all that one update leaves out. The difference is therefore the residual, and error
 feedback needs no other state.
 
-`auto` sends nothing of a tensor that no push has a gradient of: it has not changed. Any other it sends in the
-kind that most pushes of it came in:
+`auto` sends nothing for a tensor without a gradient in any push, which has not changed. It sends any other
+tensor in a kind that depends on the kind of most pushes:
 
-    float32               the values of the parameters
-    bfloat16, float16     differences in that format
-    linear codes          as `8bit` from 5 bits on, otherwise as `4bit`
-    other codes           of one bit as `1bit`, of eight as `8bit`, otherwise as `4bit`
-    sparse                what any push held of it: new values if the pushes had float32, otherwise
-                          differences as bfloat16 or float16. As `4bit` if a step changes other elements too,
-                          or if that is smaller; the first update after such ones holds all values, or what
-                          they left out would wait until a push holds those elements again
+    | most pushes hold it as | the update holds                                                        |
+    |------------------------|-------------------------------------------------------------------------|
+    | float32                | the values of the parameters                                            |
+    | bfloat16, float16      | differences in that format                                              |
+    | linear codes           | differences as `8bit` from 5 bits on, otherwise as `4bit`               |
+    | other codes            | differences as `1bit` or `8bit` for that many bits, otherwise as `4bit` |
+    | sparse payloads        | the elements that any push holds: new values if the pushes have float32, |
+    |                        | otherwise differences as bfloat16 or float16                            |
 
-Each part is encoded as soon as it has been stepped, unless that takes to know all of a tensor that is cut
-into several: then it waits for them. What a tensor is sent as is decided from its pushes alone, so the parts
-have no say in the bits.
+Sparse payloads become `4bit` if a step changes other elements too, or if that is smaller. The first sparse
+update after a `4bit` one holds all values. Otherwise the residual of an element would wait until a push holds
+that element again.
 
-Compressors are made bare here, with nothing around them, and one that may err by more than it is given is
-refused (`CompressorEntry.downlink`). Neighbours that are sent alike go down as one run. Without loss, the
-update to a version at which nothing changed takes a few bytes.
+Each part is encoded as soon as it has been stepped, unless its encoding depends on other parts of the same
+tensor. Then it waits for those. The encoding of a tensor is chosen from its pushes alone, so the division
+into parts does not affect the bits.
+
+Compressors are built here without residual, warm-up or other wrapping. A compressor whose error may exceed
+its input is refused (`CompressorEntry.downlink`). Neighbouring tensors with the same encoding are sent as one
+run. With a lossless downlink, the update to an unchanged version takes a few bytes.
 """
 
 from __future__ import annotations
@@ -67,21 +71,40 @@ from ...compressors import (
 )
 from ...proto.manifest import Manifest
 from ...proto.messages import Content
-from .encodings import ABSENT, FORMATS, KINDS, SPARSE, Held, Placed, Way, held_by, kind_of, most, most_bytes
+from .encodings import (
+    ABSENT,
+    FORMATS,
+    KINDS,
+    SPARSE,
+    DownlinkEncoding,
+    Held,
+    Placed,
+    held_by,
+    kind_of,
+    most,
+    most_bytes,
+)
 from .running_magnitude import RunningCoder
 
 Float32 = npt.NDArray[np.float32]
 LARGEST = float(np.finfo(np.float32).max)
 RULE = LayerRule()
-# What `auto` chooses among, by kind.
+# The compressors among which `auto` chooses, by kind.
 CODERS = {kind: parse_compressor(kind) for kind in KINDS if kind != SPARSE}
-# From `4bit` back to elements only where these take so much of it: that costs an update of all values.
+# A tensor changes from `4bit` back to sparse updates only if these take at most this share of the `4bit`
+# bytes, because the change costs an update of all values.
 BACK = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartUpdate:
-    """The update of a part: payloads, end to end, and what a replica does with each."""
+    """The update of one part, before it is encoded as messages.
+
+    Attributes:
+        part: number of the part in the plan.
+        payloads: payloads of the part, end to end.
+        contents: for each payload, whether a replica adds it or takes it as values.
+    """
 
     part: int
     payloads: Sequence[Payload]
@@ -90,7 +113,13 @@ class PartUpdate:
 
 @dataclass(slots=True)
 class _Coder:
-    """A compressor for each tensor, as declared and as built, with what it remembers."""
+    """One compressor of the downlink, built for each tensor of the model.
+
+    Attributes:
+        chosen: for each tensor, the declaration.
+        compressors: for each tensor, the compressor; equal declarations share it.
+        states: for each tensor, the compressor's state.
+    """
 
     chosen: list[CompressorSpec]
     compressors: list[Compressor]
@@ -98,6 +127,8 @@ class _Coder:
 
 
 class Downlink:
+    """Encoder of the updates, with the replica and the state of its compressors. The store owns it."""
+
     def __init__(
         self,
         manifest: Manifest,
@@ -111,13 +142,14 @@ class Downlink:
     ) -> None:
         """
         Args:
-            parameters: of the server, in flat order; they change between the calls.
-            scratch: as much memory, of which `encode` may overwrite what belongs to its part: new memory of
-                that size would cost more than what is done with it.
-            compressor: of the updates, or `auto`.
-            seed: of the job, for compressors that draw.
-            leaves_zeros: whether a step leaves elements alone whose gradient is 0.
-        """
+            manifest: list of the model's tensors.
+            plan: division of the model into parts.
+            parameters: the server's parameters, in flat order; they change between calls.
+            compressor: compressor of the updates, or `auto`.
+            seed: seed of the job, for compressors that draw random numbers.
+            scratch: memory of the parameters' size. `encode` overwrites the range of its parts, because fresh
+                memory would cost more than the arithmetic.
+            leaves_zeros: whether an optimizer's step leaves elements unchanged whose gradient is 0."""
         self._specs = manifest.specs
         self._plan = plan
         self._parameters = parameters
@@ -126,35 +158,46 @@ class Downlink:
         self._seed = seed
         self._leaves_zeros = leaves_zeros
         self._coders: dict[str, _Coder] = {}
-        # By tensor: whether the replica is behind in elements that no push may hold again.
-        self._behind = [False] * len(manifest.specs)
-        self._running = RunningCoder(len(manifest.specs), _largest(plan))
+        # By tensor: whether the replica has a residual in elements that no push may hold again.
+        self._has_residual = [False] * len(manifest.specs)
+        self._running_magnitudes = RunningCoder(len(manifest.specs), _largest(plan))
         self.replica = parameters
         if self._fixed and not self._fixed.lossless:
             self._separate()
 
     def adopt(self, plan: Plan) -> None:
-        """Go by another plan: what is remembered is that of tensors."""
+        """Use another plan from now on. State is kept, because it belongs to tensors."""
         self._plan = plan
-        self._running.adopt(_largest(plan))
+        self._running_magnitudes.adopt(_largest(plan))
 
     def piecewise(self, unit: Unit, pushes: Sequence[Placed], version: int) -> bool:
-        """Whether a part of a tensor that is cut into several can go down before the others are known, as far
-        as the pushes of that part tell."""
+        """Return True when a part of a divided tensor can be encoded before the other parts of the tensor are
+        known.
+
+        Args:
+            unit: unit of the part.
+            pushes: position and payloads of the pushes of that part.
+            version: version that the update leads to.
+        """
         kind = self._fixed.text if self._fixed is not None else self._kinds(unit, pushes)[0]
         if kind == "4bit" and RULE.compresses(self._specs[unit.first]):
-            return self._running.knows(unit.first, version)
+            return self._running_magnitudes.knows(unit.first, version)
         coder = self._fixed or CODERS.get(kind)
         return coder is not None and coder.piecewise
 
-    def choose(self, unit: Unit, start: int, end: int, pushes: Sequence[Placed]) -> list[Way]:
-        """How elements of a unit go down after a step with these pushes. To be called before the step.
+    def choose(self, unit: Unit, start: int, end: int, pushes: Sequence[Placed]) -> list[DownlinkEncoding]:
+        """Return the encodings for a range of a unit's elements, ascending. Call it before the step, with the
+        pushes of the step.
 
-        start, end: in flat order; all of the unit, or a part of its only tensor. pushes: of these elements.
+        Args:
+            unit: unit that the elements belong to.
+            start: first element in flat order: that of the unit, or of a part of the unit's only tensor.
+            end: element after the last one.
+            pushes: position and payloads of each push within the range.
         """
         if self._fixed is not None:
-            return [Way(start, end, unit.first, unit.last, self._fixed)]
-        ways: list[Way] = []
+            return [DownlinkEncoding(start, end, unit.first, unit.last, self._fixed)]
+        encodings: list[DownlinkEncoding] = []
         kinds = self._kinds(unit, pushes)
         borders = np.array(self._plan.starts[unit.first : unit.last + 1], np.int64).clip(start, end)
         held = held_by(pushes, borders) if SPARSE in kinds else None
@@ -162,32 +205,38 @@ class Downlink:
         for kind, group in groupby(of_tensors, key=lambda pair: pair[1]):
             tensors = [tensor for tensor, _ in group]
             if held is not None and kind == SPARSE:
-                ways += self._ways_of_sparse(tensors, unit.first, start, end, held)
+                encodings += self._sparse_encodings(tensors, unit.first, start, end, held)
                 continue
             if kind != ABSENT and (kind == "none" or kind not in FORMATS):
                 for tensor in tensors:
-                    self._behind[tensor] = kind != "none"
-            ways.append(self._way(tensors[0], tensors[-1] + 1, start, end, kind))
-        ways = [way for way in ways if way.start < way.end]
-        if not all(way.compressor is None or way.compressor.lossless for way in ways):
+                    self._has_residual[tensor] = kind != "none"
+            encodings.append(self._encoding(tensors[0], tensors[-1] + 1, start, end, kind))
+        encodings = [encoding for encoding in encodings if encoding.start < encoding.end]
+        if not all(encoding.compressor is None or encoding.compressor.lossless for encoding in encodings):
             self._separate()
-        return ways
+        return encodings
 
     def encode(
-        self, ways: Sequence[Way], parts: Sequence[int], version: int, *, changed: bool
+        self, encodings: Sequence[DownlinkEncoding], parts: Sequence[int], version: int, *, changed: bool
     ) -> list[PartUpdate]:
-        """The updates of some parts, which `replica` has taken in. ways: of their elements. changed: whether
-        there has been a step."""
+        """Return the updates of some parts after their step, and apply the updates to `replica`.
+
+        Args:
+            encodings: encodings of the parts' elements, from `choose`.
+            parts: numbers of the parts.
+            version: version that the update leads to.
+            changed: whether the step has changed any of these parts.
+        """
         done: list[tuple[Payload, Content]] = []
-        for way in ways:
+        for encoding in encodings:
             idle = not changed and (self._fixed is None or self._fixed.lossless)
-            if idle or way.compressor is None:
-                done.append((AbsentPayload(elements=way.end - way.start), Content.DELTA))
+            if idle or encoding.compressor is None:
+                done.append((AbsentPayload(elements=encoding.end - encoding.start), Content.DELTA))
                 continue
-            content = Content.VALUES if way.compressor.lossless else Content.DELTA
+            content = Content.VALUES if encoding.compressor.lossless else Content.DELTA
             take = put_update if content is Content.VALUES else add_update
-            at = way.start
-            for payload in join(self._payloads(way, way.compressor, version)):
+            at = encoding.start
+            for payload in join(self._payloads(encoding, encoding.compressor, version)):
                 if content is Content.DELTA or self.replica is not self._parameters:
                     take(payload, self.replica[at : at + payload.elements])
                 at += payload.elements
@@ -195,7 +244,7 @@ class Downlink:
         if len(parts) == 1:
             return [_update(parts[0], done)]
         ((payload, content),) = done
-        start = ways[0].start
+        start = encodings[0].start
         bounds = [self._plan.parts[part] for part in parts]
         pieces = [cut(payload, bound.start - start, bound.end - start) for bound in bounds]
         return [
@@ -204,6 +253,7 @@ class Downlink:
         ]
 
     def snapshot(self) -> list[PartUpdate]:
+        """Return the replica's values as one update for each part."""
         return [
             _update(
                 number, [(_values(self.replica[part.start : part.end]), Content.VALUES)] * bool(part.elements)
@@ -212,50 +262,57 @@ class Downlink:
         ]
 
     def image(self) -> dict[str, Any]:
-        """Return all state but the parameters, as plain values and copies of tensors."""
-        apart = self.replica is not self._parameters
+        """Return the complete state without the parameters, as plain values and copies of tensors."""
+        separate = self.replica is not self._parameters
         return {
-            "replica": self.replica.clone() if apart else None,
-            "behind": list(self._behind),
-            "running": self._running.image(),
+            "replica": self.replica.clone() if separate else None,
+            "behind": list(self._has_residual),
+            "running": self._running_magnitudes.image(),
             "states": {name: deepcopy(coder.states) for name, coder in self._coders.items()},
         }
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Go on from an `image`; takes over its tensors."""
+        """Replace the state by one that `image` returned. The image's tensors belong to this object
+        afterwards."""
         self.replica = self._parameters if image["replica"] is None else image["replica"]
-        self._behind = list(image["behind"])
-        self._running.restore(image["running"])
+        self._has_residual = list(image["behind"])
+        self._running_magnitudes.restore(image["running"])
         for name, states in image["states"].items():
             self._coder(parse_compressor(name)).states = list(states)
 
     def _separate(self) -> None:
-        """From now on the replica is apart from the parameters."""
+        """Make the replica a copy of the parameters, if it still shares their memory."""
         if self.replica is self._parameters:
             self.replica = self._parameters.detach().clone()
 
-    def _payloads(self, way: Way, compressor: CompressorSpec, version: int) -> Iterator[Payload]:
-        here = slice(way.start, way.end)
-        if way.held is not None or compressor.text in FORMATS:
+    def _payloads(
+        self, encoding: DownlinkEncoding, compressor: CompressorSpec, version: int
+    ) -> Iterator[Payload]:
+        """Yield the payloads of one encoding's range, end to end: values, or differences between parameters
+        and replica."""
+        here = slice(encoding.start, encoding.end)
+        if encoding.held is not None or compressor.text in FORMATS:
             values = self._parameters[here].numpy()
-            chosen = values if way.held is None else values[way.held]
+            chosen = values if encoding.held is None else values[encoding.held]
             if not compressor.lossless:
                 replica = self.replica[here].numpy()
                 with np.errstate(over="ignore"):
-                    chosen = chosen - (replica if way.held is None else replica[way.held])
+                    chosen = chosen - (replica if encoding.held is None else replica[encoding.held])
                     np.clip(chosen, -LARGEST, LARGEST, out=chosen)
             dense = dense_payload(FORMATS[compressor.text], chosen)
-            yield dense if way.held is None else sparse_payload(values.size, way.held, dense)
+            yield dense if encoding.held is None else sparse_payload(values.size, encoding.held, dense)
             return
         difference = self._scratch[here]
         torch.sub(self._parameters[here], self.replica[here], out=difference).clamp_(-LARGEST, LARGEST)
         if compressor.text == "4bit":
-            yield from self._four_bit(way, difference.numpy(), version)
+            yield from self._four_bit(encoding, difference.numpy(), version)
             return
         coder = self._coder(compressor)
-        for run in runs_of(coder.chosen, self._specs, way.first, way.last):
+        for run in runs_of(coder.chosen, self._specs, encoding.first, encoding.last):
             start, end = self._plan.starts[run.first], self._plan.starts[run.last]
-            piece = difference[max(start, way.start) - way.start : min(end, way.end) - way.start]
+            piece = difference[
+                max(start, encoding.start) - encoding.start : min(end, encoding.end) - encoding.start
+            ]
             single, context = coder.compressors[run.first], partial(self._context, version, run.first)
             if run.last - run.first > 1 and run.how == "neighbours":
                 sizes = np.array([spec.elements for spec in self._specs[run.first : run.last]], np.int64)
@@ -264,42 +321,45 @@ class Downlink:
             if payload.elements:
                 yield payload
 
-    def _context(self, version: int, first: int, place: int) -> StepContext:
-        """Return the context of the tensor `place` places after the first."""
+    def _context(self, version: int, first: int, offset: int) -> StepContext:
+        """Return the compressor's context for the tensor that is `offset` tensors after `first`."""
         return StepContext(
             samples=1,
             version=version,
-            epoch=math.inf,  # a warm-up is for gradients: updates are compressed in full from the first
-            random=Random((self._seed, 0, version, first + place)),
-            shared=Random((self._seed, version, first + place)),
+            epoch=math.inf,  # past any warm-up, which is for gradients only
+            random=Random((self._seed, 0, version, first + offset)),
+            shared=Random((self._seed, version, first + offset)),
         )
 
-    def _four_bit(self, way: Way, difference: Float32, version: int) -> Iterator[Payload]:
-        """Neighbours that are coded are one payload, and so are those that the rule leaves as bfloat16."""
-        start = way.start
+    def _four_bit(self, encoding: DownlinkEncoding, difference: Float32, version: int) -> Iterator[Payload]:
+        """Yield the `4bit` payloads of differences. Neighbouring tensors that the rule compresses share a
+        payload; so do neighbours that it leaves as bfloat16."""
+        start = encoding.start
         for coded, group in groupby(
-            range(way.first, way.last), key=lambda tensor: RULE.compresses(self._specs[tensor])
+            range(encoding.first, encoding.last), key=lambda tensor: RULE.compresses(self._specs[tensor])
         ):
             tensors = list(group)
-            end = min(way.end, self._plan.starts[tensors[-1] + 1])
-            values = difference[start - way.start : end - way.start]
+            end = min(encoding.end, self._plan.starts[tensors[-1] + 1])
+            values = difference[start - encoding.start : end - encoding.start]
             if not values.size:
                 continue
             if not coded:
                 yield dense_payload(DenseFormat.BFLOAT16, values)
             elif len(tensors) == 1:
                 begin = start - self._plan.starts[tensors[0]]
-                yield self._running.code(tensors[0], begin, values, version)
+                yield self._running_magnitudes.code(tensors[0], begin, values, version)
             else:
                 bounds = [self._plan.starts[tensor] - start for tensor in (*tensors, tensors[-1] + 1)]
                 pieces = [values[first:last] for first, last in pairwise(bounds)]
-                yield self._running.code_together(tensors[0], pieces, version)
+                yield self._running_magnitudes.code_together(tensors[0], pieces, version)
             start = end
 
     def _coder(self, compressor: CompressorSpec) -> _Coder:
+        """Return the compressor for each tensor, built at the first call."""
         if compressor.text not in self._coders:
+            # Wrapping, such as a residual, is for gradients only.
             chosen = [replace(RULE.choose(spec, compressor), wrapping=None) for spec in self._specs]
-            made = {each: each.build() for each in set(chosen)}  # what goes around is not for updates
+            made = {each: each.build() for each in set(chosen)}
             found = [made[each] for each in chosen]
             states = [each.init(spec) for each, spec in zip(found, self._specs, strict=True)]
             self._coders[compressor.text] = _Coder(chosen, found, states)
@@ -308,7 +368,7 @@ class Downlink:
     # ---- auto
 
     def _kinds(self, unit: Unit, pushes: Sequence[Placed]) -> list[str]:
-        """Return, by tensor, the kind that most pushes send it as."""
+        """Return the kind in which most pushes hold each tensor of the unit."""
         if all(len(payloads) == 1 for _, payloads in pushes):
             return [most([kind_of(payloads[0]) for _, payloads in pushes])] * (unit.last - unit.first)
         found: list[list[str]] = []
@@ -323,65 +383,77 @@ class Downlink:
             found.append(kinds)
         return [most(kinds) for kinds in zip(*found, strict=True)]
 
-    def _way(self, first: int, last: int, start: int, end: int, kind: str) -> Way:
-        """Return the way of tensors, as far as they lie between `start` and `end`."""
+    def _encoding(self, first: int, last: int, start: int, end: int, kind: str) -> DownlinkEncoding:
+        """Return the encoding of consecutive tensors in one kind, limited to elements between `start` and
+        `end`."""
         starts = self._plan.starts
         compressor = None if kind == ABSENT else CODERS[kind]
-        return Way(max(start, starts[first]), min(end, starts[last]), first, last, compressor)
+        return DownlinkEncoding(max(start, starts[first]), min(end, starts[last]), first, last, compressor)
 
-    def _ways_of_sparse(
+    def _sparse_encodings(
         self, tensors: Sequence[int], unit_first: int, start: int, end: int, held: Held
-    ) -> list[Way]:
-        """Choose for neighbours of which most pushes hold some elements: for each tensor by itself, with one
-        way for those in a row that are alike. held: of the unit, whose first tensor is `unit_first`."""
+    ) -> list[DownlinkEncoding]:
+        """Return the encodings of neighbouring tensors of which most pushes are sparse. Each tensor is
+        decided by itself; neighbours with the same result share an encoding.
+
+        Args:
+            tensors: indices of the tensors, consecutive.
+            unit_first: index of the unit's first tensor.
+            start: first element of the unit's range, in flat order.
+            end: element after the last one.
+            held: elements of the unit that the pushes hold.
+        """
         decided: list[tuple[str, str]] = []
         for tensor in tensors:
-            place = tensor - unit_first
-            way = self._way(tensor, tensor + 1, start, end, ABSENT)
-            count = None if held.whole[place] else held.stops[place + 1] - held.stops[place]
-            format = held.formats[place]
-            kind = self._kind_of_sparse(tensor, way.end - way.start, count, format)
+            index = tensor - unit_first
+            encoding = self._encoding(tensor, tensor + 1, start, end, ABSENT)
+            count = None if held.whole[index] else held.stops[index + 1] - held.stops[index]
+            format = held.formats[index]
+            kind = self._kind_of_sparse(tensor, encoding.end - encoding.start, count, format)
             decided.append((kind, format if kind == SPARSE else kind))
-        ways: list[Way] = []
+        encodings: list[DownlinkEncoding] = []
         pairs = zip(tensors, decided, strict=True)
         for (kind, compressor), group in groupby(pairs, key=lambda pair: pair[1]):
             alike = [tensor for tensor, _ in group]
-            way = self._way(alike[0], alike[-1] + 1, start, end, compressor)
+            encoding = self._encoding(alike[0], alike[-1] + 1, start, end, compressor)
             if kind == SPARSE:
                 first, last = (held.stops[tensor - unit_first] for tensor in (alike[0], alike[-1] + 1))
-                begin = way.start - max(start, self._plan.starts[unit_first])
-                way = replace(way, held=held.indices[first:last] - np.uint32(begin))
-            ways.append(way)
-        return ways
+                begin = encoding.start - max(start, self._plan.starts[unit_first])
+                encoding = replace(encoding, held=held.indices[first:last] - np.uint32(begin))
+            encodings.append(encoding)
+        return encodings
 
     def _kind_of_sparse(self, tensor: int, elements: int, count: int | None, format: str) -> str:
-        """Return the kind of a tensor, or a piece of one, of which pushes hold `count` elements; None for
-        all."""
-        behind = self._behind[tensor]
-        limit = self._four_bit_bytes(tensor, elements) * (BACK if behind else 1)
+        """Return the kind for a tensor, or a piece of one, of which pushes hold `count` elements (None: all);
+        record whether the replica then has a residual."""
+        has_residual = self._has_residual[tensor]
+        limit = self._four_bit_bytes(tensor, elements) * (BACK if has_residual else 1)
         by_elements = self._leaves_zeros and most_bytes(format, elements, count) <= limit
-        self._behind[tensor] = not by_elements
+        self._has_residual[tensor] = not by_elements
         if not by_elements:
             return "4bit"
-        if behind:
+        if has_residual:
             return "none"
         return format if count is None else SPARSE
 
     def _four_bit_bytes(self, tensor: int, elements: int) -> int:
+        """Return the bytes of a tensor's elements as `4bit`, or as bfloat16 where the rule does not compress
+        it."""
         coded = RULE.compresses(self._specs[tensor])
         return CodeFormat.SIGNED_4BIT.code_bytes(elements) if coded else 2 * elements
 
 
 def _largest(plan: Plan) -> int:
-    """Elements of the largest unit."""
+    """Return the number of elements of the largest unit."""
     return max(unit.end - unit.start for unit in plan.units)
 
 
 def _update(part: int, done: Sequence[tuple[Payload, Content]]) -> PartUpdate:
+    """Return the update of a part from pairs of payload and content."""
     return PartUpdate(part, [payload for payload, _ in done], [content for _, content in done])
 
 
 def _values(values: torch.Tensor) -> Payload:
-    """Values as a dense payload over their own memory."""
+    """Return values as a dense float32 payload that shares their memory."""
     array = values.numpy()
     return DensePayload(format=DenseFormat.FLOAT32, elements=array.size, data=array.view(np.uint8))

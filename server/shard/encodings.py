@@ -1,4 +1,5 @@
-"""`auto` learns here from pushes in which kind each tensor came, and which elements they hold."""
+"""Derives the encodings of an update from pushes, for `--downlink auto`: the kind that each tensor was pushed
+in, and the elements that the pushes hold."""
 
 from __future__ import annotations
 
@@ -21,28 +22,32 @@ from ...compressors import (
     QuantizedPayload,
     SparsePayload,
     decode_indices,
-    sparse_bytes,
+    max_index_bytes,
 )
 from .mean import Payloads
 
 Int64 = npt.NDArray[np.int64]
-Placed = tuple[int, Payloads]  # what a push holds, and where that begins in flat order
+Placed = tuple[int, Payloads]  # first element in flat order, and the payloads of a push from there on
 FORMATS = {"none": DenseFormat.FLOAT32, "bf16": DenseFormat.BFLOAT16, "fp16": DenseFormat.FLOAT16}
 NAMES = {format: name for name, format in FORMATS.items()}
 SPARSE = "sparse"
-ABSENT = "absent"  # of no push; nothing goes down
-# Of kinds that as many came in, the first decides.
+ABSENT = "absent"  # no push has a gradient: nothing is sent
+# Among equally frequent kinds, the first one in this list is chosen.
 KINDS = (SPARSE, "1bit", "4bit", "8bit", "bf16", "fp16", "none")
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How consecutive elements go down.
+class DownlinkEncoding:
+    """The encoding of a range of elements in an update.
 
-    start, end: in flat order. first, last: they are of the tensors from `first` up to, but not including,
-    `last`.
-    compressor: of the differences, or of the values if it is lossless; None: nothing goes down.
-    held: elements that a step may change (uint32, ascending, from `start`); None for all.
+    Attributes:
+        start: first element of the range, in flat order.
+        end: element after the last one, in flat order.
+        first: index of the first tensor that the elements belong to.
+        last: index after the last such tensor.
+        compressor: encodes the parameters' values if it is lossless, else their differences to the replica;
+            None: nothing is sent.
+        held: elements that a step may change (uint32, ascending, counted from `start`); None for all of them.
     """
 
     start: int
@@ -55,13 +60,14 @@ class Way:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """The elements that pushes hold, of stretches that lie end to end.
+    """The elements that pushes hold in consecutive ranges.
 
     Attributes:
-        indices: which elements, ascending, from the beginning of the first stretch.
-        stops: where those of each stretch begin among them, and at last where they end.
-        whole: whether some push holds all of a stretch.
-        formats: by stretch, of the first push that holds elements of it with dense values.
+        indices: the elements, ascending, counted from the beginning of the first range.
+        stops: position in `indices` at which each range begins, and at the end their number.
+        whole: for each range, whether some push holds all of it.
+        formats: for each range, the dense format of the first push that holds elements of it with dense
+            values.
     """
 
     indices: Indices
@@ -71,8 +77,13 @@ class Held:
 
 
 def held_by(pushes: Sequence[Placed], borders: Int64) -> Held:
-    """Find the elements that pushes hold from each border to the next; they hold nothing outside of these.
-    One walk serves all stretches: pushes may have as many payloads as there are borders."""
+    """Return the elements that pushes hold in each range between two borders. All pushes are walked once for
+    all ranges, because a push may have as many payloads as there are borders.
+
+    Args:
+        pushes: position and payloads of each push, which lie within the borders.
+        borders: begin of each range in flat order, ascending, and the end of the last one.
+    """
     starts: list[int] = borders[:-1].tolist()
     stops: list[int] = borders[1:].tolist()
     whole, formats = [False] * len(starts), ["bf16" for _ in starts]
@@ -83,17 +94,17 @@ def held_by(pushes: Sequence[Placed], borders: Int64) -> Held:
             first, at = at, at + payload.elements
             if isinstance(payload, AbsentPayload):
                 continue
-            places = range(bisect_right(stops, first), bisect_left(starts, at))
+            touched = range(bisect_right(stops, first), bisect_left(starts, at))
             if not isinstance(payload, SparsePayload):
-                for place in places:
-                    whole[place] = True
+                for index in touched:
+                    whole[index] = True
                 continue
             found.append(decode_indices(payload) + np.uint32(first - starts[0]))
             if not isinstance(payload.values, DensePayload):
                 continue
-            for place in places:
-                if not known[place]:
-                    known[place], formats[place] = True, NAMES[payload.values.format]
+            for index in touched:
+                if not known[index]:
+                    known[index], formats[index] = True, NAMES[payload.values.format]
     indices = _merged(found)
     offsets: Int64 = borders - borders[0]
     among: list[int] = np.searchsorted(indices, offsets).tolist()
@@ -101,6 +112,7 @@ def held_by(pushes: Sequence[Placed], borders: Int64) -> Held:
 
 
 def _merged(held: Sequence[Indices]) -> Indices:
+    """Return the distinct elements of several lists, ascending."""
     if len(held) == 1:
         return held[0]
     merged: Indices = np.sort(np.concatenate([*held, np.empty(0, np.uint32)]), kind="stable")
@@ -109,18 +121,21 @@ def _merged(held: Sequence[Indices]) -> Indices:
 
 
 def most_bytes(format: str, elements: int, count: int | None) -> int:
-    """Return an upper bound of the bytes that `count` of the elements take; None for all of them."""
+    """Return an upper bound of the encoded bytes of `count` among `elements` elements in a dense format.
+    count: None for all elements."""
     size = FORMATS[format].element_bytes
-    return elements * size if count is None else count * size + sparse_bytes(elements, count)
+    return elements * size if count is None else count * size + max_index_bytes(elements, count)
 
 
 def most(kinds: Sequence[str]) -> str:
-    """Return the kind that most pushes have a tensor in."""
+    """Return the kind in which most pushes hold a tensor; among equally frequent kinds, the first in `KINDS`.
+    Absent gradients do not count."""
     counted = Counter(kind for kind in kinds if kind != ABSENT)
     return max(KINDS, key=counted.__getitem__) if counted else ABSENT
 
 
 def kind_of(payload: Payload) -> str:
+    """Return the name of a payload's kind: one of `KINDS`, or `ABSENT`."""
     match payload:
         case AbsentPayload():
             return ABSENT

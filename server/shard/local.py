@@ -1,15 +1,18 @@
-"""The shard in the server's process: a store, and one thread that alone touches it and carries out orders in
-the order of its queue. `shard` says what passes, and what may not happen.
+"""The shard in the server's process: a store, and the one thread that touches it. The thread carries out
+orders in the order of its queue. `shard` lists the messages, and the rules that hold for every shard.
 
-The push ledger (`server/streams/push_ledger`) has the parts of pushes until an `Apply` takes them. A shard is
-given each part as it is stored (`put`), because a round may be open whose parts are stepped one by one.
+The push ledger (`server/streams/push_ledger`) keeps the parts of pushes until an `Apply` takes them. A shard
+also gets each part as soon as it is stored (`put`), because the parts of an open round are stepped one by
+one.
 
-A part of the open round:
+States of a part in the open round:
 
-    awaited   Some member that the round waits for has not stored it, or a slot is vacant. Next: final.
-    final     All of these have stored it. It is reported (`Final`) and then stepped.
+    | state   | meaning                                                                 | next  |
+    |---------|-------------------------------------------------------------------------|-------|
+    | awaited | A member that the round awaits has not stored it, or a slot is vacant.   | final |
+    | final   | All awaited members have stored it. It is reported (`Final`), then stepped. |    |
 
-What may not happen: a part is final twice, or is taken back; a part waits for a member that was given up.
+Must not happen: a part becomes final twice or is taken back; a part waits for an excluded member.
 """
 
 from __future__ import annotations
@@ -49,7 +52,13 @@ Build = Callable[[Manifest, Sequence[Float32], Plan], Store]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a push in the open round. rates: learning rates that came with it."""
+    """A part of a push in the open round.
+
+    Attributes:
+        key: identity of the push.
+        payloads: payloads of the part, end to end; empty if the push contributes nothing.
+        rates: learning rates that arrived with the part; empty for those of the job.
+    """
 
     key: PushKey
     payloads: Sequence[Payload]
@@ -60,9 +69,16 @@ class _Part:
 class _Round:
     """A round whose parts are stepped one by one.
 
-    members: by assignment, in rank order, as in `Open`. awaited: those that parts wait for. vacant: of these,
-    those that are lost, for whom all wait. stored: by part and assignment. final: parts that are stepped, or
-    about to be.
+    Attributes:
+        order: the order that opened the round.
+        members: worker, incarnation and samples by assignment, in rank order, substitutes included.
+        awaited: assignments for which parts wait.
+        send: receives each encoded part of the update.
+        report: called before each part is stepped.
+        vacant: assignments among `awaited` of lost members; no part is stepped while there are any.
+        stored: stored parts by number of the part and assignment.
+        final: numbers of the parts that are stepped or about to be.
+        closed: set once the round is applied.
     """
 
     order: Open
@@ -77,26 +93,29 @@ class _Round:
 
 
 class LocalShard:
-    """The `Shard` of this process."""
+    """The `Shard` in the server's process. The daemon creates it; the conductor and its components use it."""
 
     def __init__(self, build: Build) -> None:
-        """build: makes the store, on the reducer thread, from initial values, which it copies."""
+        """
+        Args:
+            build: creates the store from initial values, which it copies; runs on the reducer thread."""
         self._build = build
         self._store: Store | None = None
         self.reported = Reported()
         self._round: _Round | None = None
         self._ordered = 0  # the last version that was ordered, by `apply` or `replace`
         self._measured = -1  # number of the last `measure_norms`
-        # By version, and whether they are moments; as long as somebody is being sent them.
+        # Encoded values by version and whether they are moments; kept as long as some call still sends them.
         self._values = WeakValueDictionary[tuple[int, bool], EncodedValues]()
         self._reducer = ThreadPoolExecutor(1, "reducer")
         self._closing = threading.Event()
 
     def start(self) -> None:
-        # `open` waits for the kernels in the thread's queue: no push is read before they are there.
+        # `open` queues behind this on the thread, so no push is read before the kernels are loaded.
         self._reducer.submit(self._load_kernels)
 
     def _load_kernels(self) -> None:
+        """Compile and load the kernels, and log that if it took time."""
         told: list[str] = []
 
         def tell(line: str) -> None:
@@ -152,7 +171,9 @@ class LocalShard:
         if plan.number <= self.reported.plan.number:
             return self._run(lambda: None)
         assert plan.number == self.reported.plan.number + 1
-        assert self._round is None or not self._round.final, "a part of the old plan is stepped"
+        assert self._round is None or not self._round.final, (
+            "a plan cannot be replaced while a part of the open round is stepped under it"
+        )
         self.reported.plan, self._round = plan, None
         return self._run(self._opened.adopt, plan)
 
@@ -198,23 +219,26 @@ class LocalShard:
             self._step_if_final(round_, part)
 
     def _substitute(self, round_: _Round, order: Substitute) -> None:
-        """Have another member in the place, and in the rank, of a lost one."""
+        """Give the slot and the rank of a lost member to another member."""
         self._forget(round_, order.lost)
-        terms = order.worker, order.incarnation, round_.members[order.lost][2]
+        substitute = order.worker, order.incarnation, round_.members[order.lost][2]
         round_.members = {
-            (order.assignment if each == order.lost else each): (terms if each == order.lost else others)
-            for each, others in round_.members.items()
+            (order.assignment if each == order.lost else each): (substitute if each == order.lost else member)
+            for each, member in round_.members.items()
         }
         round_.awaited.add(order.assignment)
 
     @staticmethod
     def _forget(round_: _Round, assignment: int) -> None:
+        """Stop waiting for an assignment, and discard its stored parts."""
         round_.awaited.discard(assignment)
         round_.vacant.discard(assignment)
         for stored in round_.stored.values():
             stored.pop(assignment, None)
 
     def _step_if_final(self, round_: _Round, part: int) -> None:
+        """Report and step a part of the open round if every awaited member has stored it and no slot is
+        vacant."""
         stored = round_.stored.get(part, {})
         if not round_.awaited or part in round_.final or not round_.awaited <= stored.keys():
             return
@@ -265,6 +289,7 @@ class LocalShard:
 
     @staticmethod
     def _report(store: Store, passed_over: int = 0) -> Applied:
+        """Return the report on the present version."""
         return Applied(
             version=store.version,
             passed_over=passed_over,
@@ -287,9 +312,11 @@ class LocalShard:
         return self._then(self._run(self._opened.relabel, version), lambda _: self._replaced(version))
 
     async def _load(self, version: int, snapshot: Assembly) -> None:
+        """Check a snapshot on another thread, then replace the parameters by it."""
         try:
             values = await asyncio.to_thread(snapshot.finish)
-        except Refused as refused:  # with pushes it would have been the shard that found out
+        # Raised for values that are not finite, which means here, too, that the job has diverged.
+        except Refused as refused:
             raise DivergedError(f"version {version}: {refused}") from None
         loading = self._run(self._opened.load, version, values)
         await self._then(loading, lambda _: self._replaced(version))
@@ -316,10 +343,12 @@ class LocalShard:
         return self._run(self._encode, self._opened, moments)
 
     async def _values_after(self, round_: _Round, moments: bool) -> EncodedValues:
+        """Wait until a round is applied, then return the encoded values."""
         await round_.closed.wait()
         return await self.values(moments=moments)
 
     def _encode(self, store: Store, moments: bool) -> EncodedValues:
+        """Return the encoded parameters or moments of the present version, which callers share."""
         found = self._values.get((store.version, moments))
         if found is None:
             listed: Sequence[Moment] = ()
@@ -342,12 +371,13 @@ class LocalShard:
 
     @property
     def _opened(self) -> Store:
-        assert self._store is not None, "nothing may be awaited before `open`"
+        assert self._store is not None, "the shard must be opened before it is used"
         return self._store
 
     @staticmethod
     def _then(future: asyncio.Future[T], report: Callable[[T], None]) -> asyncio.Future[T]:
-        """Have a report made before anybody who awaits the future continues."""
+        """Have `report` called with the future's result before any coroutine that awaits the future
+        continues."""
 
         def done(found: asyncio.Future[T]) -> None:
             if not found.cancelled() and found.exception() is None:
@@ -357,12 +387,13 @@ class LocalShard:
         return future
 
     def _run(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """On the reducer thread, after everything that was handed to it before."""
+        """Call a function on the reducer thread, after all calls that were queued before, and return its
+        future."""
         return asyncio.get_running_loop().run_in_executor(self._reducer, function, *arguments)
 
     @staticmethod
     def _on_loop(send: Send) -> Send:
-        """The same on the event loop that runs here, called from another thread."""
+        """Return a function for other threads that calls `send` on the running event loop."""
         loop = asyncio.get_running_loop()
 
         def forward(part: Encoded) -> None:

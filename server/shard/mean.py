@@ -1,9 +1,9 @@
-"""The mean gradient of a round, part by part: over all samples, or decoded.
+"""The mean gradient of a round, part by part: over all samples, or with decoding weights.
 
-Each push is weighted with its part of the samples, or with the weight that decodes a coded round. Where the
-members of a group push different slices of the parts, that goes for each slice by itself, over those who
-pushed it: a group of which one member had nothing to push is missing in that slice alone. Terms are added in
-the order given.
+Each push is weighted with its share of the samples, or with the weight that decodes a coded round. Where the
+members of a group push different slices of each part, every slice has a mean of its own, over the members
+that pushed it. If a member of a group pushes nothing, the group is missing in that slice alone. Terms are
+added in the order given.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...compressors import Payload, reduce_payloads
 from ..job.events import Contribution
 
 Float32 = npt.NDArray[np.float32]
-Payloads = Sequence[Payload]  # of one part, end to end
+Payloads = Sequence[Payload]  # the payloads of one part, end to end
 Push = Mapping[int, Payloads]  # by part; a part that is empty contributes nothing
 Share = tuple[Contribution, Payloads]
 
@@ -27,12 +27,19 @@ Share = tuple[Contribution, Payloads]
 def weights(
     contributions: Sequence[Contribution], weight: float, among: Sequence[Contribution] | None = None
 ) -> list[float]:
-    """Return the factors of the pushes, whose sum is then the mean times `weight`. among: all that have
-    samples in the round, where these are other parts of it."""
+    """Return the factor of each push, in order, such that the weighted sum of the pushes is their mean times
+    `weight`.
+
+    Args:
+        contributions: the pushes that are summed.
+        weight: multiplies the mean.
+        among: all contributions of the round that have samples, if only some of them are summed here; None if
+            `contributions` are all.
+    """
     samples: dict[int, int] = {}
     for each in contributions if among is None else among:
         samples[each.slice] = samples.get(each.slice, 0) + each.samples
-    # What a worker had held back outside of its slice is added with the weight of its slice.
+    # A residual outside of the worker's own slice is added with the weight of that slice.
     return [
         (each.samples / samples[each.slice] if each.weight is None else each.weight) * weight
         for each in contributions
@@ -40,15 +47,19 @@ def weights(
 
 
 def add_up(pushes: Sequence[Payloads], weights: Sequence[float], out: Float32, *, keep: bool = False) -> None:
-    """Overwrite `out` with the weighted sum of what workers pushed of a part: float32, shape (elements,).
+    """Overwrite `out` with the weighted sum of the payloads that workers pushed of a part.
 
-    keep: add to what `out` holds instead; then sparse payloads touch their own elements only.
+    Args:
+        pushes: payloads of the part from each worker, end to end.
+        weights: factor of each worker's payloads, in the same order.
+        out: receives the sum: float32, shape (elements of the part,).
+        keep: add the sum to the content of `out` instead; sparse payloads then touch their own elements only.
     """
     start = 0
     for end, group in _segments(pushes, out.size):
         if all(len(payloads) == 1 for payloads in group):
             reduce_payloads([payloads[0] for payloads in group], weights, out[start:end], keep=keep)
-        else:  # from other compressors, with other borders
+        else:  # payloads of different compressors, whose borders differ
             if not keep:
                 out[start:end] = 0.0
             for payloads, weight in zip(group, weights, strict=True):
@@ -60,7 +71,8 @@ def add_up(pushes: Sequence[Payloads], weights: Sequence[float], out: Float32, *
 
 
 def _segments(pushes: Sequence[Payloads], elements: int) -> list[tuple[int, list[Payloads]]]:
-    """The part from one border that all pushes have to the next: where it ends, and their payloads of it."""
+    """Return the pieces of a part between borders that all pushes share: where each piece ends, and its
+    payloads by push."""
     if not pushes:
         return [(elements, [])]
     ends = [list(accumulate(payload.elements for payload in payloads)) for payloads in pushes]

@@ -1,9 +1,8 @@
-"""Find the elements of a part that have a gradient: a step may have none for some tensors, or from some
-pushes.
+"""Missing gradients: finds the elements of a part that have a gradient, where a push lacks some tensors.
 
-A push says so with absent payloads, of whole tensors. As DDP has it, a tensor that no push has is passed over
-by the optimizer, which does not count the step either; a tensor that some have counts as zeros of the others,
-which keep their weight.
+A push marks missing tensors with absent payloads, of whole tensors. As in DDP, the optimizer skips a tensor
+that no push has, and does not count a step for it. If some pushes have the tensor, it counts as zeros in the
+other pushes, which keep their weight.
 """
 
 from __future__ import annotations
@@ -21,10 +20,13 @@ from .mean import Payloads, Push
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretch:
-    """Elements of a part that some pushes have, and the others have nothing of.
+    """A range of a part's elements for which each push has either a gradient throughout or none.
 
-    start, end: counted from the beginning of the part. pushes: what each has of them, end to end; an absent
-    payload if nothing.
+    Attributes:
+        start: first element of the range, counted from the beginning of the part.
+        end: element after the last one, counted likewise.
+        pushes: payloads of the range from each push, end to end; an absent payload where the push has no
+            gradient.
     """
 
     start: int
@@ -33,7 +35,11 @@ class Stretch:
 
 
 def stretches(pushes: Sequence[Payloads]) -> list[Stretch]:
-    """Return the stretches of a part that a push has, ascending. pushes: of the part, end to end."""
+    """Return the ranges of a part for which at least one push has a gradient, ascending.
+
+    Args:
+        pushes: payloads of the whole part from each push, end to end; at least one push.
+    """
     elements = sum(payload.elements for payload in pushes[0])
     borders = {0, elements}
     for push in pushes:
@@ -47,14 +53,15 @@ def stretches(pushes: Sequence[Payloads]) -> list[Stretch]:
     ordered = sorted(borders)
     pieces = [_split(push, ordered) for push in pushes]
     found = [
-        Stretch(start, end, [piece[place] for piece in pieces])
-        for place, (start, end) in enumerate(pairwise(ordered))
+        Stretch(start, end, [piece[index] for piece in pieces])
+        for index, (start, end) in enumerate(pairwise(ordered))
     ]
     return [stretch for stretch in found if not all(map(absent, stretch.pushes))]
 
 
 def ranges(found: Sequence[Stretch]) -> list[tuple[int, int]]:
-    """Where there is something: start and end of what lies together, ascending and apart."""
+    """Return the (start, end) of the elements that have a gradient, ascending, with neighbouring stretches
+    merged."""
     merged: list[tuple[int, int]] = []
     for each in found:
         if merged and merged[-1][1] == each.start:
@@ -65,16 +72,23 @@ def ranges(found: Sequence[Stretch]) -> list[tuple[int, int]]:
 
 
 def absent(payloads: Payloads) -> bool:
-    """Whether there is nothing in them."""
+    """Return True when all payloads are absent, which means that there is no gradient."""
     return all(isinstance(payload, AbsentPayload) for payload in payloads)
 
 
 def filled(push: Push, among: Sequence[Push]) -> Push:
-    """A push with zeros for what it has nothing of and others have. among: all of the round, and itself."""
+    """Return the push with zeros in place of gradients that it lacks and that some other push has.
+
+    Args:
+        push: push to fill.
+        among: all pushes of the round, `push` included.
+    """
     return {number: _filled(payloads, number, among) for number, payloads in push.items()}
 
 
 def _filled(payloads: Payloads, part: int, among: Sequence[Push]) -> Payloads:
+    """Return the payloads of a part with zeros for ranges that are absent here but not in every push of
+    `among`."""
     if not any(isinstance(payload, AbsentPayload) for payload in payloads):
         return payloads
     whole: list[Payload] = []
@@ -89,13 +103,13 @@ def _filled(payloads: Payloads, part: int, among: Sequence[Push]) -> Payloads:
 
 
 def _zeros(elements: int) -> Payload:
-    """A gradient of nothing but zeros."""
+    """Return a gradient of zeros, as a sparse payload without elements."""
     none = dense_payload(DenseFormat.FLOAT32, np.empty(0, np.float32))
     return sparse_payload(elements, np.empty(0, np.uint32), none)
 
 
 def _split(payloads: Payloads, borders: Sequence[int]) -> list[list[Payload]]:
-    """The same from each border to the next one."""
+    """Return the payloads between each border and the next one, as one list for each such range."""
     found: list[list[Payload]] = [[] for _ in borders[1:]]
     end = 0
     for payload in payloads:
@@ -105,6 +119,6 @@ def _split(payloads: Payloads, borders: Sequence[int]) -> list[list[Payload]]:
         first, last = bisect_right(borders, begin), bisect_left(borders, end)
         inside = [begin, *borders[first:last], end]
         pieces = cut_at(payload, [border - begin for border in inside])
-        for place, piece in enumerate(pieces, start=first - 1):
-            found[place] += piece
+        for index, piece in enumerate(pieces, start=first - 1):
+            found[index] += piece
     return found

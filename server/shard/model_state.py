@@ -1,12 +1,14 @@
-"""The server's part of a model that it does not step: frozen parameters, and buffers as the workers' are.
+"""The model's tensors that the server does not step: frozen parameters, and buffers, which change at the
+workers.
 
-Buffers come before the commit of a push, and count once control has accepted it. What the job has is the
-mean over those of the newest collection, weighted by the samples of their pushes, and taken when somebody
-wants it. So buffers do not affect a mode, and nobody waits for them. The conductor pins the mean as it has a
-version evaluated: the evaluator takes exactly that (`GetState`), and it is what is saved.
+A worker's buffers arrive before the commit of a push, and count once control has accepted that push. The
+job's buffers are the mean over the newest collection, weighted by the samples of the pushes, and computed on
+demand. Buffers therefore do not affect any mode, and no worker waits for them. The conductor pins the mean
+when it has a version evaluated. The evaluator takes exactly the pinned values (`GetState`), and files of the
+model hold them.
 
-The first worker uploads both with the parameters. Later ones compare a checksum of the frozen parameters, and
-take the buffers. Belongs to one event loop.
+The first worker uploads frozen parameters and buffers with the parameters. Later workers compare a checksum
+of the frozen parameters, and download the buffers. All of this belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -25,14 +27,21 @@ from ...proto.state import frozen_digest
 from ...proto.transfer import Bytes
 from ..job.events import PushKey
 
-PINNED = 2  # epochs
-Values = Mapping[str, Bytes]  # by name of their entries
+PINNED = 2  # most epochs whose evaluated buffers are kept
+Values = Mapping[str, Bytes]  # bytes by name of the entry
 
 
 @stored("deposit")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deposit:
-    """A worker's buffers. rank, samples: of its push."""
+    """One worker's buffers that arrived with a push.
+
+    Attributes:
+        collection: number of the collection of buffers to which the server asked the worker to contribute.
+        values: bytes of each buffer, by name of its entry.
+        rank: rank of the push's worker.
+        samples: number of samples in the push: the weight in the mean.
+    """
 
     collection: int
     values: Mapping[str, Bytes]
@@ -41,26 +50,33 @@ class Deposit:
 
 
 class ModelState:
-    """
+    """Frozen parameters and buffers of the job's model. The conductor owns it.
+
     Attributes:
-        entries: of the manifest; none before `open`.
-        frozen: values by name.
-        frozen_digest: SHA-256 over them.
+        entries: the manifest's entries of tensors that are not stepped; empty before `open`.
+        frozen: bytes of the frozen parameters, by name.
+        frozen_digest: SHA-256 of the frozen parameters.
     """
 
     def __init__(self) -> None:
         self.entries: Sequence[Entry] = ()
         self.frozen: Mapping[str, Bytes] = {}
         self.frozen_digest = b""
-        self._buffers: Awaitable[Values] = _done({})  # those of the job
-        self._waiting: dict[tuple[str, int], tuple[int, Deposit]] = {}  # by member: the push, and its buffers
-        self._counted: dict[str, Deposit] = {}  # by worker, of the newest collection
+        self._buffers: Awaitable[Values] = _done({})  # the job's buffers
+        # By member: seq of the push, and its buffers.
+        self._waiting: dict[tuple[str, int], tuple[int, Deposit]] = {}
+        self._counted: dict[str, Deposit] = {}  # buffers of the newest collection, by worker
         self._newest = 0
-        self._changed = False  # whether there are others than `_buffers` was made of
-        self._pinned: dict[int, tuple[int, Awaitable[Values]]] = {}  # by epoch, and version
+        self._changed = False  # whether `_counted` has changed since `_buffers` was computed
+        self._pinned: dict[int, tuple[int, Awaitable[Values]]] = {}  # by epoch: version and buffers
 
     def open(self, entries: Sequence[Entry], values: Mapping[str, Bytes]) -> None:
-        """Take over the first worker's: of all entries that have values."""
+        """Begin with the first worker's frozen parameters and buffers.
+
+        Args:
+            entries: the manifest's entries of tensors that are not stepped.
+            values: bytes of each entry that has values of its own, by name.
+        """
         self.entries = entries
         names = {entry.name for entry in entries if entry.kind is EntryKind.FROZEN}
         self.frozen = {name: value for name, value in values.items() if name in names}
@@ -68,7 +84,7 @@ class ModelState:
         self._buffers = _done({name: value for name, value in values.items() if name not in names})
 
     async def settled(self) -> None:
-        """Wait for means that are being taken, also for those that begin meanwhile."""
+        """Wait until all means of buffers are computed, including those that begin during the wait."""
         while True:
             means = self._buffers, *(values for _, values in self._pinned.values())
             waiting = [each for each in means if isinstance(each, asyncio.Future) and not each.done()]
@@ -77,7 +93,8 @@ class ModelState:
             await asyncio.wait(waiting)
 
     def image(self) -> dict[str, Any]:
-        """All of it but the entries. Nothing may have happened since `settled`."""
+        """Return the complete state without the entries, as plain values. Call it directly after `settled`,
+        before anything changes."""
         return {
             "frozen": dict(self.frozen),
             "buffers": dict(_result(self._buffers)),
@@ -91,7 +108,7 @@ class ModelState:
         }
 
     def restore(self, entries: Sequence[Entry], image: Mapping[str, Any]) -> None:
-        """Go on from an `image`, of a model with these entries."""
+        """Replace the state by one that `image` returned, for a model with these entries."""
         self.entries, self.frozen = entries, image["frozen"]
         self.frozen_digest = frozen_digest(entries, self.frozen)
         self._buffers = _done(image["buffers"])
@@ -101,11 +118,19 @@ class ModelState:
         self._pinned = {epoch: (version, _done(values)) for epoch, (version, values) in pinned.items()}
 
     def put(self, key: PushKey, deposit: Deposit) -> None:
-        """A worker's buffers have come. They wait for the decision on their push."""
+        """Store the buffers that arrived with a push until `decided` says whether the push counts."""
         self._waiting[key.worker, key.incarnation] = key.seq, deposit
 
     def decided(self, key: PushKey, *, accepted: bool, rank: int, samples: int) -> None:
-        """A push counts or not, and so do its buffers."""
+        """Count the buffers of a push if control accepted it and they belong to the newest collection;
+        otherwise discard them.
+
+        Args:
+            key: identity of the push.
+            accepted: whether control accepted the push.
+            rank: rank of its worker.
+            samples: number of its samples; with 0 the buffers are discarded.
+        """
         seq, deposit = self._waiting.get((key.worker, key.incarnation), (0, None))
         if deposit is None or seq > key.seq:
             return
@@ -121,12 +146,14 @@ class ModelState:
         self._changed = True
 
     def keep(self, known: Callable[[tuple[str, int]], bool]) -> None:
-        """Forget what waits of members that are gone."""
+        """Discard undecided buffers of members for which `known` returns False. known: is called with
+        (worker, incarnation)."""
         for member in [each for each in self._waiting if not known(each)]:
             del self._waiting[member]
 
     def newest(self) -> Awaitable[Values]:
-        """The job's buffers, by name."""
+        """Return an awaitable of the job's current buffers, by name. Starts to compute their mean if newer
+        ones have been counted."""
         if self._changed:
             self._changed = False
             deposits = sorted(self._counted.values(), key=lambda each: each.rank)
@@ -135,31 +162,48 @@ class ModelState:
         return self._buffers
 
     def pin(self, epoch: int, version: int) -> None:
-        """Keep the buffers with which a version is about to be evaluated."""
+        """Keep the current buffers as those with which a version is evaluated. Does nothing if they are
+        pinned already.
+
+        Args:
+            epoch: epoch that the evaluation belongs to.
+            version: version that is about to be evaluated.
+        """
         if self._pinned.get(epoch, (None, None))[0] == version:
             return
         self._pin(epoch, version, self.newest())
 
     def evaluated(self, epoch: int, values: Mapping[str, Bytes]) -> None:
-        """These are what an epoch is evaluated with: the buffers of the job, from now on."""
+        """Make these buffers the job's, and pin them for an epoch's evaluation.
+
+        Args:
+            epoch: epoch that was evaluated.
+            values: bytes of the evaluator's buffers, by name.
+        """
         self._buffers = _done(values)
         self._pin(epoch, self._pinned.get(epoch, (-1, None))[0], self._buffers)
 
     def _pin(self, epoch: int, version: int, values: Awaitable[Values]) -> None:
+        """Keep the buffers of an epoch's evaluation, and drop those of the oldest epochs beyond `PINNED`."""
         self._pinned[epoch] = version, values
         while len(self._pinned) > PINNED:
             del self._pinned[min(self._pinned)]
 
     def of(self, epoch: int) -> Awaitable[Values]:
-        """Return the buffers that an epoch is evaluated with; the newest for 0, or if that is long ago."""
+        """Return an awaitable of the buffers pinned for an epoch, by name; the current buffers if none are
+        pinned, as for epoch 0 or an old epoch."""
         return self._pinned[epoch][1] if epoch in self._pinned else self.newest()
 
 
 def mean_of(entries: Sequence[Entry], deposits: Sequence[Deposit]) -> dict[str, Bytes]:
-    """The mean of floating-point buffers by samples, taken in float64; of others, such as counters, those of
-    the first. Where a worker has a NaN, the others' will do.
+    """Return the mean of the workers' buffers, weighted by samples, by name.
 
-    deposits: in order of rank, at least one.
+    Floating-point buffers are averaged in float64, without those that contain a NaN. Other buffers, such as
+    counters, are taken from the first deposit.
+
+    Args:
+        entries: entries of the buffers.
+        deposits: the workers' buffers in order of rank; at least one.
     """
     found: dict[str, Bytes] = {}
     for entry in entries:
@@ -184,7 +228,7 @@ def mean_of(entries: Sequence[Entry], deposits: Sequence[Deposit]) -> dict[str, 
 
 
 def tensor_of(entry: Entry, data: Bytes) -> torch.Tensor:
-    """The value of an entry; a copy, which begins where any dtype may."""
+    """Return an entry's value as a tensor with a copy of `data`, whose memory is aligned for every dtype."""
     flat: torch.Tensor = torch.from_numpy(data.copy()).view(getattr(torch, entry.dtype))
     return flat.view(entry.shape)
 
@@ -192,7 +236,13 @@ def tensor_of(entry: Entry, data: Bytes) -> torch.Tensor:
 def complete(
     parameters: Mapping[str, torch.Tensor], entries: Sequence[Entry], values: Mapping[str, Bytes]
 ) -> dict[str, torch.Tensor]:
-    """The whole state_dict, of which no two tensors share memory. values: of all entries, by name."""
+    """Return the complete state_dict of a model; no two of its tensors share memory.
+
+    Args:
+        parameters: trained parameters, by name.
+        entries: entries of the other tensors: frozen, tied and buffers.
+        values: bytes of each entry that has values of its own, by name.
+    """
     tensors = dict(parameters)
     for entry in entries:
         tied = entry.kind is EntryKind.TIED
@@ -201,16 +251,18 @@ def complete(
 
 
 def _done(values: Mapping[str, Bytes]) -> Awaitable[Values]:
-    """Return values that can be awaited any number of times."""
+    """Return an awaitable of known values, which may be awaited any number of times."""
     return _Done(values)
 
 
 def _result(values: Awaitable[Values]) -> Values:
-    """Return values that have been awaited before."""
+    """Return the values of an awaitable that has completed."""
     return values.values if isinstance(values, _Done) else cast("asyncio.Future[Values]", values).result()
 
 
 class _Done:
+    """Values that are known, as an awaitable."""
+
     def __init__(self, values: Mapping[str, Bytes]) -> None:
         self.values = values
 

@@ -1,6 +1,7 @@
-"""The optimizer's state by parameter, for scripts that save it (`GetOptimizer`) or bring it to a new job.
+"""Converts the optimizer's state to and from a form by parameter, for scripts that save it (`GetOptimizer`)
+or bring it to a new job.
 
-The reducer thread reads it between two versions, so that all of it belongs to one.
+The reducer thread reads the state between two versions, which makes all of it belong to one version.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from .store import Recall
 
 
 def recall_of(moments: Moments) -> Recall:
-    """Have an optimizer continue from moments of a script; parameters without any begin anew."""
+    """Return a function that supplies a store's optimizer with the state from a script's moments. Parameters
+    without moments start with empty state."""
     return partial(_remembered, moments)
 
 
 def _remembered(
     moments: Moments, manifest: Manifest, groups: Sequence[OptimizerGroup]
 ) -> Sequence[Remembered]:
+    """Return the optimizer's state of every parameter, from the moments where there are any."""
     found: list[Remembered] = []
     for number, (spec, end) in enumerate(zip(manifest.specs, manifest.ends, strict=True)):
         if not spec.elements:
@@ -41,13 +44,14 @@ def _remembered(
 
 
 def moments_of(stretches: Sequence[Remembered], manifest: Manifest) -> Moments:
-    """Return the optimizer's state of each parameter that was ever stepped.
+    """Return the optimizer's state of each parameter that has been stepped, by tensor index and name.
 
-    Where pieces of one parameter have taken different numbers of steps, which happens if a worker is lost
-    while parts of a round are stepped already, the largest number stands for all of them: torch has one.
+    Pieces of one parameter have taken different numbers of steps if a worker was lost while parts of a round
+    had been stepped. torch has one number for each parameter, so the largest is used.
 
     Args:
-        stretches: in elements of the flat order, ascending, covering all of them.
+        stretches: the optimizer's state of ranges in flat order, ascending, which cover all elements.
+        manifest: list of the model's tensors.
     """
     found: dict[int, dict[str, npt.NDArray[np.float32]]] = {}
     at = 0
@@ -82,7 +86,7 @@ def moments_of(stretches: Sequence[Remembered], manifest: Manifest) -> Moments:
 
 
 def _stepped(piece: Remembered) -> bool:
-    """Whether the optimizer has ever stepped these elements."""
+    """Return True when the optimizer has stepped these elements at least once."""
     count = piece.memory.get(COUNT)
     if count is not None:
         return float(count) > 0

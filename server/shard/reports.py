@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Final:
-    """A part of the open round is about to be stepped. Nothing takes it back.
+    """Report that a part of the open round is about to be stepped, which cannot be undone. The shard makes
+    it; the conductor receives it.
 
     Attributes:
-        version: that the round leads to.
-        keys: pushes that count in the part.
-        first, last: whether it is the first, the last part of the round.
+        version: version that the round produces.
+        part: number of the part in the plan.
+        keys: pushes that are summed in the part.
+        first: whether it is the first part of the round.
+        last: whether it is the last part of the round.
     """
 
     version: int
@@ -32,15 +35,16 @@ class Final:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Applied:
-    """An `Apply` is carried out.
+    """Report that an `Apply` order has been carried out. The shard answers `apply` with it.
 
     Attributes:
-        passed_over: gradients that had no effect, because they were too few to be aggregated.
-        gradient_norm: of the mean gradient before it was clipped; NaN if it never is.
-        square_norms: of the mean gradient of each tensor, at the last version at which they were measured;
-            empty before that.
-        checked: the last version at which a checksum of what every worker has was taken, and that; (0, 0)
-            before that.
+        version: version of the parameters now.
+        passed_over: number of gradients that had no effect, because the aggregation needs more of them.
+        gradient_norm: norm of the mean gradient before clipping; NaN if gradients are never clipped.
+        square_norms: square norm of the mean gradient of each tensor, from the last version at which they
+            were measured; empty before the first one.
+        checked: the last version at which a checksum of the replica was computed, and that checksum; (0, 0)
+            before the first one.
     """
 
     version: int
@@ -51,14 +55,18 @@ class Applied:
 
 
 class Reported:
-    """The last reports of a shard, kept where they arrive. Others learn of the shard's state from here alone.
+    """The last reports of a shard. Other components learn of the shard's state from this object alone.
 
-    It changes on the event loop only, and before whoever awaits the order continues.
+    It changes on the event loop only, and before a coroutine that awaits the order continues.
 
     Attributes:
-        manifest: None until the shard has parameters.
-        version: of the parameters; 0 before the first `Apply`.
-        gradient_norm, square_norms, checked: as in `Applied`.
+        manifest: list of the model's tensors; None until the shard has parameters.
+        version: version of the parameters; 0 before the first `Apply`.
+        gradient_norm: norm of the last mean gradient before clipping; NaN if gradients are never clipped.
+        square_norms: last measured square norm of the mean gradient of each tensor; empty before the first
+            one.
+        checked: the last version at which a checksum of the replica was computed, and that checksum; (0, 0)
+            before the first one.
     """
 
     def __init__(self) -> None:
@@ -71,7 +79,7 @@ class Reported:
 
     @property
     def plan(self) -> Plan:
-        """The plan in force. Nobody may ask before the shard has parameters."""
+        """The plan in force. May be read only once the shard has parameters."""
         assert self._plan is not None, "the shard has no parameters yet"
         return self._plan
 
@@ -80,5 +88,6 @@ class Reported:
         self._plan = plan
 
     def applied(self, report: Applied) -> None:
+        """Take over version, norm, square norms and checksum from a report."""
         self.version, self.gradient_norm = report.version, report.gradient_norm
         self.square_norms, self.checked = report.square_norms, report.checked

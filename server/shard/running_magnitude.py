@@ -1,7 +1,8 @@
-"""Updates as `4bit`, whose levels follow from the steps before: a piece of a tensor can be coded by itself.
+"""Encodes updates as `4bit` with levels that follow from previous versions, which lets each piece of a tensor
+be coded by itself.
 
-What a step adds to the running magnitudes is found by piece, in fixed blocks, and counts from the next
-version on. So neither the pieces nor the order in which they come have a say in the bits.
+A version's own contribution to the running magnitudes is measured piece by piece, in fixed blocks, and counts
+from the next version on. Neither the division into pieces nor their order therefore affects the bits.
 """
 
 from __future__ import annotations
@@ -23,40 +24,53 @@ _Sums = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
 
 
 class RunningCoder:
-    """Codes the tensors of a model. Belongs to one thread."""
+    """Encodes the tensors of a model as `4bit` codes, with a running magnitude for each tensor. The downlink
+    owns it; only one thread may use it."""
 
     def __init__(self, tensors: int, largest: int) -> None:
-        """largest: elements of what is coded at once at most."""
+        """
+        Args:
+            tensors: number of tensors in the model.
+            largest: largest number of elements that are coded at once."""
         self._states = [RunningMagnitude()] * tensors
         self._version = 0
-        # In this version: of whole tensors, and by tensor and where a piece of it begins.
+        # Magnitudes found at this version: of whole tensors; and of pieces, by tensor and first element.
         self._whole: dict[int, Magnitudes] = {}
         self._found: dict[int, dict[int, _Sums]] = {}
         self._largest = largest
         self._zeros = self._left = np.empty(0, np.float32)
 
     def adopt(self, largest: int) -> None:
-        """There is a new plan; largest: as before."""
+        """Use a new plan from now on. largest: largest number of elements that are coded at once under that
+        plan."""
         self._largest = largest
 
     def image(self) -> dict[str, Any]:
-        """Return all state as plain values and arrays that nobody writes to."""
+        """Return the complete state, as plain values and arrays that are never written to again."""
         found = {tensor: dict(pieces) for tensor, pieces in self._found.items()}
         states, whole = list(self._states), dict(self._whole)
         return {"states": states, "version": self._version, "whole": whole, "found": found}
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Go on from an `image`."""
+        """Replace the state by one that `image` returned."""
         self._states, self._version = list(image["states"]), image["version"]
         self._whole, self._found = dict(image["whole"]), dict(image["found"])
 
     def knows(self, tensor: int, version: int) -> bool:
-        """Whether pieces of a tensor can be coded at a version; the first time it has to be whole."""
+        """Return True when a running magnitude of the tensor exists at this version. Without one, the tensor
+        has to be coded whole, not in pieces."""
         self._begin(version)
         return self._states[tensor].elements > 0
 
     def code(self, tensor: int, begin: int, values: Float32, version: int) -> Payload:
-        """Code the elements of one tensor from `begin`, a multiple of the blocks of sums."""
+        """Return the `4bit` payload of a piece of one tensor, and record the magnitudes of its values.
+
+        Args:
+            tensor: index of the tensor in the manifest.
+            begin: first element of the piece within the tensor; a multiple of the block size of the sums.
+            values: elements to encode: float32, one axis.
+            version: version that the update leads to.
+        """
         self._begin(version)
         sums = cpu.block_magnitudes(values)
         self._found.setdefault(tensor, {})[begin] = sums
@@ -70,12 +84,18 @@ class RunningCoder:
         return QuantizedPayload(format=format, elements=values.size, levels=levels, data=data)
 
     def code_together(self, first: int, tensors: Sequence[Float32], version: int) -> Payload:
-        """Code consecutive whole tensors from number `first`."""
+        """Return one `4bit` payload of consecutive whole tensors, and record their magnitudes.
+
+        Args:
+            first: index of the first tensor in the manifest.
+            tensors: values of each tensor: float32, one axis.
+            version: version that the update leads to.
+        """
         self._begin(version)
         states = self._states[first : first + len(tensors)]
-        for place, (state, values) in enumerate(zip(states, tensors, strict=True)):
+        for index, (state, values) in enumerate(zip(states, tensors, strict=True)):
             if not state.elements:
-                states[place] = state.updated(cpu.magnitudes(values))
+                states[index] = state.updated(cpu.magnitudes(values))
         levels = levels_of([state.mean for state in states]).reshape(-1)
         sizes = np.array([values.size for values in tensors], np.int64)
         elements = int(sizes.sum())
@@ -84,14 +104,15 @@ class RunningCoder:
         format = CodeFormat.SIGNED_4BIT
         data = np.empty(4 * int(code_words(format.bits, sizes).sum()), np.uint8)
         zeros, left = self._zeros[:elements], self._left[:elements]
-        given = tensors, zeros, left, levels, data
-        totals, nonzero = cpu.quantize_blocks(format, *given, share=RUNNING_SHARE)
+        arguments = tensors, zeros, left, levels, data
+        totals, nonzero = cpu.quantize_blocks(format, *arguments, share=RUNNING_SHARE)
         found = map(Magnitudes, totals.tolist(), nonzero.tolist())
         self._whole.update(zip(range(first, first + len(tensors)), found, strict=True))
         return QuantizedPayload(format=format, elements=elements, levels=levels, sizes=sizes, data=data)
 
     def _begin(self, version: int) -> None:
-        """Use the magnitudes that were found at the previous version."""
+        """At the first call with a new version, add the magnitudes that were found at the previous version to
+        the running ones."""
         if version == self._version:
             return
         self._version = version

@@ -1,41 +1,44 @@
-"""The border between control and the owner of the parameters. Control never sees a tensor; a shard knows no
-rule of a job. `local` has the shard that lives in the server's process.
+"""The protocol between control and the owner of the parameters. Control never sees a tensor; a shard knows no
+rule of a job. `local` implements the protocol in the server's process.
 
-Arrows go one way: the conductor and what it is made of give orders, and the shard answers. Nobody reads a
-shard's state: `reported` is what its last reports said, on the event loop. 15 messages pass, and no others.
+The conductor and its components give orders, and the shard answers with reports. No other code reads a
+shard's state: `reported` holds its last reports, on the event loop. The protocol has these 15 messages and no
+others:
 
-    order             its number               a repeated order
-    1  open           once in a life           is refused by control (`accept`)
-    2  put            push and part            changes nothing: the first copy counts
-    3  drop           push                     drops nothing
-    4  open_round     version                  is ignored, also once the version is applied
-    5  change_round   assignments              finds them gone
-    6  apply          version                  is ignored and answered with the last report
-    7  replace        version                  is ignored if it is older, else it says the same
-    8  adopt          number of the plan       is ignored
-    9  measure_norms  version                  is ignored
-    10 image          none: these four read    answers again
-    11 snapshot
-    12 values
-    13 copy
-    report
-    14 Final          version and part         a part of the open round is about to be stepped
-    15 Encoded        version and part         a part of an update, through `send`
+    | no. | order         | identified by      | a repeated order                                      |
+    |-----|---------------|--------------------|-------------------------------------------------------|
+    | 1   | open          | once in a life     | is refused by control (`accept`)                      |
+    | 2   | put           | push and part      | changes nothing: the first copy counts                |
+    | 3   | drop          | push               | drops nothing                                         |
+    | 4   | open_round    | version            | is ignored, also once the version is applied          |
+    | 5   | change_round  | assignments        | finds them gone                                       |
+    | 6   | apply         | version            | is ignored and answered with the last report          |
+    | 7   | replace       | version            | is ignored if it is older, else has the same effect   |
+    | 8   | adopt         | number of the plan | is ignored                                            |
+    | 9   | measure_norms | version            | is ignored                                            |
+    | 10  | image         | none: a read       | is answered again                                     |
+    | 11  | snapshot      | none: a read       | is answered again                                     |
+    | 12  | values        | none: a read       | is answered again                                     |
+    | 13  | copy          | none: a read       | is answered again                                     |
+    |     | **report**    |                    |                                                       |
+    | 14  | Final         | version and part   | a part of the open round is about to be stepped       |
+    | 15  | Encoded       | version and part   | a part of an update, through `send`                   |
 
-`apply` is answered with `Applied`, and a read with what it asks for. Orders may be repeated with all that
-followed them, up to the last `apply`: the shard ends with the same bits, and sends nothing twice. Within the
-open round the latest order about a push or an assignment may be repeated.
+`apply` is answered with `Applied`, and a read with the values that it requests. A caller may repeat an order
+with all orders that followed it, up to the last `apply`. The shard then ends with the same bits and sends
+nothing twice. Within the open round, a caller may repeat the latest order about a push or an assignment.
 
-What may not happen:
+Must not happen:
 
-- An order takes effect before one that was given earlier. So a read between two `apply` is of the version
-  between them. `put`, `drop` and `adopt` take effect at once. `replace` with values takes effect once these
-  are decoded; reads that come meanwhile are of the version before.
-- The order of arrival changes the bits: `apply` sums in the order that it is given.
-- A version is reported as applied with some parts of it missing. If `apply` raises, the version is that of
-  before, the parameters are its own or, with a lossy downlink, those that the workers have, and the job
-  cannot go on.
-- `adopt` comes while a push is to be applied. Orders before it go by the old plan, later ones by the new one.
+- An order takes effect before an earlier order. Hence a read between two `apply` returns the version between
+  them. `put`, `drop` and `adopt` take effect at once. `replace` with values takes effect once the values are
+  decoded. A read in the meantime returns the previous version.
+- The order of arrival changes the bits: `apply` sums pushes in the order that it is given.
+- A version is reported as applied although some of its parts are missing. If `apply` raises, the version
+  stays the previous one and the job cannot continue. The parameters are then those of the previous version,
+  if a copy is kept, or else those of the replica that every worker has.
+- `adopt` is ordered while a push waits to be applied. Orders before `adopt` use the old plan, later orders
+  use the new one.
 """
 
 from __future__ import annotations
@@ -54,12 +57,18 @@ from .reports import Applied, Final, Reported
 from .store import Copy, Encoded, Recall, Send
 
 T = TypeVar("T")
-Image = Mapping[str, Any]  # all that a shard remembers between two versions; `Store.image` makes it
+Image = Mapping[str, Any]  # complete state of a shard between two versions; made by `Store.image`
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class EncodedValues:
-    """All parameters of one version as chunks; or the optimizer's state, with the list for its header."""
+    """All parameters of one version, or the optimizer's state at that version, encoded for sending.
+
+    Attributes:
+        version: version of the parameters.
+        chunks: encoded messages, each with at most one chunk of the data.
+        moments: list of the optimizer's tensors, for the header of the reply; empty for parameters.
+    """
 
     version: int
     chunks: Sequence[bytes]
@@ -67,19 +76,21 @@ class EncodedValues:
 
 
 class Shard(Protocol):
-    """Holds parameters and optimizer state, sums pushes, encodes updates. The module numbers the orders."""
+    """Interface of the owner of the parameters: it holds parameters and optimizer state, sums pushes and
+    encodes updates. The conductor uses it; the head of this file numbers the orders."""
 
     @property
     def reported(self) -> Reported:
-        """The last reports. `manifest` is None until `open` has returned; nothing else is ordered before."""
+        """The shard's last reports. Its `manifest` is None until `open` has returned; no other order may
+        precede that."""
         ...
 
     def start(self) -> None:
-        """Load what applying takes, while the workers come."""
+        """Start to load the kernels that applying needs, while the workers join. Does not wait for them."""
         ...
 
     def close(self) -> None:
-        """Let go of everything. Nothing may be in progress any more."""
+        """Free all resources. No order may be in progress."""
         ...
 
     async def open(
@@ -91,19 +102,23 @@ class Shard(Protocol):
         keep: Callable[[Image, Plan], Awaitable[None]] | None = None,
         recall: Recall | None = None,
     ) -> T:
-        """Begin with version 0, or go on from an image that was taken under this plan.
+        """Create the parameters at version 0, or restore them from an image that was taken under the same
+        plan.
 
         Args:
-            begin: values of version 0, or the image.
-            accept: tells control, on the event loop; if it raises, what was built is forgotten.
-            keep: is given the image of version 0 and its plan, and awaited before `accept`.
-            recall: what the optimizer begins with at version 0.
+            manifest: list of the model's tensors.
+            begin: initial values of version 0, or the image to restore.
+            plan: division of the model into parts.
+            accept: informs control that the shard is open, on the event loop; if it raises, the new
+                parameters are discarded.
+            keep: stores the image of version 0 and its plan; awaited before `accept`. None to store nothing.
+            recall: supplies the optimizer's state for version 0; None for an empty state.
 
         Returns:
             The result of `accept`.
 
         Raises:
-            Refused: values are not finite.
+            Refused: the initial values are not finite.
         """
         ...
 
@@ -115,58 +130,74 @@ class Shard(Protocol):
         assignment: int = 0,
         learning_rates: Sequence[float] = (),
     ) -> None:
-        """Take a stored part of a push: step it, if a round is open in which every member has it now.
+        """Take a stored part of a push. If a round is open and every member has stored this part now, step
+        it.
 
         Args:
-            payloads: valid, end to end; none where the push contributes nothing to the part.
-            assignment: id of the one that the push answers.
-            learning_rates: of the step, by parameter group; none for those of the job. All pushes of a round
-                have the same.
+            key: identity of the push.
+            part: number of the part in the plan.
+            payloads: valid payloads of the part, end to end; empty if the push contributes nothing to the
+                part.
+            assignment: id of the assignment that the push answers; 0 for a push outside of the open round.
+            learning_rates: learning rates of the step, by parameter group; empty for those of the job. All
+                pushes of a round have the same rates.
         """
         ...
 
     def drop(self, key: PushKey) -> None:
-        """Forget the parts of a push that have not been stepped."""
+        """Discard the parts of a push that have not been stepped."""
         ...
 
     def open_round(self, order: Open, send: Send, report: Callable[[Final], None]) -> None:
-        """From now on step each part as soon as every member of the round has stored it or is given up.
+        """Open a round whose parts are stepped one by one: each part as soon as every member of the round has
+        stored it or is excluded.
 
         Args:
-            send: as for `apply`, which closes the round.
+            order: version that the round produces, and its members.
+            send: receives each encoded part of the update, as in `apply`, which closes the round.
             report: called before each part is stepped.
         """
         ...
 
     def change_round(self, order: MemberLost | Substitute | Exclude) -> None:
-        """Change whom the parts of the open round wait for; without one there is nothing to do.
+        """Change the members for which the parts of the open round wait. Does nothing if no round is open.
 
-        After `MemberLost` no part is stepped before each of these slots has a substitute or is given up.
-        `Substitute` gives a lost member's slot to a member, which may be the lost one; of a substitute only
-        parts count that are not final, and parts that the lost member has stored are discarded. After
-        `Exclude` parts do not wait for these; those that are given up together are not stepped with one
-        another either.
+        The effect depends on the order:
+
+        - `MemberLost`: no part is stepped before each lost slot has a substitute or is excluded.
+        - `Substitute`: a worker, which may be the lost one, takes over the lost member's slot. Parts that the
+          lost member has stored are discarded. Only parts that are not final are taken from the substitute.
+        - `Exclude`: parts no longer wait for these assignments, and their pushes are not summed.
         """
         ...
 
     def apply(
         self, order: Apply, pushes: Sequence[Push], send: Send, learning_rates: Sequence[float] = ()
     ) -> Awaitable[Applied]:
-        """Turn version - 1 into version with the pushes that the order names, and close the open round.
+        """Produce a version from the previous one with the pushes that the order names, and close the open
+        round.
 
         Args:
-            pushes: the parts of each contribution, in their order.
-            send: called on the event loop with each part of the update, the same for every worker, as soon
-                as it is encoded.
-            learning_rates: as in `put`.
+            order: version to produce, its contributions in the order of the sum, and the weight of the step.
+            pushes: the parts of each contribution, in the order of the contributions.
+            send: called on the event loop with each part of the update as soon as it is encoded; the part is
+                the same for every worker.
+            learning_rates: learning rates of the step, by parameter group; empty for those of the job.
+
+        Returns:
+            An awaitable of the report on the applied version.
 
         Raises:
-            DivergedError: the parameters are not finite any more.
+            DivergedError: a parameter is not finite any more.
         """
         ...
 
     def replace(self, version: int, values: Assembly | None = None) -> Awaitable[None]:
-        """Have the parameters be a worker's snapshot, or call those that there are another version.
+        """Replace the parameters by a worker's snapshot, or only give them another version number.
+
+        Args:
+            version: number of the version from now on.
+            values: the snapshot; None to leave the parameters unchanged.
 
         Raises:
             DivergedError: the snapshot is not finite.
@@ -174,32 +205,42 @@ class Shard(Protocol):
         ...
 
     def adopt(self, plan: Plan) -> Awaitable[None]:
-        """Divide the model by another plan."""
+        """Divide the model by another plan. A plan whose number is not above the current one's is ignored."""
         ...
 
     def measure_norms(self, version: int) -> None:
-        """Find `Applied.square_norms` anew, with the first version after this one of which nothing has been
-        stepped."""
+        """Measure the square norms of the mean gradient (`Applied.square_norms`) once more, for the next
+        version that has no stepped part yet.
+
+        Args:
+            version: current version, which identifies the order: one that is not above that of an earlier
+                order is ignored.
+        """
         ...
 
     def image(self) -> Awaitable[Image]:
-        """Return all that is remembered, as `open` takes it."""
+        """Return the complete state between two versions, in the form that `open` restores."""
         ...
 
     def snapshot(self) -> Awaitable[list[Encoded]]:
-        """Return the parameters that every worker has, as an update for one that has none or old ones."""
+        """Return the replica as an update, one entry for each part, for a worker that has no replica or an
+        outdated one."""
         ...
 
     def values(self, *, moments: bool = False) -> Awaitable[EncodedValues]:
-        """Return the parameters, or the optimizer's state, encoded. Several that ask for one version share
-        the chunks. Waits for a round of which parts have been stepped already."""
+        """Return the parameters, or the optimizer's state, encoded. If parts of the open round have been
+        stepped, wait until that round is applied. Callers that ask for the same version share the chunks.
+
+        Args:
+            moments: return the optimizer's state, by parameter, instead of the parameters.
+        """
         ...
 
     def copy(self, *, undo: bool = False) -> Awaitable[Copy]:
-        """Return the parameters as every worker has them.
+        """Return a copy of the parameters as every worker has them, and their SHA-256.
 
         Args:
-            undo: go back to the last version first, if parts of the next one have been stepped and the values
-                before are kept. No `apply` may follow.
+            undo: first restore the last version, if parts of the next one have been stepped and the previous
+                values are kept. No `apply` may follow.
         """
         ...

@@ -1,17 +1,21 @@
-"""The parameters: a store sums the pushes of each part, steps it, and encodes its update for the workers.
+"""The store of the parameters: it sums the pushes of each part, steps the part, and encodes its update for
+the workers.
 
-`parameters` are the server's own, in float32; `downlink` has the replica that every worker has. Nothing here
-knows of sockets or clocks. One thread at a time may use a store.
+`parameters` are the server's own, in float32; `downlink` has the replica, which every worker holds a copy of.
+This module uses no socket and no clock. One thread at a time may use a store.
 
-A part, while a version is made (`PendingVersion`):
+States of a part while a version is made (`PendingVersion`):
 
-    open      `add` brings its pushes, or `apply` for all parts that are left. Next: waiting, done.
-    waiting   Its unit is encoded as one, and some part of that is open. Next: done.
-    done      It is summed, stepped, encoded and sent.
-    failed    A value is not finite. Nothing more is stepped, and `apply` raises.
+    | state   | meaning                                                                     | next          |
+    |---------|-----------------------------------------------------------------------------|---------------|
+    | open    | Its pushes have not been given; `add` or `apply` will bring them.           | waiting, done |
+    | waiting | Its unit is encoded as one, and some part of that unit is still open.       | done          |
+    | done    | It is summed, stepped, encoded and sent.                                    |               |
+    | failed  | A value is not finite. No other part is stepped, and `apply` raises.        |               |
 
-What may not happen: a part is done twice; parts, or the order in which they are done, change the bits; a
-version fails and its values stay (`_go_back`). With `clip_norm` all parts are summed before one is stepped.
+Must not happen: a part is done twice; the division into parts or their order changes the bits; a version
+fails and its values stay (`_roll_back` prevents that). With `clip_norm` all parts are summed before the first
+one is stepped.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from ..job.events import Apply, Contribution
 from .aggregation import combine, least_far
 from .clipping import clip
 from .downlink import Downlink, PartUpdate
-from .encodings import Way
+from .encodings import DownlinkEncoding
 from .mean import Push, Share, add_up, weights
 from .missing import Stretch, absent, filled, ranges, stretches
 
@@ -49,16 +53,19 @@ Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 MEAN = Mean()
 BuildOptimizer = Callable[[Sequence[torch.Tensor]], Optimizer]
-# For parameters in groups that are stepped so, in elements of the flat order; None for nothing.
+# Returns the optimizer's state for a manifest's parameters in these groups, by ranges in flat order, or None.
 Recall = Callable[[Manifest, Sequence[OptimizerGroup]], Sequence[Remembered] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A part of an update as messages, the same for everybody.
+    """One part of an update as encoded messages, the same for every worker.
 
-    raw_bytes: what its elements take as float32. whole: whether a replica at any version can take it in.
-    number: of the part.
+    Attributes:
+        messages: header and chunks.
+        raw_bytes: bytes of the part's elements as float32.
+        whole: whether the part holds all values, which a replica at any version can take.
+        number: number of the part in the plan.
     """
 
     messages: tuple[bytes, ...]
@@ -72,7 +79,13 @@ Send = Callable[[Encoded], None]
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The parameters of a version, by name, and their SHA-256."""
+    """A copy of the parameters of one version.
+
+    Attributes:
+        version: version of the parameters.
+        parameters: parameters by name.
+        digest: SHA-256 of the parameters in hexadecimal.
+    """
 
     version: int
     parameters: Mapping[str, torch.Tensor]
@@ -81,15 +94,21 @@ class Copy:
 
 @dataclass(slots=True, eq=False)
 class PendingVersion:
-    """The state of a version while it is made.
+    """The state of a version while the store makes it.
 
     Attributes:
-        before: the values to go back to.
-        taken: parts that are not open any more.
-        piecewise: by unit, whether its parts are encoded one by one.
-        waiting: by unit and part, the pushes of parts that wait.
-        summed: by part, its gradient's stretches, where all parts are summed before the first is stepped.
-        failure: of a part. The rest is as in `Apply`.
+        version: number of the version.
+        before: values to roll back to if the step fails.
+        taken: numbers of the parts that are no longer open.
+        piecewise: for each unit, whether its parts are encoded one by one.
+        waiting: pushes of the parts in state waiting, by unit and part.
+        summed: ranges of a part that have a gradient, by part, where all parts are summed before the first
+            one is stepped; empty otherwise.
+        failure: exception that stopped a part; None if there was none.
+        weight: multiplies the mean gradient.
+        base_version: version that the gradient was computed at, where pushes are applied singly; otherwise
+            None.
+        contributions: all pushes of the version that have samples.
     """
 
     version: int
@@ -107,10 +126,13 @@ class PendingVersion:
 
 
 class DivergedError(ArithmeticError):
-    """The parameters have left the range of float32: the training has diverged."""
+    """Raised when a parameter is not finite any more: the training has diverged."""
 
 
 class Store:
+    """The parameters of a job with their optimizer, and the updates that they produce. `LocalShard` creates
+    it and uses it on the reducer thread."""
+
     def __init__(
         self,
         manifest: Manifest,
@@ -126,24 +148,24 @@ class Store:
     ) -> None:
         """
         Args:
-            values: initial parameters, a flat float32 array per tensor of the manifest; copied.
-            build_optimizer: of the parts of the plan, with the groups of the manifest.
-            downlink: compressor of the updates, or `auto`; see `downlink`.
-            seed: of the job, for compressors that draw.
-            aggregation: how a round's gradients become one.
-            delay_compensation: λ of g + λ g² (w - w_base), which makes up to first order for the parameters'
-                having moved on since a gradient was computed; 0 for none. Keeps a copy of every version at
-                which gradients are being computed. Source: Zheng et al., "Asynchronous Stochastic Gradient
-                Descent with Delay Compensation" (ICML 2017).
-            plan: how the model is divided; the default one if None.
-            keep_last: keep a copy of what every worker has before each step, to go back to if it fails.
-            clip_norm: largest Euclidean norm of the gradient of the whole model that a step is taken with, 0
-                for no limit. Then no part is stepped before all are summed.
-        """
+            manifest: list of the model's tensors.
+            values: initial parameters, a flat float32 array for each tensor of the manifest; copied.
+            downlink: compressor of the updates, or `auto`; see `server/shard/downlink`.
+            build_optimizer: creates the optimizer of the plan's parts, with the manifest's groups.
+            seed: seed of the job, for compressors that draw random numbers.
+            aggregation: rule that combines the gradients of a round.
+            delay_compensation: λ of g + λ g² (w - w_base), which corrects to first order for the movement of
+                the parameters since the gradient was computed; 0 for none. The store then keeps a copy of
+                each version at which a gradient is being computed. Source: Zheng et al., "Asynchronous
+                Stochastic Gradient Descent with Delay Compensation" (ICML 2017).
+            keep_last: keep a copy of the replica from before each step, to roll back to if the step fails.
+            plan: division of the model into parts; None for the default plan.
+            clip_norm: largest Euclidean norm of the whole model's gradient that a step takes, 0 for no limit.
+                With a limit, no part is stepped before all are summed."""
         self._aggregation = aggregation
         self._compensation = delay_compensation
         self._clip_norm = clip_norm
-        self.gradient_norm = math.nan  # before it is clipped, of the last version; NaN if it never is
+        self.gradient_norm = math.nan  # of the last version before clipping; NaN without clipping
         self.manifest = manifest
         self.plan = plan or manifest.plan()
         self.version = 0
@@ -153,27 +175,29 @@ class Store:
         self._optimizer = build_optimizer(self._stepped())
         self._downlink = Downlink(
             *(manifest, self.plan, self._flat, downlink, seed),
-            scratch=self._gradient,  # which nobody needs after the step
+            scratch=self._gradient,  # free to be overwritten once the part is stepped
             leaves_zeros=self._optimizer.leaves_zeros,
         )
         self._unit_of = _unit_of(self.plan)
         self._step: PendingVersion | None = None
         self._keep_last = keep_last
         self._last: torch.Tensor | None = None
-        self._bases: dict[int, torch.Tensor] = {}  # by version
-        self.checked = 0, 0  # the last version at which the replica's checksum was taken, and that
-        self.measures_norms = False  # of the next version
+        self._bases: dict[int, torch.Tensor] = {}  # replicas by version, for delay compensation
+        self.checked = 0, 0  # version of the replica's last checksum, and that checksum
+        self.measures_norms = False  # whether to measure the square norms at the next version
         self.square_norms: tuple[float, ...] = ()
-        self._norms: list[float] | None = None  # while they are measured
+        self._norms: list[float] | None = None  # square norms by tensor, while they are measured
         if delay_compensation:
             self._keep_base(0, frozenset())
 
     def _by_tensor(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return views of a flat tensor, one for each tensor of the manifest, in its shape."""
         pairs = zip(self.manifest.specs, pairwise(self.plan.starts), strict=True)
         return [flat[start:end].view(spec.shape) for spec, (start, end) in pairs]
 
     def _stepped(self) -> list[torch.Tensor]:
-        """The optimizer sees parts: its steps are the same for each element, wherever that lies."""
+        """Return views of the parameters, one for each part, with their gradients. The optimizer steps parts;
+        each element's step is the same in any part."""
         stepped: list[torch.Tensor] = []
         for part in self.plan.parts:
             stepped.append(self._flat[part.start : part.end])
@@ -181,16 +205,20 @@ class Store:
         return stepped
 
     def adopt(self, plan: Plan) -> None:
-        """Divide the model otherwise, between two versions. No bit of any changes by that."""
+        """Divide the model by another plan, between two versions. No value changes by it."""
         self.plan, self._step = plan, None
         self._optimizer.divide(self._stepped(), self.manifest.groups_of_parts(plan))
         self._downlink.adopt(plan)
         self._unit_of = _unit_of(plan)
 
     def begin(self, version: int, rate_factor: float, learning_rates: Sequence[float] = ()) -> None:
-        """The parts of another version are to come.
+        """Start a new version whose parts will be added.
 
-        learning_rates: of its step, by parameter group, instead of what the factor makes of their own.
+        Args:
+            version: number of the version.
+            rate_factor: multiplies the base learning rate of each parameter group.
+            learning_rates: learning rates of this step, by parameter group, which replace the multiplied
+                ones; empty for none.
         """
         self._step = PendingVersion(version)
         self._norms = [0.0] * len(self.manifest.tensors) if self.measures_norms else None
@@ -200,8 +228,14 @@ class Store:
         self._step.before = self._before()
 
     def add(self, part: int, shares: Sequence[Share], send: Send) -> None:
-        """Step one part, once and for all, before the others. Raises DivergedError, and so does `apply`
-        then."""
+        """Sum and step one part of the version that `begin` started, before the other parts. The step is
+        final. A failure is kept and raised by `apply`.
+
+        Args:
+            part: number of the part in the plan.
+            shares: contribution and payloads of each push that counts in the part, in rank order.
+            send: receives each part of the update as soon as it is encoded.
+        """
         step = self._step
         if step is None or step.failure is not None:
             return
@@ -213,18 +247,25 @@ class Store:
     def apply(
         self, order: Apply, pushes: Sequence[Push], send: Send, learning_rates: Sequence[float] = ()
     ) -> int:
-        """Take one optimizer step, and encode what the workers need for it. pushes: of the contributions.
-        learning_rates: as in `begin`.
+        """Take one optimizer step for all parts that have not been added, and encode the updates for the
+        workers.
 
-        send: takes each part of the update as soon as it is encoded. Parts that were added before are not
-        done again. The mean is one over all samples, summed in the order given (`mean`). Without samples, and
-        with fewer gradients than the aggregation needs, the parameters stay as they are. If the step fails,
-        they become what they were if that is kept, otherwise what every worker has, as far as the replica is
-        apart from them. Returns how many gradients came and had no effect, because they were too few to be
-        aggregated as asked.
+        The mean is taken over all samples and summed in the order given. Without samples, or with fewer
+        gradients than the aggregation needs, the parameters stay unchanged. If the step fails, the parameters
+        become those of the previous version, if a copy is kept, or else those of the replica.
+
+        Args:
+            order: version to produce, its contributions, and the weight of the step.
+            pushes: payloads of each contribution, by part.
+            send: receives each part of the update as soon as it is encoded.
+            learning_rates: learning rates of this step, by parameter group; empty for those of the job.
+
+        Returns:
+            The number of gradients that had no effect, because the aggregation needs more of them; 0 after a
+            step.
 
         Raises:
-            DivergedError: the parameters are no longer finite.
+            DivergedError: a parameter is not finite any more.
         """
         if self._step is None or self._step.version != order.version:
             self.begin(order.version, order.rate_factor, learning_rates)
@@ -255,7 +296,7 @@ class Store:
             for number, of_part in shares.items():
                 self._add(step, number, of_part, send)
         except Exception:
-            self._go_back(step.before)
+            self._roll_back(step.before)
             raise
         self.version = order.version
         if is_checked(self.version):
@@ -267,58 +308,70 @@ class Store:
         return 0 if enough else len(pairs)
 
     def undo(self) -> None:
-        """Go back to the last version, if parts of the next one have been stepped and there is a way."""
+        """Roll back to the last version, if parts of the next one have been stepped and a copy of the
+        previous values is kept."""
         step, self._step = self._step, None
         if step is not None and step.taken and step.before is not self._downlink.replica:
-            self._go_back(step.before)
+            self._roll_back(step.before)
 
-    def _go_back(self, before: torch.Tensor) -> None:
-        """Have what every worker had before a step that has failed; no other step follows."""
+    def _roll_back(self, before: torch.Tensor) -> None:
+        """Overwrite parameters and replica with the values from before a failed step. No other step
+        follows."""
         self._flat.copy_(before)
         if before is not self._downlink.replica:
             self._downlink.replica.copy_(before)
 
     def _add(self, step: PendingVersion, number: int, shares: Sequence[Share], send: Send) -> None:
-        """Step a part, or with the last of its unit all of that."""
+        """Sum, step and send a part; if its unit is encoded as one, do so for the whole unit once its last
+        part is here."""
         step.taken.add(number)
-        place = self._unit_of[number]
-        unit = self.plan.units[place]
-        if place not in step.piecewise:
+        index = self._unit_of[number]
+        unit = self.plan.units[index]
+        if index not in step.piecewise:
             known = [(self.plan.parts[number].start, payloads) for _, payloads in shares]
-            step.piecewise[place] = len(unit.parts) == 1 or self._downlink.piecewise(
+            step.piecewise[index] = len(unit.parts) == 1 or self._downlink.piecewise(
                 unit, known, step.version
             )
         group = {number: shares}
-        if not step.piecewise[place]:
-            waiting = step.waiting.setdefault(place, {})
+        if not step.piecewise[index]:
+            waiting = step.waiting.setdefault(index, {})
             waiting[number] = shares
             if len(waiting) < len(unit.parts):
                 return
             group = {part: waiting[part] for part in unit.parts}
         start, end = (self.plan.parts[min(group)].start, self.plan.parts[max(group)].end)
         known = [(self.plan.parts[part].start, payloads) for part in group for _, payloads in group[part]]
-        ways = self._downlink.choose(unit, start, end, known)
-        changed, touched = False, self._touched(ways)
+        encodings = self._downlink.choose(unit, start, end, known)
+        changed, touched = False, self._touched(encodings)
         for part in group:
             changed |= self._step_part(part, group[part], step, touched)
-        for update in self._downlink.encode(ways, list(group), step.version, changed=changed):
+        for update in self._downlink.encode(encodings, list(group), step.version, changed=changed):
             send(self._encode(step.version, update))
 
-    def _touched(self, ways: Sequence[Way]) -> Int64 | None:
-        """The elements that a step can change, in flat order, ascending; None where these may be all."""
-        ways = [way for way in ways if way.compressor is not None]
-        held = [way.held.astype(np.int64) + way.start for way in ways if way.held is not None]
-        if not held or len(held) < len(ways) or self._compensation or not isinstance(self._aggregation, Mean):
+    def _touched(self, encodings: Sequence[DownlinkEncoding]) -> Int64 | None:
+        """Return the elements that a step can change, in flat order, ascending; None if it may change all of
+        them."""
+        encodings = [each for each in encodings if each.compressor is not None]
+        held = [each.held.astype(np.int64) + each.start for each in encodings if each.held is not None]
+        if (
+            not held
+            or len(held) < len(encodings)
+            or self._compensation
+            or not isinstance(self._aggregation, Mean)
+        ):
             return None
-        if self._clip_norm:  # it needs all elements
+        if self._clip_norm:  # the norm needs all elements
             return None
         return np.concatenate(held)
 
     def _step_part(
         self, number: int, shares: Sequence[Share], step: PendingVersion, touched: Int64 | None = None
     ) -> bool:
-        """Sum a part and take the optimizer's step with what there is of it. Returns whether there was enough
-        for one. touched: as `_touched` says; the others are not looked at."""
+        """Sum a part and take the optimizer's step for the elements that have a gradient. Return True when
+        there were enough pushes for a step.
+
+        touched: elements that the step can change, in flat order; only these are computed. None for all.
+        """
         found = step.summed[number] if number in step.summed else self._stretches(shares)
         if not found:
             return False
@@ -335,13 +388,13 @@ class Store:
         return True
 
     def _stretches(self, shares: Sequence[Share]) -> list[Stretch]:
-        """Return the stretches of a part that have a gradient; none if they are not enough for a step."""
+        """Return the ranges of a part that have a gradient; empty if the pushes are too few for a step."""
         fewest = 1 if isinstance(self._aggregation, Krum) else self._aggregation.fewest
         return stretches([each for _, each in shares]) if len(shares) >= fewest else []
 
     @staticmethod
     def _factors(shares: Sequence[Share], step: PendingVersion) -> list[float]:
-        """Weights of a part's pushes in their mean."""
+        """Return the weight of each push of a part in their mean."""
         sliced = any(each.slice for each in step.contributions)
         among = step.contributions if sliced else None
         return weights([each for each, _ in shares], step.weight, among)
@@ -349,7 +402,7 @@ class Store:
     def _sum_part(
         self, part: Part, shares: Sequence[Share], found: Sequence[Stretch], step: PendingVersion
     ) -> None:
-        """Have the gradient of a part, as far as there is one."""
+        """Write the sum of a part's pushes into the gradient, for the elements that have one."""
         factors = self._factors(shares, step)
         for stretch in found:
             here = slice(part.start + stretch.start, part.start + stretch.end)
@@ -376,9 +429,10 @@ class Store:
         found: Sequence[Stretch],
         step: PendingVersion,
     ) -> None:
-        """Sum and step what sparse pushes hold of a part, to the bits that a step of all of it would leave.
+        """Sum and step only the elements of a part that sparse pushes hold, with the same bits as a step of
+        the whole part.
 
-        places: of the elements, counted from the beginning of the part.
+        places: these elements, ascending, counted from the beginning of the part.
         """
         part, factors = self.plan.parts[number], self._factors(shares, step)
         gradient, values = (flat[part.start : part.end].numpy() for flat in (self._gradient, self._flat))
@@ -393,7 +447,14 @@ class Store:
             self._refuse(step.version)
 
     def _sum(self, stretch: Stretch, factors: Sequence[float], out: Float32, *, keep: bool = False) -> None:
-        """factors: weights in a mean; what a push has nothing of counts as zeros. keep: add it to `out`."""
+        """Write the combined gradient of a range into `out`.
+
+        Args:
+            stretch: payloads of the range from each push; an absent one counts as zeros in a mean.
+            factors: weight of each push in a mean; unused by other aggregations.
+            out: float32, shape (elements of the range,).
+            keep: add a mean to the content of `out` instead of overwriting it.
+        """
         if isinstance(self._aggregation, Krum):
             add_up(stretch.pushes, [1.0], out)
         elif isinstance(self._aggregation, Mean):
@@ -404,25 +465,31 @@ class Store:
             combine(self._aggregation, stretch.pushes, out)
 
     def _add_norms(self, start: int, gradient: Float32, places: Int64 | None = None) -> None:
-        """Add the square norms of a piece of the mean gradient. start: its first element. places: of the
-        values in it; None for all."""
+        """Add the square norms of a piece of the mean gradient to those of its tensors, if they are measured
+        at this version.
+
+        Args:
+            start: first element of the piece, in flat order.
+            gradient: values of the piece.
+            places: position of each value in the piece, ascending; None if they are consecutive.
+        """
         if self._norms is None:
             return
         end = start + (gradient.size if places is None else int(places[-1]) + 1 if places.size else 0)
         starts = self.plan.starts
-        place = bisect_right(starts, start) - 1
-        while place < len(self._norms) and starts[place] < end:
-            borders = np.array([starts[place], starts[place + 1]]) - start
+        tensor = bisect_right(starts, start) - 1
+        while tensor < len(self._norms) and starts[tensor] < end:
+            borders = np.array([starts[tensor], starts[tensor + 1]]) - start
             if places is not None:
                 borders = np.searchsorted(places, borders)
             first, last = np.clip(borders, 0, gradient.size)
             piece = gradient[first:last]
-            self._norms[place] += float(np.dot(piece, piece))
-            place += 1
+            self._norms[tensor] += float(np.dot(piece, piece))
+            tensor += 1
 
     def _before(self) -> torch.Tensor:
-        """Return the values to go back to: those that every worker has. A copy if that is kept: parts of the
-        step may have gone to the workers when another one fails."""
+        """Return the values to roll back to if the step fails: the replica, or a copy of it if `keep_last` is
+        set. Only the copy stays unchanged when parts of the failed step have been sent."""
         replica = self._downlink.replica
         if not self._keep_last:
             return replica
@@ -436,27 +503,29 @@ class Store:
         return self._by_tensor(self._downlink.replica)
 
     def _refuse(self, version: int) -> None:
+        """Raise a DivergedError that names the first parameter that is not finite."""
         pairs = zip(self.manifest.specs, self.parameters, strict=True)
         for spec, parameter in pairs:
             if not finite(parameter.view(-1)):
                 raise DivergedError(f"parameters of {spec.name!r} are no longer finite at version {version}")
 
     def _compensate(self, here: slice, base_version: int, weight: float) -> None:
-        """Replace weight · g by weight · (g + λ g² (w - w_base))."""
+        """Replace the gradient weight · g by weight · (g + λ g² (w - w_base))."""
         gradient = self._gradient[here]
         moved = self._downlink.replica[here] - self._bases[base_version][here]
         gradient.add_(moved.mul_(gradient).mul_(gradient), alpha=self._compensation / weight)
 
     def _keep_base(self, newest: int, bases: frozenset[int]) -> None:
-        """Workers may be told to compute at this version; others that nobody computes at are forgotten."""
+        """Keep a copy of the newest version for delay compensation, and discard versions at which no gradient
+        is being computed."""
         for version in list(self._bases):
             if version < newest - 1 and version not in bases:
                 del self._bases[version]
         self._bases[newest] = self._downlink.replica.clone()
 
     def image(self) -> dict[str, Any]:
-        """All of it between two versions, as plain values and copies of its tensors: `restore` makes another
-        store go on to the same bits."""
+        """Return the complete state between two versions, as plain values and copies of tensors. A store that
+        restores it continues with the same bits."""
         return {
             "version": self.version,
             "parameters": self._flat.clone(),
@@ -469,8 +538,8 @@ class Store:
         }
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Go on from an `image` of a store with the same manifest, plan and options; takes over its
-        tensors."""
+        """Replace the state by an image from a store with the same manifest, plan and options. The image's
+        tensors belong to this store afterwards."""
         self._flat.copy_(image["parameters"])
         self.version, self.checked = image["version"], image["checked"]
         self._optimizer.restore(image["optimizer"])
@@ -479,21 +548,23 @@ class Store:
         self.measures_norms, self.square_norms = image["measures_norms"], image["square_norms"]
 
     def recall(self, remembered: Recall) -> None:
-        """Have the optimizer go on from what a checkpoint's remembered, if it fits; `remembered` says so."""
+        """Replace the optimizer's state by the one that `remembered` supplies for the manifest and groups;
+        keep it if `remembered` returns None."""
         found = remembered(self.manifest, self._optimizer.groups)
         if found is not None:
             self._optimizer.recall(found)
 
     def remembered(self) -> Sequence[Remembered]:
-        """Return the optimizer's state, in its own memory and in elements of the flat order."""
+        """Return the optimizer's state of ranges in flat order. The tensors share the optimizer's memory."""
         return self._optimizer.remembered()
 
     def snapshot(self) -> list[Encoded]:
-        """The replica as it is, for a worker that has none or an old one."""
+        """Return the replica as an update, one entry for each part, for a worker that has no replica or an
+        outdated one."""
         return [self._encode(self.version, update) for update in self._downlink.snapshot()]
 
     def _encode(self, version: int, update: PartUpdate) -> Encoded:
-        """The messages of a part of an update."""
+        """Return one part of an update as encoded messages."""
         pairs = zip(update.payloads, update.contents, strict=True)
         whole = all(
             content is Content.VALUES and isinstance(payload, DensePayload) for payload, content in pairs
@@ -511,21 +582,27 @@ class Store:
         return Encoded((encode_server(header), *chunks), raw_bytes, whole, update.part)
 
     def load(self, version: int, values: Sequence[Payload]) -> None:
-        """Take over a worker's parameters, and what its optimizer remembers with them."""
+        """Replace the parameters and the optimizer's tensors by a worker's snapshot.
+
+        Args:
+            version: version of the snapshot.
+            values: payload of each tensor, in the manifest's order.
+        """
         for parameter, payload in zip(self.parameters, values, strict=True):
             _flat(parameter)[:] = decode(payload)
         self.version = version
 
     def relabel(self, version: int) -> None:
-        """Call what is here another version."""
+        """Give the unchanged parameters another version number."""
         self.version = version
 
     def values(self) -> list[Bytes]:
-        """Return the replica as little-endian float32 bytes, in manifest order, over its own memory."""
+        """Return the replica as little-endian float32 bytes, one array for each tensor in the manifest's
+        order. The arrays share the replica's memory."""
         return [_flat(parameter).view(np.uint8) for parameter in self.replica]
 
     def sha256(self) -> str:
-        """Over the values of the parameters, as every worker has them."""
+        """Return the SHA-256 of the parameters that every worker has, in hexadecimal."""
         digest = hashlib.sha256()
         for tensor, value in zip(self.manifest.tensors, self.values(), strict=True):
             if not tensor.state:
@@ -533,15 +610,15 @@ class Store:
         return digest.hexdigest()
 
     def copy(self) -> Copy:
-        """The parameters, as every worker has them."""
+        """Return a copy of the parameters that every worker has, and their SHA-256."""
         named = zip(self.manifest.tensors, self.replica, strict=True)
         parameters = {tensor.name: each.clone() for tensor, each in named if not tensor.state}
         return Copy(self.version, parameters, self.sha256())
 
 
 def _unit_of(plan: Plan) -> dict[int, int]:
-    """Return the number of each part's unit, by part."""
-    return {part: place for place, unit in enumerate(plan.units) for part in unit.parts}
+    """Return the index of each part's unit, by part."""
+    return {part: index for index, unit in enumerate(plan.units) for part in unit.parts}
 
 
 def _flat(tensor: torch.Tensor) -> Float32:
@@ -553,7 +630,7 @@ def _in_order(push: Push) -> list[Payload]:
 
 
 def compressed_bytes(payloads: Sequence[Payload]) -> tuple[int, int]:
-    """Return the bytes of the payloads that are neither dense nor absent, with levels, and the bytes that
-    their tensors take as float32."""
+    """Return the encoded bytes of the compressed payloads, levels included, and the bytes of their elements
+    as float32. Dense and absent payloads do not count."""
     compressed = [payload for payload in payloads if not isinstance(payload, DensePayload | AbsentPayload)]
     return sum(map(wire_bytes, compressed)), sum(payload.elements * 4 for payload in compressed)

@@ -1,4 +1,5 @@
-"""One worker's Exchange stream at the server: what is still to be written, and the parts that arrive."""
+"""One worker's Exchange stream at the server: the messages still to be written, and the parts that are
+arriving."""
 
 from __future__ import annotations
 
@@ -22,10 +23,20 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(slots=True)
 class WorkerStream:
-    """A worker that is connected. scans: of parts that have come, while they run. following: the last update
-    that it is sent as it grows. saved: the last version of which it has written down its own state, if it has
-    any. plan: number of the last plan that it has, or has been sent. unwanted: open pushes that it was told
-    to send no more of. chunk_at: when a piece of a part came last, in seconds of the monotonic clock."""
+    """The stream of one connected worker. `WorkerCall` creates it; the conductor lists it while it is open.
+
+    Attributes:
+        worker: id of the worker.
+        incarnation: number of the worker's process.
+        outbox: messages for the worker.
+        arriving: incomplete parts from the worker.
+        following: the last update that is sent to the worker while it grows; None before the first.
+        plan: number of the last plan that the worker has or has been sent; 0 for none.
+        unwanted: seq of the open pushes of which the worker was told to send no more.
+        saved: the last version at which the worker saved its own state; -1 for none.
+        chunk_at: time of the last header or chunk of a part, in seconds of the monotonic clock.
+        scans: running checks of complete parts.
+    """
 
     worker: str
     incarnation: int
@@ -40,13 +51,21 @@ class WorkerStream:
 
     @property
     def id(self) -> tuple[str, int]:
+        """The worker and its incarnation, which identify the member."""
         return self.worker, self.incarnation
 
 
 @dataclass(slots=True)
 class _UpdateInProgress:
-    """An update on its way. counted: whether its bytes count as parameters that were sent. seen: parts of it
-    that have begun, or are among those that wait. messages: of the part that has begun."""
+    """An update that is being sent to one worker.
+
+    Attributes:
+        update: the update.
+        counted: whether its bytes count in the metric of sent parameters.
+        seen: number of its parts that have been moved to `waiting`.
+        waiting: parts that wait to be sent.
+        messages: remaining messages of the part that is being sent.
+    """
 
     update: Broadcast
     counted: bool
@@ -55,7 +74,7 @@ class _UpdateInProgress:
     messages: deque[bytes] = field(default_factory=deque[bytes])
 
     def next(self) -> bytes | None:
-        """None if the update has to grow first, or is through."""
+        """Return the next message; None if all parts so far have been sent."""
         while not self.messages:
             self.waiting += self.update.parts[self.seen :]
             self.seen = len(self.update.parts)
@@ -68,7 +87,8 @@ class _UpdateInProgress:
 
 
 class Outbox:
-    """Messages for one worker. Short ones overtake updates between two chunks; updates keep their order."""
+    """The queue of messages for one worker. Short messages overtake updates between two chunks; updates keep
+    their order."""
 
     def __init__(self) -> None:
         self._urgent: deque[bytes] = deque()
@@ -79,30 +99,42 @@ class Outbox:
         self.final = False
 
     def send(self, message: ServerMessage) -> None:
-        """Send a message before what is left of any update."""
+        """Queue a message before the rest of any update."""
         self._urgent.append(encode_server(message))
         self._more.set()
 
     def put(self, message: bytes) -> None:
-        """Send a message behind what waits already."""
+        """Queue an encoded message behind all queued messages."""
         self._updates.append(message)
         self._more.set()
 
     def broadcast(self, update: Broadcast, *, counted: bool = True) -> None:
-        """Send an update, as far as there is one and then as it grows."""
+        """Queue an update, whose parts are sent as they are added. counted: whether its bytes count in the
+        metric of sent parameters."""
         self._updates.append(_UpdateInProgress(update, counted))
         update.listen(self._more.set)
         self._more.set()
 
     def end(self, why: Refusal, *, final: bool) -> None:
-        """End the stream. final: the worker shall not come back, and gets what is queued first if it can."""
+        """End the stream; only the first call counts.
+
+        Args:
+            why: reason, which the worker receives.
+            final: whether the worker must not reconnect. It then gets the queued messages first, if it reads
+                them in time.
+        """
         if self.ended_with is None:
             self.ended_with, self.final = why, final
             self.ended.set()
             self._more.set()
 
     async def pump(self, context: Context, on_sent: Callable[[int], None]) -> None:
-        """Write until the end. `on_sent` is told what an update that has gone out takes as float32."""
+        """Write the queued messages until the stream ends.
+
+        Args:
+            context: call to write to.
+            on_sent: called after each counted update with the bytes of its elements as float32.
+        """
         while True:
             message = self._next(on_sent)
             if message is not None:
@@ -114,7 +146,7 @@ class Outbox:
                 await self._more.wait()
 
     def _next(self, on_sent: Callable[[int], None]) -> bytes | None:
-        """A short message, or the next one of the first update; None if it has to grow first."""
+        """Return a short message, or else the next message of the first update; None if there is none yet."""
         if self._urgent:
             return self._urgent.popleft()
         while self._updates:

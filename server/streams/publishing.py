@@ -1,5 +1,5 @@
-"""Sends each worker the messages that take its replica to a version: the update that grows part by part, the
-updates that the worker has missed, or a snapshot; and the plan, before anything that goes by it."""
+"""Sends each worker the messages that bring its replica to a version: growing updates part by part, missed
+updates, or a snapshot. Sends a plan before any message that depends on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .updates import Broadcast
 
 
 class Publishing:
-    """Keeps the last updates and the snapshot of the current version. Belongs to the conductor's loop."""
+    """The last updates and the snapshot of the current version, and their delivery to workers. The conductor
+    owns it, on its event loop."""
 
     def __init__(
         self,
@@ -26,33 +27,40 @@ class Publishing:
     ) -> None:
         """
         Args:
-            streams: of the workers that are connected, at any time.
-            work: sees to what takes time.
-        """
+            shard: supplies snapshots and the plan.
+            streams: streams of the connected workers, by worker; it changes as they connect.
+            work: runs an awaitable in the background, and handles its failure."""
         self._shard, self._streams, self._work = shard, streams, work
-        self._updates: deque[Broadcast] = deque()  # the last
-        self._growing: Broadcast | None = None  # to the version that the open round leads to
-        self._snapshot: Broadcast | None = None  # of the current version
+        self._updates: deque[Broadcast] = deque()  # the last ones, ascending by version
+        self._growing: Broadcast | None = None  # the update to the open round's version
+        self._snapshot: Broadcast | None = None  # snapshot of the current version
 
     # ---- one worker
 
-    def divide(self, stream: WorkerStream) -> None:
-        """Send a worker the plan, if it does not have it, before anything that goes by it."""
+    def send_plan_if_stale(self, stream: WorkerStream) -> None:
+        """Send a worker the plan in force, unless it has that plan."""
         plan = self._shard.reported.plan
         if stream.plan != plan.number:
             stream.plan = plan.number
             stream.outbox.put(encode_server(plan_message(plan)))
 
     def update(self, stream: WorkerStream, version: int, has: int | None) -> None:
-        """Send a worker what takes its replica from `has` to `version`."""
-        self.divide(stream)
+        """Send a worker the messages that bring its replica from one version to another.
+
+        Args:
+            stream: the worker's stream.
+            version: version to bring the replica to.
+            has: version of the replica; None without one.
+        """
+        self.send_plan_if_stale(stream)
         *missed, last = self._broadcasts(version, has)
-        for broadcast in missed:  # uncompressed, the last alone would have done
+        for broadcast in missed:  # only compressed updates: without compression, the last alone is enough
             stream.outbox.broadcast(broadcast, counted=False)
         stream.outbox.broadcast(last)
 
     def _broadcasts(self, version: int, has: int | None) -> Sequence[Broadcast]:
-        """Return the updates that take a replica from `has` to `version`, or a snapshot."""
+        """Return the updates that bring a replica from version `has` to `version`, in order; a snapshot if
+        they are not kept."""
         updates: list[Broadcast] = []
         for update in reversed(self._updates):
             if update.version != version - len(updates):
@@ -61,35 +69,46 @@ class Publishing:
             if update.whole or update.version - 1 == has:
                 return updates[::-1]
         if self._snapshot is None:
-            # The shard keeps the order of what it is asked: before the next apply, so it is of this version.
+            # The shard answers in order: this read precedes the next `apply`, so it returns this version.
             self._snapshot = Broadcast(version)
             self._work(self._take_snapshot(self._snapshot, self._shard.snapshot()))
         return [self._snapshot]
 
     async def _take_snapshot(self, snapshot: Broadcast, parts: Awaitable[Sequence[Encoded]]) -> None:
+        """Complete the snapshot with its parts once the shard has read them."""
         snapshot.finish(await parts)
 
     def _follow(self, worker: str, update: Broadcast) -> None:
-        """Have a worker sent an update while it grows."""
+        """Send a worker an update while the update grows, unless it is already being sent."""
         stream = self._streams.get(worker)
         if stream is not None and stream.following is not update:
             stream.following = update
-            self.divide(stream)
+            self.send_plan_if_stale(stream)
             stream.outbox.broadcast(update)
 
     # ---- the course of versions
 
     def open(self, version: int, workers: Iterable[str]) -> Broadcast:
-        """Parts of the update to a version go out as soon as they are there, to these. Returns it, empty."""
-        self._give_up()
+        """Return a new, empty update. Its parts are sent to these workers as soon as they are added.
+
+        Args:
+            version: version that the update leads to.
+            workers: ids of the workers to send it to; those that are not connected are skipped.
+        """
+        self._end_growing()
         self._growing = Broadcast(version, last_first=bool(self._shard.reported.plan.turns))
         for worker in workers:
             self._follow(worker, self._growing)
         return self._growing
 
     def close(self, version: int, workers: Iterable[str]) -> Broadcast:
-        """Control has decided which pushes a version contains. Return its update, which goes to these workers
-        too, and may have some parts."""
+        """Return the update to a version whose pushes control has decided: the growing one from `open`, or
+        else a new one. Send it to these workers too, unless they already receive it.
+
+        Args:
+            version: version that the update leads to.
+            workers: ids of the workers to send it to.
+        """
         growing, self._growing = self._growing, None
         broadcast = growing if growing is not None else Broadcast(version)
         for worker in workers:
@@ -97,8 +116,8 @@ class Publishing:
         return broadcast
 
     def published(self, update: Broadcast) -> None:
-        """A version is complete. Keep its update for those that missed it, as long as a snapshot would not be
-        smaller."""
+        """Keep the complete update of the newest version for workers that missed it. Drop older updates once
+        a snapshot is smaller than all of them together."""
         self._snapshot = None
         updates = self._updates
         if update.whole:
@@ -107,22 +126,27 @@ class Publishing:
         while len(updates) > 1 and sum(each.wire_bytes for each in updates) > update.raw_bytes:
             updates.popleft()
 
-    def replaced(self) -> None:
-        """The parameters are others, or of another version, without an update."""
+    def drop_snapshot(self) -> None:
+        """Drop the kept snapshot, because the parameters or their version have changed without an update."""
         self._snapshot = None
 
-    def conclude(self, version: int, members: Iterable[tuple[WorkerStream, int | None]]) -> None:
-        """There is a new plan: take members to the version from those that they have. What is of the old plan
-        serves nobody after that: those that missed it get a snapshot."""
-        self._give_up()
+    def finish_plan(self, version: int, members: Iterable[tuple[WorkerStream, int | None]]) -> None:
+        """Update members to a version, before a new plan comes into force, and drop the updates of the old
+        plan. Workers that missed those get a snapshot.
+
+        Args:
+            version: version of the parameters.
+            members: stream of each connected member, and the version of its replica; None without one.
+        """
+        self._end_growing()
         for stream, has in members:
             if has != version:
                 self.update(stream, version, has)
         self._updates.clear()
         self._snapshot = None
 
-    def _give_up(self) -> None:
-        """The round of an update that still grows was given up before it had any."""
+    def _end_growing(self) -> None:
+        """End the growing update whose round was given up before it had parts."""
         if self._growing is not None:
             self._growing.finish()
             self._growing = None

@@ -1,36 +1,53 @@
-"""The push ledger: what the server knows of each push, from its first part until it is applied.
+"""The push ledger: the server's record of each push, from its first part until it is applied.
 
-A push is named by its key (worker, incarnation, seq). `seq` grows and none is used twice, so a copy of a push
-is always recognised. Parts that are still arriving belong to a stream and end with it (`arriving`). What is
-here belongs to the member, whichever stream it came on: parts that are stored, with their bytes; the commit;
+A push is identified by its key (worker, incarnation, seq). `seq` grows and no value is used twice, so a copy
+of a push is always recognised. Parts that are still arriving belong to a stream and end with it (`arriving`).
+The ledger's records belong to the member, on any stream: stored parts with their bytes, the commit, and
 control's decision.
 
-    open        Parts arrive. Each is checked, journaled and then stored; control has not heard of the push.
-                If the stream breaks, the next one is told what is stored, and the worker sends only the rest.
-                Next: committed, unwanted, abandoned, refused.
-    committed   The commit is here. Once all parts that it counts are stored under the digest that it names,
-                `Pushed` tells control, which decides once. Parts that were damaged may come after the commit.
-                Next: accepted, refused; open again, if what is stored is not what was committed; unwanted,
-                abandoned.
-    unwanted    Control would refuse the push as it stands. Its parts are dropped; its worker is told
-                (`Unwanted`) and sends no more than the commit, which is handed on without parts.
-                Next: refused with its commit; open again, if control would accept it after all; abandoned.
-    accepted    The outcome names the version that will contain the push; a duplicate gets the same outcome.
-                The parts wait here, also if the worker is lost meanwhile. Next: applied.
-    applied     An `Apply` has named the key and taken the parts.
-    abandoned   The worker found a gradient that is not finite, and keeps its residual as it was before the
-                step. Its next push answers the assignment.
-    refused     Stale: its round has closed, or there is a new plan; the worker puts the push back, and it
-                goes out with the next one. Redundant: others have pushed the same gradient; the worker
-                forgets the step. Invalid: the worker ends with the reason. A damaged part refuses nothing: it
-                is sent again as the same bytes.
+    | state     | meaning                                                        | next                  |
+    |-----------|----------------------------------------------------------------|-----------------------|
+    | open      | Parts arrive. Control does not know of the push yet.           | committed, unwanted,  |
+    |           |                                                                | abandoned, refused    |
+    | committed | The commit has arrived. Parts may still be missing.            | accepted, refused,    |
+    |           |                                                                | open, unwanted,       |
+    |           |                                                                | abandoned             |
+    | unwanted  | Control would refuse the push now, so its parts are dropped.   | refused, open,        |
+    |           |                                                                | abandoned             |
+    | accepted  | Control has accepted it. Its parts wait to be applied.         | applied               |
+    | applied   | An `Apply` order has named the key and taken the parts.        |                       |
+    | abandoned | The worker has given the push up.                              |                       |
+    | refused   | The push is stale, redundant or invalid.                       |                       |
+
+Open: each part is checked, journaled and then stored. If the stream breaks, the worker's next stream reports
+the stored parts, and the worker sends only the missing ones.
+
+Committed: once all parts that the commit counts are stored under the digest that it names, `Pushed` tells
+control, which decides once. A part that was damaged may arrive after the commit. If the stored parts differ
+from the committed ones, the push is open again.
+
+Unwanted: the server tells the worker (`Unwanted`), which sends no more than the commit. Control gets the
+commit without parts and refuses the push. If control would now accept it, the push is open again.
+
+Accepted: the outcome names the version that will contain the push; a duplicate gets the same outcome. The
+parts stay stored even if the worker is lost.
+
+Abandoned: the worker found a gradient that is not finite, and keeps its residual from before the step. Its
+next push answers the same assignment.
+
+Refused as stale: the round of the push has closed, or there is a new plan. The worker adds the push to its
+residual, and sends it with the next one. Refused as redundant: other workers have pushed the same gradient,
+and the worker forgets the step. Refused as invalid: the worker ends with the reason. A damaged part refuses
+no push: the worker sends the same bytes again.
 
 If a member is lost while a push of its is open, or committed with parts missing, the parts are dropped
-(`forget_gone`) and the push is open again: the same incarnation may come back and send it whole.
+(`forget_gone`). The push is then open: the same incarnation may return and send it whole.
 
-What may not happen: a part reaches the shard, or its worker hears `Stored`, before the journal has the part
-(`store`); a push is handed to control before the earlier ones of its member are decided or given up (`next`);
-a push changes its state but as `_TRANSITIONS` says.
+Must not happen:
+
+- A part reaches the shard, or its worker receives `Stored`, before the journal has the part (`store`).
+- Control gets a push before the earlier pushes of the same member are decided, abandoned or refused (`next`).
+- A push changes its state in a way that `_TRANSITIONS` does not list.
 """
 
 from __future__ import annotations
@@ -56,12 +73,14 @@ from ..shard.reports import Final
 from ..shard.shard import Shard
 from .outbox import WorkerStream
 
-MAX_OPEN = 16  # pushes of a member that have not been decided on
-MAX_COUNTED = 1 << 10  # pushes that were not applied as a whole, and of which parts count
-STALLED_S = 60.0  # without a chunk; or a lease, if that is longer
+MAX_OPEN = 16  # most undecided pushes of a member
+MAX_COUNTED = 1 << 10  # most pushes whose parts count although they were not applied as a whole
+STALLED_S = 60.0  # time without a chunk after which a stream ends; or the lease, if that is longer
 
 
 class PushLife(Enum):
+    """State of a push. The table at the head of this file explains the states."""
+
     OPEN = "open"
     COMMITTED = "committed"
     UNWANTED = "unwanted"
@@ -88,13 +107,16 @@ _UNDECIDED = frozenset({PushLife.OPEN, PushLife.COMMITTED, PushLife.UNWANTED})
 
 @dataclass(slots=True)
 class _Push:
-    """One push.
+    """The record of one push.
 
     Attributes:
-        assignment: id of the one that it answers; 0 before a part or the commit has said so.
-        rates: learning rates that came with its parts; None before a part has come.
-        checksums, payloads: of its stored parts, by part. Payloads lie end to end; none where the push
-            contributes nothing to a part.
+        life: state of the push.
+        assignment: id of the assignment that it answers; 0 before a part or the commit has named it.
+        rates: learning rates that arrived with its parts; None before the first part.
+        commit: the commit; None before it arrives.
+        checksums: crc32c of each stored part, by number.
+        payloads: payloads of each stored part, by number, end to end; empty where the push contributes
+            nothing to the part.
     """
 
     life: PushLife = PushLife.OPEN
@@ -105,10 +127,11 @@ class _Push:
     payloads: dict[int, Sequence[Payload]] = field(default_factory=dict[int, Sequence[Payload]])
 
     def become(self, life: PushLife) -> None:
+        """Change the state. Only a transition that `_TRANSITIONS` lists is allowed."""
         self.life = move(self.life, life, _TRANSITIONS)
 
     def clear(self) -> None:
-        """Forget the parts that are stored."""
+        """Drop the stored parts."""
         self.checksums.clear()
         self.payloads.clear()
 
@@ -118,10 +141,10 @@ class _Account:
     """The pushes of one member.
 
     Attributes:
-        through: all pushes up to this seq are over, but for undecided ones: a later push may be abandoned or
+        through: every push up to this seq is closed, unless it is undecided: a later push may be abandoned or
             refused while parts of an earlier one are sent again.
-        pushes: undecided ones, and accepted ones whose parts wait to be applied, by seq.
-        refusals: why the last pushes were refused before control heard of them, by seq.
+        pushes: undecided pushes, and accepted ones whose parts wait to be applied, by seq.
+        refusals: reasons of the last pushes that were refused without control, by seq.
     """
 
     through: int
@@ -130,7 +153,7 @@ class _Account:
 
     @property
     def undecided(self) -> dict[int, _Push]:
-        """In order of seq."""
+        """Pushes that control has not decided on, by seq, ascending."""
         return {seq: push for seq, push in sorted(self.pushes.items()) if push.life in _UNDECIDED}
 
 
@@ -139,8 +162,8 @@ class _RoundInParts:
     """The open round, if its parts are stepped one by one.
 
     Attributes:
-        final: parts that are stepped, or about to be.
-        asked: parts that a substitute for a lost member is to push, by assignment.
+        final: numbers of the parts that are stepped or about to be.
+        asked: numbers of the parts that a substitute for a lost member has to push, by its assignment.
     """
 
     final: set[int] = field(default_factory=set[int])
@@ -148,64 +171,68 @@ class _RoundInParts:
 
 
 class PushLedger:
-    """All members' pushes. Belongs to the conductor's event loop."""
+    """The pushes of all members. The conductor owns it, on its event loop; streams and recovery fill it."""
 
     def __init__(
         self, core: Core, shard: Shard, streams: Mapping[str, WorkerStream], recorder: Recorder
     ) -> None:
         """
         Args:
-            streams: of the workers that are connected, at any time.
-            recorder: writes down each part, and each end that control does not decide.
-        """
+            core: control, whose roster and rules the ledger reads.
+            shard: gets each stored part, and drops those of pushes that end.
+            streams: streams of the connected workers, by worker; it changes as they connect.
+            recorder: journals each part, and each end of a push that control does not decide."""
         self.core, self._shard, self._streams, self._recorder = core, shard, streams, recorder
         self._accounts: dict[Member, _Account] = {}
         self._counted: dict[PushKey, set[int]] = {}
         self._round: _RoundInParts | None = None
 
-    # ---- what is known of a push
+    # ---- queries
 
     def open(self, member: Member) -> Mapping[int, PushLife]:
-        """Return the state of each push of a member that control has not decided on, by seq."""
+        """Return the state of each undecided push of a member, by seq."""
         return {seq: push.life for seq, push in self._account(member).undecided.items()}
 
     def stored(self, member: Member) -> tuple[m.Stored, ...]:
-        """Return the parts of undecided pushes that need not be sent again."""
+        """Return, for each undecided push of a member, the parts that are stored and need not be sent
+        again."""
         undecided = self._account(member).undecided
         return tuple(
             m.Stored(seq=seq, parts=tuple(sorted(push.checksums))) for seq, push in undecided.items()
         )
 
-    def over(self, key: PushKey) -> bool:
-        """Return whether a push has been decided on, abandoned or refused."""
+    def is_closed(self, key: PushKey) -> bool:
+        """Return True when a push is closed: decided, abandoned or refused."""
         return key.seq <= self._account(key[:2]).through and self._undecided(key) is None
 
     def through(self, member: Member) -> int:
-        """Return the greatest seq of a member that has been decided on, abandoned or refused."""
+        """Return the greatest seq of a member's closed pushes, which are decided, abandoned or refused."""
         return self._account(member).through
 
     def refusal(self, key: PushKey) -> Refusal | None:
-        """Return why a push was refused before control could decide on it."""
+        """Return the reason why a push was refused without control; None if it was not, or long ago."""
         return self._account(key[:2]).refusals.get(key.seq)
 
     def unwanted(self, key: PushKey) -> bool:
+        """Return True when a push is unwanted: control would refuse it, so the ledger takes none of its
+        parts."""
         push = self._undecided(key)
         return push is not None and push.life is PushLife.UNWANTED
 
     def rates(self, key: PushKey) -> tuple[float, ...]:
-        """Return the learning rates that came with the parts of an undecided push; none for those of the
-        job."""
+        """Return the learning rates that arrived with the parts of an undecided push, by parameter group;
+        empty for those of the job."""
         push = self._undecided(key)
         return () if push is None or push.rates is None else push.rates
 
     def payloads(self, key: PushKey) -> list[Payload]:
-        """Return all payloads that are stored of a push."""
+        """Return all stored payloads of a push."""
         push = self._account(key[:2]).pushes.get(key.seq)
         return [] if push is None else [each for part in push.payloads.values() for each in part]
 
     @property
     def held(self) -> list[PushKey]:
-        """Pushes of which parts are stored."""
+        """Keys of the pushes that have stored parts."""
         accounts = self._accounts.items()
         return [
             PushKey(*member, seq)
@@ -214,31 +241,36 @@ class PushLedger:
             if push.payloads
         ]
 
-    # ---- what workers send
+    # ---- messages of workers
 
-    def wants(self, key: PushKey, part: int, assignment: int) -> bool:
-        """Note that a part begins to arrive, of a push that answers this assignment.
+    def needs_part(self, key: PushKey, part: int, assignment: int) -> bool:
+        """Record that a part of a push begins to arrive. Return True when the part is still needed.
 
-        Returns:
-            Whether the part is still needed.
+        Args:
+            key: identity of the push.
+            part: number of the part in the plan.
+            assignment: id of the assignment that the push answers.
 
         Raises:
-            Refused: SIZE if the member has too many undecided pushes.
+            Refused: SIZE, the member has too many undecided pushes.
         """
-        if self.over(key):
+        if self.is_closed(key):
             return False
         push = self._opened(key)
         push.assignment = assignment
         return part not in push.checksums and push.life is not PushLife.UNWANTED
 
     def check_rates(self, member: Member, part: m.PartHeader, groups: int) -> None:
-        """Compare the learning rates of a part with those of the push's other parts.
+        """Check the learning rates of a part: valid, and equal to those of the push's other parts. The first
+        part sets the push's rates.
 
         Args:
+            member: worker and incarnation that pushes.
+            part: header of the part.
             groups: number of parameter groups of the model.
 
         Raises:
-            Refused: GROUP if the rates are invalid, or differ from those of the first part.
+            Refused: GROUP, the rates are invalid or differ from those of the first part.
         """
         push, rates = self._undecided(PushKey(*member, part.seq)), part.learning_rates
         if push is None or rates == push.rates:
@@ -256,18 +288,20 @@ class PushLedger:
         push.rates = rates
 
     def store(self, member: Member, part: m.PartHeader, checksum: int, payloads: Sequence[Payload]) -> bool:
-        """Store a whole and valid part: first in the journal, then here and in a round that is open.
-
-        A copy of a part that is stored changes nothing.
+        """Store a complete and valid part: first in the journal, then here and in an open round. A copy of a
+        stored part changes nothing.
 
         Args:
-            checksum: crc32c of its bytes.
+            member: worker and incarnation that pushes.
+            part: header of the part.
+            checksum: crc32c of the part's bytes.
+            payloads: decoded payloads of the part, end to end.
 
         Returns:
-            False if the part is not needed any more.
+            True when the part is stored now, also by an earlier copy; False if it is no longer needed.
 
         Raises:
-            JournalError: the part cannot be written down, and nothing has changed.
+            JournalError: the part cannot be journaled; nothing has changed.
         """
         key = PushKey(*member, part.seq)
         push = self._undecided(key)
@@ -276,7 +310,7 @@ class PushLedger:
         if part.part in push.checksums:
             return True
         self._recorder.part(member, part, checksum, payloads)
-        if self._round is not None:  # nothing takes back a step
+        if self._round is not None:  # a step cannot be undone, so the record has to be on the disk first
             self._recorder.sync()
         self._put(key, push, part, checksum, payloads)
         return True
@@ -284,14 +318,15 @@ class PushLedger:
     def _put(
         self, key: PushKey, push: _Push, part: m.PartHeader, checksum: int, payloads: Sequence[Payload]
     ) -> None:
+        """Add a part to its push, and hand it to the shard."""
         push.checksums[part.part], push.payloads[part.part] = checksum, payloads
         self._shard.put(key, part.part, payloads, part.assignment, part.learning_rates)
 
     def commit(self, member: Member, commit: m.Commit) -> None:
-        """Take the commit of a push that is not over.
+        """Store the commit of a push that is not closed.
 
         Raises:
-            Refused: SIZE if the member has too many undecided pushes.
+            Refused: SIZE, the member has too many undecided pushes.
         """
         push = self._opened(PushKey(*member, commit.seq))
         push.commit, push.assignment = commit, commit.assignment
@@ -299,17 +334,18 @@ class PushLedger:
             push.become(PushLife.COMMITTED)
 
     def next(self, member: Member, plan: int) -> tuple[m.Commit, frozenset[int]] | None:
-        """Find the push that control is to decide on next.
+        """Return the commit and the parts of the member's first undecided push, if control can decide on it;
+        otherwise None.
+
+        A push needs its commit and all parts that the commit counts. A push that is unwanted, or of another
+        plan, needs no parts.
 
         Args:
+            member: worker and incarnation that pushes.
             plan: number of the plan in force.
 
-        Returns:
-            The commit and the parts of the member's first undecided push; None if the commit or parts are
-            missing. A push that is unwanted, or of another plan, needs no parts.
-
         Raises:
-            Refused: CHECKSUM if the parts that are stored are not those that were committed.
+            Refused: CHECKSUM, the stored parts differ from the committed ones.
         """
         undecided = self._account(member).undecided
         if not undecided:
@@ -324,7 +360,9 @@ class PushLedger:
             return None
         if digest(push.checksums) != commit.digest or len(push.checksums) != commit.parts:
             limit = f"{commit.parts} parts with digest {commit.digest:08x}"
-            raise refused(Reason.CHECKSUM, worker=member[0], field=f"push {seq}", limit=limit, value="others")
+            raise refused(
+                Reason.CHECKSUM, worker=member[0], field=f"push {seq}", limit=limit, value="other parts"
+            )
         return commit, frozenset(push.checksums)
 
     # ---- ends without control
@@ -334,7 +372,7 @@ class PushLedger:
         self._end(key, PushLife.ABANDONED)
 
     def refuse(self, key: PushKey, refusal: Refusal) -> None:
-        """Drop an invalid push, and remember why."""
+        """Drop an invalid push, and keep the reason for copies of its commit."""
         self._end(key, PushLife.REFUSED, refusal)
         refusals_ = self._account(key[:2]).refusals
         refusals_[key.seq] = refusal
@@ -342,6 +380,7 @@ class PushLedger:
             del refusals_[next(iter(refusals_))]
 
     def _end(self, key: PushKey, life: PushLife, refusal: Refusal | None = None) -> None:
+        """Close a push without control: journal the end, drop the parts, and remove the record."""
         self._recorder.closed(key[:2], key.seq, refusal, again=False)
         account, push = self._account(key[:2]), self._undecided(key)
         if push is not None:
@@ -351,27 +390,29 @@ class PushLedger:
         self._shard.drop(key)
 
     def start_over(self, key: PushKey) -> None:
-        """Have all parts of an undecided push, and its commit, sent again."""
+        """Forget the parts and the commit of an undecided push, which its worker sends again from the
+        start."""
         self._recorder.closed(key[:2], key.seq, None, again=True)
         self._forget(key)
 
     def _forget(self, key: PushKey) -> None:
+        """Make an undecided push open, without parts and commit."""
         push = self._opened(key)
         push.become(PushLife.OPEN)
         push.commit, push.rates = None, None
         push.clear()
         self._shard.drop(key)
 
-    def give_up(self, stream: WorkerStream, seq: int) -> None:
-        """Keep nothing of a push that would be refused, and tell its worker to send no more of it."""
+    def stop_push(self, stream: WorkerStream, seq: int) -> None:
+        """Drop the parts of a push that control would refuse, and tell its worker to send no more of it."""
         stream.arriving.drop_push(seq)
-        self.do_without(PushKey(*stream.id, seq))
+        self.mark_unwanted(PushKey(*stream.id, seq))
         if seq not in stream.unwanted:
             stream.unwanted = (stream.unwanted & self.open(stream.id).keys()) | {seq}
             stream.outbox.send(m.Unwanted(seq=seq))
 
-    def do_without(self, key: PushKey) -> None:
-        """Drop the parts of an undecided push, those that are still to come as well."""
+    def mark_unwanted(self, key: PushKey) -> None:
+        """Mark an undecided push as unwanted: drop its stored parts, and take no others."""
         push = self._opened(key)
         if push.life is PushLife.UNWANTED:
             return
@@ -380,29 +421,32 @@ class PushLedger:
         push.clear()
         self._shard.drop(key)
 
-    def give_up_late(self) -> None:
-        """A round has closed, or there is a new plan: give up the pushes that are too late now."""
+    def stop_late_pushes(self) -> None:
+        """Stop every uncommitted push that control would refuse now. Called after a round has closed or a
+        plan was adopted."""
         for stream in self._streams.values():
             for seq, push in self._account(stream.id).undecided.items():
                 if push.commit is None and self.core.unwanted(*stream.id, push.assignment):
-                    self.give_up(stream, seq)
+                    self.stop_push(stream, seq)
 
-    # ---- what control decides
+    # ---- decisions of control
 
     def decided(self, key: PushKey, *, accepted: bool) -> None:
-        """Take control's decision: parts of an accepted push wait for its `Apply`, others are forgotten."""
+        """Record control's decision. The parts of an accepted push wait for its `Apply`; those of a refused
+        push are dropped."""
         account, push = self._account(key[:2]), self._undecided(key)
         account.through = max(account.through, key.seq)
         if push is None:
             return
-        if push.life is PushLife.OPEN:  # during a recovery: the commit is in the record of the decision
+        if push.life is PushLife.OPEN:  # during recovery, where the decision's record holds the commit
             push.become(PushLife.COMMITTED)
         push.become(PushLife.ACCEPTED if accepted else PushLife.REFUSED)
         if not (accepted and push.payloads):
             del account.pushes[key.seq]
 
     def take(self, order: e.Apply) -> tuple[list[Push], Sequence[float]]:
-        """Return the parts of the pushes that an order names, and their learning rates; forget them here."""
+        """Return the parts of the pushes that an order names, in its order, and their learning rates; remove
+        the pushes from the ledger."""
         found: list[Push] = []
         rates: Sequence[float] = ()
         self._round = None
@@ -422,43 +466,52 @@ class PushLedger:
     # ---- rounds whose parts are stepped one by one
 
     def open_round(self) -> None:
-        """From now on parts may be stepped before their pushes are decided on; `take` closes the round."""
+        """Begin a round whose parts may be stepped before their pushes are decided. `take` ends it."""
         self._round = _RoundInParts()
 
     def final(self, report: Final) -> None:
-        """Note a part that is about to be stepped, and the pushes that count in it."""
+        """Record a part that is about to be stepped, and the pushes that count in it."""
         assert self._round is not None, "no round is open"
         self._round.final.add(report.part)
         for key in report.keys:
             self._counted.setdefault(key, set()).add(report.part)
 
-    def ask(self, assignment: int, parts: int) -> tuple[int, ...]:
-        """Have a substitute push the parts that are not final. parts: number of all."""
+    def ask_substitute(self, assignment: int, parts: int) -> tuple[int, ...]:
+        """Assign all parts that are not final to a substitute, and return their numbers; empty if no round is
+        open.
+
+        Args:
+            assignment: id of the substitute's assignment.
+            parts: number of parts in the plan.
+        """
         if self._round is None:
             return ()
         missing = tuple(part for part in range(parts) if part not in self._round.final)
         self._round.asked[assignment] = missing
         return missing
 
-    def asked(self, assignment: int) -> tuple[int, ...]:
-        """Return the parts that a substitute is to push, ascending; none for other assignments."""
+    def asked_parts(self, assignment: int) -> tuple[int, ...]:
+        """Return the numbers of the parts that a substitute has to push for its assignment, ascending; empty
+        for other assignments."""
         return () if self._round is None else self._round.asked.get(assignment, ())
 
-    def counted(self, key: PushKey) -> frozenset[int]:
-        """Return the parts of a push that are in a version although the push was never applied as a whole."""
+    def counted_parts(self, key: PushKey) -> frozenset[int]:
+        """Return the parts of a push that a version contains although the push was never applied as a
+        whole."""
         return frozenset(self._counted.get(key, ()))
 
     # ---- the course of the job
 
     def forget_parts(self) -> None:
-        """There is a new plan: drop all parts that are stored. Commits stay."""
+        """Drop all stored parts, because there is a new plan. Commits stay."""
         self._round = None
         for account in self._accounts.values():
             for push in account.pushes.values():
                 push.clear()
 
     def forget_gone(self) -> None:
-        """Drop the parts of undecided pushes of members who are gone; they may come back and send them."""
+        """Drop the parts of undecided pushes whose members are gone. A member that returns sends them
+        again."""
         roster = self.core.roster
         for member, account in list(self._accounts.items()):
             if roster.present(member) is not None:
@@ -469,7 +522,8 @@ class PushLedger:
                 del self._accounts[member]
 
     def end_stalled(self, now: float) -> None:
-        """End streams on which a part has begun and nothing follows: on a new one it may come whole.
+        """End each stream on which a part has begun and no chunk has arrived for too long. The worker may
+        send the part again on a new stream.
 
         Args:
             now: seconds of the monotonic clock.
@@ -484,7 +538,8 @@ class PushLedger:
     # ---- checkpoints
 
     def image(self) -> dict[str, Any]:
-        """Return all but the parts as values that nobody changes; `stored_parts` has those."""
+        """Return the complete state without the parts, as plain values that are never written to again;
+        `stored_parts` yields the parts."""
         counted = {key: sorted(parts) for key, parts in self._counted.items()}
         members = {
             member: {
@@ -500,7 +555,7 @@ class PushLedger:
         return {"counted": counted, "members": members}
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Go on from an `image`; `carry` brings the parts."""
+        """Replace the state by one that `image` returned, without parts, which `restore_part` adds."""
         self._counted = {key: set(parts) for key, parts in image["counted"].items()}
         for member, plain in image["members"].items():
             pushes = {
@@ -510,7 +565,8 @@ class PushLedger:
             self._accounts[member] = _Account(plain["through"], pushes, dict(plain["refusals"]))
 
     def stored_parts(self, plan: int) -> Iterator[Stored]:
-        """Return the parts of all pushes here, as `carry` takes them. plan: its number."""
+        """Yield the stored parts of all pushes, in the form that `restore_part` takes. plan: number of the
+        plan."""
         for member, account in self._accounts.items():
             for seq, push in account.pushes.items():
                 for number, payloads in push.payloads.items():
@@ -524,32 +580,40 @@ class PushLedger:
                     )
                     yield member, part, push.checksums[number], payloads
 
-    def carry(self, member: Member, part: m.PartHeader, checksum: int, payloads: Sequence[Payload]) -> None:
-        """Take a part that was stored when the image was taken."""
+    def restore_part(
+        self, member: Member, part: m.PartHeader, checksum: int, payloads: Sequence[Payload]
+    ) -> None:
+        """Add a part from `stored_parts` to the push that `restore` has brought."""
         key = PushKey(*member, part.seq)
         self._put(key, self._account(member).pushes[part.seq], part, checksum, payloads)
 
     # ---- entries
 
     def _account(self, member: Member) -> _Account:
+        """Return the pushes of a member, from the roster's last seq on if it has none here."""
         found = self._accounts.get(member)
         if found is None:
-            known = self.core.roster.get(member)  # which may have left, and come back
+            known = self.core.roster.get(member)  # which may have left and returned
             found = self._accounts[member] = _Account(known.last_seq if known is not None else 0)
         return found
 
     def _undecided(self, key: PushKey) -> _Push | None:
+        """Return a push that control has not decided on, or None."""
         push = self._account(key[:2]).pushes.get(key.seq)
         return push if push is not None and push.life in _UNDECIDED else None
 
     def _opened(self, key: PushKey) -> _Push:
-        """Return an undecided push, which may be a new one. Raises Refused: SIZE for one too many."""
+        """Return an undecided push, and create it if it is new.
+
+        Raises:
+            Refused: SIZE, the member has too many undecided pushes.
+        """
         push = self._undecided(key)
         if push is not None:
             return push
         account = self._account(key[:2])
         if len(account.undecided) >= MAX_OPEN:
-            limit = f"{MAX_OPEN} open pushes"
+            limit = f"{MAX_OPEN} undecided pushes"
             where = f"push {key.seq}"
             raise refused(Reason.SIZE, worker=key.worker, field=where, limit=limit, value="one more")
         push = account.pushes[key.seq] = _Push()

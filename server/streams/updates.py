@@ -1,4 +1,4 @@
-"""Updates of the replicas while they grow, part by part; the same messages go to everybody."""
+"""Updates of the replicas while they grow part by part. Every worker gets the same messages."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from ..shard.store import Encoded
 
 
 class Broadcast:
-    """An update to a version. Parts are added while others are being sent.
+    """An update to one version, or a snapshot of it. Parts are added while earlier parts are being sent.
 
     Attributes:
-        parts: so far.
-        complete: whether there will be no more.
-        last_first: of parts that wait to be sent, the last of the plan goes first, which is nearest to the
-            model's input; otherwise they go as they come.
+        version: version that the update leads to.
+        parts: parts that have been added so far.
+        complete: whether no other part will be added.
+        last_first: whether the waiting part with the highest number, nearest to the model's input, is sent
+            first; otherwise parts are sent in the order in which they were added.
     """
 
     def __init__(self, version: int, *, last_first: bool = False) -> None:
@@ -25,11 +26,12 @@ class Broadcast:
         self._listeners: list[Callable[[], None]] = []
 
     def add(self, part: Encoded) -> None:
+        """Add a part, and call the listeners."""
         self.parts.append(part)
         self._tell()
 
     def finish(self, parts: Sequence[Encoded] = ()) -> None:
-        """There will be no more but these."""
+        """Add the last parts, and mark the update as complete."""
         for part in parts:
             self.add(part)
         self.complete = True
@@ -37,7 +39,7 @@ class Broadcast:
         self._listeners.clear()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Have a listener called whenever there is more."""
+        """Have `listener` called after each added part, and after the end."""
         if not self.complete:
             self._listeners.append(listener)
 
@@ -47,20 +49,20 @@ class Broadcast:
 
     @property
     def messages(self) -> list[bytes]:
-        """So far, as they have come."""
+        """Encoded messages of the parts so far, in the order in which the parts were added."""
         return [message for part in self.parts for message in part.messages]
 
     @property
     def whole(self) -> bool:
-        """Whether a replica at any version can take it in. Of a complete one."""
+        """Whether a replica at any version can take the update. Valid once it is complete."""
         return all(part.whole for part in self.parts)
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes of its elements as float32."""
+        """Bytes of the elements in this update, as float32."""
         return sum(part.raw_bytes for part in self.parts)
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes of its messages, without gRPC's frames."""
+        """Bytes of the encoded messages, without gRPC's frames."""
         return sum(len(message) for part in self.parts for message in part.messages)

@@ -16,7 +16,7 @@ from gradwire.benchmarks.accuracy import (
     Bench,
     TrainingJob,
     TrainingRun,
-    broken,
+    broken_claims,
     control_of,
     markdown,
     simulate,
@@ -109,17 +109,17 @@ def test_an_order_is_judged_on_runs_with_the_same_seed() -> None:
         row_of(LEVELS, spec, runs_of(*(0.2 + seed / 10 - rank / 100 for seed in (1, 2, 3))))
         for rank, spec in enumerate(order)
     ]
-    assert broken(LEVELS.claims, rows, LEVELS) == []
+    assert broken_claims(LEVELS.claims, rows, LEVELS) == []
     rows[1:3] = [AccuracyRow(setup=one.setup, runs=other.runs) for one, other in (rows[1:3], rows[2:0:-1])]
-    (sentence,) = broken(LEVELS.claims, rows, LEVELS)
+    (sentence,) = broken_claims(LEVELS.claims, rows, LEVELS)
     assert sentence == f"{order[1]} against {order[2]}: -0.0100, claimed at least +0"
 
 
 def test_a_loss_of_accuracy_beyond_the_claim_is_named() -> None:
     rows = [row_of(COMPRESSORS, "none", runs_of(0.95)), row_of(COMPRESSORS, "4bit", runs_of(0.945))]
-    assert broken(COMPRESSORS.claims, rows, COMPRESSORS) == []
+    assert broken_claims(COMPRESSORS.claims, rows, COMPRESSORS) == []
     rows[1] = row_of(COMPRESSORS, "4bit", runs_of(0.93))
-    (sentence,) = broken(COMPRESSORS.claims, rows, COMPRESSORS)
+    (sentence,) = broken_claims(COMPRESSORS.claims, rows, COMPRESSORS)
     assert sentence == "4bit against none: -0.0200, claimed at least -0.01"
 
 
@@ -137,9 +137,9 @@ def test_losses_are_set_against_the_baseline_of_the_same_seed() -> None:
     assert lines[2][0] == "`1bit` `--mode local:steps=8,correction=0` `--clip-norm 0.0`"
     assert lines[2][2:] == ["-25.0 %", "1/16.0", "1/16.0"]
     assert lines[3] == ["`dgc`", "diverged", "–", "–", "–"]
-    assert broken(ADAM.claims, rows, ADAM) == ["4bit against none: -0.0500, claimed at least -0.01"]
+    assert broken_claims(ADAM.claims, rows, ADAM) == ["4bit against none: -0.0500, claimed at least -0.01"]
     rows[1] = row_of(ADAM, "4bit", runs_of(2.0, None))
-    assert broken(ADAM.claims, rows, ADAM) == ["4bit against none: -inf, claimed at least -0.01"]
+    assert broken_claims(ADAM.claims, rows, ADAM) == ["4bit against none: -inf, claimed at least -0.01"]
 
 
 def test_no_control_has_fewer_bytes_than_the_small_tensors() -> None:

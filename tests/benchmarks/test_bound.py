@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gradwire.benchmarks.bound import Overlap, produced_by_part, step_bound, ways
+from gradwire.benchmarks.bound import Overlap, produced_by_part, step_bound, upload_and_download
 from gradwire.benchmarks.recorder import LinkRecorder, Sample
-from gradwire.benchmarks.shaped import SERVER, WARM_UP, Recorded, exchange_ways
+from gradwire.benchmarks.shaped import SERVER, WARM_UP, Recorded, uploads_and_downloads
 from gradwire.benchmarks.star import Star
 from gradwire.benchmarks.traces import ComputedStep
 from gradwire.compressors import divide
@@ -103,13 +103,13 @@ def carried(acknowledged: float) -> tuple[Counts, Counts, Counts]:
 @pytest.mark.parametrize("acknowledged", [0.0, 0.02])
 def test_the_ways_of_a_step_are_told_apart(acknowledged: float) -> None:
     at, came, left = carried(acknowledged)
-    up, down = ways(at.tolist(), (came + 5000).tolist(), (left + 7000).tolist())
+    up, down = upload_and_download(at.tolist(), (came + 5000).tolist(), (left + 7000).tolist())
     assert up == pytest.approx(0.3, rel=0.03)
     assert down == pytest.approx(0.4, rel=0.03)
 
 
 def test_a_step_in_which_nothing_is_carried_has_no_ways() -> None:
-    assert ways([0.0, 1.0], [5, 5], [7, 7]) == (0.0, 0.0)
+    assert upload_and_download([0.0, 1.0], [5, 5], [7, 7]) == (0.0, 0.0)
 
 
 def test_each_counted_step_is_taken_from_the_end_of_its_computation() -> None:
@@ -123,7 +123,7 @@ def test_each_counted_step_is_taken_from_the_end_of_its_computation() -> None:
             recorder.samples.append(Sample(step + time, {SERVER: counts, "worker-0": (0, 0)}))
     first = [ComputedStep(step - 0.15, (step + 0.05,)) for step in range(WARM_UP + 4)]
     second = [ComputedStep(step - 0.1, (step + 0.2,)) for step in range(WARM_UP + 4)]
-    found = list(exchange_ways(Recorded(nodes, recorder, [first, second])))
+    found = list(uploads_and_downloads(Recorded(nodes, recorder, [first, second])))
     assert len(found) == 3
     for up, down in found:
         assert up == pytest.approx(0.3, rel=0.03)

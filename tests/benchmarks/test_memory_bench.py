@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradwire.benchmarks.cli import main
-from gradwire.benchmarks.memory import HEADINGS, Peaks, accounts, cells, footprint, taken
+from gradwire.benchmarks.memory import HEADINGS, Peaks, accounts, cells, footprint, peaks_of
 from gradwire.benchmarks.recorder import LinkRecorder, ProcessUsage, Sample
 from gradwire.benchmarks.shaped import WARM_UP, Recorded
 from gradwire.benchmarks.star import Star
@@ -23,9 +23,9 @@ def test_of_the_workers_the_median_counts_until_the_last_step() -> None:
     for step in range(WARM_UP + 5):
         late = 100 if step == WARM_UP + 4 else 0  # when the job ends
         peaks = dict(zip(nodes, (7 + late, 5 + late, 9 + late, 50 + late), strict=True))
-        recorder.taken.append(ProcessUsage(float(step), 0.0, peaks))
+        recorder.usages.append(ProcessUsage(float(step), 0.0, peaks))
         recorder.samples.append(Sample(float(step), dict.fromkeys(nodes, (10 * step, 20 * step))))
-    assert taken(Recorded(nodes, recorder, [trace] * 3)) == Peaks(7, 9, 10, 20)
+    assert peaks_of(Recorded(nodes, recorder, [trace] * 3)) == Peaks(7, 9, 10, 20)
 
 
 def test_what_does_not_depend_on_the_model_is_not_counted() -> None:

@@ -70,4 +70,4 @@ def test_pace_is_time_per_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_cannot_be_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["modes", "--local", "--plot", "x.png"]) == Exit.USAGE
-    assert "--plot: there is none with --local" in capsys.readouterr().err
+    assert "--plot: cannot be used with --local" in capsys.readouterr().err

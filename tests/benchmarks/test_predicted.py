@@ -99,7 +99,7 @@ def test_the_ideal_is_what_compressing_for_nothing_would_gain() -> None:
         (["predicted", "--runs", "4bti"], "did you mean '4bit'"),
         (["predicted", "--fusion", "mgs,seemgs"], "did you mean 'seamgs'"),
         (["predicted", "--order", "p4"], "known orders"),
-        (["predicted", "--runs"], "expected one at least"),
+        (["predicted", "--runs"], "expected at least one compressor"),
         (["auto", "--compressor", "4bit"], "expected auto"),
         (["auto", "--share", "1.5"], "above 0 and below 1"),
     ],

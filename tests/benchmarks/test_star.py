@@ -109,11 +109,11 @@ def test_what_a_killed_one_left_is_removed_at_the_next_start_and_nothing_of_a_li
     other = machine.start()
     _, errors = other.communicate(timeout=SECONDS)
     assert other.returncode == Exit.USAGE
-    assert "another benchmark has its network up on this machine" in errors
+    assert "another benchmark uses its network on this machine" in errors
     assert machine.networks() == standing
     live.terminate()
     _, errors = live.communicate(timeout=SECONDS)
-    assert "removed what a benchmark that was killed had left: gw" in errors
+    assert "removed networks that a killed benchmark had left: gw" in errors
     assert f"gradwire-{killed.pid}-worker-0" in errors
     assert machine.networks() == []
 

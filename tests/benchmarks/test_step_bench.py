@@ -125,7 +125,7 @@ def test_a_row_is_made_of_the_counted_steps_alone() -> None:
         came = 1_000_000 * whole + 125_000 * max(0, part - 2)
         recorder.samples.append(Sample(tenth / 10, {"server": (came, 0), "worker-0": (0, came // 2)}))
         late = 90 if tenth > (steps - 1) * 10 else 0  # when the job ends
-        recorder.taken.append(
+        recorder.usages.append(
             ProcessUsage(tenth / 10, tenth / 100, {"server": 7 + late, "worker-0": 5 + late})
         )
     row = summarize("4bit", "off", Recorded(nodes, recorder, [trace, trace]), mbit=16)
@@ -146,11 +146,11 @@ def test_too_few_steps_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--seconds", "auto"], "expected one of --runs"),
+        (["--seconds", "auto"], "expected one --runs"),
         (["--seconds", "1", "--model", "resnet20", "--real", "4"], "expected no --seconds"),
         (["--real", "4"], "--real: expected a model that is one of"),
         (["--model", "alexnet"], "--model: expected one of"),
-        (["--overlap", "off,on"], "expected some of off,backward,both"),
+        (["--overlap", "off,on"], "expected one or more of off,backward,both"),
         (["--hooks", "5bit"], "unknown compressor '5bit'"),
     ],
 )

@@ -93,7 +93,7 @@ def test_what_is_wrong_is_said(argv: tuple[str, ...], environ: dict[str, str], w
         ("[test]\npord = 1", "unknown key 'pord' in [test] (did you mean 'port'?); known keys"),
         ("[tset]\nport = 1", "unknown table [tset] (did you mean 'test'?); known tables: [other], [test]"),
         ("[other]\ny = 1", "unknown key 'y' in [other]; known keys: x"),
-        ("port = 1", "'port' is in no table; put it below a line [test]"),
+        ("port = 1", "'port' is outside any table; put it below a line [test]"),
         ("[test]\nfast_pat = 1", "unknown key 'fast_pat' in [test] (did you mean 'fast-path'?)"),
         ("[test]\nport = true", "job.toml): expected a whole number, got True"),
         ("[test]\nport = 1.0", "job.toml): expected a whole number, got 1.0"),
@@ -116,9 +116,9 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_variable_is_refused_and_those_of_other_commands_are_not() -> None:
-    with pytest.raises(UsageError, match=r"GC_PROT: no command has such .*did you mean 'GC_PORT'\?"):
+    with pytest.raises(UsageError, match=r"GC_PROT: no command has this .*did you mean 'GC_PORT'\?"):
         get("--name", "x", environ={"GC_PROT": "1"})
-    with pytest.raises(UsageError, match="GC_QQQQQ: no command has such an option; unset it"):
+    with pytest.raises(UsageError, match="GC_QQQQQ: no command has this option; unset it"):
         get("--name", "x", environ={"GC_QQQQQ": "1"})
     assert get("--name", "x", environ={"GC_X": "7", "OTHER": "GC_"}).settings.port == 1
 

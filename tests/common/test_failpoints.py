@@ -81,8 +81,8 @@ def test_a_point_kills_its_process_as_kill_9_does() -> None:
         ("journal.apended=kill", "unknown point 'journal.apended'"),
         ("journal.appended", "expected POINT=ACTION"),
         ("journal.appended=explode", "got 'explode'"),
-        ("journal.appended=sleep", "sleep takes seconds"),
-        ("journal.appended=kill:3", "sleep takes seconds"),
+        ("journal.appended=sleep", "expected seconds after sleep"),
+        ("journal.appended=kill:3", "expected seconds after sleep"),
     ],
 )
 def test_what_cannot_be_armed_is_said(text: str, words: str) -> None:

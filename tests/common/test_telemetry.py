@@ -107,7 +107,7 @@ def test_a_default_http_port_that_is_taken_is_replaced_and_the_log_says_by_which
         instead = endpoint(port, "default")
     try:
         refused, said = caplog.messages
-        assert refused == f"port {port} is taken"
+        assert refused == f"HTTP port {port} is in use; using a free one"
         found = re.fullmatch(r"metrics and probes on port (\d+)", said)
         assert found, said
         with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/readyz", timeout=10) as response:

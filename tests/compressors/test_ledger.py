@@ -59,7 +59,7 @@ class Subject:
 
     def divide(self, slice: int, slices: int) -> None:
         self.wanted = PLAN.slice(slice, slices) if slices > 1 else None
-        self.compressor.divide(slices)
+        self.compressor.set_slices(slices)
 
     def begun(self, version: int, *, flush: bool = False) -> Step:
         """A step with all of its gradients."""

@@ -94,8 +94,8 @@ def test_options_reach_the_compressor() -> None:
         ("topk:momentum=1", "compressor 'topk': momentum: expected at least 0 and below 1, got 1"),
         ("topk:clip=-1", "compressor 'topk': clip: expected a finite norm of at least 0, got -1"),
         ("topk:delay=0", "compressor 'topk': delay: expected 1 to 1000 versions, got 0"),
-        ("topk:feedback=off,delay=2", "delay: needs the residual that is kept with feedback=on"),
-        ("l1:momentum=0.9", "momentum: needs the residual that is kept with feedback=on"),
+        ("topk:feedback=off,delay=2", "delay: needs a residual; use feedback=on"),
+        ("l1:momentum=0.9", "momentum: needs a residual; use feedback=on"),
         ("topk:ratio=0.5", "compressor 'topk': ratio: expected a number from 1 to 1e9, got 0.5"),
         ("topk:warmup=-1", "compressor 'topk': warmup: expected 0 to 10000 epochs, got -1"),
         ("topk:values=3bit", "values: expected one of 1bit, 4bit, 8bit, bf16, float32, fp16, got '3bit'"),
@@ -108,7 +108,7 @@ def test_options_reach_the_compressor() -> None:
         ("4bit:", "compressor '4bit:': expected key=value after the colon, got ''"),
         ("4bit:levels", "compressor '4bit:levels': expected key=value after the colon, got 'levels'"),
         ("4bit:levels=", "compressor '4bit:levels=': expected key=value after the colon, got 'levels='"),
-        ("4bit:scale=sum,scale=sum", "the key 'scale' is given twice"),
+        ("4bit:scale=sum,scale=sum", "key 'scale' is given twice"),
         ("", "expected name[:key=value,...] in lower case, got the name ''"),
         (" 4bit", "expected name[:key=value,...] in lower case, got the name ' 4bit'"),
     ],
@@ -250,7 +250,7 @@ class TakesList:
     [
         (str, "options must be a dataclass"),
         (TakesFeedback, "the key 'feedback' belongs to every compressor"),
-        (TakesList, "items: no way to read"),
+        (TakesList, "items: expected bool, int, float, str or an Enum"),
     ],
 )
 def test_an_entry_that_could_not_serve_is_refused(options: type[Any], message: str) -> None:
@@ -295,7 +295,7 @@ def test_auto_names_the_compressor_that_is_left_where_it_loses() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("auto:compressor=none", "expected one with a residual of its own"),
+        ("auto:compressor=none", "expected a lossy compressor without momentum"),
         ("auto:compressor=dgc", "and no momentum"),
         ("auto:compressor=krngc/momentum=0", "plan for the whole model"),
         ("auto:compressor=4bit/delay=2", "got '4bit:delay=2'"),

@@ -1,4 +1,4 @@
-"""Tensors that are compressed at once: which others are there has no say, and what is owed moves along."""
+"""Tensors of a bundle: other tensors of the bundle do not affect their bits, and their states move along."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradwire.compressors import (
 )
 from gradwire.compressors.payload import DenseFormat
 from gradwire.compressors.registry import BUILT_IN
-from gradwire.ddp.bundle import Bundle, Owed, Parameter, SavedState, Terms, mean, plain
+from gradwire.ddp.bundle import Bundle, Parameter, SavedState, TensorState, Terms, mean, plain_fields
 from gradwire.ddp.exchange import Frame, RanksDisagree, checksum, from_bytes, to_bytes
 from gradwire.proto.refusal import Refused
 
@@ -36,8 +36,8 @@ def terms(compressor: str) -> Terms:
     return Terms(compressor=parse_compressor(compressor), rule=LayerRule(), seed=1)
 
 
-def bundle(compressor: str, places: Sequence[int], owed: dict[str, Owed] | None = None) -> Bundle:
-    return Bundle(terms(compressor), [PARAMETERS[place] for place in places], owed or {}, rank=1)
+def bundle(compressor: str, places: Sequence[int], states: dict[str, TensorState] | None = None) -> Bundle:
+    return Bundle(terms(compressor), [PARAMETERS[place] for place in places], states or {}, rank=1)
 
 
 def gradients(places: Sequence[int], step: int) -> torch.Tensor:
@@ -76,7 +76,7 @@ def test_what_is_owed_moves_to_other_bundles(compressor: str) -> None:
     expected = [compressed(stays, [0, 1, 2, 3], step) for step in range(3)]
     for step in range(2):
         assert compressed(first[0], [0, 1], step) | compressed(first[1], [2, 3], step) == expected[step]
-    moved = first[0].owed() | first[1].owed()
+    moved = first[0].tensor_states() | first[1].tensor_states()
     then = [bundle(compressor, [3, 1], moved), bundle(compressor, [0, 2], moved)]
     assert compressed(then[0], [3, 1], 2) | compressed(then[1], [0, 2], 2) == expected[2]
 
@@ -84,14 +84,14 @@ def test_what_is_owed_moves_to_other_bundles(compressor: str) -> None:
 def test_what_is_not_used_is_absent_and_keeps_its_residual() -> None:
     made = bundle("topk:ratio=10", [0, 2])
     compressed(made, [0, 2], 0)
-    before = made.owed()["tensor 0"].residual
+    before = made.tensor_states()["tensor 0"].residual
     given = gradients([0, 2], 1)
     given[: 64 * 64] = 0.0
     payloads = made.compress(given, 1, 1, 0.0, ranks=2)
     made.commit()
     assert isinstance(payloads[0], AbsentPayload)
     assert payloads[0].elements == 64 * 64
-    after = made.owed()["tensor 0"].residual
+    after = made.tensor_states()["tensor 0"].residual
     assert before is not None
     assert after is not None
     assert before.any()
@@ -109,13 +109,13 @@ def test_a_tensor_with_anything_late_in_it_is_used() -> None:
 def test_a_step_that_is_abandoned_has_changed_nothing() -> None:
     made = bundle("dgc:ratio=10", [0, 1])
     compressed(made, [0, 1], 0)
-    before = made.owed()
+    before = made.tensor_states()
     made.compress(gradients([0, 1], 1), 1, 1, 0.0, ranks=2)
     made.abandon()
     with pytest.raises(NonFiniteGradient, match="'tensor 1'"):
         made.compress(torch.cat([gradients([0], 1), torch.full((7,), torch.nan)]), 1, 1, 0.0, ranks=2)
     made.abandon()
-    for name, after in made.owed().items():
+    for name, after in made.tensor_states().items():
         for one, other in ((before[name].residual, after.residual), (before[name].velocity, after.velocity)):
             assert one is not None
             assert other is not None
@@ -125,8 +125,11 @@ def test_a_step_that_is_abandoned_has_changed_nothing() -> None:
 def test_a_saved_state_goes_on_as_plain_values() -> None:
     made = bundle("4bit", [0, 2])
     compressed(made, [0, 2], 0)
-    owed = made.owed()
-    saved = {n: Owed(residual=each.residual, state=SavedState(plain(each.state))) for n, each in owed.items()}
+    states = made.tensor_states()
+    saved = {
+        n: TensorState(residual=each.residual, state=SavedState(plain_fields(each.state)))
+        for n, each in states.items()
+    }
     again = bundle("4bit", [2, 0], saved)
     expected = compressed(made, [0, 2], 1)
     assert compressed(again, [2, 0], 1) == expected
@@ -134,12 +137,12 @@ def test_a_saved_state_goes_on_as_plain_values() -> None:
 
 def test_what_does_not_fit_a_tensor_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"residual of 'tensor 1': expected shape \(7,\), got shape \(8,\)"):
-        bundle("4bit", [0, 1], {"tensor 1": Owed(residual=torch.zeros(8))})
+        bundle("4bit", [0, 1], {"tensor 1": TensorState(residual=torch.zeros(8))})
 
 
 def test_a_state_that_needs_pickle_is_not_saved() -> None:
     with pytest.raises(TypeError, match="expected a dataclass of numbers, texts and tensors"):
-        plain(object())
+        plain_fields(object())
 
 
 def float32(values: list[float]) -> Payload:

@@ -21,7 +21,7 @@ import pytest
 
 from gradwire import __version__
 from gradwire.common.exits import Exit
-from gradwire.deploy import answering, plan, watch
+from gradwire.deploy import plan, service_checks, watch
 from gradwire.deploy.doctor import examine, main
 from gradwire.proto import messages as m
 from gradwire.proto.channel import SERVER_OPTIONS
@@ -263,7 +263,7 @@ def test_no_more_goes_down_than_was_sent_up_and_little_of_that() -> None:
         findings(port)
     assert all(length or not echo for length, echo in lengths)
     assert max(length for length, _ in lengths) <= 1 << 19
-    assert sum(length for length, _ in lengths) == 2 * sum(answering.PADDING_BYTES)
+    assert sum(length for length, _ in lengths) == 2 * sum(service_checks.PADDING_BYTES)
 
 
 # ---- TLS

@@ -306,7 +306,7 @@ def test_a_job_outlives_its_server_and_trains_again_under_another_name(
     assert codes == dict.fromkeys(workers, Exit.DONE), namespace.log(workers[0]) + namespace.log(server)
     output = namespace.volume(job["StatefulSet"]) / "parameters.safetensors"
     assert load_file(output)
-    assert "going on at version" in namespace.log(server)
+    assert "resuming at version" in namespace.log(server)
     # The server stays, so that its set does not start it again, and keeps answering.
     at = f"http://127.0.0.1:{namespace.port(job['StatefulSet'], 'GC_HTTP_PORT')}"
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -321,7 +321,7 @@ def test_a_job_outlives_its_server_and_trains_again_under_another_name(
     servers = namespace.start(anew["StatefulSet"])
     worker = namespace.start(anew["Job"])
     assert namespace.exit_code(again) == Exit.DONE
-    assert "nothing was trained here" in namespace.log(again)
+    assert "this worker has trained nothing" in namespace.log(again)
     assert "another nameSuffix" in namespace.log(again)
     assert namespace.exit_code(worker) == Exit.DONE, namespace.log(worker) + namespace.log(servers)
     assert load_file(namespace.volume(anew["StatefulSet"]) / "parameters.safetensors")

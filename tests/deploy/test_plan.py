@@ -61,7 +61,7 @@ def test_seamgs_makes_about_as_few_parts_as_the_best_division_by_time(
 
 def test_several_servers_are_a_what_if(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*GIVEN.split(), "--servers", "4", "--compressors", "4bit"]) == Exit.DONE
-    assert "That is one server: 4 are a what-if" in capsys.readouterr().out
+    assert "A job has one server: the prediction for 4 servers is hypothetical" in capsys.readouterr().out
 
 
 def test_json_has_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def code_of(arguments: list[str]) -> object:
         ("--model resnet50 --bandwidth 1gbit --computation fast", "or samples per second such as 250/s"),
         ("--model resnet50 --bandwidth 1gbit --workers 0", "expected a whole number from 1, got '0'"),
         ("--model resnet50 --bandwidth 1gbit --compressors 4bti", "did you mean '4bit'?"),
-        ("--model resnet50 --bandwidth 1gbit --compressors auto", "it chooses by what it measures"),
+        ("--model resnet50 --bandwidth 1gbit --compressors auto", "it chooses by measuring"),
         ("--model resnet50 --bandwidth 1gbit --json /nowhere/at/all", "expected a file in a folder"),
     ],
 )

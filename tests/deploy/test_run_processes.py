@@ -150,7 +150,7 @@ def test_a_job_that_can_never_begin_stops(
         train(plan(tmp_path, server="gathering", worker=behaviour), watcher, interrupt)
     assert caught.value.code is Exit.INTERNAL
     assert f"worker-0 ended: {ending}" in str(caught.value)
-    assert "the first round waits for 2 workers, and only 1 can come" in str(caught.value)
+    assert "the first round waits for 2 workers, and only 1 are left" in str(caught.value)
     assert watcher.notes == [], "it is said once"
 
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from gradwire.deploy.eta import duration, seconds_left
-from gradwire.deploy.watch import page, plain
+from gradwire.deploy.watch import page, to_json_dict
 from gradwire.proto.job import job_message
 from gradwire.proto.messages import EpochStatus, LostStatus, MemberStatus, Phase, StatusResponse, Traffic
 from gradwire.settings import JobTerms
@@ -95,7 +95,7 @@ def test_before_the_first_step_nothing_is_made_up() -> None:
 
 
 def test_json_has_no_nan() -> None:
-    found = json.loads(json.dumps(plain(replace(STATUS, train_loss=float("nan"))), allow_nan=False))
+    found = json.loads(json.dumps(to_json_dict(replace(STATUS, train_loss=float("nan"))), allow_nan=False))
     assert found["train_loss"] is None
     assert found["evaluations"][0]["metrics"] == {"perplexity": 3.5, "loss": 1.25}
     assert found["phase"] == "running"

@@ -206,7 +206,7 @@ class Replay:
 
     def _again(self, record: Record) -> None:
         fields = record.fields
-        match record.what:
+        match record.kind:
             case r.EVENT:
                 self._happen(fields)
             case r.PART:

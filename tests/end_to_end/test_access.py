@@ -100,13 +100,15 @@ def test_who_shows_all_that_is_wanted_takes_part_and_others_are_told_why_not(
             "its authority has to be the one that the server was started with, and both dates valid",
         ),
         ("no token", (*ca(files), *own(files)), "--token-file FILE"),
-        ("a wrong token", (*ca(files), *own(files), *token(files, "wrong")), "one that is not good here"),
+        ("a wrong token", (*ca(files), *own(files), *token(files, "wrong")), "an unknown one"),
         ("a token that no call can carry", (*ca(files), *own(files), *token(files, "odd")), "ASCII letters"),
-        ("another's token", (*ca(files), *own(files), *token(files, "bound")), "that of another one"),
+        ("another's token", (*ca(files), *own(files), *token(files, "bound")), "a token of another worker"),
     ):
         refused.append((name, daemons.worker(guarded.address, "--worker-id", "w2", *arguments), why))
     general = daemons.worker(guarded.address, "--worker-id", "w1", *ca(files), *own(files), *token(files))
-    refused.append(("everybody's token for an id that is bound", general, "one that is bound to none"))
+    refused.append(
+        ("everybody's token for an id that is bound", general, "a token that is bound to no worker")
+    )
     began = time.monotonic()
     for name, daemon, why in refused:
         assert daemon.wait() in (Exit.REFUSED, Exit.UNREACHABLE), (name, daemon.log)
@@ -178,7 +180,7 @@ def test_certificates_are_not_overwritten_and_keys_are_their_owners(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert certs.main([str(files / "ours"), "--host", "else"]) == Exit.USAGE
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     for name in ("ca", "server", "w"):
         assert (files / "ours" / f"{name}.key").stat().st_mode & 0o777 == 0o600
     assert certs.main([str(files / "ours"), "--client", "another"]) == 0  # of the same authority

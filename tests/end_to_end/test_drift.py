@@ -18,7 +18,7 @@ def test_a_replica_that_the_models_code_changes_is_noticed_named_and_replaced(
     steady = daemons.worker(server.address, "--worker-id", "steady")
     assert [drifting.wait(), steady.wait()] == [0, 0], drifting.log
     server.wait_for("the job is finished")
-    found = [line for line in server.messages if "was not the server's" in line]
+    found = [line for line in server.messages if "differed from the server's" in line]
     assert len(found) == 1, found  # the checks that follow find nothing
     assert "version 64: the replica of " in found[0]
     assert "(other)" in found[0]

@@ -53,7 +53,7 @@ def joined(
     for name in names:
         kept = () if states is None else ("--state", str(states / name))
         workers.append(daemons.worker(server.address, "--worker-id", name, *kept, *arguments))
-        server.wait_for(rf"\({name}\) joined|going on at version")
+        server.wait_for(rf"\({name}\) joined|resuming at version")
     return workers
 
 
@@ -94,7 +94,7 @@ def test_a_job_whose_server_is_killed_ends_with_the_same_bits(
         server.signal(signal.SIGKILL)
         server.wait()
         server = begun(daemons, tmp_path, "--checkpoint-every", every, *options, port=port)
-        server.wait_for("going on at version")
+        server.wait_for("resuming at version")
     assert result(server, workers) == calm(daemons, *options)
     assert len(list(tmp_path.glob("checkpoint-*"))) <= 2
 
@@ -126,7 +126,7 @@ def test_without_a_journal_the_job_goes_on_from_its_last_checkpoint(daemons: Dae
     server.wait()
     assert not list(tmp_path.glob("journal-*"))
     server = begun(daemons, tmp_path, *options, port=server.port)
-    server.wait_for("going on at version 0")
+    server.wait_for("resuming at version 0")
     for worker in workers:
         worker.wait_for(r"the server has gone back from version \d+ to 0")
     assert result(server, workers)
@@ -146,7 +146,7 @@ def test_probes_are_answered_while_the_journal_is_read(daemons: Daemons, tmp_pat
     port = int(again.wait_for(r"metrics and probes on port (\d+)")[1])
     assert get(port, "/livez") == (200, "alive\n")
     assert get(port, "/readyz") == (503, f"--state {tmp_path} is being read\n")
-    again.wait_for("going on at version")
+    again.wait_for("resuming at version")
     poll(lambda: get(port, "/readyz")[0] == 200, "not ready")
     assert [worker.wait() for worker in workers] == [0, 0]
 
@@ -166,7 +166,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_leads_to_the_same_st
     data[-1] ^= 1
     newest.write_bytes(data)
     server = begun(daemons, tmp_path, "--checkpoint-every", "4steps", port=server.port)
-    server.wait_for("a checkpoint cannot be used, and the one before is taken: .*its checksum is not")
+    server.wait_for("cannot use a checkpoint, so the previous one is read: .*its checksum differs")
     assert result(server, workers) == calm(daemons)
 
 
@@ -206,7 +206,7 @@ def test_a_new_job_goes_on_with_the_optimizer_of_a_checkpoint(daemons: Daemons, 
     first, _ = trained(1, *kept, "--output", str(tmp_path / "model"))
     first.wait_for(f"checkpoint of version {asked(first).version} written")
     again, found = trained(1, "--resume", str(tmp_path / "state"))
-    again.wait_for("and the state of its optimizer, sgd .momentum_buffer.")
+    again.wait_for("and its optimizer state, sgd .momentum_buffer.")
     assert found == expected
     assert trained(1, "--resume", str(tmp_path / "model"))[1] != expected
 
@@ -222,7 +222,7 @@ def test_a_folder_is_one_jobs_and_one_servers(daemons: Daemons, tmp_path: Path) 
     worker = daemons.worker(server.address, "--worker-id", "w0")
     worker.wait_for("ready for work")
     assert stop(server) == 143
-    assert "was begun with 0.02, and goes on only with that" in refused(
+    assert "was started with 0.02; restore --learning-rate 0.02" in refused(
         "--task", TASK, *MOMENTUM, "--learning-rate", "0.5"
     )
     assert "it has nothing of its own to go on with" in refused("--mode", "coded")
@@ -262,7 +262,7 @@ def keeping(daemons: Daemons, server: Server, loop: str, states: Path | None) ->
         kept = () if states is None else ("--state", str(states))
         options = ("--worker-id", name, "--compressor", "4bit", *kept)
         found.append(daemons.program("script_keeps", loop, server.address, *options))
-        server.wait_for(rf"\({name}\) joined|going on at version")
+        server.wait_for(rf"\({name}\) joined|resuming at version")
     return found
 
 
@@ -315,7 +315,7 @@ def test_a_job_goes_on_from_checkpoints_at_a_url(daemons: Daemons, tmp_path: Pat
         False,
     ]
     server = begun(daemons, None, *options, port=server.port)
-    server.wait_for("going on at version 3")
+    server.wait_for("resuming at version 3")
     assert result(server, workers)
     assert asked(server).version == 30
     stop(server)

@@ -1,4 +1,4 @@
-"""Faults of the link between real processes: the rows of docs/reference/faults.md that other tests do not have.
+"""Faults of the link between real processes: rows of docs/reference/faults.md that other tests do not have.
 
 `--seed` of the relay's plan is in the note of whatever fails. `-m slow` has what takes minutes.
 """
@@ -242,7 +242,7 @@ def partitioned(daemons: Daemons, folder: Path, *, lease_s: float, one_way_s: fl
         far = daemons.worker(f"127.0.0.1:{relay.port}", "--worker-id", "far", "--give-up-seconds", "300")
         poll(lambda: asked(server).version > 3, "no progress")
         relay.partition("up")
-        server.wait_for(r"\(far\) is lost: not heard of for")
+        server.wait_for(r"\(far\) is lost: no message for")
         version = asked(server).version
         time.sleep(max(0.0, one_way_s - lease_s))
         relay.partition("up", "down")
@@ -293,7 +293,7 @@ def test_a_partition_between_network_namespaces(daemons: Daemons) -> None:
             started += [near, far]
             server.wait_for("after 1 epoch,")
             ended.drop("up")
-            server.wait_for(r"\(far\) is lost: not heard of for")
+            server.wait_for(r"\(far\) is lost: no message for")
             ended.drop("down")
             time.sleep(60)
             ended.heal()
@@ -374,8 +374,8 @@ def test_a_link_of_a_megabit_and_300_ms_changes_nothing(daemons: Daemons) -> Non
 
 
 async def test_a_worker_that_sends_absurd_gradients_does_not_move_the_median(daemons: Daemons) -> None:
-    """Row 17, over the wire: the mean is not protected, as docs/reference/faults.md says; the median stays among the
-    others' gradients."""
+    """Row 17 of docs/reference/faults.md, over the wire: the mean is not protected; the median stays among
+    the gradients of the other workers."""
     server = daemons.server(
         "--task", "digits", "--min-workers", "3", "--aggregation", "median", "--learning-rate", "1"
     )
@@ -414,7 +414,7 @@ async def test_parts_that_never_end_take_bounded_memory(daemons: Daemons) -> Non
         assert (outcome.seq, outcome.decision) == (5, m.Decision.REFUSED)
         assert outcome.refusal.reason is Reason.SIZE
         assert "worker 'raw'" in outcome.refusal.message
-        assert "4 parts on their way at once" in outcome.refusal.message
+        assert "4 incomplete parts at once" in outcome.refusal.message
         assert state_of(await status(raw)) == before
 
 

@@ -1,4 +1,5 @@
-"""The full example of docs/how-to/scripts.md: all of its lines run, and a job continues from its file to the bit."""
+"""The full example of docs/how-to/scripts.md: all of its lines run, and a job continues from its file, bit for
+bit."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def test_every_line_runs_and_a_job_continues_from_its_last_file_to_the_bit(
     assert [worker.wait() for worker in workers] == [0] * WORKERS
     ran.update(*(worker.fields("^lines$")["ran"] for worker in workers))
     assert "the optimizer continues from the state that" in server.log
-    begun = server.wait_for(r"the job begins with epoch (\d), after 0 steps").group(1)
+    begun = int(server.wait_for(r"the job begins with epoch (\d), after 0 steps").group(1)) - 1
 
     # Exactly where it would be if nobody had stopped it; buffers are means over the ranks, who began anew.
     expected, found = state(whole / "last.pt"), state(stopped / "last.pt")
@@ -86,7 +87,7 @@ def test_every_line_runs_and_a_job_continues_from_its_last_file_to_the_bit(
     logs = {worker.wait_for(r"rank (\d) ends at").group(1): worker.log for worker in workers}
     assert sorted(logs) == ["0", "1"]
     for rank, log in logs.items():
-        assert f"rank {rank} ends at version {(EPOCHS - int(begun)) * STEPS}" in log
+        assert f"rank {rank} ends at version {(EPOCHS - begun) * STEPS}" in log
         assert re.search(rf"rank {rank}, epoch {begun}: .*/{STEPS} ", log)
     assert [": accuracy " in logs[rank] for rank in ("0", "1")] == [True, False]
 

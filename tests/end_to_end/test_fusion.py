@@ -39,7 +39,7 @@ def test_fusion_and_order_have_no_say_in_the_bits_of_what_is_sent_without_loss(d
     ):
         server, status = trained(daemons, "none", fusion, order, overlap)
         if fusion not in ("bytes", "none"):
-            server.wait_for(r"a new plan: \d+ units in \d+ parts, because a part takes")
+            server.wait_for(r"new plan: \d+ units in \d+ parts, because a part takes")
         found.add(status.parameters_sha256)
     assert len(found) == 1
 

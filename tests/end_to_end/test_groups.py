@@ -84,6 +84,6 @@ def test_training_with_groups_is_torchs_with_param_groups(
     for name, parameter in expected.items():
         torch.testing.assert_close(trained[name], parameter, rtol=1e-3, atol=1e-5)
     if clip:
-        assert "and --clip-norm it is backward" in server.log
+        assert "and --clip-norm need whole pushes" in server.log
         measured = sample(get(http, "/metrics")[1], "gradwire_server_gradient_norm")
         assert measured == pytest.approx(norm, rel=1e-3)

@@ -20,7 +20,7 @@ def test_steps_end_a_job_and_evaluate_it(daemons: Daemons) -> None:
         "evaluation 2, version 6",
         "evaluation 3, version 7",
     ]
-    assert any("the job ends: --max-steps 7 are done" in line for line in server.messages)
+    assert any("the job ends: reached --max-steps 7" in line for line in server.messages)
 
 
 def test_time_ends_a_job(daemons: Daemons) -> None:
@@ -28,5 +28,5 @@ def test_time_ends_a_job(daemons: Daemons) -> None:
     server = daemons.server(*JOB, *limits)
     worker = daemons.worker(server.address)
     assert worker.wait() == 0, worker.log
-    server.wait_for("the job ends: --max-seconds 1.5 are over")
+    server.wait_for("the job ends: reached --max-seconds 1.5")
     server.wait_for("the job is finished at version [1-9]")

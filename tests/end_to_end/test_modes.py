@@ -148,7 +148,7 @@ def test_a_slow_worker_does_not_hold_up_rounds_that_have_a_backup(daemons: Daemo
     reply = finished(server)
     assert [worker.wait() for worker in workers] == [0, 0, 0]
     assert reply.refused_pushes > 0
-    workers[-1].wait_for(r"push \d+ came too late; its gradient goes out with the next push")
+    workers[-1].wait_for(r"push \d+ arrived too late; its gradient leaves with the next push")
     assert reply.epoch == 8
     assert reply.repeated_samples == 0
 
@@ -180,7 +180,7 @@ def test_workers_come_and_go_in_every_mode(daemons: Daemons, mode: str) -> None:
     late[0].wait_for("connected as rank")
     workers[1].signal(signal.SIGTERM)
     assert workers[1].wait() == 143
-    workers[1].wait_for("leaving, with everything handed over")
+    workers[1].wait_for("leaving, all residuals pushed")
     reply = finished(server)
     assert [worker.wait() for worker in (workers[2], *late)] == [0, 0, 0]
     assert reply.epoch == 10
@@ -196,7 +196,7 @@ def test_a_worker_that_cannot_hand_over_in_time_says_what_is_lost(daemons: Daemo
     workers[0].signal(signal.SIGTERM)
     assert workers[0].wait() == 143
     workers[0].wait_for(
-        r"SIGTERM: leaving after 1 s with gradients of norm [\d.e-]+ held back and \d unconfirmed pushes"
+        r"SIGTERM: leaving after 1 s; residuals of norm [\d.e-]+ are lost, and \d pushes are unconfirmed"
     )
     workers[1].signal(signal.SIGCONT)
     assert finished(server).epoch == 2
@@ -214,7 +214,7 @@ def test_a_worker_that_leaves_does_not_wait_for_a_server_that_is_away(daemons: D
     assert worker.wait() == 143
     assert time.monotonic() - began < 10  # of the 20 that it has
     worker.wait_for(
-        r"SIGTERM: leaving while the server has been away for \d s with gradients of norm [\d.e-]+ "
+        r"SIGTERM: leaving while the server has been away for \d s; residuals of norm [\d.e-]+ are lost"
     )
 
 
@@ -315,6 +315,6 @@ def test_a_push_that_is_too_late_stops_on_its_way(daemons: Daemons) -> None:
     assert [worker.wait() for worker in (*workers, late)] == [0, 0, 0]
     assert reply.refused_pushes >= 1
     assert reply.repeated_samples == 0
-    late.wait_for(r"push \d+ came too late; its gradient goes out with the next push")
+    late.wait_for(r"push \d+ arrived too late; its gradient leaves with the next push")
     assert relay.up < (reply.refused_pushes + 1) * gradient / 3  # one was on its way as the job ended
     relay.close()

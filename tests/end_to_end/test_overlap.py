@@ -134,7 +134,7 @@ def test_what_a_worker_left_that_was_killed_between_two_parts_another_computes(d
     status = finished(server)
     assert [worker.wait() for worker in workers] == [0, -signal.SIGKILL, 0]
     server.wait_for(r"rank \d \(w1\) is lost: rank \d \(w[02]\) computes its part of version 3")
-    missing = server.wait_for(r"w[02] pushes the (\d+) of (\d+) parts that are missing")
+    missing = server.wait_for(r"worker 'w[02]' pushes the missing parts: (\d+) of (\d+)")
     assert 0 < int(missing[1]) < int(missing[2])
     assert (status.version, status.pushes, status.refused_pushes) == (11, 25, 0)
     assert status.repeated_samples == 0

@@ -71,7 +71,7 @@ def test_a_worker_that_goes_on_takes_part_again(daemons: Daemons) -> None:
     hangs, other = one_hangs(daemons, server, of_worker)
     server.wait_for(r"rank 0 \(hangs\) is lost: has made no progress for \d+ s")
     poll(lambda: any(each.suspended for each in asked(server).members), "it is not shown as suspended")
-    server.wait_for(r"rank 0 \(hangs\) makes progress again, and takes part")
+    server.wait_for(r"rank 0 \(hangs\) makes progress again and takes part")
     assert get(of_worker, "/livez") == (200, "alive\n")
     assert hangs.wait() == other.wait() == 0
     status = asked(server)
@@ -84,6 +84,8 @@ def test_a_worker_that_waits_for_others_does_not_hang(daemons: Daemons) -> None:
     of_worker = free_port()
     server = job(daemons, free_port(), "--task", "small_tasks:regression")
     daemons.worker(server.address, "--worker-id", "w0", "--http-port", str(of_worker))
-    server.wait_for(r"waiting since 1\d.* have 1 of 2")  # seconds, said every ten, and more than STATED_S
+    server.wait_for(
+        r"the job has waited 1\d.* have 1 of 2"
+    )  # seconds, said every ten, and more than STATED_S
     assert get(of_worker, "/livez") == (200, "alive\n")
     assert all(each.stalled_seconds < STATED_S for each in asked(server).members)

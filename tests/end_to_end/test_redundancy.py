@@ -103,7 +103,7 @@ def test_workers_come_and_go_while_tensors_are_cut_into_slices(daemons: Daemons,
     late[1].wait_for("connected as rank")
     workers[1].signal(signal.SIGTERM)
     assert workers[1].wait() == 143
-    workers[1].wait_for("leaving, with everything handed over")
+    workers[1].wait_for("leaving, all residuals pushed")
     reply = finished(server)
     assert [worker.wait() for worker in (*workers[2:], *late)] == [0] * 4
     assert reply.epoch == 10
@@ -191,7 +191,7 @@ def test_a_slow_worker_does_not_hold_up_coded_rounds(daemons: Daemons) -> None:
     reply = finished(server)
     assert [worker.wait() for worker in workers] == [0, 0, 0]
     assert reply.refused_pushes > 0
-    workers[2].wait_for(r"push \d+ was not needed: others have pushed its gradient")
+    workers[2].wait_for(r"push \d+ was not needed: another worker has pushed its gradient")
     assert reply.epoch == 8
     assert reply.repeated_samples == 0
 

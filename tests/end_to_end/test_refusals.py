@@ -146,8 +146,8 @@ BAD_PUSHES: list[tuple[Any, Reason, str]] = [
     (rates_of_more_groups, Reason.GROUP, "expected 1, one for each parameter group, or none, got 2"),
     (infinite_rate, Reason.GROUP, "learning_rates: expected finite numbers of at least 0"),
     (infinite_loss, Reason.NON_FINITE, "loss"),
-    (samples_without_parts, Reason.TENSOR, "expected some, with samples, got 0"),
-    (parts_without_samples, Reason.TENSOR, "none where samples is 0"),
+    (samples_without_parts, Reason.TENSOR, "expected at least 1, because the push has samples, got 0"),
+    (parts_without_samples, Reason.TENSOR, "expected 0, because the push has no samples"),
 ]
 
 
@@ -508,7 +508,9 @@ async def test_a_job_cannot_begin_after_its_last_epoch(address: str) -> None:
     async with talk(address) as make:
         raw = make()
         await raw.join()
-        with pytest.raises(Refused, match=r"first epoch: expected below \d+, the epochs of the job, got 429"):
+        with pytest.raises(
+            Refused, match=r"first epoch: expected at most \d+, the epochs of the job, got 429"
+        ):
             await _initialize_header(raw, MANIFEST, epoch=2**32 - 1)
 
 
@@ -552,9 +554,9 @@ async def put_state(raw: Raw, data: bytes, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("size", "fields", "reason", "words"),
     [
-        (24, {"collection": 2}, Reason.STALE, "got those of push 1 for collection 2"),
+        (24, {"collection": 2}, Reason.STALE, "got buffers of push 1 for collection 2"),
         (24, {"collection": 0}, Reason.STALE, "buffers that the worker was asked for"),
-        (24, {"seq": 0, "epoch": 1}, Reason.STALE, "got those that epoch 1 is evaluated with"),
+        (24, {"seq": 0, "epoch": 1}, Reason.STALE, "got buffers of the evaluation of epoch 1"),
         (0, {"frozen": True}, Reason.TENSOR, "got frozen parameters"),
         (0, {"worker": "nobody"}, Reason.NOT_A_MEMBER, "'nobody'"),
         (0, {"job": "another"}, Reason.UNKNOWN_JOB, "got another"),

@@ -186,7 +186,7 @@ def test_parts_leave_during_backward_until_the_script_changes_gradients(daemons:
         logs[loop] = script.log
     said = "from now on gradients leave after the backward pass"
     assert said not in logs["trained"] + logs["accumulated"]
-    assert "a gradient came twice in one step" in logs["twice"]
+    assert "a gradient arrived twice in one step" in logs["twice"]
     assert "changes gradients between backward() and step() (" in logs["doubled"]
     assert [logs[loop].count(said) for loop in ("twice", "doubled")] == [1, 1]
 
@@ -275,7 +275,7 @@ def test_what_a_script_logs_is_the_jobs(daemons: Daemons) -> None:
         ("other_batches", r"the job has 8; start gc-server with --batch-size 64"),
         ("lbfgs", r"LBFGS: the server steps SGD, Adam, AdamW and Adagrad.*attach\(\.\.\., steps='local'\)"),
         ("amsgrad", r"Adam, group 0: amsgrad=True: the server has no amsgrad"),
-        ("forgetful", r"parameter '0\.weight' requires a gradient, and the optimizer has not got it"),
+        ("forgetful", r"parameter '0\.weight' requires a gradient, but the optimizer does not have it"),
     ],
 )
 def test_what_cannot_be_is_said_by_name(daemons: Daemons, loop: str, message: str) -> None:
@@ -301,7 +301,7 @@ def test_modes_that_a_script_cannot_do_are_refused(daemons: Daemons, mode: str, 
 def test_scripts_and_tasks_do_not_mix(daemons: Daemons) -> None:
     worker = daemons.worker(job(daemons, 1).address)
     assert worker.wait() == 2
-    worker.wait_for("is one of scripts.*gradwire.connect")
+    worker.wait_for("its workers are scripts.*gradwire.connect")
     server = daemons.server("--task", "small_tasks:regression", "--epochs", "1")
     script = daemons.program("script_loops", "trained", server.address)
     assert script.wait() == 1

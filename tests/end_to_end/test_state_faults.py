@@ -1,5 +1,5 @@
-"""Rows 8 to 11 of docs/reference/faults.md: a server is killed at every step of what it writes down, what it wrote is
-damaged, and the disk is full. What comes out at the end is what a calm run comes to, bit for bit."""
+"""Rows 8 to 11 of docs/reference/faults.md: a server is killed at every step of its writing, its files are
+damaged, and the disk is full. The job ends with the parameters of a calm run, bit for bit."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_server_that_is_killed_at_every_point_ends_with_the_bits_of_a_calm_run
         finally:
             server.end()
     server = begun(daemons, tmp_path, port=port)
-    server.wait_for("going on at version")
+    server.wait_for("resuming at version")
     assert result(server, workers) == calm
     assert not list(tmp_path.glob(".checkpoint*")), "nothing half written is left"
 
@@ -82,7 +82,7 @@ def test_workers_whose_ids_look_like_the_format_of_the_journal_cost_nothing(
     poll(lambda: asked(server).version > 10, "training stands still")
     killed(server)
     server = begun(daemons, tmp_path, port=server.port)
-    server.wait_for("going on at version [1-9]")
+    server.wait_for("resuming at version [1-9]")
     assert result(server, workers) == calm
     assert "damaged" not in server.log
     assert hostile.wait() == Exit.USAGE
@@ -134,8 +134,8 @@ def test_whatever_is_damaged_of_the_newest_checkpoint_the_one_before_leads_on(
         newest = max(tmp_path.glob("checkpoint-*"))
         damage(newest)
         server = begun(daemons, tmp_path, port=server.port)
-        server.wait_for(f"a checkpoint cannot be used, and the one before is taken: .*{newest.name}")
-        server.wait_for("going on at version")
+        server.wait_for(f"cannot use a checkpoint, so the previous one is read: .*{newest.name}")
+        server.wait_for("resuming at version")
     assert result(server, workers) == calm
 
 
@@ -148,7 +148,9 @@ def test_checkpoints_that_cannot_be_written_are_said_and_cost_nothing(
     """The one before and the journal stay, and lead to the same bits."""
     server = begun(daemons, tmp_path, failpoints="checkpoint.written=enospc@2+")
     workers = joined(daemons, server, *WORKER)
-    server.wait_for("could not be written: .*No space left on device.*the one before it and the journal stay")
+    server.wait_for(
+        "could not be written: .*No space left on device.*the previous checkpoint and the journal stay"
+    )
     poll(lambda: asked(server).version > 12, "training stands still")
     killed(server)
     assert [each.name for each in tmp_path.glob("checkpoint-*")] == ["checkpoint-0000000000"]
@@ -163,7 +165,7 @@ def test_a_journal_that_cannot_be_written_ends_the_server_and_another_goes_on(
     server = begun(daemons, tmp_path, failpoints="journal.appended=enospc@40+")
     workers = joined(daemons, server, *WORKER)
     assert server.wait() == Exit.UNWRITTEN
-    server.wait_for("the journal .* cannot be written: No space left on device.*Make room")
+    server.wait_for("cannot write the journal .*: No space left on device.*Free disk space")
     server = begun(daemons, tmp_path, port=server.port)
     assert result(server, workers) == calm
 

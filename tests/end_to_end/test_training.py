@@ -164,7 +164,7 @@ async def test_a_partial_push_of_a_worker_that_dies_changes_nothing_and_the_roun
             reply = await status(steady)
             assert (reply.version, reply.pushes) == (1, 1)
             assert [(lost.worker, lost.rank) for lost in reply.lost] == [("dying", 1)]
-    server.wait_for(r"rank 1 \(dying\) is lost: not heard of for")
+    server.wait_for(r"rank 1 \(dying\) is lost: no message for")
 
 
 def test_a_killed_worker_is_given_up_after_its_lease_and_the_run_goes_on(daemons: Daemons) -> None:
@@ -176,14 +176,14 @@ def test_a_killed_worker_is_given_up_after_its_lease_and_the_run_goes_on(daemons
     assert [workers[0].wait(), workers[2].wait()] == [0, 0]
     assert [lost.worker for lost in reply.lost] == ["w1"]
     assert reply.epoch == 2
-    server.wait_for(r"version \d+ waits since 1\.\d s for rank \d \(w1, disconnected")
+    server.wait_for(r"version \d+ has waited 1\.\d s for rank \d \(w1, disconnected")
 
 
 def test_when_the_last_evaluator_is_killed_another_evaluates(daemons: Daemons) -> None:
     task = f"{SMALL}:evaluation=1.5"
     server = small_job(daemons, "--lease-seconds", "2", "--epochs", "1", workers=2, task=task)
     workers = daemons.workers(server, 2)
-    by = server.wait_for(r"waiting since .* rank \d \((w\d)\) to evaluate the last version").group(1)
+    by = server.wait_for(r"the job has waited .* rank \d \((w\d)\) to evaluate the last version").group(1)
     workers[int(by[1])].signal(signal.SIGKILL)
     reply = finished(server)
     assert workers[1 - int(by[1])].wait() == 0
@@ -222,7 +222,7 @@ def test_after_the_job_a_worker_has_nothing_to_do(daemons: Daemons) -> None:
     late = daemons.worker(server.address)
     assert late.wait() == 0
     late.wait_for(
-        "nothing was trained here: the job has finished: its 2 epochs are done. To train again, start"
+        "this worker has trained nothing: the job has finished: all of its 2 epochs are done. To train again, start"
     )
 
 
@@ -274,7 +274,7 @@ def test_a_frozen_worker_is_fenced_by_its_lease_and_comes_back(daemons: Daemons)
     server.wait_for("training samples from")
     poll(lambda: asked(server).version > 5, "no progress")
     workers[1].signal(signal.SIGSTOP)
-    server.wait_for(r"\(w1\) is lost: not heard of for")
+    server.wait_for(r"\(w1\) is lost: no message for")
     version = asked(server).version
     poll(lambda: asked(server).version > version + 3, "the run does not go on")
     workers[1].signal(signal.SIGCONT)
@@ -382,7 +382,7 @@ def test_an_http_port_in_use_is_said_if_it_was_chosen() -> None:
             "known compressors: 1bit, 2bit, 4bit, 8bit, bf16, dgc, fp16",
         ),
         (("--server", "x", "--compressor", "4bit:depth=3"), 2, "unknown key 'depth'"),
-        (("--server", "x", "--device", "cuda"), 2, "no CUDA device"),
+        (("--server", "x", "--device", "cuda"), 2, "no usable CUDA device"),
     ],
 )
 def test_what_is_wrong_with_a_workers_command_is_said(

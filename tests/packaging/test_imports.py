@@ -236,7 +236,7 @@ def test_questions_for_the_mode_are_found(source: str) -> None:
         ("ddp/hook.py", "from ..worker import session"),
         ("worker/tasks/digits.py", "def load():\n    from ...server import core"),
         ("worker/training/step.py", "from ..tasks import computation"),
-        ("worker/script/job.py", "from ..tasks.computation import Kept"),
+        ("worker/script/job.py", "from ..tasks.computation import ModelSnapshot"),
         ("worker/session/session.py", "from ..training.step import Strategy"),
         ("settings.py", "from .server import core"),
         ("compressors/kernels/codes.py", "from ...proto import wire"),

@@ -114,7 +114,7 @@ def test_parts_are_as_large_by_default_as_the_registry_has_them(spec: str) -> No
     ("spec", "remedy"),
     [
         ("4bti", "did you mean '4bit'"),
-        ("threshold", "its steps cannot be predicted: how many elements reach tau is not known"),
+        ("threshold", "its steps cannot be predicted: the number of elements that reach tau is not known"),
         ("randk:density=norm", "its steps cannot be predicted: .* the norm of its parameters"),
         ("topk:ratio=0.5", "ratio: expected a number from 1 to 1e9, got 0.5"),
         ("topk:foo=1", "unknown key 'foo'"),

@@ -71,8 +71,8 @@ places = st.builds(
 def by_what(timeline: Timeline) -> dict[str, dict[int, Span]]:
     found: dict[str, dict[int, Span]] = defaultdict(dict)
     for span in timeline.spans:
-        assert span.number not in found[span.what]
-        found[span.what][span.number] = span
+        assert span.number not in found[span.kind]
+        found[span.kind][span.number] = span
     return found
 
 

@@ -237,7 +237,7 @@ class Network(Oracle):
                     self.pending = action, self.server.ledger.take(action)[0]
                     members = [sim for name in action.members if (sim := self.sims.get(name)) is not None]
                     self.growing = [(sim, sim.stream) for sim in members if sim.ready]
-                    self.server.ledger.give_up_late()
+                    self.server.ledger.stop_late_pushes()
                 case e.Drop():
                     self.shard.drop(action.key)
                 case e.Assign():
@@ -279,7 +279,7 @@ class Network(Oracle):
             sim.assignments.insert(0, sending.assignment)
 
     def assign(self, action: e.Assign) -> None:
-        assignment = replace(action.assignment, parts=self.server.ledger.asked(action.assignment.id))
+        assignment = replace(action.assignment, parts=self.server.ledger.asked_parts(action.assignment.id))
         assert assignment.version == self.core.version, "work is for the version that there is"
         self.ranges[assignment.id] = samples_of(assignment)
         self.assignments[assignment.id] = assignment

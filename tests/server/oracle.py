@@ -261,8 +261,8 @@ class Oracle:
                 if action.assignment != action.lost:
                     self.replace_member(action)
                 missing = set(range(len(self.plan.parts))) - self.final.keys()
-                self.server._refill(action)  # pyright: ignore[reportPrivateUsage]
-                asked = self.server.ledger.asked(action.assignment)
+                self.server._substitute(action)  # pyright: ignore[reportPrivateUsage]
+                asked = self.server.ledger.asked_parts(action.assignment)
                 assert action.assignment == action.lost or set(asked) == missing != set(), f"B: {asked}"
             case e.Exclude():
                 for each in action.assignments:

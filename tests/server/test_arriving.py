@@ -115,7 +115,7 @@ def test_a_part_may_be_overtaken_by_others_between_its_chunks() -> None:
         arriving.add(first)
         assert arriving.take() is None
     assert [arriving.header(part_transfer(1, number)) for number in range(4)] == [each[0] for each in parts]
-    with pytest.raises(Refused, match="4 parts on their way at once") as caught:
+    with pytest.raises(Refused, match="4 incomplete parts at once") as caught:
         arriving.begin(large(5)[0], LARGE_MANIFEST, LARGE_PARTS)
     assert caught.value.refusal.reason is Reason.SIZE
     for given, _, second in reversed(parts):

@@ -140,7 +140,7 @@ async def test_what_a_lost_member_left_is_asked_of_another_and_it_is_told_what_c
         def paced(worker: str) -> int:
             return 7
 
-        pacing: Any = job.conductor.pacing
+        pacing: Any = job.conductor.rate_control
         pacing.rate = paced
         up(job, "a", 0, 1, value=4.0)
         commit = job.commit("a", (4.0, 4.0, 4.0))

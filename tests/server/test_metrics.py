@@ -102,13 +102,13 @@ def test_waiting_is_said_in_short_lines_and_only_when_it_is_longer_than_usual(
     """13 lines of 285 characters stood beside 5 epoch lines in a healthy run (finding U10)."""
     names = [f"rank {rank} (worker-{rank}, connected, heard 0.{rank} s ago, computing)" for rank in range(32)]
     one, many = (
-        f"version 7 waits since 3.1 s for {names[0]}",
-        f"version 7 waits since 3.1 s for {', '.join(names)}",
+        f"version 7 has waited 3.1 s for {names[0]}",
+        f"version 7 has waited 3.1 s for {', '.join(names)}",
     )
     assert shortened(one) == one
     assert len(shortened(many)) <= LINE_CHARACTERS
     assert shortened(many).startswith(
-        "version 7 waits since 3.1 s for rank 0 (worker-0), rank 1 (worker-1), rank 2"
+        "version 7 has waited 3.1 s for rank 0 (worker-0), rank 1 (worker-1), rank 2"
     )
     assert shortened(many).endswith(" and others")
     shell = conductor(SimpleNamespace(phase=Phase.RUNNING))

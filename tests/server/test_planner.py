@@ -13,7 +13,7 @@ from gradwire.planning.job import Costs
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.server.plans.planner import FULL, Measurements, Planner
-from gradwire.server.plans.rate_control import Came
+from gradwire.server.plans.rate_control import PartArrival
 
 LAYERS = 12
 
@@ -49,7 +49,7 @@ def link(of: Planner, start_s: float, byte_s: float, worker: str = "a") -> None:
     at = 0.0
     for size in (1 << 10, 1 << 12, 1 << 14, 1 << 16) * 8:
         at += start_s + byte_s * size
-        of.arrived(Came(worker, size, at, waited=True))
+        of.arrived(PartArrival(worker, size, at, waited=True))
 
 
 def planned(of: Planner, model: Manifest, norms: Iterable[float] = (), version: int = 5) -> Plan:
@@ -207,7 +207,7 @@ def test_only_parts_that_waited_show_the_link() -> None:
     assert of.measured(model) is None
     of.profiled("a", 1, profile(model))
     for number in range(100):
-        of.arrived(Came("a", 1000, float(number), waited=False))
+        of.arrived(PartArrival("a", 1000, float(number), waited=False))
     measured = of.measured(model)
     assert measured is not None
     assert measured.link == Link(start_s=Costs().part_s, byte_s=0.0)
@@ -225,7 +225,7 @@ def test_all_workers_together_have_what_an_uneven_link_has() -> None:
         for first, worker in enumerate("ab"):  # one is through before the other begins: 1 s for 1000 bytes
             for part in range(4):
                 at = begin + 4.0 * first + part + 1
-                of.arrived(Came(worker, 1000, at, waited=part > 0))
+                of.arrived(PartArrival(worker, 1000, at, waited=part > 0))
     of.profiled("a", 1, profile(model))  # the other has not said anything yet
     measured = of.measured(model)
     assert measured is not None

@@ -95,8 +95,8 @@ async def test_a_planner_that_fails_leaves_the_plan_and_the_job(
         await settled(job)
         assert plans == []
         assert job.predicted_s == 0.0
-    assert "no plan could be made" in caplog.text
-    assert "a step could not be predicted" in caplog.text
+    assert "no new plan could be made" in caplog.text
+    assert "the time of a step could not be predicted" in caplog.text
 
 
 async def test_a_step_is_predicted_once_for_all_that_say_so_at_the_same_time() -> None:

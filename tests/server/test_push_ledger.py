@@ -51,7 +51,7 @@ def commit(seq: int, checksums: dict[int, int] = CHECKSUMS) -> m.Commit:
 def send(ledger: PushLedger, seq: int, *parts: int) -> None:
     """Parts arrive whole."""
     for part in parts:
-        assert ledger.wants(key(seq), part, 1)
+        assert ledger.needs_part(key(seq), part, 1)
         assert ledger.store(MEMBER, header(part, seq=seq), CHECKSUMS[part], [])
 
 
@@ -87,8 +87,8 @@ def test_an_abandoned_push_is_over_whatever_comes_of_it_before_or_after(before: 
     ledger = ledger_of()
     send(ledger, 1, *range(before))
     ledger.abandon(key(1))
-    assert ledger.over(key(1))
-    assert not any(ledger.wants(key(1), part, 1) for part in range(3))
+    assert ledger.is_closed(key(1))
+    assert not any(ledger.needs_part(key(1), part, 1) for part in range(3))
     assert not ledger.store(MEMBER, header(2, seq=1), 33, []), "a part that was being scanned meanwhile"
     assert (list(ledger.open(MEMBER)), ledger.stored(MEMBER), ledger.next(MEMBER, 1)) == ([], (), None)
     send(ledger, 2, 0, 1, 2)
@@ -101,19 +101,19 @@ def test_duplicates_of_parts_and_commits_are_of_no_use_and_do_no_harm() -> None:
     send(ledger, 1, 0, 1)
     ledger.commit(MEMBER, commit(1))
     ledger.commit(MEMBER, commit(1))
-    assert not ledger.wants(key(1), 0, 1)
+    assert not ledger.needs_part(key(1), 0, 1)
     assert ledger.store(MEMBER, header(0, seq=1), 11, []), "two copies of it were being scanned"
     assert ledger.stored(MEMBER) == (m.Stored(seq=1, parts=(0, 1)),)
     send(ledger, 1, 2)
     assert handed_on(ledger) == [1]
-    assert not ledger.wants(key(1), 0, 1), "decided on"
-    assert ledger.over(key(1))
+    assert not ledger.needs_part(key(1), 0, 1), "decided on"
+    assert ledger.is_closed(key(1))
 
 
 def test_a_part_that_was_refused_is_wanted_again_and_holds_up_its_push() -> None:
     ledger = ledger_of()
     send(ledger, 1, 0, 2)
-    assert ledger.wants(key(1), 1, 1)  # and it is damaged: nothing is stored
+    assert ledger.needs_part(key(1), 1, 1)  # and it is damaged: nothing is stored
     ledger.commit(MEMBER, commit(1))
     assert handed_on(ledger) == []
     send(ledger, 1, 1)
@@ -136,13 +136,13 @@ def test_a_later_push_that_is_given_up_does_not_end_an_earlier_one() -> None:
     send(ledger, 1, 0, 1)
     send(ledger, 3, 0)
     ledger.abandon(key(3))
-    assert ledger.over(key(3))
-    assert not ledger.over(key(1))
+    assert ledger.is_closed(key(3))
+    assert not ledger.is_closed(key(1))
     assert ledger.stored(MEMBER) == (m.Stored(seq=1, parts=(0, 1)),)
     ledger.commit(MEMBER, commit(1))
     send(ledger, 1, 2)
     assert handed_on(ledger) == [1]
-    assert ledger.over(key(2)), "nothing had come of it when a later one was given up"
+    assert ledger.is_closed(key(2)), "nothing had come of it when a later one was given up"
 
 
 @pytest.mark.parametrize("checksums", [{**CHECKSUMS, 1: 23}, {0: 11, 1: 22}, {0: 22, 1: 11, 2: 33}])
@@ -173,7 +173,7 @@ def test_a_push_without_parts_needs_only_its_commit() -> None:
 def test_open_pushes_have_a_quota(kind: str) -> None:
     def begin(seq: int) -> None:
         if kind == "part":
-            assert ledger.wants(key(seq), 0, 1)
+            assert ledger.needs_part(key(seq), 0, 1)
         else:
             ledger.commit(MEMBER, commit(seq))
 
@@ -191,7 +191,7 @@ def test_open_pushes_have_a_quota(kind: str) -> None:
 def test_why_a_push_was_refused_is_remembered_for_a_while() -> None:
     ledger, why = ledger_of(), Refusal(reason=Reason.NON_FINITE, message="not finite")
     for seq in range(1, 100):
-        assert ledger.wants(key(seq), 0, 1)
+        assert ledger.needs_part(key(seq), 0, 1)
         ledger.refuse(key(seq), why)
     assert ledger.refusal(key(99)) is why
     assert [seq for seq in range(1, 100) if ledger.refusal(key(seq))] == list(range(100 - MAX_OPEN, 100))
@@ -219,7 +219,7 @@ def test_the_digest_depends_on_which_part_has_which_checksum() -> None:
 def test_learning_rates_that_there_cannot_be_are_refused(rates: tuple[float, ...], words: str) -> None:
     ledger = ledger_of()
     for seq in (1, 2):
-        assert ledger.wants(key(seq), 0, 3)
+        assert ledger.needs_part(key(seq), 0, 3)
     with pytest.raises(Refused, match=words) as caught:
         ledger.check_rates(MEMBER, header(0, learning_rates=rates), 2)
     assert caught.value.refusal.reason is Reason.GROUP
@@ -254,10 +254,10 @@ def test_an_unwanted_push_keeps_nothing_and_is_handed_on_without_parts(committed
     send(ledger, 1, 0, 1)
     if committed:
         ledger.commit(MEMBER, commit(1))
-    ledger.do_without(key(1))
-    ledger.do_without(key(1))
+    ledger.mark_unwanted(key(1))
+    ledger.mark_unwanted(key(1))
     assert (ledger.open(MEMBER), ledger.held) == ({1: PushLife.UNWANTED}, [])
-    assert not ledger.wants(key(1), 2, 1)
+    assert not ledger.needs_part(key(1), 2, 1)
     ledger.commit(MEMBER, commit(1))
     assert ledger.next(MEMBER, 1) == (commit(1), frozenset())
     ledger.start_over(key(1))
@@ -275,10 +275,10 @@ def test_the_image_of_a_ledger_and_the_parts_carried_over_make_the_same_ledger()
     send(ledger, 2, 1)
     ledger.check_rates(MEMBER, header(1, seq=2, learning_rates=(0.5,)), 1)
     send(ledger, 3, 0)
-    ledger.do_without(key(3))
+    ledger.mark_unwanted(key(3))
     other.restore(ledger.image())
     for member, part, checksum, payloads in ledger.stored_parts(1):
-        other.carry(member, part, checksum, payloads)
+        other.restore_part(member, part, checksum, payloads)
     assert other.open(MEMBER) == ledger.open(MEMBER) == {2: PushLife.OPEN, 3: PushLife.UNWANTED}
     assert other.stored(MEMBER) == ledger.stored(MEMBER)
     assert (other.through(MEMBER), other.held) == (1, [key(1), key(2)])
@@ -287,14 +287,14 @@ def test_the_image_of_a_ledger_and_the_parts_carried_over_make_the_same_ledger()
 
 def test_parts_that_count_are_remembered_until_their_push_is_applied_as_a_whole() -> None:
     ledger = ledger_of()
-    assert (ledger.ask(9, 3), ledger.asked(9)) == ((), ()), "no round is open"
+    assert (ledger.ask_substitute(9, 3), ledger.asked_parts(9)) == ((), ()), "no round is open"
     ledger.open_round()
     for part in (2, 0):
         ledger.final(Final(version=1, part=part, keys=(key(1), key(2)), first=part == 2, last=False))
-    assert ledger.ask(9, 4) == ledger.asked(9) == (1, 3)
-    assert ledger.asked(8) == ()
+    assert ledger.ask_substitute(9, 4) == ledger.asked_parts(9) == (1, 3)
+    assert ledger.asked_parts(8) == ()
     contribution = Contribution(key=key(1), rank=0, samples=0, loss=0.0)
     ledger.take(Apply(version=1, contributions=(contribution,), rate_factor=1.0, opened_at=0.0))
-    assert not ledger.counted(key(1))
-    assert ledger.counted(key(2)) == {0, 2}
-    assert ledger.asked(9) == (), "its round is closed"
+    assert not ledger.counted_parts(key(1))
+    assert ledger.counted_parts(key(2)) == {0, 2}
+    assert ledger.asked_parts(9) == (), "its round is closed"

@@ -108,7 +108,7 @@ async def test_a_part_that_is_being_looked_at_as_the_plan_changes_is_not_stored(
     async with wired("async", "a") as job:
         header, *_ = job.part(0, float("nan"))
         assert isinstance(header, m.PartHeader)
-        job.conductor.ledger.wants(e.PushKey("a", 1, 1), 0, header.assignment)
+        job.conductor.ledger.needs_part(e.PushKey("a", 1, 1), 0, header.assignment)
         job.conductor.replan(WHOLE)
 
         def finish() -> Any:

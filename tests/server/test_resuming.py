@@ -114,9 +114,9 @@ def test_a_new_job_goes_on_from_what_the_optimizer_remembered(
         trained(each, range(9, 14))
     assert same(store, again)
     assert not same(store, anew)
-    (record,) = [each for each in caplog.records if "beginning with" in each.message]
+    (record,) = [each for each in caplog.records if "starting with" in each.message]
     kind = optimizer.partition(":")[0]
-    assert f"version 9, and the state of its optimizer, {kind} (" in record.message
+    assert f"version 9, and its optimizer state, {kind} (" in record.message
 
 
 OTHERS: list[tuple[str, str]] = [
@@ -140,8 +140,8 @@ def test_another_optimizer_begins_anew(
         trained(each, range(4, 8))
     assert same(other, anew)
     (record,) = [each for each in caplog.records if each.levelno == logging.WARNING]
-    assert "version 4, without the state of its optimizer: 'first' is stepped by" in record.message
-    assert f"and was by {before.partition(':')[0]}:" in record.message
+    assert "version 4, without its optimizer state: the optimizer of tensor 'first' is" in record.message
+    assert f"and was {before.partition(':')[0]}:" in record.message
 
 
 def test_a_state_dict_has_parameters_alone(tmp_path: Path) -> None:
@@ -162,4 +162,4 @@ def test_parameters_that_were_frozen_begin_anew(tmp_path: Path, caplog: pytest.L
     found = checkpoint(store, tmp_path / "checkpoint")
     thawed = manifest("adam")
     assert found.recall(thawed, thawed.stepped_by(JOB)) is None
-    assert "without the state of its optimizer: 'third' was frozen" in caplog.text
+    assert "without its optimizer state: tensor 'third' was frozen" in caplog.text

@@ -88,7 +88,7 @@ class Story:
             case e.Disconnect(worker=worker, refusal=refusal):
                 return f"{worker} is cut off: {refusal.reason.label}"
             case e.Report(text=text):
-                return re.sub(r" since [\d.]+ s|, heard [\d.]+ s ago", "", text)
+                return re.sub(r" \([\d.]+ s so far\)|(?<=has waited) [\d.]+ s|, heard [\d.]+ s ago", "", text)
             case e.Finish():
                 return "the job is done"
             case e.Note(text=text) if re.search("computes its part|in groups of|progress", text):

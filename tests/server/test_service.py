@@ -85,7 +85,7 @@ def test_workers_hear_of_overlap_both_only_where_parts_go_down_early(
     assert service.job.overlap == told
     said = [record.getMessage() for record in caplog.records if "--overlap both" in record.getMessage()]
     assert len(said) == (told != "both")
-    assert all(mode in text and "it is backward" in text for text in said)
+    assert all(mode in text and "replaced by backward" in text for text in said)
 
 
 def test_a_stream_that_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,5 +127,5 @@ def test_joins_beyond_the_rate_are_put_off_and_change_nothing(monkeypatch: pytes
     monkeypatch.setattr(service_module, "JOINS_AT_ONCE", 2)
     service = service_of("sync")
     assert [join(service, "4bit", worker).rank for worker in "ab"] == [0, 1]
-    with pytest.raises(AssertionError, match=r"more than 0\.001 workers join in a second; try again"):
+    with pytest.raises(AssertionError, match=r"more than 0\.001 workers per second join; try again"):
         join(service, "4bit", "c")

@@ -77,7 +77,7 @@ async def test_what_was_unwanted_is_asked_for_again_where_it_would_be_accepted()
         assert work is not None
         job.arrive("a", push[2:4])
         assert (hints(job, "a"), job.conductor.ledger.held) == ([1], [])
-        job.core.roster.give(member, work)
+        job.core.roster.assign(member, work)
         job.arrive("a", push[4:-1])
         assert (hints(job, "a"), job.conductor.ledger.held) == ([1], []), "what is dropped once stays dropped"
         assert reasons(job.arrive("a", push[-1:])) == [(1, None, Reason.CHUNK)]

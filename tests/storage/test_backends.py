@@ -28,11 +28,11 @@ def value(tree: Any) -> Any:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("ftp://me:secret@host/a", "expected none with a password"),
-        ("memory://bucket/a?versionId=1", "expected none with '?'"),
-        ("memory://bucket/a#b", "expected none with '#'"),
-        ("memory://bucket/a b", "expected one without spaces"),
-        ("memory://bucket/a\nb", "expected one without spaces"),
+        ("ftp://me:secret@host/a", "expected a URL without a password"),
+        ("memory://bucket/a?versionId=1", "expected a URL without '?'"),
+        ("memory://bucket/a#b", "expected a URL without '#'"),
+        ("memory://bucket/a b", "expected a URL without spaces"),
+        ("memory://bucket/a\nb", "expected a URL without spaces"),
     ],
 )
 def test_a_url_that_no_file_name_goes_with_is_refused(url: str, why: str) -> None:
@@ -63,7 +63,7 @@ def test_a_url_that_no_file_name_goes_with_is_refused(url: str, why: str) -> Non
     ],
 )
 def test_a_password_is_refused_and_not_shown(url: str, shown: str) -> None:
-    with pytest.raises(BackendError, match="expected none with a password") as refused:
+    with pytest.raises(BackendError, match="expected a URL without a password") as refused:
         backend_at(url)
     assert str(refused.value).startswith(f"{shown}: ")
     assert backends.shown(url) == shown
@@ -178,11 +178,11 @@ def test_the_server_that_came_last_writes_and_the_one_before_it_does_not(
 ) -> None:
     url = f"memory://bucket/{uuid.uuid4().hex}"
     first, second = held(url), held(url)
-    with pytest.raises(OSError, match="another gc-server has taken it over"):
+    with pytest.raises(OSError, match="another gc-server has taken over this URL"):
         first.write("a-1", TREE, {})
     assert second.folders("a-") == []
     second.write("a-1", TREE, {})
-    with pytest.raises(OSError, match="another gc-server has taken it over"):
+    with pytest.raises(OSError, match="another gc-server has taken over this URL"):
         first.write("a-1", {"other": 1}, {})
     assert value(second.read("a-1")[0]) == value(TREE), "what the last has written stays"
     put_file = vars(second)["_files"].put_file
@@ -193,7 +193,7 @@ def test_the_server_that_came_last_writes_and_the_one_before_it_does_not(
         second.release()
 
     monkeypatch.setattr(vars(second)["_files"], "put_file", puts)
-    with pytest.raises(OSError, match="another gc-server has taken it over"):
+    with pytest.raises(OSError, match="another gc-server has taken over this URL"):
         second.write("a-2", TREE, {})
     assert second.folders("a-") == ["a-1"]
 

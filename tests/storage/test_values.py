@@ -187,9 +187,9 @@ def test_nothing_is_made_but_what_was_packed(wrong: Any) -> None:
 @pytest.mark.usefixtures("_names")
 def test_a_name_is_one_classs_and_a_class_has_one_name() -> None:
     stored("test-pair")(Pair)  # again: nothing happens
-    with pytest.raises(ValueError, match="'test-pair' is taken, by Pair"):
+    with pytest.raises(ValueError, match="'test-pair' is taken by Pair"):
         stored("test-pair")(Color)
-    with pytest.raises(ValueError, match="registered as 'test-pair' already"):
+    with pytest.raises(ValueError, match="already registered as 'test-pair'"):
         stored("test-other")(Pair)
     assert registry.class_of("test-other") is None
     with pytest.raises(TypeError, match="expected a dataclass"):

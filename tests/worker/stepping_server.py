@@ -125,7 +125,7 @@ class SteppingServer(Script):
         outcome = m.Outcome(seq=commit.seq, decision=m.Decision.ACCEPTED, version=self._steps)
         self.messages += [outcome, *self._update(change, whole=False), self._assignment()]
 
-    def let_go(self, drifted: int) -> None:
+    def reopen_without_replica(self, drifted: int) -> None:
         """The stream is opened anew."""
         self.messages = [*self._update(self.values, whole=True), self._assignment()]
 

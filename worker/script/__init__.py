@@ -1,4 +1,4 @@
-"""A worker inside a user's own script: the script keeps its loop, the server its part of the step.
+"""A worker inside a user's own script: the script keeps its loop, the server takes the step.
 
-docs/how-to/scripts.md has what works in such a loop. `api` is what a script sees of it, as `gradwire.connect`.
+docs/how-to/scripts.md lists the loops that work. `api` is the part that a script sees, as `gradwire.connect`.
 """

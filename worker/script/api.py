@@ -1,11 +1,11 @@
-"""The public API, `import gradwire`, for scripts. Torch and grpc are imported here, not before."""
+"""The public API for scripts, `import gradwire`. This module imports torch and grpc; the package does not."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-# Before grpc is imported: a DataLoader's workers are forked, and what goes wrong is in our own messages.
+# Before grpc is imported: gRPC must not handle a DataLoader's forks, and Gradwire logs every error itself.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
@@ -21,18 +21,18 @@ __all__ = ["Job", "ScriptError", "connect"]
 
 
 def connect(**options: Any) -> Job:
-    """Become a worker of a job: of a server that was started with `gc-server --script`.
+    """Join a job as a worker and return it. The server must have been started with `gc-server --script`.
 
     Args:
-        options: those of gc-worker by name, such as server="host:50051" or compressor="topk:ratio=100". What
-            is not given comes from `GC_` variables, and the server's address then from torchrun's
-            MASTER_ADDR. There are no metrics over HTTP unless `http_port` says where.
+        options: options of gc-worker by name, such as server="host:50051" or compressor="topk:ratio=100".
+            Other options come from `GC_` variables. Without an address there, torchrun's MASTER_ADDR is used.
+            Metrics are served over HTTP only if `http_port` is given.
 
     Raises:
-        UsageError: an option that there is not, or a value that it does not take.
-        Refused: the server does not want this worker; the message says why.
-        UnreachableError: no server has answered for `connect_seconds`.
-        ScriptError: the job is not one of scripts, or its mode cannot be driven by one.
+        UsageError: an option does not exist or does not accept its value.
+        Refused: the server refuses this worker; the message says why.
+        UnreachableError: no server has answered within `connect_seconds`.
+        ScriptError: the job trains a task instead of scripts, or a script cannot do the work of its mode.
     """
     environ = {"GC_HTTP_PORT": "-1", **os.environ}
     if "MASTER_ADDR" in environ:

@@ -1,9 +1,9 @@
-"""The assignments of a script's worker: what the server wants next, and what it was told of the last.
+"""The assignments of a script's worker: which one is present, and how the loops treat it.
 
 The script runs its own loop, so an assignment can ask for something that only the loop's end can give. The
 loop over batches (`Job.batches`) looks at the *present* assignment, the last one that is not answered:
 
-| the present assignment | what happens |
+| the present assignment | effect |
 |---|---|
 | none | the worker waits for one (`wait`) |
 | has samples of this epoch | a batch is yielded; `optimizer.step()` answers it, then `settle` waits |
@@ -11,9 +11,9 @@ loop over batches (`Job.batches`) looks at the *present* assignment, the last on
 | asks for an evaluation | with samples, it is reported at once; without, the loop over batches ends |
 | finishes the job | all loops end |
 
-The script evaluates between two loops over batches, when `evaluating` says so. `turn_over`, at the start of
-the next loop, reports what was logged. An assignment that is sent again after it was answered asks for
-nothing, but an evaluation in it is reported again.
+The script evaluates between two loops over batches, when `evaluating` is True. `turn_over`, at the start of
+the next loop, reports the logged numbers. An assignment that is sent again after it was answered asks for
+nothing, except that an evaluation in it is reported again.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ POLL_S = 1.0
 
 
 class Assignments:
-    """The assignments of one worker, from the first batch on.
+    """The assignments of one script's worker, from its first batch on. `Job` makes and drives it.
 
     Attributes:
-        present: see the head of this file.
-        epoch: the epoch that the script trains on.
-        logged: by name, sum and number of what the script has logged in this epoch.
+        session, strategy: this worker's part in the job, and how its steps are taken.
+        present: the last assignment that is not answered; None while the worker waits for one.
+        epoch: epoch that the script trains on, from 0.
+        logged: sum and count of the numbers that the script has logged in this epoch, by name.
     """
 
     def __init__(
@@ -50,27 +51,40 @@ class Assignments:
         epoch: int,
         logged: dict[str, list[float]],
     ) -> None:
+        """
+        Args:
+            member: this script's membership; `done` is set at the end of the job.
+            session: this worker's session.
+            strategy: how steps are taken.
+            length: length of the job, updated from each assignment.
+            epoch: first epoch to train on, from 0.
+            logged: sum and count of the numbers logged so far, by name; shared with the job.
+        """
         self.session, self.strategy = session, strategy
         self.present: m.Assignment | None = None
         self.epoch, self.logged = epoch, logged
         self._member, self._length = member, length
-        self._reported = m.Evaluation(version=0, epoch=0, metrics={})  # the last one
+        self._reported = m.Evaluation(version=0, epoch=0, metrics={})  # the last report
         self._evaluation = ExitStack()  # while the script may evaluate
 
     @property
     def evaluating(self) -> bool:
-        """Whether the present assignment asks for metrics that were not reported yet."""
+        """True if the present assignment asks for metrics that were not reported yet."""
         return self.present is not None and self.present.evaluate_epoch > self._reported.epoch
 
     def settle(self) -> None:
-        """Wait for what follows the assignment that was answered, or until this worker's state is due to be
-        written: that has to wait for what the script does after its step."""
+        """Wait for the assignment that follows the answered one, or until this worker's state has to be
+        saved.
+
+        The state is saved only after the code that the script runs after its step.
+        """
         self.present = None
         while self.present is None and not self.session.saving.due:
             self._take()
 
     def wait(self) -> m.Assignment:
-        """Return what the server wants next, in place of the present assignment."""
+        """Wait for the next assignment, make it the present one and return it. Saves this worker's state if
+        it is due."""
         self.present = None
         while self.present is None:
             self.session.saving.write()
@@ -78,7 +92,8 @@ class Assignments:
         return self.present
 
     def turn_over(self) -> None:
-        """Report an evaluation that is asked for; if the epoch is over, begin the next one."""
+        """Report evaluations that are asked for until there are samples or the job ends, and enter their
+        epoch."""
         self._evaluation.close()
         self.session.replica.check()
         while self.present is not None and not self._member.done:
@@ -91,14 +106,16 @@ class Assignments:
             self.wait()
 
     def begin_evaluation(self) -> None:
-        """Let the script evaluate. If the server has asked for it, the model is the one that it has."""
+        """Prepare the model for the script's evaluation. If the server has asked for one, the model gets the
+        job's buffers."""
         self.session.doing("evaluating" if self.evaluating else "between epochs")
         if self.evaluating and self.present is not None:
             self._evaluation.close()
             self._evaluation.enter_context(self.session.evaluated(self.present.evaluate_epoch))
 
     def report(self, assignment: m.Assignment) -> None:
-        """Tell the server the means of what was logged, if it asks for them and they are new."""
+        """Send the server the means of the logged numbers, if `assignment` asks for an evaluation not
+        reported yet."""
         epoch = assignment.evaluate_epoch
         if epoch <= self._reported.epoch:
             return
@@ -108,7 +125,8 @@ class Assignments:
         self.session.report(self._reported)
 
     def _take(self) -> None:
-        """Wait for a while for the next assignment."""
+        """Wait up to `POLL_S` for an assignment, and make it the present one unless it asks for nothing
+        new."""
         assignment = self.session.next(POLL_S)
         if assignment is None:
             return

@@ -1,8 +1,8 @@
 """The model and the optimizer that a script has attached to its job, and the session that trains them.
 
-Whether the server or this worker takes the optimizer's steps (`steps`) decides what else follows: the
-parameter groups that the server is told, the strategy of the training steps, and where the optimizer's state
-is. What the server cannot do is refused when the model is attached, before any worker waits for this one.
+Either the server or this worker takes the optimizer's steps (`steps`). This determines the parameter groups
+that the server receives, the strategy of the training steps, and where the optimizer's state is. An optimizer
+that the server cannot run is refused when it is attached, before other workers wait for this one.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from ..training.work import Local
 from .forward import after_forward
 from .membership import Membership
 from .moments import moments_of, state_of
-from .optimizer import JobOptimizer, averaging, parameter_groups
+from .optimizer import JobOptimizer, averaging_groups, parameter_groups
 from .terms import Overlap, ScriptError, Steps, check_attached, overlaps
 
 log = logging.getLogger("gradwire.worker")
 
 
 class Attached:
-    """A model in a job.
+    """A model and its optimizer in a job. `Job.attach` makes it; `begin` starts its training.
 
     Attributes:
-        optimizer: what the script gets in place of its own.
-        session: the session that trains the model; None before `begin`.
+        optimizer: optimizer that the script uses instead of its own.
+        session: session that trains the model; None before `begin`.
     """
 
     def __init__(
@@ -57,11 +57,14 @@ class Attached:
     ) -> None:
         """
         Args:
-            step: see `JobOptimizer`.
-            clip_norm, steps, overlap: see `Job.attach`.
+            member: this script's membership.
+            model: the script's model.
+            optimizer: the script's optimizer.
+            step: function that pushes a step, as for `JobOptimizer`.
+            clip_norm, steps, overlap: arguments of `Job.attach`.
 
         Raises:
-            ScriptError: the job cannot train this.
+            ScriptError: the job cannot train this model or run this optimizer.
         """
         check_attached(member.terms, member.work, clip_norm, steps)
         self.session: Session | None = None
@@ -70,7 +73,7 @@ class Attached:
         self._steps_here = isinstance(member.work, Local) or steps == "local"
         self._warned_of_newer_state = False
         self.optimizer = JobOptimizer(optimizer, step, self._downloaded_state, here=self._steps_here)
-        self._groups()  # refuses what the server cannot run
+        self._groups()  # raises ScriptError for an optimizer that the server cannot run
 
     def begin(
         self,
@@ -80,23 +83,25 @@ class Attached:
         forward_passed: Callable[[], None],
         earlier: Callable[[], Earlier],
     ) -> tuple[Session, GradientStrategy | LocalStrategy]:
-        """Move the model into a replica, and make what trains it.
+        """Move the model into a replica, and return the session and the strategy that train it.
 
         Args:
+            train_samples: number of samples in one epoch.
             data: checksum of the data set; 0 for none.
-            forward_passed: called after each forward pass, if gradients leave during backward.
-            earlier: see `Session`.
+            forward_passed: function called after each forward pass, if gradients are sent during backward.
+            earlier: function that returns the state of an earlier job, with which a new one begins.
         """
         member = self._member
         settings, terms = member.settings, member.terms
-        tell_of_kernels(member.connection, logging.WARNING)  # shown also where no logging is set up
+        tell_of_kernels(member.connection, logging.WARNING)  # WARNING appears without any logging set-up
         groups = self._groups()
         self.optimizer.begin()
         replica = Replica(self._model, train_samples, groups, data, masters=not self._steps_here)
-        local = self._steps_here  # otherwise all groups have optimizers of one kind
+        local = self._steps_here
         compression = compression_of(
             member.compressor,
             auto=member.auto,
+            # All groups have the same kind of optimizer, so the first one stands for them.
             optimizer=parse_optimizer("sgd" if local else groups.groups[0].optimizer),
             local=local,
             specs=replica.manifest.specs,
@@ -122,6 +127,8 @@ class Attached:
     def _strategy(
         self, session: Session, forward_passed: Callable[[], None]
     ) -> GradientStrategy | LocalStrategy:
+        """Return the strategy for the job's kind of work; set up the model's hook if gradients are sent
+        during backward."""
         member, work, terms = self._member, self._member.work, self._member.terms
         final = terms.overlap == "both"
         if isinstance(work, Local):
@@ -159,23 +166,28 @@ class Attached:
         )
 
     def moments(self) -> Moments:
-        """Return what the optimizer remembered when the job began, for the server's to continue from."""
+        """Return the optimizer's state from before the job, by parameter, for the server's optimizer; empty
+        if steps are local."""
         assert self.session is not None
-        return moments_of({} if self._steps_here else self.optimizer.loaded, self.session.replica)
+        return moments_of({} if self._steps_here else self.optimizer.initial_state, self.session.replica)
 
     def _groups(self) -> ParameterGroups:
-        """Return the parameter groups as the server steps them. Raises ScriptError."""
-        of = self.optimizer.of
-        groups = averaging(of, self._model) if self._steps_here else parameter_groups(of, self._model)
+        """Return the parameter groups for the server's optimizer; raise ScriptError for an optimizer that it
+        cannot run."""
+        own = self.optimizer.wrapped
+        groups = (
+            averaging_groups(own, self._model) if self._steps_here else parameter_groups(own, self._model)
+        )
         return ONE_GROUP if isinstance(self._member.work, Local) else groups
 
     def _downloaded_state(self) -> Mapping[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """Return what the server's optimizer remembers, by parameter."""
+        """Download and return the state of the server's optimizer by parameter; raise ScriptError after
+        `leave`."""
         member = self._member
         if member.left or self.session is None:
             raise ScriptError(
-                "optimizer.state_dict(): this script has left the job, and the state is the server's; call "
-                "it before that, in `with gradwire.connect() as job`"
+                "optimizer.state_dict(): this script has left the job, and the server has the state; call "
+                "it before leaving, in `with gradwire.connect() as job`"
             )
         replica = self.session.replica
         version, moments = member.connection.get_optimizer(replica.manifest)
@@ -183,8 +195,8 @@ class Attached:
         if version != at and not self._warned_of_newer_state:
             self._warned_of_newer_state = True
             log.warning(
-                "optimizer.state_dict(): the state is that of version %d, and this worker's parameters are "
-                "those of version %d: in mode %s the job goes on meanwhile",
+                "optimizer.state_dict(): the state is from version %d, but this worker's parameters are from "
+                "version %d, because in mode %s other workers' steps continue",
                 *(version, at, member.terms.mode),
             )
         return state_of(moments, replica)

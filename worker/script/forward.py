@@ -1,4 +1,4 @@
-"""A hook after the forward pass of a script's model, which copies of the model do not have."""
+"""A hook after the forward pass of a script's model that copies of the model do not inherit."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import nn
 
 
 def after_forward(model: nn.Module, passed: Callable[[], None]) -> None:
-    """Call `passed` after each forward pass of this model.
+    """Call `passed` after each forward pass of `model`, but not of its copies.
 
-    A script may copy or pickle its model at any time. A copy's forward pass is not the job's, and whoever
-    loads the file need not have Gradwire: so the model's state, as `copy` and `pickle` take it, is without
-    the hook. A class that defines `__reduce__` itself, as torch.fx.GraphModule does, can be deep-copied, and
-    not pickled.
+    A script may copy or pickle its model at any time. A copy's forward pass is not the job's, and a process
+    that loads the file need not have Gradwire. The model's state as `copy` and `pickle` read it is therefore
+    without the hook. A class that defines `__reduce__` itself, as torch.fx.GraphModule does, can be
+    deep-copied but not pickled.
     """
 
     def hook(module: nn.Module, *_: object) -> None:
-        if module is model:  # not a copy that another class has made
+        if module is model:  # a class may copy itself by other means, with the hook
             passed()
 
     # torch.compile would trace the hook of a module that it compiles.

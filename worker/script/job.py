@@ -1,11 +1,14 @@
 """A script's part in a job, as its loop sees it: `gradwire.connect` returns a `Job`.
 
 The script owns the loop, so a training step (`worker/training/step`) is driven from three places here:
-`_batches` begins it with each assignment, and skips a batch that the script has passed over;
-`_forward_passed` lets gradients leave from then on; `_push`, which is `optimizer.step()`, pushes. Which
-assignment comes next, and when the loops end, is told in `assignments`; `membership` joins and leaves, and
-`attached` makes of model and optimizer what the session trains. Here no assignment is answered twice: after
-its last push the worker waits for the next one before `optimizer.step()` returns.
+
+- `_batches` begins a step with each assignment, and skips a batch that the script has passed over.
+- `_forward_passed` lets gradients leave from then on.
+- `_push`, which is `optimizer.step()`, pushes.
+
+`assignments` decides which assignment is next and when the loops end. `membership` joins and leaves.
+`attached` makes the session from model and optimizer. No assignment is answered twice here: after its last
+push the worker waits for the next assignment before `optimizer.step()` returns.
 """
 
 from __future__ import annotations
@@ -47,29 +50,28 @@ log = logging.getLogger("gradwire.worker")
 Model = TypeVar("Model", bound=nn.Module)
 Scheduler = TypeVar("Scheduler")
 
-NO_WORK = (
-    "optimizer.step(): there is no work to answer; call it once for each batch, in the loop over "
-    "job.batches(...)"
-)
+NO_WORK = "optimizer.step(): no batch is open; call it once for each batch, in the loop over job.batches(...)"
 
 
 class Job:
-    """A script's part in a job, on one thread. Made by `gradwire.connect`. As a context it leaves the job.
+    """A script's part in a job, returned by `gradwire.connect`. Use it from one thread. As a context it
+    leaves the job.
 
     Attributes:
-        applied: whether the last `optimizer.step()` counts: not if its gradients could not be used, or came
-            too late. What came too late goes out with the next push.
-        state: what the script wants to find again when all of the job is started again, by name; see `State`.
+        applied: True if the last `optimizer.step()` counts. False if its gradients were not finite, or
+            arrived too late; late gradients are sent again with the next push.
+        state: values and objects by name that are saved and restored with this worker's state; see `State`.
     """
 
     def __init__(self, effective: Effective[WorkerSettings]) -> None:
+        """Join the job with a worker's options."""
         self.applied = False
         self._member = member = Membership(effective)
         self._attached: Attached | None = None
-        self._assignments: Assignments | None = None  # from the first batch on
-        self._step: TrainingStep | None = None  # the last one that was begun
+        self._assignments: Assignments | None = None  # set at the first batch
+        self._step: TrainingStep | None = None  # the last step that was begun
         self._loss = 0.0  # logged for the present batch
-        self._only_adding = False  # whether backward passes only add to the gradients
+        self._only_adding = False  # True within `no_sync`: backward passes only add to the gradients
         self._schedules = Schedules()
         self._loading = Loading((), 0)
         owner = member.owner
@@ -77,9 +79,9 @@ class Job:
         self._position = Position(owner.get("loader"))
         self._random: Mapping[str, Any] | None = owner.get("random")  # restored once batches begin
         self._logged: dict[str, list[float]] = {}  # shared with the assignments
-        self._start = 0  # the epoch that the script wants to begin a job with
+        self._start = 0  # number of epochs that the script has trained before this job
         self._first_epoch: int = owner.get("epoch", member.reply.epoch)  # the job may be past it
-        self._samples_came = False  # whether an assignment with samples has arrived
+        self._samples_arrived = False  # True once an assignment with samples has arrived
         self._warned_of_repeat = False
         single = isinstance(member.work, Gradients) and member.work.single
         self._length = JobLength(member.terms, workers=member.reply.workers, single=single)
@@ -93,6 +95,7 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Leave the job; after an exception other than an interrupt, as a failed worker."""
         failed = kind is not None and issubclass(kind, Exception)
         reason = ""
         if kind is not None:
@@ -100,71 +103,81 @@ class Job:
         self.leave(reason, failed=failed)
 
     def leave(self, reason: str = "", *, failed: bool = False) -> None:
-        """Say goodbye to the server, once; the end of the process does so too, and the loops end with it.
-        failed: it counts as lost."""
+        """Leave the job, once; the script's loops end. It is called at the end of the process too.
+
+        Args:
+            reason: text for the server's log; empty for a default.
+            failed: True if the server is to count this worker as lost.
+        """
         member, assignments = self._member, self._assignments
         if member.left:
             return
         if assignments is not None and not self.done:
             if held := assignments.session.held_back:
-                log.warning("leaving with gradients of norm %.3g that the server has not got", held)
+                log.warning("leaving with residuals of norm %.3g, which the server has not received", held)
             present = assignments.present
-            if not failed and (present is None or present.ranges):  # otherwise there was nothing to do
-                of = f" of 0 to {member.terms.epochs - 1}" if member.terms.epochs else ""
-                log.warning("leaving in epoch %d%s: the script ends before the job", self._epoch, of)
+            if not failed and (present is None or present.ranges):  # the job still has work for this worker
+                of = f" of {member.terms.epochs}" if member.terms.epochs else ""
+                log.warning("leaving in epoch %d%s: the script ends before the job", self._epoch + 1, of)
         atexit.unregister(self.leave)
         self._loading.close()
         member.end(reason or ("done" if self.done else "the script has ended"), failed=failed)
 
     @property
     def done(self) -> bool:
-        """Whether the job is over."""
+        """True once the job is over."""
         return self._member.done
 
     @property
     def rank(self) -> int:
-        """The smallest number from 0 that no other member had when this one came. A member that was lost and
-        comes back may have another one: ask again in each epoch."""
+        """Rank of this worker: the smallest number from 0 that no other member had when it joined.
+
+        A member that was lost and returns may get another rank: ask again in each epoch.
+        """
         return self._member.connection.rank
 
     @property
     def version(self) -> int:
-        """Version of the parameters: how many steps the job has taken."""
+        """Version of the parameters: the number of steps that the job has taken."""
         version = None if self._assignments is None else self._assignments.session.replica.version
         return self._member.reply.version if version is None else version
 
     @property
     def total_epochs(self) -> int:
-        """Epochs of the whole job, as `gc-server --epochs` says; 0 if it ends by something else."""
+        """Number of epochs of the whole job (`gc-server --epochs`); 0 if another limit ends it."""
         return self._member.terms.epochs
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole job, as a schedule counts them that the script steps once for each
-        `optimizer.step()` and names to `follow`. With as many workers as there are now: where some come or go
-        it becomes another number, and `progress` does not.
+        """Number of steps of the whole job, with the present number of workers, for schedulers that are
+        stepped once for each `optimizer.step()` and passed to `follow`.
 
-        Before the first batch it is computed from `--min-workers` and the data set that was given last to
-        `batches` or `steps`.
+        It changes when workers join or leave; `progress` does not. Before the first batch it is computed from
+        `--min-workers` and the data set that was last passed to `batches` or `steps`.
 
         Raises:
-            ScriptError: nobody knows it yet, or only time ends the job.
+            ScriptError: the number is not known yet, or only time ends the job.
         """
         return self._length.total_steps
 
     @property
     def progress(self) -> float:
-        """Part of the job that is done, 0 to 1, whoever comes or goes; 0 if only time ends it. It is that of
-        the present batch, and the same for all workers that compute together."""
+        """Fraction of the job that is done at the present batch, 0 to 1; 0 if only time ends the job.
+
+        It does not depend on the number of workers, and is the same for all workers that compute the same
+        step.
+        """
         return 1.0 if self.done else self._length.progress
 
     @property
     def evaluating(self) -> bool:
-        """Whether the server shows what this worker logs now, as the metrics of the epoch that has ended."""
+        """True if the server has asked this worker to evaluate: it shows the numbers logged now as the ended
+        epoch's metrics."""
         return self._assignments is not None and self._assignments.evaluating
 
     @property
     def _epoch(self) -> int:
+        """Present epoch, from 0."""
         return self._first_epoch if self._assignments is None else self._assignments.epoch
 
     # ---- model and optimizer
@@ -178,31 +191,36 @@ class Job:
         steps: Steps = "server",
         overlap: Overlap | None = None,
     ) -> tuple[Model, Any]:
-        """Have the job train a model. Its first worker's parameters become everybody's when batches begin.
+        """Attach a model and its optimizer to the job. When batches begin, all workers get the parameters of
+        the job's first worker.
+
+        The server's optimizer starts from the state that `optimizer` has when batches begin: loaded by the
+        script, or left by earlier steps. The first worker's state counts, as with parameters.
 
         Args:
+            model: model to train; its parameters become views of one buffer.
             optimizer: SGD, Adam, AdamW or Adagrad of torch.optim. The server runs it, with the options of its
-                parameter groups; their learning rates, which a scheduler may change, go with each step.
-            clip_norm: largest norm of the mean gradient of all workers, as the job has it
-                (`gc-server --clip-norm`); 0 for no limit.
-            steps: who takes them. "local": this worker does, with any optimizer, by its own gradients, and
-                the server averages what all workers' steps change; in mode `local` it is so in any case.
-            overlap: "off" if no gradient is to leave before `step()`; None for what the job has.
-
-        What the optimizer remembers when batches begin, because the script has loaded its state or has taken
-        steps with it, is what the server's begins with: that of the job's first worker, as with parameters.
+                parameter groups. Their learning rates, which a scheduler may change, are sent with each step.
+            clip_norm: largest norm of the mean gradient of all workers, equal to the job's (`gc-server
+                --clip-norm`); 0 for no limit.
+            steps: the process that takes the steps. "server": the server. "local": this worker, with any
+                optimizer and its own gradients; the server averages the changes of all workers. Mode `local`
+                implies "local".
+            overlap: "off" to send no gradient before `step()`; None for the job's choice.
 
         Returns:
-            The model, and an optimizer for the loop and for schedulers: its `step()` pushes the gradients and
-            waits for the parameters that the server makes of all workers' gradients. (A `JobOptimizer`; to
-            type checkers anything, so that a script may go on using its name.)
+            The model, and the optimizer that the loop and schedulers must use from now on, a `JobOptimizer`.
+                Its `step()`
+            pushes the gradients and waits for the new parameters. (Its type is Any, so that a script may
+                reuse its own
+            variable.)
 
         Raises:
-            ScriptError: an optimizer that the server does not run, or another `clip_norm` or more overlap
-                than the job has.
+            ScriptError: the server cannot run the optimizer, or `clip_norm` or `overlap` contradicts the
+                job's options.
         """
         if self._attached is not None:
-            raise ScriptError("job.attach: this job has its model already; connect once for each model")
+            raise ScriptError("job.attach: this job already has a model; connect once for each model")
         self._attached = Attached(
             self._member, model, optimizer, self._push, clip_norm=clip_norm, steps=steps, overlap=overlap
         )
@@ -210,37 +228,44 @@ class Job:
         return model, self._attached.optimizer
 
     def follow(self, scheduler: Scheduler, *, each: Each = "step") -> Scheduler:
-        """Keep a scheduler as far as the job is: before each batch it is given the steps that it lacks,
-        because this worker has joined late or come back, or has missed a step of the others.
+        """Register a scheduler, so that before each batch it is advanced to the job's present step or epoch.
+
+        It is behind if this worker has joined late, has returned, or has missed a step.
 
         Args:
-            scheduler: of torch.optim.lr_scheduler. The script steps it as it would alone.
-            each: how often: once for each `optimizer.step()`, or once for each of `job.epochs()`. "progress"
-                for a LambdaLR whose function asks `job.progress` instead of counting: the job steps it,
-                before each batch, and its rates are right whoever comes or goes.
+            scheduler: scheduler of torch.optim.lr_scheduler. The script steps it as it would without a job.
+            each: how often the script steps it: "step" for once per `optimizer.step()`, "epoch" for once per
+                epoch of `job.epochs()`. "progress" is for a LambdaLR whose function reads `job.progress`: the
+                job steps it before each batch, and its rates do not depend on the number of workers.
 
         Returns:
-            The scheduler.
+            The same scheduler.
 
         Raises:
-            ScriptError: a scheduler that goes by something else, such as ReduceLROnPlateau.
+            ScriptError: the scheduler depends on something else than steps, such as ReduceLROnPlateau.
         """
         if each == "step" and isinstance(self._member.work, Local):
             raise ScriptError(
-                "job.follow: in local mode workers take steps of their own, and the job does not count them; "
-                "step the scheduler once for each epoch and say each='epoch'"
+                "job.follow: in local mode workers take steps of their own, which the job does not count; "
+                "step the scheduler once for each epoch and pass each='epoch'"
             )
         self._schedules.follow(scheduler, each)
         return scheduler
 
     def _begin(self, train_samples: int, data: Callable[[], int]) -> Assignments:
-        """Begin to train with a data set, the first time. data: computes its checksum."""
+        """Begin to train with a data set at the first call, and return the assignments; later calls only
+        check its size.
+
+        Args:
+            train_samples: number of samples in an epoch.
+            data: function that computes the checksum of the data set.
+        """
         member, attached = self._member, self._attached
         if self._assignments is not None:
             given = self._assignments.session.replica.manifest.train_samples
             if given != train_samples:
                 raise ScriptError(
-                    f"job.batches: the data set has {train_samples} samples, and had {given} before; "
+                    f"job.batches: the data set has {train_samples} samples, but the first one had {given}; "
                     "connect once for each data set"
                 )
             return self._assignments
@@ -259,7 +284,7 @@ class Job:
             session.saving.restore(version, tree, member.reply.version)
             strategy.restore(member.owner["strategy"])
             self._logged = dict(member.owner["logged"])
-            member.restored = None  # it is as large as the model
+            member.restored = None  # frees memory: the state is as large as the model
         self._assignments = Assignments(
             member, session, strategy, self._length, epoch=self._first_epoch, logged=self._logged
         )
@@ -267,7 +292,7 @@ class Job:
         return self._assignments
 
     def _image(self) -> dict[str, Any]:
-        """Return all that the next step depends on, and the server has not got."""
+        """Return the script's own part of the state that this worker saves."""
         assert self._assignments is not None
         return {
             "epoch": self._epoch,
@@ -281,29 +306,31 @@ class Job:
     # ---- the loops
 
     def epochs(self, total: int | None = None, *, start: int = 0) -> Generator[int]:
-        """The job's epochs, from 0, or from where the job is, until it is done. An epoch is over when all of
-        its samples are trained on: a loop over batches that ends early is given the same epoch again.
+        """Iterate over the numbers of the job's epochs, from 0 or from the job's present epoch, until the job
+        is done.
+
+        An epoch ends when all of its samples are trained on. If the loop over batches ends earlier, the same
+        number is yielded again.
 
         Args:
-            total: epochs of the job, if the script has a number of its own: it has to be that of the server.
-            start: the first epoch that the script has not trained on, where it continues from a file of its
-                own. The job's first worker says with it where the job begins; a job that has begun is
-                where it is.
+            total: number of epochs that the script expects; None for the job's. It must equal the job's.
+            start: number of epochs that the script has trained before, according to a file of its own. The
+                first worker's `start` decides where a new job begins; a running job stays where it is.
 
         Raises:
-            ScriptError: another number of epochs than the job has, or one that there is not.
+            ScriptError: `total` is not the job's number of epochs, or `start` is out of range.
         """
         of_job = self._member.terms.epochs
         if total not in (None, of_job):
             raise ScriptError(
-                f"job.epochs({total}): the job has {of_job}; start gc-server with --epochs {total}, or leave "
-                "the number out"
+                f"job.epochs({total}): the job has {of_job} epochs; start gc-server with --epochs {total}, "
+                "or leave the number out"
             )
         if start < 0 or (of_job and start > of_job):
             most = f"0 to {of_job}, the job's number of epochs" if of_job else "0 or more"
             raise ScriptError(
-                f"job.epochs(start={start}): expected {most}; start gc-server with --epochs that count those "
-                "before, too"
+                f"job.epochs(start={start}): expected {most}; start gc-server with --epochs that include "
+                "earlier epochs"
             )
         if self._assignments is None and not self._member.reply.version:
             self._start = start
@@ -311,6 +338,8 @@ class Job:
         return self._epochs()
 
     def _epochs(self) -> Generator[int]:
+        """Yield the number of each epoch until the job is done; between two, report evaluations that are
+        asked for."""
         member, of_job = self._member, self._member.terms.epochs
         if of_job and self._start >= of_job:
             log.warning(
@@ -326,17 +355,17 @@ class Job:
             if member.left:
                 return
             if self._assignments is None:
-                raise ScriptError("job.epochs: nothing was trained; loop over job.batches(...) in it")
-            # In stale and async mode an evaluation may interrupt an epoch, and is not the script's doing.
+                raise ScriptError("job.epochs: no batch was trained on; loop over job.batches(...) in it")
+            # In stale and async mode the server may interrupt an epoch for an evaluation: no warning then.
             present = self._assignments.present
             interrupted = present is not None and not present.ranges
             self._assignments.turn_over()
             if epoch == self._epoch and not (self.done or interrupted or self._warned_of_repeat):
                 self._warned_of_repeat = True
                 log.warning(
-                    "epoch %d comes again: the script's loop over batches ended before all samples of the "
+                    "epoch %d is repeated: the script's loop over batches ended before all samples of the "
                     "epoch were trained on. To end early, call job.leave()",
-                    epoch,
+                    epoch + 1,
                 )
 
     def batches(
@@ -347,26 +376,30 @@ class Job:
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] = default_collate,
     ) -> Batches:
-        """This worker's share of the epoch: each sample goes to one worker, also when workers come and go.
-        Its `len` is how many batches that is with as many workers as there are now.
+        """Return this worker's batches of the present epoch, as an iterable with a length.
+
+        Each sample of an epoch goes to one worker, also when workers join or leave. The length is for the
+        present number of workers.
 
         Args:
-            dataset: has `len` and `[]`, and is the same for every worker.
-            batch_size: samples of a batch, as the job has it (`gc-server --batch-size`). Batches at the end
-                of an epoch may be smaller.
-            num_workers: processes that fetch the samples of each batch between them; 0 to do that here.
-            collate_fn: makes a batch of a list of samples.
+            dataset: data set with `len` and `[]`, the same for every worker.
+            batch_size: number of samples in a batch, equal to the job's (`gc-server --batch-size`); None for
+                the job's. Batches at the end of an epoch may be smaller.
+            num_workers: number of processes that fetch the samples of each batch together; 0 to fetch them
+                here.
+            collate_fn: function that makes a batch from a list of samples.
 
         Raises:
-            ScriptError: a batch size or a data set that is not the job's.
-            ModelError: parameters that are neither float32 nor bfloat16, or none that require a gradient.
-            Refused: the server has ended the membership, or refused a push.
-            UnreachableError: the server was not there for `give_up_seconds`.
+            ScriptError: the batch size or the data set is not the job's. Also while iterating.
+            ModelError: while iterating: no parameter requires a gradient, or one is neither float32 nor
+                bfloat16.
+            Refused: while iterating: the server has ended the membership, or refused a push.
+            UnreachableError: while iterating: no server was reached for `give_up_seconds`.
         """
         if batch_size not in (None, self._member.terms.batch_size):
             raise ScriptError(
                 f"job.batches(batch_size={batch_size}): the job has {self._member.terms.batch_size}; start "
-                f"gc-server with --batch-size {batch_size}, or leave batch_size out"
+                f"gc-server with --batch-size {batch_size}, or leave out batch_size"
             )
         self._length.samples = len(dataset)
         run = partial(self._samples_of, dataset, num_workers, collate_fn)
@@ -375,6 +408,7 @@ class Job:
     def _samples_of(
         self, dataset: Any, num_workers: int, collate_fn: Callable[[list[Any]], Any]
     ) -> Generator[Any]:
+        """Yield the collated batches of a data set for this epoch's assignments."""
         here, loading = Loading(dataset, 0), self._loading
         if loading.dataset is not dataset or loading.processes != num_workers:
             loading.close()
@@ -393,18 +427,21 @@ class Job:
             yield found
 
     def steps(self, loader: Iterable[Any], *, per_epoch: int | None = None) -> Batches:
-        """Batches of a loader of one's own, for as long as the epoch lasts. Which samples they hold is the
-        script's affair; each counts as much as any other. `len` is as for `batches`.
+        """Return the batches of the script's own loader for as long as the epoch lasts, as an iterable with a
+        length.
+
+        The loader decides which samples they hold; each batch counts the same. The length is for the present
+        number of workers.
 
         Args:
-            loader: gives batches; it is begun anew if it ends before the epoch does.
-            per_epoch: batches of all workers together that make an epoch. If None, as many as the loader has,
-                or where its sampler divides the samples among replicas, as the loaders of all of these have.
+            loader: iterable of batches; it is iterated again if it ends before the epoch does.
+            per_epoch: number of batches of all workers together in an epoch. None for the loader's length,
+                times the number of replicas if its sampler divides the samples among replicas.
 
         Raises:
-            ScriptError: a loader that does not know its length, without `per_epoch`; one that has no batches,
-                or none any more.
-            The rest is as in `batches`.
+            ScriptError: the loader has no length and `per_epoch` is None, or it yields no batches (while
+                iterating).
+            ModelError, Refused, UnreachableError: while iterating, as in `batches`.
         """
         if per_epoch is None:
             sized: Any = loader
@@ -413,39 +450,47 @@ class Job:
                 per_epoch = len(sized) * replicas
             except TypeError:
                 raise ScriptError(
-                    "job.steps: the loader does not know how many batches it has; say with per_epoch= how "
-                    "many make an epoch"
+                    "job.steps: the loader has no length; pass the number of batches in an epoch as "
+                    "per_epoch="
                 ) from None
         self._length.samples = samples = per_epoch * self._member.terms.batch_size
         return Batches(partial(self._steps_of, loader, samples), lambda: self._length.batches)
 
     def _steps_of(self, loader: Iterable[Any], samples: int) -> Generator[Any]:
+        """Yield one batch of the loader for each batch of this epoch's assignments."""
         work = self._batches(samples, lambda: 0)
-        with self._position.passing(loader) as batches:
+        with self._position.iterate(loader) as batches:
             for _, batch in zip(work, batches, strict=False):
                 yield batch
 
     def _batches(self, train_samples: int, data: Callable[[], int]) -> Generator[tuple[m.Assignment, slice]]:
-        """Give the batches of this epoch, or of the next one where this one is over, as assignments and which
-        of their samples. `optimizer.step()` answers each."""
+        """Yield the assignments of this epoch, or of the next if this one is over, each with a slice of its
+        samples.
+
+        `optimizer.step()` answers each one.
+
+        Args:
+            train_samples: number of samples in an epoch.
+            data: function that computes the checksum of the data set.
+        """
         assignments = self._begin(train_samples, data)
         session, strategy = assignments.session, assignments.strategy
-        assignments.turn_over()  # a script may do without `epochs`
+        assignments.turn_over()  # here too, because a script need not use `epochs`
         if self._random is not None:
             restore_random_state(self._random)
             self._random = None
         while not self._member.left:
-            session.saving.write()  # the script has done all that belongs to its last step
+            session.saving.write()  # now, because the script's code after its last step is done
             assignment = assignments.present or assignments.wait()
-            if assignment.ranges and not self._samples_came:
-                self._samples_came = True
+            if assignment.ranges and not self._samples_arrived:
+                self._samples_arrived = True
                 self._compare_epochs(assignments, assignment)
             if assignment.finished or not assignment.ranges or assignment.epoch != assignments.epoch:
                 assignments.begin_evaluation()
                 return
             assignments.report(assignment)
             step = self._step if self._step is not None and self._step.open else None
-            if step is None and not session.is_new(assignment):  # sent again after it was answered
+            if step is None and not session.is_new(assignment):  # an answered assignment was sent again
                 assignments.wait()
                 continue
             self._schedules.check(assignment.total_steps, self._member.terms.epochs)
@@ -458,35 +503,41 @@ class Job:
             yield assignment, batch
             session.replica.check()
             if step.open and step.batch == batch and not self._member.left:
-                step.skip("the script went on to the next batch without optimizer.step()")
+                step.skip("the script began the next batch without optimizer.step()")
                 if not step.open:
                     assignments.settle()
 
     def _compare_epochs(self, assignments: Assignments, first: m.Assignment) -> None:
-        """Compare where the job is at the first batch with where the script is. Raises ScriptError if the job
-        has not got that far."""
+        """Compare the epoch of the first assignment with the script's, warn of a later one, and move the
+        script there.
+
+        Raises:
+            ScriptError: the job is in an earlier epoch than the script's `start`.
+        """
         if first.epoch < self._start:
             raise ScriptError(
-                f"job.epochs(start={self._start}): the job is in epoch {first.epoch}, with the "
+                f"job.epochs(start={self._start}): the job is only in epoch {first.epoch + 1}, with the "
                 "parameters of another worker's script; start a new gc-server, and have every worker load "
                 "the same file"
             )
         if first.epoch > assignments.epoch and not self._member.reply.version:
             log.warning(
-                "the job begins with epoch %d, as its first worker says, and not with %d; where a script "
-                "continues from a file, all workers have to load it",
-                *(first.epoch, assignments.epoch),
+                "the job begins with epoch %d, the choice of its first worker, and not with epoch %d; if a "
+                "script continues from a file, all workers must load it",
+                *(first.epoch + 1, assignments.epoch + 1),
             )
             assignments.epoch = first.epoch
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes in it only add to the gradients; one outside of it, and the step, follow."""
+        """Return a context in which backward passes only add to the gradients; the last one must be outside
+        of it."""
         if self._assignments is None:
             raise ScriptError("job.no_sync: use it in the loop over job.batches(...)")
         return self._adding()
 
     @contextmanager
     def _adding(self) -> Generator[None]:
+        """Withdraw gradients that were already sent, and send none until the context ends."""
         if self._step is not None:
             self._step.withdraw()
         self._only_adding = True
@@ -496,8 +547,13 @@ class Job:
             self._only_adding = False
 
     def log(self, **metrics: float | torch.Tensor) -> None:
-        """Note numbers by name. The server shows their means over the epoch, of the worker that it asks; and
-        `loss`, if it comes before `optimizer.step()`, as the step's."""
+        """Log numbers by name. The server shows their means over the epoch for the worker that it asks to
+        evaluate.
+
+        Args:
+            metrics: numbers or scalar tensors by name. `loss`, logged before `optimizer.step()`, is also the
+                step's loss.
+        """
         if self._assignments is not None:
             self._assignments.session.moved()
         for name, value in metrics.items():
@@ -511,7 +567,14 @@ class Job:
     # ---- called by the optimizer and the model
 
     def _push(self, scale: float, overflow: bool, evaluate: Callable[[], Any] | None) -> None:
-        """`optimizer.step()`: push the gradients; after an assignment's last batch, wait for what follows."""
+        """Push the gradients, as `optimizer.step()`; after an assignment's last batch, wait for the next
+        assignment.
+
+        Args:
+            scale: factor by which the gradients are too large.
+            overflow: True if they are not finite, so that the step is skipped.
+            evaluate: function that computes the gradients; None if they were computed before.
+        """
         assignments, step = self._assignments, self._step
         if assignments is None:
             raise ScriptError("optimizer.step(): call it in the loop over job.batches(...)")
@@ -534,7 +597,8 @@ class Job:
         self.applied = usable and session.last_accepted == session.seq
 
     def _forward_passed(self) -> None:
-        """Called after the model's forward pass: gradients may follow, and learning rates are set by now."""
+        """Called after the model's forward pass: gradients may be sent from now on, because learning rates
+        are set."""
         assignments, step = self._assignments, self._step
         if assignments is None:
             return

@@ -1,7 +1,7 @@
-"""How long a job is: batches of an epoch, steps of the whole job, and how much of it is done.
+"""The length of a job: batches of an epoch, steps of the whole job, and the fraction that is done.
 
 Before the first assignment these are computed from the data set and the number of workers that the server
-expects; afterwards the server says them with each assignment, for as many workers as there are by then.
+expects. Afterwards each assignment carries them, for the present number of workers.
 """
 
 from __future__ import annotations
@@ -16,42 +16,44 @@ from .terms import ScriptError
 
 
 class JobLength:
-    """The length of one job.
+    """The length of one job, from its options, its data set and its assignments.
 
     Attributes:
-        samples: samples in an epoch; 0 before the script has given a data set or a loader.
-        least: samples that a batch must have.
+        samples: number of samples in an epoch; 0 before the script has given a data set or a loader.
+        least: smallest number of samples that a batch may have.
     """
 
     def __init__(self, terms: JobTerms, *, workers: int, single: bool) -> None:
         """
         Args:
-            workers: members that steps are divided among, as far as is known at the join.
-            single: whether each push becomes a version by itself.
+            terms: the job's options.
+            workers: number of members that share a step, as known at the join.
+            single: True if each push becomes a version by itself.
         """
         self._terms, self._single = terms, single
         self._workers = max(1, workers)
-        self._assignment: m.Assignment | None = None  # the last one
-        self._total_steps = 0  # the last number from the server; 0 before the first
+        self._assignment: m.Assignment | None = None  # the last assignment
+        self._total_steps = 0  # the last total from the server; 0 before the first
         self.samples = 0
         self.least = 1
 
     def update(self, assignment: m.Assignment) -> None:
-        """Take over the numbers of an assignment."""
+        """Update the numbers from an assignment."""
         self._assignment = assignment
-        # Those that ask for an evaluation, or end the job, have no number.
+        # Assignments that ask for an evaluation or end the job carry no total.
         self._total_steps = assignment.total_steps or self._total_steps
         if assignment.ranges:
             self._workers = max(1, assignment.world)
 
     @property
     def batches(self) -> int:
-        """Batches of this worker in an epoch, with as many workers as there are now."""
+        """Number of this worker's batches in an epoch, with the present number of workers."""
         return draws(self.samples, self._terms.batch_size * self._workers, self.least)
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole job. Raises ScriptError where nobody knows them."""
+        """Number of steps of the whole job. Raises ScriptError while it is unknown, or if only time ends the
+        job."""
         terms = self._terms
         if self._total_steps:
             return self._total_steps
@@ -63,8 +65,8 @@ class JobLength:
             return terms.max_steps
         if not self.samples:
             raise ScriptError(
-                "job.total_steps: nobody knows yet how many samples an epoch has; call job.batches(dataset) "
-                "or job.steps(loader) first, and loop over what it returns later"
+                "job.total_steps: the number of samples in an epoch is not known yet; call "
+                "job.batches(dataset) or job.steps(loader) first, and loop over its result later"
             )
         at_once = terms.batch_size * (1 if self._single else self._workers)
         total = terms.epochs * draws(self.samples, at_once, self.least)
@@ -72,8 +74,11 @@ class JobLength:
 
     @property
     def progress(self) -> float:
-        """Part of the job that is done, 0 to 1, by the limit that comes first; 0 if only time ends it. The
-        same for all workers that are given work together."""
+        """Fraction of the job that is done, 0 to 1, by the limit that is reached first; 0 if only time ends
+        the job.
+
+        It is the same for all workers that compute the same step.
+        """
         assignment, terms = self._assignment, self._terms
         if assignment is None:
             return 0.0
@@ -85,13 +90,14 @@ class JobLength:
 
 
 class Batches:
-    """The batches of an epoch. Like a DataLoader it has a length and may be looped over in every epoch."""
+    """The batches of an epoch. Like a DataLoader it has a length, and may be looped over again in every
+    epoch."""
 
     def __init__(self, run: Callable[[], Generator[Any]], length: Callable[[], int]) -> None:
         """
         Args:
-            run: goes through the batches of the present epoch.
-            length: number of them.
+            run: function that yields the batches of the present epoch.
+            length: function that returns their number.
         """
         self._run, self._length = run, length
 

@@ -1,7 +1,7 @@
-"""Samples of a script's data set, fetched where the script runs or by processes of their own.
+"""Fetches samples of a script's data set, in the script's process or in processes of their own.
 
-Which samples make the next batch is known once the server has given them out. So the processes share the
-samples of one batch, where those of a DataLoader are ahead by whole ones.
+The samples of the next batch are known once the server has assigned them. Therefore the processes share the
+samples of one batch, while those of a DataLoader each prepare a later batch.
 """
 
 from __future__ import annotations
@@ -17,21 +17,30 @@ from ..training.sharding import Indices
 
 
 class Loading:
-    """Fetches samples of one data set. Processes are forked at the first `fetch`."""
+    """Fetches samples of one data set. Its processes are forked at the first `fetch`.
+
+    Attributes:
+        dataset: data set with `[]`.
+        processes: number of processes; 0 to fetch samples in this one.
+    """
 
     def __init__(self, dataset: Any, processes: int) -> None:
-        """processes: 0 to fetch samples in this one."""
+        """
+        Args:
+            dataset: data set with `[]`.
+            processes: number of processes; 0 to fetch samples in this one.
+        """
         self.dataset = dataset
         self.processes = processes
         self._pieces = _Pieces()
         self._loader: DataLoader[Any] | None = None
 
     def fetch(self, indices: Indices) -> list[Any]:
-        """The samples in this order. Raises whatever the data set does."""
+        """Return the samples with these indices, in this order. Exceptions of the data set pass through."""
         if not self.processes:
             return [self.dataset[index] for index in indices.tolist()]
         if self._loader is None:
-            generator = torch.Generator()  # the script's own random numbers are left alone
+            generator = torch.Generator()  # so that the DataLoader does not draw from the script's generator
             generator.manual_seed(torch.initial_seed())
             self._loader = DataLoader(
                 self.dataset,
@@ -47,12 +56,16 @@ class Loading:
         return [sample for fetched in self._loader for sample in fetched]
 
     def close(self) -> None:
-        """Let go of the processes, which end."""
+        """Release the processes, which then end."""
         self._loader = None
 
 
 class _Pieces:
-    """given: the indices of one batch, a list for each process that takes part."""
+    """The batch sampler of the processes.
+
+    Attributes:
+        given: indices of one batch, as one list for each process that takes part.
+    """
 
     given: Sequence[list[int]] = ()
 
@@ -64,5 +77,5 @@ class _Pieces:
 
 
 def _begin(_: int) -> None:
-    """Tensors go by the names of files: a descriptor for each sample would soon be too many."""
+    """Share tensors by file names in a new process: one descriptor per sample would soon exceed the limit."""
     torch.multiprocessing.set_sharing_strategy("file_system")

@@ -1,7 +1,7 @@
-"""A script's membership of its job: joined when it is made, and left once.
+"""A script's membership of its job, from the join to the leave.
 
-It also holds what the server and the options say for as long as the job lasts: terms, kind of work and
-compressor, and the state that this worker wrote in an earlier process.
+It also holds the constants of the job's lifetime: its options, kind of work and compressor, and the state
+that this worker has saved in an earlier process.
 """
 
 from __future__ import annotations
@@ -22,25 +22,28 @@ from .terms import ScriptError, script_compressor, script_work
 
 
 class Membership:
-    """One worker's membership.
+    """One script's membership of a job. `Job` makes and ends it.
 
     Attributes:
-        reply: what the server answered to the join.
-        terms, work: the job's.
-        compressor, auto: the compressor, and whether it is left where it loses.
-        own: where this worker's state is written; None if nowhere.
-        restored: version and tree of the state that this worker continues from; None if there is none, or
-            once batches have begun.
-        done: whether the job is over.
-        left: whether `end` was called.
+        settings: this worker's options.
+        metrics: this worker's metrics.
+        connection: connection to the server.
+        reply: the server's reply to the join.
+        terms, work: the job's options and its kind of work.
+        compressor, auto: compressor of gradients; True if it is to be turned off where it loses time.
+        own: storage of this worker's state; None if it is not saved.
+        restored: version and tree of the saved state that this worker continues from; None if there is none,
+            or once batches have begun.
+        done: True once the job is over.
+        left: True once `end` was called.
     """
 
     def __init__(self, effective: Effective[WorkerSettings]) -> None:
-        """Join. Raises what `gradwire.connect` does."""
+        """Join the job. The exceptions are those of `gradwire.connect`."""
         self.settings = settings = effective.settings
         if settings.state and not settings.worker_id:
             raise ScriptError(
-                "state: expected a worker_id, too, by which this worker finds again what it has written down"
+                "state: expected a worker_id with it, by which this worker finds its saved state again"
             )
         self.done = self.left = False
         self.metrics = WorkerMetrics(settings.compressor.partition(":")[0])
@@ -62,6 +65,8 @@ class Membership:
             self.terms = job_terms(self.reply.job)
             self.work = script_work(self.terms)
             if settings.state:
+                # This registers the classes of the compressor's state, without which that cannot be read.
+                self.compressor.build()
                 self.own = OwnState(settings.state, job=self.terms.id, worker=self.connection.worker)
                 self.restored = None if self.reply.initialize else self.own.read(self.reply.version)
         except BaseException as error:
@@ -71,18 +76,24 @@ class Membership:
 
     @property
     def owner(self) -> Mapping[str, Any]:
-        """The part of the restored state that is the script's; empty if there is none."""
+        """Script's own part of the restored state: epoch, random state, logged numbers, ...; empty if there
+        is none."""
         if self.restored is None:
             return {}
         version, tree = self.restored
         owner: Mapping[str, Any] = tree["owner"]
         if version < self.reply.version and owner["epoch"] < self.reply.epoch:
-            # The pass over the loader is over.
+            # The job has moved on to a later epoch, so the saved pass over the loader is obsolete.
             return {**owner, "epoch": self.reply.epoch, "loader": None, "logged": {}}
         return owner
 
     def end(self, reason: str, *, failed: bool) -> None:
-        """Leave the job and drop the connection. failed: the member counts as lost."""
+        """Leave the job and close the connection.
+
+        Args:
+            reason: text for the server's log.
+            failed: True if the server is to count this worker as lost.
+        """
         self.left = True
         self.connection.leave(reason, failed=failed)
         self.connection.close()

@@ -1,4 +1,4 @@
-"""The state of a script's optimizer: as torch's `state_dict` has it, and as it travels."""
+"""Convert the state of a script's optimizer between torch's `state_dict` and the form that is sent."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from .terms import ScriptError
 
 
 def moments_of(state: Mapping[torch.Tensor, Mapping[str, Any]], replica: Replica) -> Moments:
-    """Return the state of an optimizer of this process, for the server's to continue from.
+    """Return the state of an optimizer of this process in the form that is sent, for the server's optimizer
+    to start from.
 
     Args:
-        state: `state` of the optimizer, by parameter.
-        replica: the parameters as the job has them.
+        state: attribute `state` of the optimizer, by parameter.
+        replica: this worker's copy of the job's parameters.
+
+    Returns:
+        Arrays, float32 and flat, by index of the parameter and torch's name, such as "exp_avg".
 
     Raises:
-        ScriptError: a tensor that has another shape than its parameter.
+        ScriptError: a state tensor has another shape than its parameter.
     """
     found: dict[int, dict[str, npt.NDArray[np.float32]]] = {}
     for number, parameter in enumerate(replica.parameters):
@@ -35,7 +39,7 @@ def moments_of(state: Mapping[torch.Tensor, Mapping[str, Any]], replica: Replica
             if name != COUNT and tensor.shape != parameter.shape:
                 raise ScriptError(
                     f"optimizer.load_state_dict: {name} of {replica.manifest.specs[number].name!r} has shape "
-                    f"{tuple(tensor.shape)}, expected {tuple(parameter.shape)}: it is of another model"
+                    f"{tuple(tensor.shape)}, expected {tuple(parameter.shape)}: load the state of this model"
                 )
             of_parameter[name] = tensor.detach().cpu().reshape(-1).numpy()
         if of_parameter:
@@ -44,7 +48,12 @@ def moments_of(state: Mapping[torch.Tensor, Mapping[str, Any]], replica: Replica
 
 
 def state_of(moments: Moments, replica: Replica) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the state of the server's optimizer by parameter, as torch's optimizer would have it."""
+    """Return the state of the server's optimizer by parameter, as torch's own optimizer would have it.
+
+    Args:
+        moments: state as it was sent: flat arrays by index of the parameter and torch's name.
+        replica: this worker's copy of the job's parameters.
+    """
     found: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
     for number, of_parameter in moments.items():
         parameter = replica.parameters[number]

@@ -1,4 +1,4 @@
-"""Schedulers of a script that are kept as far as the job is, so that a worker may join late or come back."""
+"""Schedulers of a script that follow the job, so that a worker may join late or return."""
 
 from __future__ import annotations
 
@@ -21,89 +21,98 @@ from .terms import ScriptError
 
 Each = Literal["step", "epoch", "progress"]
 log = logging.getLogger("gradwire.worker")
-CLOSE = 0.02  # of a job's steps, by which a schedule may miss them
+CLOSE = 0.02  # largest difference between a schedule and a job without a warning, as a fraction of its steps
 
 
 class Schedules:
-    """The schedulers that a script has named to `Job.follow`."""
+    """The schedulers that a script has passed to `Job.follow`."""
 
     def __init__(self) -> None:
         self._each: list[tuple[LRScheduler, Each]] = []
-        self._warned: set[int] = set()  # places of those of which the log has said that their length is wrong
+        self._warned: set[int] = set()  # indices of schedulers of whose wrong length the log has warned
 
     def follow(self, scheduler: object, each: Each) -> None:
-        """
+        """Add a scheduler.
+
         Args:
+            scheduler: scheduler of torch.optim.lr_scheduler.
             each: "step" or "epoch", how often the script steps it; "progress" for a LambdaLR whose function
-                asks `job.progress`, which the job steps.
+                reads `job.progress`, which the job steps.
 
         Raises:
-            ScriptError: a scheduler that does not count its steps, or goes by something else.
+            ScriptError: the scheduler does not count its steps, or depends on something else.
         """
         if each not in ("step", "epoch", "progress"):
             raise ScriptError(f"job.follow(each={each!r}): expected 'step', 'epoch' or 'progress'")
         name = type(scheduler).__name__
         if not isinstance(scheduler, LRScheduler):
             raise ScriptError(
-                f"job.follow: expected a scheduler of torch.optim.lr_scheduler, got a {name}; bring it to "
-                "step job.version by itself before the first batch"
+                f"job.follow: expected a scheduler of torch.optim.lr_scheduler, got a {name}; advance it to "
+                "step job.version yourself before the first batch"
             )
         if each == "progress" and not isinstance(scheduler, LambdaLR):
             raise ScriptError(
-                f"job.follow(each='progress'): {name} goes by its own count; give a LambdaLR whose function "
-                "asks job.progress"
+                f"job.follow(each='progress'): {name} depends on its own count; pass a LambdaLR whose "
+                "function reads job.progress"
             )
-        if taken(scheduler) is None:
+        if steps_taken(scheduler) is None:
             raise ScriptError(
-                f"job.follow: {name} goes by what the script measures, which a worker that joins late has "
-                "not seen; choose a schedule of steps"
+                f"job.follow: {name} depends on the script's measurements, which a worker that joins late "
+                "has not seen; choose a schedule of steps"
             )
         self._each.append((scheduler, each))
 
     @property
     def steps(self) -> int:
-        """Steps that those by steps have taken."""
-        return max((taken(scheduler) or 0 for scheduler, each in self._each if each == "step"), default=0)
+        """Largest number of steps that a scheduler stepped once per step has taken; 0 if there is none."""
+        return max(
+            (steps_taken(scheduler) or 0 for scheduler, each in self._each if each == "step"), default=0
+        )
 
     def check(self, steps: int, epochs: int) -> None:
-        """Warn of schedules that end clearly before the job does or after it, of each once.
+        """Warn, once for each, of schedules that end clearly before or after the job.
 
         Args:
-            steps, epochs: of the whole job; 0 if nobody knows.
+            steps: number of steps of the whole job; 0 if unknown.
+            epochs: number of epochs of the whole job; 0 if unknown.
         """
-        for place, (scheduler, each) in enumerate(self._each):
+        for index, (scheduler, each) in enumerate(self._each):
             length, of_job = _length(scheduler), {"step": steps, "epoch": epochs}.get(each, 0)
-            if not length or not of_job or place in self._warned:
+            if not length or not of_job or index in self._warned:
                 continue
-            # A worker that is away for a moment changes the number of steps by a few.
+            # A worker that is briefly away changes the number of steps slightly.
             if abs(length - of_job) <= CLOSE * of_job:
                 continue
-            self._warned.add(place)
+            self._warned.add(index)
             log.warning(
                 "%s is made for %d %ss, and the job takes %d: its rates %s. Make it for job.total_%ss, or "
-                "let it follow job.progress",
+                "use a LambdaLR of job.progress",
                 *(type(scheduler).__name__, length, each, of_job),
-                "go on past its end" if length < of_job else "do not get to its end",
+                "continue past its end" if length < of_job else "do not reach its end",
                 each,
             )
 
     def catch_up(self, steps: int, epoch: int) -> None:
-        """Step whatever has taken fewer steps than the job, or begun fewer epochs. What is ahead stays. Those
-        by progress are stepped in any case."""
+        """Step each scheduler that is behind the job; schedulers ahead of it stay. Those by progress are
+        stepped once.
+
+        Args:
+            steps: number of steps that the job has taken.
+            epoch: number of epochs that it has finished.
+        """
         for scheduler, each in self._each:
-            done = taken(scheduler) or 0
+            done = steps_taken(scheduler) or 0
             due = 1 if each == "progress" else (steps if each == "step" else epoch) - done
             if due > 0:
                 optimizer: Any = scheduler.optimizer
-                optimizer._opt_called = (
-                    True  # by others: torch would warn of a schedule before the first step
-                )
+                # Other workers have taken the steps; torch would warn of a schedule before the first one.
+                optimizer._opt_called = True
             for _ in range(due):
                 scheduler.step()
 
 
 def _length(scheduler: LRScheduler) -> int:
-    """Return the number of steps that a schedule is made for; 0 for one without an end of its own."""
+    """Return the number of steps that a schedule is made for; 0 if it has no end of its own."""
     of: Any = scheduler
     match scheduler:
         case OneCycleLR():
@@ -112,7 +121,7 @@ def _length(scheduler: LRScheduler) -> int:
             return int(of.T_max)
         case PolynomialLR():
             return int(of.total_iters)
-        case LinearLR():  # otherwise it is a warm-up
+        case LinearLR():  # a rising one is a warm-up, whose end is not the schedule's
             return int(of.total_iters) if of.end_factor < of.start_factor else 0
         case SequentialLR():
             last = _length(of._schedulers[-1])
@@ -123,8 +132,8 @@ def _length(scheduler: LRScheduler) -> int:
             return 0
 
 
-def taken(scheduler: LRScheduler) -> int | None:
-    """How many steps; None if it does not go by steps."""
+def steps_taken(scheduler: LRScheduler) -> int | None:
+    """Return the number of steps that a scheduler has taken; None if it does not count steps."""
     if isinstance(scheduler, ReduceLROnPlateau):
         return None
     counting: Any = scheduler

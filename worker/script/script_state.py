@@ -1,5 +1,5 @@
-"""State besides the model with which a script continues when it is started again: `job.state`, random
-numbers, and the position in its loader."""
+"""State besides the model with which a restarted script continues: `job.state`, random state, position in its
+loader."""
 
 from __future__ import annotations
 
@@ -20,24 +20,30 @@ Tree = Mapping[str, Any]
 
 
 class State(MutableMapping[str, Any]):
-    """`job.state`: by name, values and objects that a script wants to find again.
+    """The mapping `job.state`: values and objects by name that are saved with this worker's state and
+    restored from it.
 
-    A value is None, a number, a text, a tensor, or lists, tuples and dicts of these. An object is anything
-    with `state_dict` and `load_state_dict`, or a torch.Generator: it is brought to where its namesake was as
-    soon as it is put here. Nothing is written without `state`, and nothing is pickled.
+    A value is None, a number, a text, a tensor, or lists, tuples and dicts of these. An object has
+    `state_dict` and `load_state_dict`, or is a torch.Generator; setting it under a name restores the saved
+    state of that name in it. Nothing is saved without the option `state`, and nothing is pickled.
     """
 
     def __init__(self, restored: Tree) -> None:
-        self._restored = dict(restored)  # states of objects that are not here yet, and values
+        """
+        Args:
+            restored: saved values and states of objects by name.
+        """
+        self._restored = dict(restored)  # restored values and states that the script has not set yet
         self._kept: dict[str, Any] = {}
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Raises ScriptError for what cannot be written down."""
+        """Set a value or object, after restoring its saved state; raise ScriptError if it cannot be saved."""
         try:
-            pack(_of(value), {})
+            pack(_state_of(value), {})
         except TypeError as error:
             raise ScriptError(
-                f"job.state[{name!r}]: {error}; keep plain values, tensors, or what has state_dict() of these"
+                f"job.state[{name!r}]: {error}; use plain values, tensors, or objects whose state_dict() has "
+                "only these"
             ) from None
         if name in self._restored and _is_object(value):
             _load(value, self._restored[name])
@@ -45,6 +51,7 @@ class State(MutableMapping[str, Any]):
         self._restored.pop(name, None)
 
     def __getitem__(self, name: str) -> Any:
+        """Return the value that the script has set, else the restored one."""
         return self._kept[name] if name in self._kept else self._restored[name]
 
     def __delitem__(self, name: str) -> None:
@@ -59,24 +66,25 @@ class State(MutableMapping[str, Any]):
         return len({**self._restored, **self._kept})
 
     def image(self) -> dict[str, Any]:
-        """Return a copy of the present state."""
-        found = {**self._restored, **{name: _of(each) for name, each in self._kept.items()}}
+        """Return a copy of the present values and states by name, for saving."""
+        found = {**self._restored, **{name: _state_of(each) for name, each in self._kept.items()}}
         return {name: copied(each) for name, each in found.items()}
 
 
 def _is_object(value: Any) -> bool:
+    """Return True if a value has a state that can be loaded in place."""
     return isinstance(value, torch.Generator) or hasattr(value, "load_state_dict")
 
 
-def _of(value: Any) -> Any:
-    """Return the state of a value, which shares memory with it."""
+def _state_of(value: Any) -> Any:
+    """Return the state of an object, or the value itself; it shares memory."""
     if isinstance(value, torch.Generator):
         return value.get_state()
     return value.state_dict() if _is_object(value) else value
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of a tree on the host, in which tied tensors are separate, too."""
+    """Return a copy of a tree with all tensors on the host; tied tensors become separate ones."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
@@ -89,6 +97,7 @@ def copied(value: Any) -> Any:
 
 
 def _load(value: Any, state: Any) -> None:
+    """Load a state into an object, in place."""
     if isinstance(value, torch.Generator):
         value.set_state(state)
     else:
@@ -99,7 +108,7 @@ def _load(value: Any, state: Any) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of torch's generators on all devices in use, numpy's and Python's."""
+    """Return the state of numpy's, Python's and torch's generators, those of CUDA devices in use included."""
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return {
         "torch": torch.get_rng_state(),
@@ -110,7 +119,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Tree) -> None:
-    """Continue random numbers from a `random_state`."""
+    """Set all generators to the state that `random_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -122,26 +131,33 @@ def restore_random_state(state: Tree) -> None:
 
 
 class Position:
-    """How far a script is in the loader of `job.steps`.
+    """The position of a script in the loader of `job.steps`.
 
-    A loader draws its order when it is begun. So a pass of which some batches were taken is begun anew with
-    the random numbers that it had begun with, and gives those batches to nobody.
+    A loader draws its order when its iteration begins. A pass is therefore restored by iterating anew with
+    the random state of its beginning, and dropping the batches that were taken before.
     """
 
     def __init__(self, restored: Tree | None) -> None:
-        """restored: an `image`; None for one at the beginning."""
+        """
+        Args:
+            restored: an `image`; None to begin at the start.
+        """
         self._restored = restored
         self._began: Tree | None = None
         self._taken = 0
 
     def image(self) -> dict[str, Any] | None:
-        """None between two passes."""
+        """Return the position for saving: random state at the pass's beginning and number of batches taken;
+        None between passes."""
         return None if self._began is None else {"began": self._began, "taken": self._taken}
 
     @contextmanager
-    def passing(self, loader: Iterable[Any]) -> Generator[Iterator[Any]]:
-        """Iterate over a loader again and again; raises ScriptError once it gives nothing. A restored pass is
-        brought to its position at once, which draws random numbers."""
+    def iterate(self, loader: Iterable[Any]) -> Generator[Iterator[Any]]:
+        """Yield an iterator that passes over the loader again and again; it raises ScriptError if a pass
+        yields no batch.
+
+        A restored pass is advanced to its position at once, which draws random numbers.
+        """
         batches = self._batches(loader, self._rest(loader))
         try:
             with closing(batches):
@@ -150,7 +166,7 @@ class Position:
             self._began = None
 
     def _rest(self, loader: Iterable[Any]) -> Iterator[Any] | None:
-        """Return the rest of the restored pass; None if there is none."""
+        """Return the iterator over the rest of the restored pass; None if there is none."""
         restored, self._restored = self._restored, None
         if restored is None:
             return None
@@ -162,9 +178,10 @@ class Position:
         return rest
 
     def _batches(self, loader: Iterable[Any], rest: Iterator[Any] | None) -> Generator[Any]:
+        """Yield the batches of the restored pass and then of one new pass after the other."""
         some = True
         while some:
-            some = rest is not None  # of which some were taken
+            some = rest is not None  # a restored pass may be exhausted, because batches were taken before
             if rest is None:
                 self._began, self._taken = _beginning(loader), 0
                 rest = iter(loader)
@@ -174,23 +191,25 @@ class Position:
                 yield batch
             rest = None
         raise ScriptError(
-            "job.steps: the loader has no batches, or none any more, and the epoch goes on; give what can be "
-            "gone around more than once, such as a DataLoader, and not a generator"
+            "job.steps: the loader has no batches (left), and the epoch is not over; pass an iterable that "
+            "can be iterated more than once, such as a DataLoader, not a generator"
         )
 
 
 def _generators(loader: Iterable[Any]) -> list[torch.Generator]:
-    """Return the generators of a loader and its sampler, each once."""
+    """Return the generators of a loader and of its sampler, each once."""
     any_loader: Any = loader
     found = [getattr(each, "generator", None) for each in (any_loader, getattr(any_loader, "sampler", None))]
     return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
 
 
 def _beginning(loader: Iterable[Any]) -> dict[str, Any]:
+    """Return the random state at the beginning of a pass, with that of the loader's generators."""
     return {**random_state(), "generators": [each.get_state() for each in _generators(loader)]}
 
 
 def _begin_from(loader: Iterable[Any], began: Tree) -> None:
+    """Restore the random state of a pass's beginning."""
     restore_random_state(began)
     for generator, state in zip(_generators(loader), began["generators"], strict=False):
         generator.set_state(state)

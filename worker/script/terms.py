@@ -1,4 +1,4 @@
-"""Checks that a script can do what its job and its options ask for."""
+"""Checks that a script can do the work of its job, and that the job allows the script's options."""
 
 from __future__ import annotations
 
@@ -15,25 +15,34 @@ Overlap = Literal["off", "backward"]
 
 
 class ScriptError(RuntimeError):
-    """The script asks for what its job cannot do; the message says what to change."""
+    """A script asks for something that its job cannot do; the message says which change is needed."""
 
 
 def script_compressor(spec: str) -> tuple[CompressorSpec, bool]:
-    """Return a compressor, and whether it is left where it loses. Raises UsageError."""
+    """Return the compressor that `spec` names, and True if it is to be turned off where it loses time
+    (`auto`).
+
+    Raises:
+        UsageError: the compressor does not exist, or a script cannot use it.
+    """
     try:
         compressor, auto = compressor_of(spec)
     except SpecError as error:
         raise UsageError(f"compressor {spec!r}: {error}") from None
     if compressor.entry.model_wide:
         raise UsageError(
-            f"compressor {spec!r}: its budgets go by the operations of each layer, which only a task can "
+            f"compressor {spec!r}: it needs the number of operations of each layer, which only a task can "
             "count; choose another one"
         )
     return compressor, auto
 
 
 def script_work(terms: JobTerms) -> Gradients | Local:
-    """Return the work that the job asks of a script. Raises ScriptError for work that a script cannot do."""
+    """Return the kind of work that the job asks of a script.
+
+    Raises:
+        ScriptError: the job trains a task, or its work cannot be done by a script.
+    """
     if not terms.script:
         raise ScriptError(
             f"the server trains the task {terms.task!r}: join it with gc-worker, or start one for scripts: "
@@ -54,13 +63,13 @@ def script_work(terms: JobTerms) -> Gradients | Local:
 
 
 def check_attached(terms: JobTerms, work: Gradients | Local, clip_norm: float, steps: str) -> None:
-    """Raises ScriptError for arguments of `job.attach` that do not go with the job."""
+    """Raise ScriptError for arguments of `job.attach` that contradict the job's options."""
     if steps not in ("server", "local"):
         raise ScriptError(f"job.attach(steps={steps!r}): expected 'server' or 'local'")
     if clip_norm and (steps == "local" or isinstance(work, Local)):
         raise ScriptError(
-            f"job.attach(clip_norm={clip_norm:g}): workers take the steps, so nobody has the mean gradient; "
-            "call torch.nn.utils.clip_grad_norm_ before optimizer.step()"
+            f"job.attach(clip_norm={clip_norm:g}): workers take the steps, so no process has the mean "
+            "gradient; call torch.nn.utils.clip_grad_norm_ before optimizer.step()"
         )
     if clip_norm != terms.clip_norm:
         raise ScriptError(
@@ -70,11 +79,17 @@ def check_attached(terms: JobTerms, work: Gradients | Local, clip_norm: float, s
 
 
 def overlaps(terms: JobTerms, overlap: str | None) -> bool:
-    """Whether gradients leave during backward. overlap: as the script wishes it; None for the job's.
+    """Return True if gradients are sent during backward.
 
-    With `both` parts count when they arrive: a step that the script gives up could not be taken back.
+    With `--overlap both` they are not: parts would count on arrival, and a step that the script skips could
+    not be taken back.
 
-    Raises ScriptError.
+    Args:
+        terms: the job's options.
+        overlap: the script's choice, "off" or "backward"; None for the job's.
+
+    Raises:
+        ScriptError: the choice does not exist, or the job does not allow it.
     """
     if overlap not in (None, "off", "backward"):
         raise ScriptError(

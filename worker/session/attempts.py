@@ -1,4 +1,4 @@
-"""Attempts to reach a server: whether to try again, how long to wait, and when to give up."""
+"""Attempts to reach a server: errors that allow another attempt, pauses between attempts, and their end."""
 
 from __future__ import annotations
 
@@ -18,38 +18,52 @@ log = logging.getLogger("gradwire.worker")
 CALL_TIMEOUT_S = 10.0
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts; the last one repeats, each with jitter
 
-_JITTER = random.Random()  # the process's own numbers are the task's, or the script's
+_JITTER = random.Random()  # its own: the global generator belongs to the task or script
 
-FIRST_SILENCE_S = 5.0
+FIRST_SILENCE_S = 5.0  # seconds before the second warning; each further one comes after twice the time
 
-# What a server says to bytes that were changed on their way: worth another stream, and attempts are bounded.
+# Refusals of bytes that were damaged in transit. Another stream may succeed, and attempts are bounded.
 DAMAGED = (Reason.CHECKSUM, Reason.CHUNK, Reason.MALFORMED)
 
 
 class UnreachableError(Exception):
-    """No server could be talked to for as long as was allowed."""
+    """Raised when no attempt to reach the server has succeeded within the allowed time."""
 
 
 class BrokenError(Exception):
-    """The connection failed in a way that another attempt may mend."""
+    """Raised when a call or stream failed in a way that another attempt may repair."""
 
 
 class Attempts:
-    """Pauses between attempts, and an end to them."""
+    """A series of attempts to reach a server: pauses between them, warnings, and a time limit."""
 
     def __init__(self, address: str, allowed_s: float) -> None:
+        """Start the time limit.
+
+        Args:
+            address: the server's address, for messages.
+            allowed_s: seconds from now after which `pause` gives up.
+        """
         self._address = address
         self._allowed_s = allowed_s
         self._began = time.monotonic()
         self._count = 0
-        self._silent_s = 0.0  # after which the next attempt is logged
+        self._silent_s = 0.0  # seconds after the start before which no warning is logged
 
     @property
     def over(self) -> bool:
+        """Whether the time limit has passed."""
         return time.monotonic() - self._began >= self._allowed_s
 
     async def pause(self, reason: str) -> None:
-        """Wait before the next attempt. Raises UnreachableError when there shall be none."""
+        """Wait before the next attempt, and sometimes log a warning.
+
+        Args:
+            reason: error of the last attempt, for the warning.
+
+        Raises:
+            UnreachableError: the time limit has passed, so no attempt should follow.
+        """
         if self.over:
             raise UnreachableError(
                 f"cannot reach {self._address} after {self._allowed_s:g} s and {self._count + 1} attempts: "
@@ -59,7 +73,7 @@ class Attempts:
         self._count += 1
         waited_s = time.monotonic() - self._began
         remaining_s = max(0.0, self._allowed_s - waited_s)
-        if waited_s >= self._silent_s:  # at once, and then ever more rarely
+        if waited_s >= self._silent_s:  # at once, then after 5 s, and then each time after twice as long
             self._silent_s = max(FIRST_SILENCE_S, 2 * waited_s)
             log.warning(
                 "waiting for a gc-server at %s, for up to %.0f s more: %s", self._address, remaining_s, reason
@@ -68,7 +82,15 @@ class Attempts:
 
 
 async def translated(awaitable: Any) -> Any:
-    """Await a call. Raises Refused for a typed refusal, BrokenError for anything that may pass."""
+    """Await a gRPC call, and translate its errors.
+
+    Returns:
+        The call's result.
+
+    Raises:
+        Refused: the server refused the call for a reason that another attempt does not change.
+        BrokenError: another attempt may succeed.
+    """
     try:
         return await awaitable
     except grpc.aio.AioRpcError as error:
@@ -76,7 +98,7 @@ async def translated(awaitable: Any) -> Any:
         if refused is not None and refused.refusal.reason not in DAMAGED:
             raise refused from None
         raise BrokenError(f"{error.code().name}: {error.details()}") from None
-    except Refused as refused:  # this side refused what the server sent: ask for it again
+    except Refused as refused:  # this worker refused the server's message: request it again
         raise BrokenError(str(refused)) from None
     except asyncio.InvalidStateError as error:
         raise BrokenError(str(error)) from None

@@ -1,10 +1,12 @@
-"""`--compressor auto`: measures what compressing takes and saves, and leaves units as float32 where it loses.
+"""`--compressor auto`: measures the time that compressing takes and saves, and decides where to send float32.
 
-`planning/worth` decides by what is measured here. Windows end at the same versions for all workers of a job,
-so that they try the same at the same time. What is measured decides, so no job is the same to the bit twice.
+A unit is a group of neighbouring tensors that are compressed together. `planning/worth` decides by the times
+that are measured here, in windows of steps. Windows end at the same versions for all workers of a job, so
+that all workers try the same choice at the same time. Because measurements decide, no two runs of a job are
+equal to the bit.
 
-A unit that is sent as float32 takes along all that is owed of it (`ModelCompressor.send_whole`). What the
-compressor remembers of its tensors waits until they are compressed again.
+A unit that is sent as float32 includes its whole residual (`ModelCompressor.send_whole`). The compressor's
+state of its tensors stays unchanged until they are compressed again.
 """
 
 from __future__ import annotations
@@ -19,16 +21,22 @@ from ...planning.worth import Choice, Seen, decide, worth
 
 log = logging.getLogger("gradwire.worker")
 
-WINDOW = 50  # versions
-FIRST = 10  # of the first window: what the first steps take tells little
-TRIAL = 6
-SWITCHING = 2  # steps in which what was sent the other way is still under way
-KEPT = 0.9  # of what a byte takes, from window to window
-HOPELESS = 1.5  # times as long as before: a trial need not go on
+WINDOW = 50  # versions between two decisions
+FIRST = 10  # versions of the first window: the durations of the first steps tell little
+TRIAL = 6  # versions for which the other choice is tried
+SWITCHING = 2  # Steps after a switch that are not measured: parts of the earlier choice are still being sent.
+KEPT = 0.9  # Share of the measured seconds per byte that is kept from window to window.
+HOPELESS = 1.5  # A trial ends early once a step takes this many times as long as before the trial.
 
 
 class Auto:
-    """Not for several threads."""
+    """Measures steps, and decides which units (groups of tensors) are compressed. Belongs to one thread.
+
+    The methods `waited`, `compressed` and `begin` report events; `begin` also decides when a window ends.
+
+    Attributes:
+        choice: whether units are compressed at present, and whether that is a trial.
+    """
 
     def __init__(
         self,
@@ -39,38 +47,48 @@ class Auto:
     ) -> None:
         """
         Args:
-            compressor: its `send_whole` is called with the units to leave as float32.
-            name: of the compressor, for the log.
-            sent: bytes that went out while something waited to go out, and seconds of that, so far.
-            clock: in seconds.
+            compressor: compressor whose `send_whole` is called with the units to send as float32.
+            name: name of the compressor, for the log.
+            sent: returns the bytes written to the network so far, and the seconds so far during which there
+                were bytes to write.
+            clock: returns monotonic seconds.
         """
         self.choice = Choice()
         self._compressor, self._name, self._sent, self._clock = compressor, name, sent, clock
-        self._plan = 0
-        self._whole = frozenset[int]()
-        self._codec: dict[int, float] = {}  # by unit, seconds of its last compression
-        self._bytes: dict[int, int] = {}  # and its bytes
-        self._until: int | None = None
-        self._skip = 1
-        self._began: float | None = None
-        self._steps: list[float] = []
-        self._waits: list[float] = []
-        self._waited = 0.0
-        self._before = 0, 0.0  # what had been sent by then
-        self._byte_s = 0.0
+        self._plan = 0  # Number of the plan whose units are measured.
+        self._whole = frozenset[int]()  # Units that are sent as float32.
+        self._codec: dict[int, float] = {}  # By unit, seconds of its last compression.
+        self._bytes: dict[int, int] = {}  # By unit, bytes of its last payloads.
+        self._until: int | None = None  # Version at which the present window ends.
+        self._skip = 1  # Number of steps that are not measured.
+        self._began: float | None = None  # When the present step began.
+        self._steps: list[float] = []  # Seconds of each step of the window.
+        self._waits: list[float] = []  # Seconds of waiting for the server in each of these steps.
+        self._waited = 0.0  # Seconds of waiting in the present step.
+        self._before = 0, 0.0  # Bytes and seconds of sending at the last measurement of the link.
+        self._byte_s = 0.0  # Seconds that the link takes for a byte; 0 if unknown.
 
-    # ---- what happens
+    # ---- events
 
     def now(self) -> float:
+        """Return the clock's present time, in seconds."""
         return self._clock()
 
     def waited(self, seconds: float) -> None:
-        """Count seconds of waiting for the server."""
+        """Add seconds of waiting for the server to the present step."""
         self._waited += seconds
 
     def compressed(self, index: int, seconds: float, sent: Mapping[int, Sequence[Payload]]) -> None:
-        """The gradient of a tensor has made parts complete: those of its unit, or of all, which then have the
-        seconds in proportion to their elements."""
+        """Note how long compressing took, and how many bytes it made.
+
+        A tensor's gradient completes its unit, or, for a compressor that needs the whole model, all units. In
+        the second case the seconds are divided among the units in proportion to their elements.
+
+        Args:
+            index: index of the tensor whose gradient completed the parts.
+            seconds: duration of compressing.
+            sent: payloads of the completed parts, by number of the part.
+        """
         plan, number = self._compressor.plan, self._compressor.unit_of[index]
         units = [number] if sent.keys() <= {*plan.units[number].parts} else range(len(plan.units))
         elements = sum(plan.units[each].end - plan.units[each].start for each in units)
@@ -81,7 +99,11 @@ class Auto:
                 self._bytes[each] = sum(one.data.size for part in unit.parts for one in sent[part])
 
     def begin(self, version: int) -> None:
-        """Begin a step. If that is due, decide first which units are compressed."""
+        """Note that a step begins. If a window ends here, first decide which units are compressed.
+
+        Args:
+            version: version at which the step is computed.
+        """
         now = self._clock()
         if self._began is not None:
             if self._skip:
@@ -91,7 +113,7 @@ class Auto:
                 self._waits.append(self._waited)
         self._began, self._waited = now, 0.0
         plan = self._compressor.plan
-        if plan.number != self._plan:  # its units are others
+        if plan.number != self._plan:  # a new plan has other units: measure anew
             self._plan = plan.number
             self._codec.clear()
             self._bytes.clear()
@@ -103,14 +125,16 @@ class Auto:
         if (hopeless or version >= (self._until or 0)) and self._steps:
             self._decide(version)
 
-    # ---- what follows
+    # ---- decisions
 
     def _start(self, until: int) -> None:
+        """Start a window that ends at version `until`."""
         self._until = until
         self._steps.clear()
         self._waits.clear()
 
     def _decide(self, version: int) -> None:
+        """Decide by the window's measurements whether to compress, and start the next window."""
         self._measure()
         seen, before = self._seen(), self.choice
         self.choice = decide(before, seen)
@@ -119,18 +143,21 @@ class Auto:
         self._choose()
         if before.trial or self.choice.trial:
             how = self._name if self.choice.compressing else "float32"
-            why = "is tried" if self.choice.trial else "it is from now on"
-            log.info("compressor auto: %s %s; steps took %.1f ms", how, why, 1000 * seen.step_s)
+            action = f"trying {how}" if self.choice.trial else f"using {how} from now on"
+            log.info("compressor auto: %s; steps took %.1f ms", action, 1000 * seen.step_s)
 
     def _measure(self) -> None:
-        """Measure the seconds of a byte on the link. A few bytes go to buffers and seem to take no time, so a
-        measurement with many is forgotten slowly."""
+        """Measure the seconds that the link takes for a byte.
+
+        A few bytes go to buffers and seem to take no time, so a larger measurement decays slowly.
+        """
         (before, then), (count, seconds) = self._before, self._sent()
         self._before = count, seconds
         found = (seconds - then) / (count - before) if count > before else 0.0
         self._byte_s = max(found, KEPT * self._byte_s)
 
     def _seen(self) -> Seen:
+        """Return the window's measurements, per step."""
         byte_s, plan = self._byte_s, self._compressor.plan
         sent = sum(self._bytes.values())
         return Seen(
@@ -142,12 +169,17 @@ class Auto:
         )
 
     def _choose(self) -> None:
-        """Choose the units that are sent as float32."""
+        """Choose the units that are sent as float32, and tell the compressor.
+
+        1. The choice is not to compress: all units.
+        2. The link's speed is unknown, so that units cannot be compared: none.
+        3. Otherwise: units whose compression takes longer than the time that it saves on the link.
+        """
         plan, byte_s = self._compressor.plan, self._byte_s
         units = range(len(plan.units))
         if not self.choice.compressing:
             whole = frozenset(units)
-        elif not byte_s:  # nothing tells one unit from another
+        elif not byte_s:
             whole = frozenset[int]()
         else:
             whole = frozenset(
@@ -163,12 +195,13 @@ class Auto:
             )
             if whole != self._whole != frozenset(units):
                 log.info(
-                    "compressor auto: %s for %d of %d units", self._name, len(units) - len(whole), len(units)
+                    "compressor auto: using %s for %d of %d units, float32 for the rest",
+                    *(self._name, len(units) - len(whole), len(units)),
                 )
         self._whole = whole
         self._compressor.send_whole(whole)
 
 
 def _border(version: int, versions: int) -> int:
-    """Return the next multiple, which is the same for all workers."""
+    """Return the next multiple of `versions` after `version`, which is the same for all workers."""
     return (version // versions + 1) * versions

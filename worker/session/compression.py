@@ -1,5 +1,9 @@
-"""Compression as assignments ask for it: all parts of the model; a slice, where the members of a round divide
-the parts among them; or the parts that a lost worker had not pushed."""
+"""Compression of the parts that an assignment requests. There are three cases:
+
+1. All parts of the model.
+2. A slice, where members of a round compute the same gradient and divide the parts among them.
+3. The parts that a lost worker had not pushed.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +39,23 @@ def compression_of(
     terms: JobTerms,
     rank: int,
 ) -> Compression:
-    """Return the compression for a job, and log what the user should know about the choice.
+    """Create the compression for a job, and log adaptations and warnings about the choice of compressor.
 
     Args:
-        spec: compressor that was asked for; one that does not suit the optimizer is adapted to it.
-        auto: whether the compressor is left where it loses; then it is taken as it is.
+        spec: compressor that the user requested; unless `auto`, it is adapted to the optimizer.
+        auto: whether `--compressor auto` may send float32 where compressing is slower.
         optimizer: options of the job's optimizer.
-        local: whether workers take the optimizer's steps.
+        local: whether workers take the optimizer's steps (work `local`).
+        specs: names and shapes of the tensors, in manifest order.
+        rule: selects the tensors to compress.
+        terms: the job's terms: seed and overlap.
+        rank: this worker's rank, from 0.
     """
     chosen = spec if auto else suited(spec, optimizer, local=local)
     if chosen != spec:
-        log.info("compressor %s, because the server's optimizer is %s", chosen, type(optimizer).__name__)
+        log.info(
+            "using compressor %s, because the server's optimizer is %s", chosen, type(optimizer).__name__
+        )
     for line in advice(chosen, optimizer, local=local):
         log.warning("%s", line)
     compressor = ModelCompressor(specs, chosen, rule, terms.seed, rank)
@@ -53,47 +63,59 @@ def compression_of(
 
 
 class Compression:
-    """A `ModelCompressor` that follows the assignments.
+    """Begins each step's compression with the parts, rank and scale that its assignment requests.
 
     Attributes:
-        compressor: that one.
+        compressor: compressor of the whole model, with the residual ledger.
     """
 
     def __init__(self, compressor: ModelCompressor, *, in_parts: bool = False) -> None:
-        """in_parts: whether another worker may push the rest of what this one has begun to."""
+        """
+        Args:
+            compressor: compressor of the whole model.
+            in_parts: whether parts count before their commit (`--overlap both`), so that a substitute may
+                push the remaining parts of this worker's push.
+        """
         self.compressor = compressor
         self._in_parts = in_parts
-        self._slice = 0, 0  # number and count; 0 of 0 is all
+        self._slice = 0, 0  # number of the slice, and number of slices; 0 of 0 stands for all parts
 
     @property
     def ledger(self) -> Ledger:
+        """The residual ledger: gradients that this worker has computed and not sent."""
         return self.compressor.ledger
 
     def image(self) -> dict[str, Any]:
-        """Return what the next step depends on, as plain values and tensors."""
+        """Return the state that `restore` continues from, as plain values and tensors."""
         return {"ledger": self.ledger.image(), "slice": self._slice}
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Continue from an `image`."""
+        """Replace residuals and compressors' states by those that `image` returned."""
         self.ledger.restore(image["ledger"])
         self._slice = image["slice"]
 
     def begin(
         self, assignment: Assignment, samples: int, *, rank: int, version: int, step: int, leaving: bool
     ) -> Step:
-        """Begin the step that answers an assignment.
+        """Begin to compress the gradients that answer an assignment.
 
         Args:
-            samples: behind the mean gradients.
-            rank, version, step: as for `ModelCompressor`.
-            leaving: everything that is owed goes too, of all parts, as float32; not where others count
-                already.
+            assignment: selects the parts to send.
+            samples: number of samples behind the mean gradients, at least 1.
+            rank: number that seeds random numbers, equal for workers that compute the same gradient.
+            version: version of the parameters at which the gradients are computed; it seeds random numbers.
+            step: number of the step, by which a compressor's delay is counted.
+            leaving: whether to send the whole residual too, of all parts, as float32. Ignored if the
+                assignment names the parts to send, because the lost worker's other parts count already.
+
+        Returns:
+            The step, to which gradients are added.
         """
         given = assignment.slice, assignment.slices
         if given != self._slice:
             self._slice = given
-            self.compressor.divide(max(1, assignment.slices))
-        # Members of a group compute the same and send different parts.
+            self.compressor.set_slices(max(1, assignment.slices))
+        # Members of a group compute the same gradient and send different slices: each has a rank of its own.
         self.compressor.rank = rank * max(1, assignment.slices) + assignment.slice
         wanted = None
         if assignment.slices > 1:
@@ -111,5 +133,8 @@ class Compression:
         )
 
     def undoable(self, assignment: Assignment) -> bool:
-        """Whether others compute the same, or may have to: then its push may turn out to be superfluous."""
+        """Return True if a push that answers the assignment may have to be undone as redundant.
+
+        That is so where other workers compute the same gradient, or a substitute may have to.
+        """
         return self._in_parts or assignment.slices > 1 or assignment.stragglers > 0

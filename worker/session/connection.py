@@ -1,12 +1,12 @@
 """One worker's connection to the server, for the thread that owns it: calls, and the messages of one stream.
 
-gRPC runs on an event loop in a thread of its own, so that heartbeats go out while the owner computes. The
-owner calls plain methods and takes what arrived from `next`. Calls are made again while the connection is
-broken, for as long as `give_up_s`; `stream` keeps the stream open; `outgoing` says what is sent again on a
-new one. No method waits for the server, except those that say what they raise, `flush` and `leave`.
+gRPC runs on an event loop in a thread of its own, so that heartbeats leave while the owner computes. The
+owner calls plain methods, and receives messages from `next`. Calls are repeated while the connection is
+broken, for up to `give_up_s`. `stream` keeps the stream open, and `outgoing` decides which messages are sent
+again on a new one. Only methods that document `Raises`, and `flush` and `leave`, wait for the server.
 
-The stream begins with `Hello`, before the worker loads its data, so that the server hears of it meanwhile.
-`Ready` follows when it can take work, and says which version it has.
+The stream begins with `Hello`, before the worker loads its data, so that the server hears of the worker while
+it loads. The message `Ready` follows when the worker can take work, and names the version of its replica.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ FLUSH_POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """State of an earlier job, brought by the worker that begins a new one.
+    """State of an earlier job, uploaded by the worker that initializes a new one.
 
     Attributes:
-        moments: state that the server's optimizer continues from.
-        epoch: number of the first epoch to train on, from 0.
-        steps: number of steps taken in earlier epochs.
+        moments: state from which the server's optimizer continues.
+        epoch: first epoch of the new job, counted from 0: the number of completed epochs.
+        steps: number of steps taken in the completed epochs.
     """
 
     moments: Moments
@@ -66,7 +66,13 @@ class Earlier:
 
 
 class Connection:
-    """See the head of this file."""
+    """A worker's connection to the server: RPCs and one stream, with reconnects. Belongs to one thread.
+
+    Attributes:
+        worker: name of this worker.
+        incarnation: number of this process among those with the same name; later ones are larger.
+        progress: progress of the owner's thread, which heartbeats report.
+    """
 
     def __init__(
         self,
@@ -80,11 +86,22 @@ class Connection:
         received: Meter,
         files: Mapping[str, str] | None = None,
     ) -> None:
-        """files: for TLS and a token, as in `Target`."""
+        """Start the event loop's thread; nothing is sent before `join`.
+
+        Args:
+            address: the server's host and port.
+            worker: name of this worker.
+            incarnation: number of this process, larger than those of earlier processes with the same name.
+            connect_s: seconds for which `join` tries to reach the server.
+            give_up_s: seconds for which later calls and the stream try to reach the server.
+            sent: counts bytes written to the network.
+            received: counts bytes read from the network.
+            files: paths of the files for TLS and a token, by `Target`'s name of the argument; None for none.
+        """
         self._target = Target.at(address, **(files or {}))
         self.worker = worker
         self.incarnation = incarnation
-        self.progress = Progress()  # goes out with each heartbeat
+        self.progress = Progress()
         self._address = address
         self._connect_s, self._give_up_s = connect_s, give_up_s
         self._meters = (sent, received)
@@ -94,7 +111,7 @@ class Connection:
         self._outgoing = self._stream.outgoing
         self._streaming: asyncio.Task[None] | None = None  # from `join` on
         self._reply: m.JoinResponse
-        self._heard_lost_versions = 0  # how often the owner's thread has heard of lost versions
+        self._heard_lost_versions = 0  # number of times that `next` has reported lost versions to the owner
         self._left = False
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="connection", daemon=True)
@@ -105,17 +122,17 @@ class Connection:
 
     @property
     def rank(self) -> int:
-        """The rank that the server said last: a member that was lost may come back with another."""
+        """Rank that the server assigned last, from 0. It may change when a lost member returns."""
         return self._stream.rank
 
     @property
     def reconnects(self) -> int:
-        """Number of times the stream was opened again."""
+        """Number of times that the stream was opened again."""
         return self._stream.reconnects
 
     @property
     def activity(self) -> str:
-        """The owner's activity, for heartbeats."""
+        """Activity of the owner's thread, such as "computing", which heartbeats report."""
         return self.progress.activity
 
     @activity.setter
@@ -123,26 +140,34 @@ class Connection:
         self.progress.moved(activity)
 
     def moved(self) -> None:
-        """Note that the owner makes progress."""
+        """Note that the owner's thread makes progress now."""
         self.progress.moved()
 
     @property
     def sent(self) -> tuple[int, float]:
-        """Bytes of transfers that went out so far, and the seconds during which there were some to write."""
+        """Bytes written to the stream so far, and seconds so far during which there were bytes to write."""
         return self._outgoing.sent
 
     @property
     def away_s(self) -> float:
-        """Seconds since there was a stream on which the server has answered; 0 while there is one."""
+        """Seconds without a stream that the server has welcomed; 0 while there is one."""
         since = self._stream.away_since
         return 0.0 if since is None else time.monotonic() - since
 
     def join(self, software: str, compressor: str, compressors: Sequence[str]) -> m.JoinResponse:
-        """Become a member, and open the stream on which the server hears of this worker from now on.
+        """Join the job as a member, and open the stream, which stays open from now on.
+
+        Args:
+            software: version of this software, for messages.
+            compressor: spec of the compressor that this worker uses.
+            compressors: names of the compressors that this worker supports.
+
+        Returns:
+            The server's reply: job, terms, limits and rank.
 
         Raises:
-            Refused: the server does not want this worker.
-            UnreachableError: nobody answered for `connect_s`.
+            Refused: the server does not accept this worker.
+            UnreachableError: no server answered for `connect_s`.
         """
         request = m.JoinRequest(
             worker=self.worker,
@@ -169,19 +194,23 @@ class Connection:
         least_samples: int = 1,
         earlier: Earlier | None = None,
     ) -> bool:
-        """Upload the initial parameters: one flat uint8 array of float32 bytes per tensor.
+        """Upload the initial parameters.
 
         Args:
-            state: bytes of buffers and frozen parameters, by name, if there are any.
-            least_samples: of a batch.
-            earlier: what the worker brings from another job; None for nothing.
+            manifest: names, shapes and groups of the tensors.
+            values: one flat uint8 array per tensor, with the bytes of its float32 values.
+            state: bytes of buffers and frozen parameters, by name; None if there are none.
+            least_samples: smallest number of samples that a batch may have.
+            earlier: state of an earlier job, from which this one continues; None without one.
 
         Returns:
-            Whether they are the job's now. Where another worker was asked meanwhile, or the server has them
-            already, perhaps from an attempt of which the answer was lost, a snapshot follows.
+            True if the job begins with these parameters. False if it begins with others: the server has asked
+            another worker meanwhile, or has parameters already, possibly from an earlier attempt whose answer
+            was lost. A snapshot follows in that case.
 
         Raises:
-            Refused, UnreachableError.
+            Refused: the server refuses the parameters for another reason.
+            UnreachableError: no attempt succeeded for `give_up_s`.
         """
         header = m.InitializeHeader(
             job=self._reply.job.id,
@@ -209,11 +238,18 @@ class Connection:
             raise
 
     def put_state(self, entries: Sequence[m.Entry], values: Mapping[str, Bytes], **of: Any) -> None:
-        """Upload buffers, before the commit of their push or the report of their evaluation. The server drops
-        late ones. of: other fields of the header.
+        """Upload buffers, before the commit of their push or the report of their evaluation.
+
+        Late buffers are no error: the server drops them.
+
+        Args:
+            entries: names, shapes and dtypes of the buffers.
+            values: bytes of each buffer, by name.
+            of: the push or evaluation to which the buffers belong: further fields of `StateHeader`.
 
         Raises:
-            Refused, UnreachableError.
+            Refused: the server refuses the buffers for another reason than lateness.
+            UnreachableError: no attempt succeeded for `give_up_s`.
         """
         header = m.StateHeader(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation, **of)
         messages: list[Any] = [header, *encode_values(entries, values)]
@@ -224,14 +260,20 @@ class Connection:
                 raise
 
     def get_state(self, manifest: Manifest, epoch: int, frozen: bytes) -> dict[str, Bytes]:
-        """The buffers of the job, by name, and its frozen parameters, if they are others than these.
+        """Download the job's buffers, and its frozen parameters if they differ from this worker's.
 
         Args:
-            epoch: as they are evaluated for this epoch; 0 for the newest.
+            manifest: the model's entries.
+            epoch: number of the evaluation (`Assignment.evaluate_epoch`) for which the buffers are; 0 for the
+                newest buffers.
             frozen: SHA-256 of this worker's frozen parameters.
 
+        Returns:
+            The bytes of each entry, by name.
+
         Raises:
-            Refused, UnreachableError.
+            Refused: the server refuses the request.
+            UnreachableError: no attempt succeeded for `give_up_s`.
         """
         request = m.GetStateRequest(job=self._reply.job.id, epoch=epoch, frozen=frozen, worker=self.worker)
 
@@ -243,18 +285,25 @@ class Connection:
                 elif isinstance(message, m.Chunk) and values is not None:
                     values.add(message)
                 else:
-                    raise BrokenError("the server's answer is no state of the model")
+                    raise BrokenError("expected the model's state, got another message from the server")
             if values is None or not values.complete:
-                raise BrokenError("the server's answer ends too early")
+                raise BrokenError("the server's answer is incomplete")
             return values.finish()
 
         return self._call(self._again(download))
 
     def get_optimizer(self, manifest: Manifest) -> tuple[int, Moments]:
-        """Return the state of the server's optimizer, and the version of the parameters that it belongs to.
+        """Download the state of the server's optimizer.
+
+        Args:
+            manifest: names and shapes of the tensors.
+
+        Returns:
+            The version of the parameters to which the state belongs, and the state by tensor.
 
         Raises:
-            Refused, UnreachableError.
+            Refused: the server refuses the request.
+            UnreachableError: no attempt succeeded for `give_up_s`.
         """
         request = m.GetOptimizerRequest(job=self._reply.job.id, worker=self.worker)
 
@@ -268,27 +317,40 @@ class Connection:
                 elif isinstance(message, m.Chunk) and values is not None:
                     values.add(message)
                 else:
-                    raise BrokenError("the server's answer is no state of an optimizer")
+                    raise BrokenError("expected the optimizer's state, got another message from the server")
             if values is None or not values.complete:
-                raise BrokenError("the server's answer ends too early")
+                raise BrokenError("the server's answer is incomplete")
             return version, values.finish()
 
         return self._call(self._again(download))
 
     def ready(self, manifest: Manifest, *, restored: bool = False) -> None:
-        """Say that work may come. restored: to a worker that goes on from its own state."""
+        """Tell the server that this worker can take work.
+
+        Args:
+            manifest: the model's tensors and entries, by which the server checks that models agree.
+            restored: whether the worker continues from its own saved state.
+        """
         self.progress.begun = True
         self._soon(self._outgoing.ready, manifest, restored)
 
     def saved(self, version: int, error: str) -> None:
-        """Say that this worker's state of a version is written down, or why not; lost if the stream is."""
+        """Report that this worker's own state of a version is saved, or not. Lost if the stream breaks.
+
+        Args:
+            version: version that the server requested.
+            error: reason why the state was not saved; "" if it was.
+        """
         self._soon(self._outgoing.say, m.Saved(version=version, error=error[:MAX_ERROR_CHARACTERS]))
 
     def next(self, timeout_s: float) -> Incoming | None:
-        """Return the next message that arrived; None after the timeout.
+        """Wait for the next message from the server, and return it; None if none arrives in time.
+
+        Args:
+            timeout_s: seconds to wait at most.
 
         Raises:
-            Refused: the server ended the stream for good.
+            Refused: the server has ended the membership.
             UnreachableError: the stream could not be opened again for `give_up_s`.
         """
         try:
@@ -303,11 +365,16 @@ class Connection:
         return item
 
     def part(self, header: m.PartHeader, payloads: Sequence[Payload]) -> int:
-        """Send a part of a push, and keep it until `settle`. Nobody may write to the payloads until then.
+        """Queue a part of a push for sending, and keep it for resending until the push is settled.
+
+        Args:
+            header: header of the part.
+            payloads: payloads of the part. No thread may write to them until the push is settled.
 
         Returns:
-            crc32c of its bytes. Those of its chunks lead to it, so each byte is summed once.
+            The CRC-32C of the part's bytes; 0 for an empty part.
         """
+        # The part's checksum follows from those of its chunks, so each byte is read once.
         data = [payload.data for payload in payloads]
         chunk_bytes = self._reply.limits.chunk_bytes
         checksums = chunk_checksums(data, chunk_bytes)
@@ -318,35 +385,45 @@ class Connection:
         return checksums[-1] if checksums else 0
 
     def commit(self, commit: m.Commit) -> None:
-        """Send the commit of a push, and keep it with its parts."""
+        """Queue the commit of a push for sending, and keep it for resending until the push is settled."""
         self.progress.moved()
         self.progress.stepped = True
         self._soon(self._outgoing.commit, commit)
 
     def abandon(self, seq: int) -> None:
-        """Say that nothing will come of a push, and keep it no longer."""
+        """Tell the server that a push will not be committed, and discard its parts."""
         self._soon(self._outgoing.abandon, seq)
 
     def settle(self, seq: int) -> None:
-        """Keep a push no longer: the server has refused it. An accepted one is not kept anyway."""
+        """Discard a refused push, so that it is not sent again; accepted ones are discarded automatically."""
         self._soon(self._outgoing.settle, seq)
 
     def resend(self, seq: int, part: int | None) -> None:
-        """Send a push, or a part of it, once more, after the server found it damaged."""
+        """Send a push again, because it arrived damaged.
+
+        Args:
+            seq: number of the push.
+            part: number of the damaged part; None to send the whole push.
+        """
         self._soon(self._outgoing.resend, seq, part)
 
     def send(self, header: m.Packet | m.Snapshot, data: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Send a coded packet or a snapshot. If the stream breaks it is lost."""
+        """Queue a coded packet or a snapshot for sending. It is lost if the stream breaks.
+
+        Args:
+            header: header of the packet or snapshot.
+            data: bytes that follow the header, flat uint8. No thread may write to them until they are sent.
+        """
         number = packet_transfer(header) if isinstance(header, m.Packet) else header.version
         transfer = Transfer(header, number, data, self._reply.limits.chunk_bytes)
         self._soon(self._outgoing.send, transfer)
 
     def hurry(self) -> None:
-        """Send without a limit of the rate until the next assignment."""
-        self._soon(self._outgoing.pace, 0)
+        """Lift the limit on the sending rate until the next assignment arrives."""
+        self._soon(self._outgoing.limit_rate, 0)
 
     def flush(self) -> None:
-        """Wait until everything has been written, or there is no stream to write to."""
+        """Wait until all queued messages are written, or there is no stream."""
 
         async def idle() -> bool:
             return self._outgoing.idle
@@ -355,8 +432,11 @@ class Connection:
             time.sleep(FLUSH_POLL_S)
 
     def stepped(self, version: int) -> None:
-        """Note the replica's version. Ignored if the server has lost that version meanwhile, which the owner
-        hears with the next `Welcome`: otherwise the next stream would claim it again."""
+        """Note the replica's version, which the next stream reports to the server.
+
+        Ignored if the server has lost versions and the owner has not received that message yet: the next
+        stream must not claim a lost version.
+        """
         heard = self._heard_lost_versions
 
         def note() -> None:
@@ -365,8 +445,12 @@ class Connection:
 
         self._soon(note)
 
-    def let_go(self, drifted: int) -> None:
-        """Open the stream anew without a replica. drifted: version at which it differed from the server's."""
+    def reopen_without_replica(self, drifted: int) -> None:
+        """Open a new stream that reports no version, so that the server sends a snapshot.
+
+        Args:
+            drifted: version at which the replica differed from the server's parameters.
+        """
 
         def reopen() -> None:
             self._outgoing.version, self._outgoing.drifted = None, drifted
@@ -375,17 +459,22 @@ class Connection:
         self._soon(reopen)
 
     def report(self, evaluation: m.Evaluation) -> None:
-        """Report an evaluation; it is sent again after a reconnect."""
+        """Send the result of an evaluation, and send the last one again after a reconnect."""
         self._soon(self._outgoing.report, evaluation)
 
     def profile(self, profile: m.Profile) -> None:
-        """Send what was measured of steps; lost if the stream breaks."""
-
+        """Send measured durations of steps; they are lost if the stream breaks."""
         self._soon(self._outgoing.say, profile)
 
     def leave(self, reason: str, *, failed: bool) -> None:
-        """Say goodbye, if there is a stream and the server can be told within a few seconds. Safe to call
-        twice."""
+        """Leave the job: tell the server, if there is a stream, and wait a few seconds for it to close.
+
+        A second call does nothing.
+
+        Args:
+            reason: text for the server's log.
+            failed: whether the worker leaves because of an error.
+        """
         if self._left:
             return
         self._left = self._stream.leaving = True
@@ -396,7 +485,7 @@ class Connection:
             self._call(goodbye, LEAVE_TIMEOUT_S)
 
     def close(self) -> None:
-        """Drop the connection and end the thread."""
+        """Close the connection and end the event loop's thread."""
 
         async def shut() -> None:
             if self._streaming is not None:
@@ -412,14 +501,16 @@ class Connection:
     # ---- on the loop
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine on the event loop, and wait for its result."""
         with self.progress.waiting():
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
 
     def _soon(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Have the event loop call a function, without waiting for it."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
     async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call, and again while the connection is broken. Raises Refused or UnreachableError."""
+        """Make a call, and repeat it while the connection is broken. Raises Refused or UnreachableError."""
         attempts = Attempts(self._address, self._give_up_s)
         while True:
             try:
@@ -436,6 +527,7 @@ class Connection:
         )
 
     async def _join(self, request: m.JoinRequest) -> m.JoinResponse:
+        """Repeat a join request until the server replies or `connect_s` has passed."""
         attempts = Attempts(self._address, self._connect_s)
         while True:
             try:
@@ -451,13 +543,13 @@ class Connection:
                 await self._give_up_on_tls()
                 await attempts.pause(str(broken))
             except Refused as refused:
-                # Perhaps the same worker, restarted: its old stream may take a moment to be missed.
+                # The other member may be this worker before a restart: the server loses it after a moment.
                 if refused.refusal.reason is not Reason.DUPLICATE_WORKER or attempts.over:
                     raise
                 await attempts.pause(str(refused))
 
     async def _give_up_on_tls(self) -> None:
-        """Raise UnreachableError if TLS fails. gRPC says UNAVAILABLE then, and waiting does not help."""
+        """Raise UnreachableError if TLS fails: gRPC reports UNAVAILABLE, but waiting does not help."""
         found = await asyncio.to_thread(lambda: [*reach(self._target)][-1])
         if found.check == "tls" and found.state == "wrong" and not found.unreachable:
             raise UnreachableError(f"{self._address}: {found.text}; {found.remedy}")
@@ -469,7 +561,12 @@ async def _stream(messages: Sequence[Any]) -> AsyncIterator[Any]:
 
 
 def connection_of(settings: WorkerSettings, metrics: WorkerMetrics) -> Connection:
-    """Return a connection as a worker's options describe it, which has not joined yet."""
+    """Create a connection from a worker's options; it has not joined a job yet.
+
+    Args:
+        settings: address, name, time limits and files for TLS and a token.
+        metrics: counts the bytes on the wire.
+    """
     return Connection(
         parse_address(settings.server),
         worker=settings.worker_id or own_name(),

@@ -1,11 +1,13 @@
-"""Parameter groups, from what torch's optimizers take: a mapping for each, with parameters and overrides.
+"""Parameter groups, in the form of torch's optimizers: one mapping each, with parameters and overrides.
 
-Groups belong to the manifest (`Group`), as specs of the optimizer with all hyperparameters: tasks and scripts
-say them in the words of `--optimizer`. A group's learning rate is its own, times the factor of the job's
-schedule. Or it comes with each push, in the header of every part, because with `--overlap both` a part is
-stepped before there is a commit. There control checks that the members of a round agree before a part is
-stored (`RatesReceived`); elsewhere with the commit (`Pushed`), because a script may change its mind, abandon
-the push, and send another. The shard takes the rates from the pushes that it applies.
+Groups belong to the manifest (`Group`), as specs of the optimizer with all hyperparameters. Tasks and scripts
+write the options as in `--optimizer`. A group's learning rate has one of two sources:
+
+1. The group's own rate, times the factor of the job's schedule.
+2. Each push carries the rate, in the header of every part: with `--overlap both` a part is stepped before
+   there is a commit. In that case control checks that the members of a round agree before a part is stored
+   (`RatesReceived`). Otherwise control checks at the commit (`Pushed`), because a script may change a rate,
+   abandon the push, and send another. The shard takes the rates from the pushes that it applies.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ class ParameterGroups:
     """The parameter groups of a model.
 
     Attributes:
-        groups: by number, as the manifest has them; none for one group with all that the job says.
-        number_of: the number of its group, by name of the parameter.
+        groups: the groups in order of their number, from 0, as in the manifest; empty for a single group with
+            the job's own options.
+        number_of: number of the parameter's group, by name of the parameter.
     """
 
     groups: tuple[Group, ...] = ()
@@ -41,22 +44,25 @@ ONE_GROUP = ParameterGroups()
 def parameter_groups(
     model: nn.Module, given: Iterable[Mapping[str, Any]], options: OptimizerOptions
 ) -> ParameterGroups:
-    """The groups in their order; parameters in none of them are in one more, the last, as the job says.
+    """Check a user's parameter groups, and return them with each parameter's group number.
+
+    Trainable parameters in none of the groups form one more group, the last, with the job's options.
 
     Args:
-        given: as `torch.optim` takes them: `params`, a parameter of the model or several; `lr`, the learning
-            rate that the schedule goes by, the job's if it is left out; other options of the optimizer by
-            their names here or in torch.
-        options: of the job, which those override.
+        model: model whose parameters are grouped.
+        given: one mapping per group, as for `torch.optim`. `params` is a parameter of the model, or several.
+            `lr` is the learning rate that the schedule scales; without it, the job's. Other keys are options
+            of the optimizer, by their name in `--optimizer` or in torch.
+        options: options of the job's optimizer, which a group's options override.
 
     Raises:
-        ValueError: a parameter that is not the model's, or is in two groups; an unknown option, or a value
-            that cannot be.
+        ValueError: a parameter is not the model's, or is in two groups; or an option is unknown or invalid.
+            The message names the group.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups: list[Group] = []
     number_of: dict[str, int] = {}
-    for place, each in enumerate(given):
+    for index, each in enumerate(given):
         try:
             overrides = dict(each)
             members = _members(overrides.pop("params", ()))
@@ -69,12 +75,12 @@ def parameter_groups(
                 if name is None:
                     shape = tuple(parameter.shape)
                     raise ValueError(
-                        f"params: expected parameters of the model, got another one, of shape {shape}"
+                        f"params: expected parameters of the model, got a foreign one, of shape {shape}"
                     )
-                if number_of.setdefault(name, place) != place:
+                if number_of.setdefault(name, index) != index:
                     raise ValueError(f"params: {name!r} is in group {number_of[name]} already")
         except (TypeError, ValueError) as error:
-            raise ValueError(f"parameter group {place}: {error}") from None
+            raise ValueError(f"parameter group {index}: {error}") from None
         groups.append(Group(optimizer=spec, learning_rate=rate))
     left = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     left = [name for name in left if name not in number_of]
@@ -85,7 +91,7 @@ def parameter_groups(
 
 
 def _members(given: Any) -> Sequence[torch.Tensor]:
-    """Raises ValueError for what are no parameters."""
+    """Return the tensors of a group's `params`. Raises ValueError if an element is no tensor."""
     members = [given] if isinstance(given, torch.Tensor) else list(cast(Iterable[object], given))
     for each in members:
         if not isinstance(each, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Reports of a worker, in its log and to the server, while kernels are compiled."""
+"""Reports that kernels are being compiled, in the worker's log and in its heartbeats."""
 
 from __future__ import annotations
 
@@ -12,5 +12,10 @@ log = logging.getLogger("gradwire.worker")
 
 
 def tell_of_kernels(connection: Connection, level: int = logging.INFO) -> None:
-    """Report to the server, and log at this level, while kernels are compiled."""
+    """Log the first compilation of a kernel, and report each as the worker's activity, from now on.
+
+    Args:
+        connection: connection whose `activity` is set.
+        level: level of the log lines.
+    """
     tell_of_compiling(partial(log.log, level), partial(setattr, connection, "activity"))

@@ -1,8 +1,8 @@
-"""Memory that malloc has and nobody uses goes back to the system.
+"""Returns free memory from malloc to the system.
 
-glibc before 2.38 does not use a freed aligned block again once something small lies beside it (its bug
-14581). torch aligns every tensor, so that the gradients of each step may take new memory, without end: it was
-seen to grow by the size of the model in every step, at some workers and not at others.
+glibc before 2.38 does not reuse a freed aligned block once a small block lies beside it (glibc bug 14581).
+Because torch aligns every tensor, the gradients of each step may take new memory, without end. Some workers
+were observed to grow by the size of the model in every step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def _functions() -> tuple[Callable[[], int], Callable[[], object]] | None:
-    """Return functions that count free bytes and that return them; None where malloc has neither."""
+    """Return malloc's functions that count free bytes and return them to the system; None if it has none."""
     try:
         libc = ctypes.CDLL(None)
         info, trim = libc.mallinfo2, libc.malloc_trim
@@ -38,20 +38,23 @@ def _functions() -> tuple[Callable[[], int], Callable[[], object]] | None:
 
 
 class FreeMemory:
-    """Keeps what malloc holds for nobody from growing. What is free at the end of each step, as the
-    activations of a network are, is kept: the next one needs it."""
+    """Limits the growth of malloc's free memory.
+
+    The usual amount, such as the activations that are free at the end of each step, stays with malloc: the
+    next step needs it.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
-        """limit_bytes: by how much it may grow, about; at least 64 MiB."""
+        """limit_bytes: growth of the free memory, in bytes, that is tolerated; at least 64 MiB are."""
         self._limit_bytes = max(LEAST_BYTES, limit_bytes)
         self._functions = _functions()
         self._looked_at = 0.0
-        self._usual_bytes: int | None = None  # when it was first looked at since memory was given back
+        self._usual_bytes: int | None = None  # free bytes at the first call since memory was returned
 
     def limit(self) -> None:
-        """Give everything back if there is more than the limit beyond what was usual.
+        """Return all free memory to the system if it has grown by more than the limit.
 
-        To be called at the same point of each step; looks once a second at most.
+        Call it at the same point of each step. It measures once a second at most.
         """
         now = time.monotonic()
         if self._functions is None or now - self._looked_at < EVERY_S:

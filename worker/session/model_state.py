@@ -1,5 +1,6 @@
-"""Entries of a model's state_dict besides the trained parameters: buffers, frozen parameters, and second
-names of tied ones."""
+"""Entries of a model's state_dict besides the trained parameters: buffers, frozen parameters, second names of
+tied parameters.
+"""
 
 from __future__ import annotations
 
@@ -19,37 +20,38 @@ from ...proto.messages import Entry, EntryKind
 log = logging.getLogger("gradwire.worker")
 
 Bytes = npt.NDArray[np.uint8]
-_COMPILED = "_orig_mod."  # what torch.compile adds to the names in a module
+_COMPILED = "_orig_mod."  # prefix that torch.compile adds to the names in a module
 
 
 def plain_name(name: str) -> str:
-    """Return a name without what torch.compile adds to it."""
+    """Return a parameter's name without the prefix that torch.compile adds."""
     return name.replace(_COMPILED, "")
 
 
 def least_samples(model: nn.Module) -> int:
-    """Samples that a batch of a model must have: BatchNorm takes no statistics from one alone."""
+    """Return the smallest number of samples that a batch may have: 2 for a model with BatchNorm, else 1."""
     return 2 if any(isinstance(each, _BatchNorm) for each in model.modules()) else 1
 
 
 class ModelError(ValueError):
-    """A model that Gradwire cannot train; the message says what to change."""
+    """Raised for a model that Gradwire cannot train. The message names the cause and a remedy."""
 
 
 class ModelEntries:
-    """The entries of a model, which stay the same for as long as it is trained.
+    """The entries of a model's state_dict besides the trained parameters, fixed for the whole training.
 
     Attributes:
-        entries: in the order of the state_dict.
+        entries: names, kinds, shapes and dtypes, in the order of the state_dict.
     """
 
     def __init__(self, model: nn.Module, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         """
         Args:
-            parameters: those that are trained, by name.
+            model: model that is trained.
+            parameters: trained parameters, with their names.
 
         Raises:
-            ModelError: the model has no state_dict.
+            ModelError: `model.state_dict()` raises an exception.
         """
         self._model = model
         trained = {plain_name(name): parameter for name, parameter in parameters}
@@ -71,30 +73,33 @@ class ModelEntries:
         self.entries = tuple(entries)
         if left_out:
             log.warning(
-                "%s of the model's state_dict: no plain tensors, so that the server's --output will not have "
-                "them",
+                "%s in the model's state_dict: not plain tensors, so the server's --output will lack them",
                 ", ".join(map(repr, left_out)),
             )
 
     @property
     def least_samples(self) -> int:
-        """See `least_samples`."""
+        """Smallest number of samples in a batch: 2 for a model with BatchNorm, otherwise 1."""
         return least_samples(self._model)
 
     @property
     def has_buffers(self) -> bool:
+        """Whether the model has buffers that belong to the job's state."""
         return any(entry.kind is EntryKind.BUFFER for entry in self.entries)
 
     @property
     def has_values(self) -> bool:
-        """Whether there is anything but other names."""
+        """Whether there are entries with values of their own: buffers or frozen parameters."""
         return any(entry.kind is not EntryKind.TIED for entry in self.entries)
 
     def values(self, *, frozen: bool) -> dict[str, Bytes]:
-        """Copies of the buffers' bytes, by name. frozen: of the frozen parameters, too.
+        """Return copies of the buffers' bytes, by name: flat uint8.
+
+        Args:
+            frozen: whether to return the frozen parameters too.
 
         Raises:
-            ModelError: one has another shape or dtype than it had at first.
+            ModelError: an entry is missing, or its shape or dtype has changed since the job began.
         """
         current = self._current()
         found: dict[str, Bytes] = {}
@@ -107,7 +112,14 @@ class ModelEntries:
         return found
 
     def put(self, values: Mapping[str, Bytes]) -> None:
-        """Write such bytes to where they belong. Raises ModelError, as `values`."""
+        """Overwrite entries of the model, in place.
+
+        Args:
+            values: bytes of each entry to overwrite, by name, as `values` returns them.
+
+        Raises:
+            ModelError: an entry is missing, or its shape or dtype has changed since the job began.
+        """
         current = self._current()
         entries = {entry.name: entry for entry in self.entries}
         with torch.no_grad():
@@ -115,12 +127,15 @@ class ModelEntries:
                 entry, value = entries[name], current.get(name)
                 self._check(entry, value)
                 assert value is not None
-                # A copy begins where any dtype may.
+                # Copy: new memory is aligned for any dtype.
                 flat = torch.from_numpy(data.copy()).view(getattr(torch, entry.dtype))
                 value.detach().copy_(flat.view(entry.shape))
 
     def _current(self) -> dict[str, Any]:
-        """The state_dict with the model's own tensors. Modules may put others in the place of buffers."""
+        """Return the model's present state_dict, with the model's own tensors; modules may replace buffers.
+
+        Raises ModelError if the model's `state_dict` raises an exception.
+        """
         try:
             state = self._model.state_dict(keep_vars=True)
         except Exception as error:
@@ -129,6 +144,7 @@ class ModelEntries:
 
     @staticmethod
     def _check(entry: Entry, value: Any) -> None:
+        """Raise ModelError unless `value` is a tensor of the entry's shape and dtype."""
         if isinstance(value, torch.Tensor) and (tuple(value.shape), _dtype(value)) == (
             entry.shape,
             entry.dtype,
@@ -137,13 +153,15 @@ class ModelEntries:
         got = f"{_dtype(value)} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "nothing"
         raise ModelError(
             f"{entry.name!r} was {entry.dtype} {entry.shape} when the job began, and is {got} now; register "
-            "such a buffer with persistent=False, so that it is no part of the job's state"
+            "such a buffer with persistent=False to exclude it from the job's state"
         )
 
 
 def _plain(value: torch.Tensor) -> bool:
+    """Return True if a tensor is dense, has memory, and has a dtype that the wire supports."""
     return value.layout == torch.strided and value.device.type != "meta" and _dtype(value) in ITEM_BYTES
 
 
 def _dtype(value: torch.Tensor) -> str:
+    """Return the name of a tensor's dtype, such as "float32"."""
     return str(value.dtype).removeprefix("torch.")

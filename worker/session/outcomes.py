@@ -4,13 +4,13 @@
 |---|---|---|
 | accepted | leaves the push out of the residual (`keep`) | forgotten |
 | stale: too late | puts it back into the residual, for the next push (`put_back`) | forgotten |
-| redundant: others have pushed the same | takes the step back (`forget`) | forgotten |
-| damaged on its way | – | sent again as the same bytes, at most `MAX_RESENDS` times |
-| anything else | – | `Refused` ends the worker |
+| redundant: another worker has pushed the same | undoes the step (`forget`) | forgotten |
+| damaged in transit | – | sent again as the same bytes, at most `MAX_RESENDS` times |
+| any other | – | `Refused` ends the worker |
 
-Parts that count all the same are neither put back nor forgotten. Outcomes arrive in any order, and may arrive
-more than once: one of a push that is forgotten is ignored. A part may also be refused while its push is being
-made; only damage can be mended then.
+Parts of a refused push that count all the same are neither put back nor undone. Outcomes arrive in any order,
+and may arrive more than once: the outcome of a forgotten push is ignored. A part may also be refused before
+its push is committed; only damage can be repaired then.
 """
 
 from __future__ import annotations
@@ -27,19 +27,25 @@ from .connection import Connection
 log = logging.getLogger("gradwire.worker")
 
 DAMAGE = (Reason.CHECKSUM, Reason.CHUNK)
-MAX_RESENDS = 3  # of a push that arrives damaged, or that the server had done without
+MAX_RESENDS = 3  # in a row, of pushes that arrived damaged or whose parts the server had discarded
 
 
 class OpenPushes:
-    """Any number of pushes, by their number.
+    """The pushes whose outcome has not arrived, by seq. Its length is their number.
 
     Attributes:
-        making: seq of a push that is neither committed nor abandoned; None if there is none.
-        last_accepted: seq of the last push that counts; 0 before the first.
+        uncommitted: seq of the push that is neither committed nor abandoned; None if there is none.
+        last_accepted: seq of the last accepted push; 0 before the first.
     """
 
     def __init__(self, connection: Connection, compression: Compression, metrics: WorkerMetrics) -> None:
-        self.making: int | None = None
+        """
+        Args:
+            connection: sends commits, and sends damaged pushes again.
+            compression: holds the residual ledger, to which outcomes are applied.
+            metrics: counts accepted and refused pushes.
+        """
+        self.uncommitted: int | None = None
         self.last_accepted = 0
         self._connection = connection
         self._compression = compression
@@ -52,22 +58,38 @@ class OpenPushes:
         return len(self._open)
 
     def commit(self, commit: m.Commit, sent: Compressed, plan: Plan | None) -> None:
-        """Send a commit. sent: what the ledger gave. plan: that its parts are of; None if it has none."""
+        """Send a commit, and keep the push until its outcome arrives.
+
+        Args:
+            commit: commit to send.
+            sent: payloads of the push, with the state that the ledger needs to undo it.
+            plan: plan of the push's parts; None if the push has no parts.
+        """
         self._open[commit.seq] = sent
         if plan is not None:
             self._plans[commit.seq] = plan
         self._connection.commit(commit)
 
     def settle(self, outcome: m.Outcome) -> None:
-        """Take in the outcome of a push; see the head of this file.
+        """Apply the outcome of a push to the ledger, and forget the push or send it again.
+
+        1. The push is not committed: a part was refused. Send it again if it was damaged; raise otherwise.
+        2. The push is forgotten already: ignore the outcome.
+        3. Accepted: leave the push out of the residual.
+        4. Stale: put it back into the residual.
+        5. Redundant: undo the step.
+        6. Damaged: send the push again.
+
+        Args:
+            outcome: outcome that has arrived.
 
         Raises:
-            Refused: for a reason that a worker does not survive.
+            Refused: the push was refused for another reason, or damaged too often; the worker must end.
         """
         sent = self._open.get(outcome.seq)
         if sent is None:
             refusal = outcome.refusal
-            if outcome.seq == self.making and refusal is not None:  # only damage can be mended
+            if outcome.seq == self.uncommitted and refusal is not None:
                 log.warning("push %d was refused: %s", outcome.seq, sentence(refusal))
                 if refusal.reason not in DAMAGE or self._resends >= MAX_RESENDS:
                     raise Refused(refusal)
@@ -90,14 +112,14 @@ class OpenPushes:
         self._metrics.refusals.labels(reason.label).inc()
         match reason:
             case Reason.STALE if sent.payloads:
-                log.info("push %d came too late; its gradient goes out with the next push", outcome.seq)
+                log.info("push %d arrived too late; its gradient leaves with the next push", outcome.seq)
                 self._compression.ledger.put_back(sent, counted)
             case Reason.STALE:
-                log.info("push %d came too late, and had nothing in it", outcome.seq)
+                log.info("push %d arrived too late, and was empty", outcome.seq)
             case Reason.REDUNDANT:
-                log.info("push %d was not needed: others have pushed its gradient", outcome.seq)
+                log.info("push %d was not needed: another worker has pushed its gradient", outcome.seq)
                 self._compression.ledger.forget(sent, counted)
-            case Reason.CHECKSUM | Reason.CHUNK if self._resends < MAX_RESENDS:  # damaged on its way
+            case Reason.CHECKSUM | Reason.CHUNK if self._resends < MAX_RESENDS:  # damaged in transit
                 log.warning("push %d was refused: %s", outcome.seq, sentence(outcome.refusal))
                 self._resends += 1
                 self._connection.resend(outcome.seq, outcome.part)

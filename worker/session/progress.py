@@ -1,4 +1,4 @@
-"""The activity of the training thread, and since when it has made no progress. Other threads may ask."""
+"""The training thread's activity, and the time since its last progress, as other threads may read them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ...common.liveness import limit_s
 
 
 class Progress:
-    """Progress of the thread that made it, which calls `moved` and `waiting`.
+    """Progress of the thread that created this object and calls `moved` and `waiting`.
 
     Attributes:
-        activity: "computing", "waiting", …, for people.
-        stated_s: `--progress-seconds` of the job; 0 for no limit, as before it is known.
-        begun: whether the thread works for the job already: before that, loading takes as long as it takes.
-        stepped: whether it has finished a step.
+        activity: activity of the thread, such as "computing", for people to read.
+        stated_s: the job's `--progress-seconds`; 0 for no limit, and before the limit is known.
+        begun: whether the thread works for the job; before that, loading may take any time.
+        stepped: whether the thread has finished a step.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: seconds, monotonic."""
+        """clock: returns monotonic seconds."""
         self.activity = "starting"
         self.stated_s = 0.0
         self.begun = self.stepped = False
@@ -34,7 +34,11 @@ class Progress:
         self._thread = threading.get_ident()
 
     def moved(self, activity: str | None = None) -> None:
-        """Note progress of the thread. activity: what it does now; None for the same as before."""
+        """Note that the thread makes progress now.
+
+        Args:
+            activity: activity that begins now; None if the activity continues.
+        """
         now = self._clock()
         took = now - self._moved_at
         if self.stepped and took > self._longest_s.get(self.activity, 0.0):
@@ -45,7 +49,7 @@ class Progress:
 
     @contextmanager
     def waiting(self) -> Generator[None]:
-        """In it the thread waits for the server or the network."""
+        """Mark the block as waiting for the server or the network, which does not count as a stall."""
         self.moved()
         self._waits = True
         try:
@@ -56,28 +60,28 @@ class Progress:
 
     @property
     def stalled_s(self) -> float:
-        """Seconds without progress; 0 while it waits for the server."""
+        """Seconds since the thread's last progress; 0 while it waits for the server."""
         return 0.0 if self._waits else max(0.0, self._clock() - self._moved_at)
 
     @property
     def may_be_suspended(self) -> bool:
-        """Whether the server may have suspended this worker."""
+        """Whether the server may have suspended this worker: the stall exceeds `--progress-seconds`."""
         return 0.0 < self.stated_s <= self.stalled_s
 
     @property
     def limit_s(self) -> float:
-        """Seconds without progress after which the thread hangs, by what this worker knows."""
+        """Seconds without progress after which the thread counts as hung, given its longest activities."""
         longest_s = self._longest_s.get(self.activity, 0.0)
         return limit_s(self.stated_s, longest_s, first=not self.stepped)
 
     def hung(self) -> str:
-        """Return the text of /livez if the thread hangs; empty if it does not."""
+        """Return the error text for /livez if the thread counts as hung; "" if it does not."""
         stalled_s = self.stalled_s
         if not self.begun or stalled_s <= self.limit_s:
             return ""
         return f"the training thread has made no progress for {stalled_s:.0f} s ({self.activity})"
 
     def stack(self) -> str:
-        """Return the thread's stack as text."""
+        """Return the thread's present stack trace; "" if the thread has ended."""
         frame = sys._current_frames().get(self._thread)  # pyright: ignore[reportPrivateUsage]
         return "".join(traceback.format_stack(frame)) if frame is not None else ""

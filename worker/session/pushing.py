@@ -1,4 +1,4 @@
-"""A push in the making: gradients go in, in any order, and parts leave as soon as they are complete."""
+"""A push before its commit: gradients are added in any order, and complete parts leave at once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ log = logging.getLogger("gradwire.worker")
 
 
 class Pushing:
-    """One step of one session. `Session.commit` or `Session.abandon` ends it.
+    """A push before its commit, from `Session.begin_step` to `Session.commit` or `Session.abandon`.
 
     Attributes:
-        samples: behind the mean gradients.
-        plan: that its parts are of.
-        checksums: crc32c of the bytes of each part that was sent, by part.
-        sent_bytes: of their payloads.
+        seq: number of the push.
+        assignment: assignment that the push answers.
+        samples: number of samples behind the mean gradients.
+        plan: plan that divides the gradients into parts.
+        checksums: CRC-32C of the bytes of each part that was sent, by number of the part.
+        sent_bytes: bytes of the payloads that were sent.
     """
 
     def __init__(
@@ -38,7 +40,18 @@ class Pushing:
         auto: Auto | None = None,
         learning_rates: Sequence[float] = (),
     ) -> None:
-        """learning_rates: as in `Session.begin_step`. The rest is as there."""
+        """
+        Args:
+            connection: sends the parts.
+            metrics: measures compressing and pushing.
+            seq: number of the push.
+            assignment: assignment that the push answers.
+            samples: number of samples behind the mean gradients.
+            compressing: compression of the step.
+            auto: decides between compressing and float32, and measures both; None for a fixed compressor.
+            learning_rates: learning rates of the server's step, by parameter group; empty to use the job's
+                schedule.
+        """
         self.seq = seq
         self.assignment = assignment
         self.samples = samples
@@ -52,11 +65,14 @@ class Pushing:
         self._learning_rates = tuple(learning_rates)
 
     def add(self, index: int, gradient: torch.Tensor | None) -> None:
-        """Take the gradient of a tensor, None if it does not exist. Each comes once; nobody may write to it
-        before the push ends.
+        """Add the gradient of a tensor, and send the parts that it completes. Add each tensor once.
+
+        Args:
+            index: index of the tensor in the manifest.
+            gradient: gradient; None if the tensor has none. It must not change before the push ends.
 
         Raises:
-            NonFiniteGradient: the step can only be abandoned.
+            NonFiniteGradient: the gradient has an infinity or a NaN; the push can only be abandoned.
         """
         with self._metrics.during("compressing"):
             began = 0.0 if self._auto is None else self._auto.now()
@@ -70,21 +86,29 @@ class Pushing:
                 self._send(part, payloads)
 
     def _send(self, part: int, payloads: Sequence[Payload]) -> None:
+        """Send a part, and note its checksum and size."""
         self.sent_bytes += sum(payload.data.nbytes for payload in payloads)
         numbers = (self.seq, self.assignment.id, self.plan.number, part)
         header = part_header(*numbers, payloads, self._learning_rates)
         self.checksums[part] = self._connection.part(header, payloads)
 
     def cancel_remaining(self) -> None:
-        """Send the remaining parts empty, because the others cannot be taken back. The gradients of the
-        remaining parts stay in the ledger."""
-        for part in self._compressing.cease():
+        """Send the remaining parts empty, where parts that were sent cannot be taken back.
+
+        The gradients of the remaining parts stay in the residual.
+        """
+        for part in self._compressing.cancel_remaining():
             self._send(part, ())
 
     def commit(self, slices: int, *, undoable: bool) -> Compressed:
-        """Commit the step to the ledger, and log spikes, which were sent whole as float32.
+        """Commit the step to the residual ledger, and log its spikes, which were sent whole as float32.
 
-        slices: the ledger's.
+        Args:
+            slices: number of slices by which the ledger scales its residual.
+            undoable: whether to keep the state that undoes the step if the push turns out to be redundant.
+
+        Returns:
+            The payloads that were sent, with the state that the ledger needs to undo the step.
         """
         before = self._compressing.commit(undoable=undoable)
         if spikes := self._compressing.spikes:

@@ -1,4 +1,4 @@
-"""From the headers and chunks of one stream to parts of updates and packets, whole and checked. No I/O."""
+"""Assembles the headers and chunks of one stream into checked parts of updates and packets. No I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ from .attempts import BrokenError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Received:
-    """A part of an update whose bytes have all arrived and been checked."""
+    """A part of an update whose bytes have all arrived and been checked.
+
+    Attributes:
+        update: header of the part.
+        payloads: payloads of the part, end to end.
+    """
 
     update: m.Update
     payloads: Sequence[Payload]
@@ -33,42 +38,80 @@ class Received:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReceivedPacket:
-    """A coded packet of another worker, whole. data: uint32, shape (header.elements,)."""
+    """A coded packet of another worker whose bytes have all arrived.
+
+    Attributes:
+        header: exchange, index and number of elements.
+        data: the packet's words: uint32, shape (header.elements,).
+    """
 
     header: m.Packet
     data: npt.NDArray[np.uint32]
 
 
 class Receiver:
-    """Receives one stream. Parts of updates arrive one after the other, packets between their chunks."""
+    """Receives one stream: parts of updates one after the other, packets' chunks anywhere between."""
 
     def __init__(self, worker: str) -> None:
+        """worker: name of this worker, for error messages."""
         self._worker = worker
         self._update: tuple[m.Update, Assembly] | None = None
         self._packets: dict[int, tuple[m.Packet, Collection]] = {}  # by transfer
 
     def plan(self, message: m.PlanAnnouncement, manifest: Manifest | None) -> Plan:
-        """Return the plan of the following updates. Raises BrokenError or Refused."""
+        """Check an announced plan and return it; it divides all following updates.
+
+        Args:
+            message: the announcement.
+            manifest: the model's tensors; None while this worker is not ready.
+
+        Raises:
+            BrokenError: this worker is not ready.
+            Refused: the plan does not fit the model.
+        """
         if manifest is None:
-            raise BrokenError("a plan came before this worker was ready")
+            raise BrokenError("a plan arrived before this worker was ready")
         return plan_of(message, manifest, worker=self._worker)
 
     def begin_update(self, update: m.Update, manifest: Manifest | None, plan: Plan | None) -> None:
-        """Raises BrokenError or Refused, before anything is allocated."""
+        """Check the header of a part of an update, and allocate memory for its chunks.
+
+        Args:
+            update: the header.
+            manifest: the model's tensors; None while this worker is not ready.
+            plan: last plan that arrived; None before the first.
+
+        Raises:
+            BrokenError: the part is not of the plan, or this worker is not ready; nothing is allocated.
+            Refused: the payloads do not fit the part; nothing is allocated.
+        """
         if manifest is None or plan is None:
-            raise BrokenError("an update came before this worker was ready, or before a plan")
+            raise BrokenError("an update arrived before this worker was ready, or before a plan")
         if update.plan != plan.number or update.part >= len(plan.parts):
-            known = f"there are {len(plan.parts)} of plan {plan.number}"
-            raise BrokenError(f"part {update.part} of plan {update.plan} came, and {known}")
+            expected = f"expected one of {len(plan.parts)} parts of plan {plan.number}"
+            raise BrokenError(f"update: {expected}, got part {update.part} of plan {update.plan}")
         part, transfer = plan.parts[update.part], part_transfer(update.version, update.part)
         self._update = update, part_assembly(transfer, update.payloads, part, manifest, worker=self._worker)
 
     def begin_packet(self, packet: m.Packet, manifest: Manifest | None) -> ReceivedPacket | None:
-        """Begin a packet; returned if it is empty. Raises BrokenError, before anything is allocated."""
+        """Check the header of a coded packet, and allocate memory for its chunks.
+
+        Incomplete packets of earlier exchanges are discarded.
+
+        Args:
+            packet: the header.
+            manifest: the model's tensors; None while this worker is not ready.
+
+        Returns:
+            The packet if it has no elements and is complete already; otherwise None.
+
+        Raises:
+            BrokenError: the packet has more elements than the model; nothing is allocated.
+        """
         limit = manifest.gradient_elements if manifest is not None else 0
         if packet.elements > limit:
-            raise BrokenError(f"a packet of {packet.elements} elements came, and the model has {limit}")
-        for transfer, (other, _) in list(self._packets.items()):  # of an exchange that was given up
+            raise BrokenError(f"packet: expected at most {limit} elements, got {packet.elements}")
+        for transfer, (other, _) in list(self._packets.items()):  # exchanges that the server has ended
             if other.exchange < packet.exchange:
                 del self._packets[transfer]
         transfer = packet_transfer(packet)
@@ -77,18 +120,30 @@ class Receiver:
         return self._finished_packet(transfer)
 
     def add(self, chunk: m.Chunk) -> ReceivedPacket | None:
-        """Add a chunk. Returns its packet, if it is whole now. Raises BrokenError or Refused."""
+        """Add a chunk to the packet or part of an update to which it belongs.
+
+        Args:
+            chunk: the chunk.
+
+        Returns:
+            The chunk's packet if it is complete now; otherwise None. `take_update` returns updates.
+
+        Raises:
+            BrokenError: the chunk belongs to no packet or update.
+            Refused: the chunk is damaged or out of order.
+        """
         if chunk.transfer in self._packets:
             self._packets[chunk.transfer][1].add(chunk)
             return self._finished_packet(chunk.transfer)
         if chunk.transfer >= PACKETS:
-            return None  # the rest of a packet of an exchange that was given up
+            return None  # the rest of a packet of an exchange that the server has ended
         if self._update is None:
-            raise BrokenError("a chunk came without an update")
+            raise BrokenError("a chunk arrived without an update")
         self._update[1].add(chunk)
         return None
 
     def _finished_packet(self, transfer: int) -> ReceivedPacket | None:
+        """Return the packet of a transfer and forget it, if it is complete; otherwise None."""
         packet, collection = self._packets[transfer]
         if not collection.complete:
             return None
@@ -96,7 +151,11 @@ class Receiver:
         return ReceivedPacket(packet, collection.data.view(np.uint32))
 
     def take_update(self) -> tuple[m.Update, Assembly] | None:
-        """Return an update whose bytes have all arrived; `Assembly.finish` checks them."""
+        """Return the present part of an update once all of its bytes have arrived; otherwise None.
+
+        Returns:
+            The part's header, and its bytes; `Assembly.finish` checks them and returns the payloads.
+        """
         if self._update is None or not self._update[1].complete:
             return None
         complete, self._update = self._update, None

@@ -1,14 +1,14 @@
 """The worker's copy of the parameters, kept bit for bit like every other worker's.
 
-When a part is taken in early, a second buffer keeps its previous values, so that the replica can go back to
-the previous version. Therefore a member that has pushed can still take a lost one's slot, and control need
-not know how many parts it has taken in. A replica has all parts of the version that `Ready.version` names:
-parts that arrive again are passed over.
+A part may be applied early, before the other parts of its version have arrived. A second buffer then keeps
+the part's previous values, so that the replica can return to the previous version. Therefore a member that
+has pushed can still take a lost member's slot, and control need not know which parts it has applied. A
+replica has all parts of the version that `Ready.version` names: parts that arrive again are ignored.
 
-Nothing but updates may change a replica, but a model's own code can (`Embedding(max_norm=...)`). So the shard
-and each worker take a checksum every 64 versions (`proto/replicas`), and assignments carry the shard's. A
-worker whose own differs lets go of its replica and opens its stream anew, with `Ready` without a version, as
-a worker that has just joined: it is sent a snapshot.
+Only updates may change a replica, but a model's own code can change it too (`Embedding(max_norm=...)`). The
+shard and each worker therefore take a checksum every 64 versions (`proto/replicas`), and assignments carry
+the shard's. A worker whose checksum differs invalidates its replica. It opens a new stream, with a `Ready`
+without a version, like a worker that has just joined, and the server sends a snapshot.
 """
 
 from __future__ import annotations
@@ -35,22 +35,24 @@ __all__ = ["ModelError", "Replica"]
 
 
 class Replica:
-    """A model's trainable parameters as the manifest orders them: by `named_parameters`.
+    """A model's trainable parameters in one float32 buffer, in the order of `named_parameters`.
 
-    They are moved into one buffer, in that order, each with its shape and contiguous; of those in bfloat16 it
-    has masters. Each part of it has a version of its own; an update takes it to the next one. What the parts
-    are the server says: before `adopt` there are none.
-
-    Parts may be taken to the next version *early*, before the others of it are here; `go_back` undoes that.
+    float32 parameters are views of the buffer; bfloat16 parameters are rounded from their masters in it. The
+    server's plan divides the buffer into parts; before `adopt` there is none. Each part has a version of its
+    own, and an update takes a part to the next version. A part may be applied *early*, before the other parts
+    of its version have arrived; `go_back` undoes that.
 
     Attributes:
-        undone: how often that has happened.
-        state: what else belongs to the model.
+        model: model that is trained.
+        parameters: the model's trainable parameters, and frozen ones that are in a parameter group.
+        manifest: names, shapes and groups of the tensors, and the model's other entries.
+        undone: number of times that `go_back` has undone early parts.
+        state: buffers and frozen parameters of the model.
     """
 
     _version: int | None = None
     _plan: Plan | None = None
-    _before: torch.Tensor | None = None  # what was where parts are that were taken in early
+    _before: torch.Tensor | None = None  # like the buffer; holds the previous values of early parts
     undone = 0
 
     def __init__(
@@ -62,15 +64,19 @@ class Replica:
         *,
         masters: bool = False,
     ) -> None:
-        """
+        """Move the model's parameters into one buffer.
+
         Args:
-            groups: of the parameters. Those in it are part of the replica also while they are frozen.
-            data: checksum of some of the samples; 0 if they cannot be compared with other workers'.
-            masters: whether the buffer has float32 masters of parameters in bfloat16, which are rounded from
-                them after each update. Not where workers step the parameters themselves.
+            model: model to train.
+            train_samples: number of training samples.
+            groups: parameter groups. Their parameters are part of the replica even while they are frozen.
+            data: checksum of a few samples, from `data_checksum`; 0 if it cannot be compared.
+            masters: whether bfloat16 parameters are allowed: the buffer has float32 masters of them. False
+                where workers step the parameters themselves.
 
         Raises:
-            ModelError: for parameters of another type or without a shape yet, or none at all.
+            ModelError: a parameter has an unsupported dtype or no shape yet, or the model has no trainable
+                parameter.
         """
         for name, each in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(each):
@@ -109,42 +115,49 @@ class Replica:
         self.manifest = Manifest(tuple(tensors), train_samples, groups.groups, data, self.state.entries)
         self._versions: list[int | None] = []
         self._early: set[int] = set()
-        self._parts_of: list[list[int]] = []  # by tensor, the parts that it lies in
-        self._tensors_in: list[list[int]] = []  # by part
+        self._parts_of: list[list[int]] = []  # by tensor, numbers of the parts that contain elements of it
+        self._tensors_in: list[list[int]] = []  # by part, indices of the tensors with elements in it
         self._binding = Binding(model, named)
         self._arrange()
 
     def check(self) -> bool:
-        """Check that the model still is what the job began with, and point parameters back to this memory
-        where code of the user has pointed them elsewhere. Call it whenever such code may have run: before the
-        next forward pass, before gradients are used, and before an update.
+        """Check that the model has the parameters that the job began with, in the replica's buffer.
+
+        A parameter that the user's code has pointed elsewhere is pointed back, with a warning. Call it after
+        code of the user may have run: before a forward pass, before gradients are used, before an update.
 
         Returns:
-            Whether a parameter was elsewhere.
+            True if a parameter was pointed back.
 
         Raises:
-            ModelError: parameters were added, replaced or converted; see `binding`.
+            ModelError: parameters were added, replaced, removed or converted.
         """
         return self._binding.check()
 
     def check_writes(self) -> None:
-        """Warn of parameters that the user's code has written to in place since the last call."""
+        """Warn, once in a job, if the user's code has written to parameters in place."""
         self._binding.check_writes(next_check(self._version or 0))
 
     def wrote(self) -> None:
-        """Note that this worker itself has written to the parameters, and `check_writes` is not to warn."""
+        """Note that Gradwire itself has written to the parameters, so that `check_writes` does not warn."""
         self._binding.wrote()
 
     def include(self, state: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Make named tensors that are no parameters a part of the replica and its manifest."""
+        """Add tensors that are not parameters, such as optimizer state, to the replica and its manifest.
+
+        Args:
+            state: names and float32 tensors; they become views of the buffer.
+        """
         self._tensors += [tensor for _, tensor in state]
         added = [Tensor(name=name, shape=tuple(t.shape), dtype=DTYPE, state=True) for name, t in state]
         self.manifest = replace(self.manifest, tensors=(*self.manifest.tensors, *added))
         self._arrange()
 
     def _arrange(self) -> None:
-        """Lay all tensors end to end in one buffer, so that a part is a range of it; of bfloat16 parameters,
-        their masters."""
+        """Copy all tensors end to end into one buffer, and make the float32 ones views of it.
+
+        A part is a range of the buffer. For a bfloat16 parameter the buffer holds the master.
+        """
         with torch.no_grad():
             self._flat = torch.cat([each.detach().reshape(-1).to(torch.float32) for each in self._tensors])
             views = [
@@ -159,76 +172,83 @@ class Replica:
                 tensor.data = view
 
     def _round(self, number: int) -> None:
-        """Round the bfloat16 parameters in a part from their masters."""
+        """Round the bfloat16 parameters with elements in part `number` from their masters."""
         part = self.plan.parts[number]
-        for place in self._tensors_in[number]:
-            tensor, first = self._tensors[place], self.plan.starts[place]
+        for index in self._tensors_in[number]:
+            tensor, first = self._tensors[index], self.plan.starts[index]
             if tensor.dtype != torch.float32:
-                start, end = max(first, part.start), min(self.plan.starts[place + 1], part.end)
+                start, end = max(first, part.start), min(self.plan.starts[index + 1], part.end)
                 tensor.data.view(-1)[start - first : end - first] = self._flat[start:end]
 
     @property
     def _ranges(self) -> Iterable[tuple[int, int]]:
-        """Start and end of each tensor in the buffer."""
+        """Start and end of each tensor in the buffer, in elements."""
         return pairwise((0, *self.manifest.ends))
 
     @property
     def plan(self) -> Plan:
-        """The parts. Not before `adopt`."""
+        """Plan that divides the buffer into parts. Not available before `adopt`."""
         assert self._plan is not None
         return self._plan
 
     @property
     def plan_number(self) -> int:
-        """0 before there is one."""
+        """Number of the plan, from 1; 0 before the first plan."""
         return 0 if self._plan is None else self._plan.number
 
     def adopt(self, plan: Plan) -> None:
-        """Take over a plan. All of its parts have one version."""
+        """Divide the buffer by a new plan, all of whose parts get the replica's version; undo early parts."""
         self.go_back()
         self._plan = plan
         self._versions = [self._version] * len(plan.parts)
         self._parts_of = [[] for _ in self._tensors]
         self._tensors_in = [[] for _ in plan.parts]
         unit_of = plan.unit_of()
-        for place, (start, end) in enumerate(self._ranges):
-            for part in plan.units[unit_of[place]].parts:
+        for index, (start, end) in enumerate(self._ranges):
+            for part in plan.units[unit_of[index]].parts:
                 if plan.parts[part].start < end and plan.parts[part].end > start:
-                    self._parts_of[place].append(part)
-                    self._tensors_in[part].append(place)
+                    self._parts_of[index].append(part)
+                    self._tensors_in[part].append(index)
 
     @property
     def version(self) -> int | None:
-        """The version that all parts have; None before the first."""
+        """Version that all parts have, apart from parts applied early; None before the first version."""
         return self._version
 
     @version.setter
     def version(self, version: int) -> None:
+        """Declare that the present values of all parts are those of `version`."""
         self._versions = [version] * len(self._versions)
         self._version = version
         self._early.clear()
 
-    def is_at(self, place: int, version: int) -> bool:
-        """Whether all parts of a parameter are at a version."""
-        return all(self._versions[part] == version for part in self._parts_of[place])
+    def is_at(self, index: int, version: int) -> bool:
+        """Return True if all parts of the tensor with this index have a version, also if applied early."""
+        return all(self._versions[part] == version for part in self._parts_of[index])
 
     def values(self) -> list[npt.NDArray[np.uint8]]:
-        """Return every tensor as flat float32 bytes."""
+        """Return the bytes of every tensor's float32 values: flat uint8, on the CPU views of the buffer."""
         flat = self._flat.cpu().numpy()
         return [flat[start:end].view(np.uint8) for start, end in self._ranges]
 
     def checksum(self) -> int:
-        """Return the checksum of the whole buffer."""
+        """Return the CRC-32C of the whole buffer, as the server computes it over its own."""
         return checksum(self._flat.detach().cpu().numpy())
 
-    def let_go(self) -> None:
-        """Drop the version: only a whole update can be applied then."""
+    def invalidate(self) -> None:
+        """Drop the version, because the values are wrong: only a whole update can be applied then."""
         self._early.clear()
         self._versions = [None] * len(self._versions)
         self._version = None
 
     def apply(self, update: Update, payloads: Sequence[Payload], *, early: bool = False) -> None:
-        """Apply a part of an update, unless it was applied before."""
+        """Apply a part of an update, unless the part has that version already or lacks the previous one.
+
+        Args:
+            update: header of the part.
+            payloads: payloads of the part, end to end: new values or differences.
+            early: whether to keep the previous values, because other parts of the version are missing.
+        """
         has = self._versions[update.part]
         if (has is not None and update.version <= has) or (not update.whole and has != update.version - 1):
             return
@@ -237,8 +257,8 @@ class Replica:
             if early:
                 self._keep(update.part)
             for header, payload in zip(update.payloads, payloads, strict=True):
-                take = add_update if header.content is Content.DELTA else put_update
-                take(payload, self._flat[at : at + payload.elements])
+                write = add_update if header.content is Content.DELTA else put_update
+                write(payload, self._flat[at : at + payload.elements])
                 at += payload.elements
             self._round(update.part)
         self._versions[update.part] = update.version
@@ -246,13 +266,17 @@ class Replica:
             self._version = update.version
             self._early.clear()
 
-    def has_moved(self, place: int) -> bool:
-        """Whether a parameter's values differ from those before its parts were taken in early."""
-        start, end = self.plan.starts[place : place + 2]
+    def has_moved(self, index: int) -> bool:
+        """Return True if early parts have changed a tensor's values.
+
+        Args:
+            index: index of the tensor, all of whose parts were applied early.
+        """
+        start, end = self.plan.starts[index : index + 2]
         return self._before is None or not torch.equal(self._flat[start:end], self._before[start:end])
 
     def _keep(self, number: int) -> None:
-        """Keep a part's values, and tell autograd that those it has saved are overwritten."""
+        """Copy a part's values aside, and tell autograd that its tensors are being overwritten."""
         if self._before is None:
             self._before = torch.empty_like(self._flat)
         part = self.plan.parts[number]
@@ -261,7 +285,7 @@ class Replica:
         self._changed(number)
 
     def go_back(self) -> None:
-        """Put back the parts that were taken to the next version early."""
+        """Restore the previous values and version of parts that were applied early."""
         if not self._early or self._before is None:
             return
         with torch.no_grad():
@@ -275,26 +299,27 @@ class Replica:
         self.undone += 1
 
     def _changed(self, number: int) -> None:
-        """Tell autograd, which does not know that parameters are views of one buffer."""
-        for place in self._tensors_in[number]:
-            torch.autograd.graph.increment_version(self._tensors[place])
-            self._binding.wrote((place,))
+        """Tell autograd that a part's tensors have changed: it does not know that they share one buffer."""
+        for index in self._tensors_in[number]:
+            torch.autograd.graph.increment_version(self._tensors[index])
+            self._binding.wrote((index,))
 
-    def gradient(self, place: int) -> torch.Tensor | None:
-        """Return a gradient, on its parameter's device; None if the loss did not reach it."""
-        gradient = self.parameters[place].grad
+    def gradient(self, index: int) -> torch.Tensor | None:
+        """Return a parameter's gradient, dense float32, on its device; None if the loss did not reach it."""
+        gradient = self.parameters[index].grad
         return None if gradient is None else as_dense(gradient)
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """Return the gradient of every parameter."""
-        return [self.gradient(place) for place in range(len(self.parameters))]
+        """Return all parameters' gradients, dense float32; None for those that the loss did not reach."""
+        return [self.gradient(index) for index in range(len(self.parameters))]
 
 
 def as_dense(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient as it is pushed: dense, in float32.
+    """Return a gradient as a dense float32 tensor, the form in which it is pushed.
 
-    Nearly all are so already. A call of torch that changes nothing takes a microsecond for each tensor.
+    Most gradients have this form already and share the result's memory.
     """
+    # No call without need: one that changes nothing still takes a microsecond for each tensor.
     found = gradient.detach()
     if found.layout != torch.strided:
         found = found.to_dense()

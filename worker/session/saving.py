@@ -1,9 +1,9 @@
-"""When this worker's own state is written, and what it continues from.
+"""Saves and restores this worker's own state, at the versions at which the server saves its state.
 
-The server asks for the state when it writes its own, at a version (`Save`). It is written between two steps,
-once the replica is at that version and every push has its outcome: then residuals, buffers and the owner's
-state belong to exactly these parameters. If the replica has passed the version by then, the server hears so,
-and this worker has no state of that version.
+The server requests the state of a version (`Save`). The worker writes it between two steps, once the replica
+is at that version and every push has its outcome. Then residuals, buffers and the owner's state belong to
+exactly these parameters. If the replica has passed the version already, the worker reports that, and writes
+no state of that version.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ log = logging.getLogger("gradwire.worker")
 
 
 class Saving:
-    """The state of one session.
+    """Saves and restores the state of one session: residuals, buffers and the owner's state.
+
+    The owner is the training loop or script that drives the session.
 
     Attributes:
         by_owner: whether the owner calls `write` itself, so that `Session.next` does not.
-        restored: version of the state that the session continues from, until it has work; None for none.
+        restored: version of the restored state, until the first work arrives; None without one.
     """
 
     def __init__(
@@ -39,7 +41,15 @@ class Saving:
         pushes: OpenPushes,
         own: OwnState | None,
     ) -> None:
-        """own: where the state is written; None if nowhere."""
+        """
+        Args:
+            connection: reports to the server which states are written.
+            replica: parameters, at whose version the state is written.
+            compression: holds the residuals and compressors' states.
+            buffers: holds the model's buffers.
+            pushes: pushes without an outcome; while there are any, no state is written.
+            own: files of the state; None if the worker writes none.
+        """
         self.by_owner = False
         self.restored: int | None = None
         self._connection, self._replica, self._compression = connection, replica, compression
@@ -48,21 +58,25 @@ class Saving:
         self._wanted: int | None = None  # version at which the server wants the state
 
     def keep(self, image: Callable[[], Mapping[str, Any]], *, by_owner: bool = False) -> None:
-        """Write the owner's state, too.
+        """Register the function that returns the owner's state, which is written together with the residuals.
 
         Args:
-            image: returns all that the owner's next step depends on, as `storage.values` takes it; called
-                between two steps.
-            by_owner: see the class.
+            image: returns all state on which the owner's next step depends, as values that `storage.values`
+                can write; called between two steps.
+            by_owner: whether the owner calls `write` itself, so that `Session.next` does not.
         """
         self._owner, self.by_owner = image, by_owner
 
     def restore(self, version: int, tree: Mapping[str, Any], at: int) -> None:
-        """Before `Session.begin`: continue from what was written at a version.
+        """Restore residuals and buffers from a state that was written; call it before `Session.begin`.
+
+        Residuals and buffers belong to one version of the parameters. If the job is at another version, the
+        residuals are dropped, a warning is logged, and the buffers will be the job's.
 
         Args:
-            at: the job's version. Residuals and buffers belong to one version of the parameters: if the job's
-                is a later one, the residuals are dropped, and the buffers are the job's.
+            version: version at which the state was written.
+            tree: state that was written.
+            at: version of the job.
         """
         if version == at:
             self._compression.restore(tree["compression"])
@@ -72,42 +86,50 @@ class Saving:
         else:
             log.warning(
                 "continuing from this worker's own state of version %d in a job at version %d: job.state and "
-                "the loader are as they were then; the residual is dropped, and the buffers are the job's",
+                "the loader are restored; the residual is dropped, and the buffers are the job's",
                 *(version, at),
             )
 
     def begin_work(self, version: int) -> None:
-        """The first work has come, at a version: at another one than the restored, the residual is
-        dropped."""
+        """Called when work begins: drop the restored residual if it belongs to another version.
+
+        Args:
+            version: version at which the work is computed.
+        """
         if self.restored not in (None, version):
             log.warning(
-                "this worker's state is of version %d, and the job has got to %d: its residual is dropped",
+                "this worker's own state is of version %d, the job is at version %d: its residual is dropped",
                 *(self.restored, version),
             )
             self._compression.ledger.clear()
         self.restored = None
 
-    def ask(self, version: int) -> None:
-        """Called when the server wants the state of a version."""
-        if version == self.restored:  # nothing has happened since
+    def request(self, version: int) -> None:
+        """Called when the server requests the state of a version; `write` writes it once it is due."""
+        if version == self.restored:  # no work has arrived since: the files hold this state
             self._connection.saved(version, "")
         else:
             self._wanted = version
 
     @property
     def due(self) -> bool:
-        """Whether the server wants the state, and this is the version."""
+        """Whether `write` would act now: the requested version is reached, and every push has its outcome."""
         at = self._replica.version
         return self._wanted is not None and at is not None and at >= self._wanted and not self._pushes
 
     def write(self) -> None:
-        """Write the state if that is due. Call it between two steps."""
+        """Write the requested state if it is due, and report to the server. Call it between two steps.
+
+        1. No state is requested, or it is not due yet: do nothing.
+        2. The replica has passed the requested version, or this worker writes no files: report only.
+        3. Otherwise: write on another thread, and report when that has ended.
+        """
         version, at = self._wanted, self._replica.version
         if version is None or at is None or not self.due:
             return
         self._wanted = None
         if self._own is None or at > version:
-            past = f"it had got to version {at} before" if self._own is not None else ""
+            past = f"the worker was at version {at} already" if self._own is not None else ""
             self._connection.saved(version, past)
             return
         tree = {

@@ -1,4 +1,4 @@
-"""The session: a worker's part in a job, as one object that a training loop or a user's own script drives."""
+"""The session: a worker's participation in a job, as one object that a training loop or a script drives."""
 
 from __future__ import annotations
 
@@ -31,62 +31,67 @@ from .waiting import WaitingLog
 
 log = logging.getLogger("gradwire.worker")
 
-RESIDUAL_EVERY = 50  # pushes between measurements of the residual, which reads all of it
+RESIDUAL_EVERY = 50  # pushes between two measurements of the residual's norm, which reads the whole residual
 
 
 class PacketHandler(Protocol):
-    """Handles coded packets. `Session.next` calls it."""
+    """Handles the coded packets of one session. `Session.next` calls it."""
 
     def apply(self, exchange: int, version: int) -> None:
-        """Step to `version`, unless the replica is there: all members have that exchange's sums. 0: none."""
+        """Called when all members have the sum of an exchange: step the replica to `version` if needed.
+
+        Args:
+            exchange: number of the exchange; 0 for none.
+            version: version that the step produces.
+        """
         ...
 
     def take(self, packet: ReceivedPacket) -> None:
-        """Take in a packet of another worker."""
+        """Called when a packet of another worker has arrived: add it to the exchange."""
         ...
 
     def snapshot(self, version: int) -> None:
-        """Send the replica, which is at `version`, to the server."""
+        """Called when the server requests the replica, which is at `version`: send it."""
         ...
 
 
 class Session:
-    """A worker's part in a job, from the reply to its join until it leaves. This docstring is the contract.
+    """A worker's participation in a job, from the reply to its join until it leaves.
 
-    The owner, on one thread of its choice, calls
+    The owner, a training loop or script, calls these methods on one thread of its choice:
 
-        begin                        once: uploads the initial parameters if the server asks for them
-        next                         whenever no step is half done
-        take_in                      in the forward pass of a step that was begun before its assignment has
-                                     come; this and `next` alone change the replica
-        begin_step                   for each assignment that has samples; then `add` its gradients to the
-                                     step, in any order, and `commit` or `abandon` it. Parts leave as soon as
-                                     they are complete
-        skip or confirm              to answer an assignment without a step, or after one that was abandoned
-        evaluated, report            what `evaluate_epoch` of an assignment asks for
-        leave                        from any thread or signal handler: the next push is to be the last
+    | method | when |
+    |---|---|
+    | `begin` | once, first |
+    | `next` | repeatedly, while no step is half done |
+    | `take_in` | in the forward pass of a step begun before its assignment has arrived |
+    | `begin_step` | for each assignment with samples; then `Pushing.add`, and `commit` or `abandon` |
+    | `skip`, `confirm` | to answer an assignment without a push, also after an abandoned one |
+    | `evaluated`, `report` | if an assignment has an `evaluate_epoch` |
+    | `leave` | from any thread or signal handler; then until `finished_leaving` |
 
-    and heeds `finished_leaving`. Nothing here calls the owner's code, but for the `PacketHandler` that an
-    exchange of coded packets registers with `handle_packets`. The network lives on a thread of its own, so
-    that heartbeats go out while the owner computes; payloads belong to the session until it has the outcome.
+    Only `next` and `take_in` change the replica. The session calls no code of the owner's, except the
+    `PacketHandler` that coded mode registers with `handle_packets`. The network has a thread of its own, so
+    heartbeats leave while the owner computes. Payloads belong to the session until the push's outcome.
 
-    Parts are those of the last plan that arrived. `next` adopts a new plan between the updates that it came
-    between; an open push keeps the plan that it was made under.
+    Parts are those of the last plan that arrived. `next` adopts a new plan in its order among the updates; an
+    open push keeps the plan under which it was begun.
 
-    Any number of pushes may be open. `next` settles their outcomes in whichever order they come: a push
-    that came too late is put back into the residual ledger, one that was not needed is forgotten, a damaged
-    part is sent again as the same bytes. Parts of a push that the server does without are kept, and not sent.
-    After a reconnect, the parts that the server lacks are sent again.
+    Any number of pushes may wait for their outcome, and outcomes may arrive in any order. A late push returns
+    to the residual ledger, a redundant one is undone, and a damaged part is sent again as the same bytes.
+    Parts that the server does not need are kept, and not sent. After a reconnect, the parts that the server
+    lacks are sent again.
 
-    `begin`, `next` and `take_in` raise Refused (the server ended the membership for good, or refused a push
-    for another reason than those), UnreachableError (no stream for `give_up_s`), and RuntimeError for a
-    server that breaks the protocol. `add` raises NonFiniteGradient, and leaves the ledger as it was before
-    the step: abandon that, and answer with `skip`.
+    `begin`, `next` and `take_in` raise three exceptions. Refused: the server ended the membership, or refused
+    a push for a reason that is not listed above. UnreachableError: no stream for `give_up_s`. RuntimeError:
+    the server violates the protocol. `Pushing.add` raises NonFiniteGradient, and leaves the ledger unchanged:
+    abandon the push, and answer with `skip`.
 
     Attributes:
-        replica: the parameters, at `replica.version`.
+        replica: the worker's copy of the parameters, at `replica.version`.
         leaving: whether `leave` was called.
         seq: number of the last push, from 1; 0 before the first.
+        saving: saves and restores this worker's own state.
     """
 
     def __init__(
@@ -104,13 +109,17 @@ class Session:
     ) -> None:
         """
         Args:
-            connection: has joined the job.
-            compression: of gradients of the replica.
-            auto: name of the compressor that is left where it loses; "" if it never is.
-            buffers: as the job has it.
-            initialize: whether the server has asked for the initial parameters.
-            own: where this worker writes down what the server has not; None if nowhere.
-            earlier: what it brings from another job, if it begins this one; None for nothing.
+            connection: connection that has joined the job.
+            replica: the worker's copy of the parameters.
+            compression: compression of gradients of the replica.
+            metrics: the worker's metrics.
+            initialize: whether the server has requested the initial parameters.
+            auto: name of the compressor that `--compressor auto` switches off where it loses time; "" for a
+                fixed compressor.
+            buffers: the job's `--buffers`.
+            own: files of this worker's own state; None if it writes none.
+            earlier: returns the state of an earlier job, with which this worker initializes the job; None
+                without one.
         """
         self.replica = replica
         self.leaving = False
@@ -125,52 +134,51 @@ class Session:
         self._state = StateExchange(connection, replica, buffers)
         self.saving = Saving(connection, replica, compression, self._state, self._pushes, own)
         self._earlier = earlier
-        self._answered = 0  # id of the last assignment that was
+        self._answered = 0  # id of the last assignment that was answered
         self._reconnects = 0
-        self._held: m.Assignment | None = None  # until its version is whole
+        self._held: m.Assignment | None = None  # assignment that waits until the replica is at its version
         self._waiting = WaitingLog()
         self._auto = Auto(compression.compressor, auto, lambda: connection.sent) if auto else None
         self._free = FreeMemory(2 * replica.manifest.raw_bytes)
 
-    # ---- what the owner may know
+    # ---- state, for the owner
 
     @property
     def open_pushes(self) -> int:
-        """Number of pushes whose outcome has not arrived. A worker that leaves pushes all of its residual, so
-        these may hold what `held_back` does not count."""
+        """Number of committed pushes whose outcome has not arrived; `held_back` excludes their gradients."""
         return len(self._pushes)
 
     @property
     def last_accepted(self) -> int:
-        """Number of the last push that counts; 0 before the first."""
+        """Number (seq) of the last accepted push; 0 before the first."""
         return self._pushes.last_accepted
 
     @property
     def held_back(self) -> float:
-        """Euclidean norm of the residual: what this worker has computed and not pushed."""
+        """Euclidean norm of the residual: of the gradients that this worker has computed and not pushed."""
         return self._compression.ledger.norm()
 
     @property
     def finished_leaving(self) -> bool:
-        """Whether `leave` was called and everything has been handed over."""
+        """Whether `leave` was called, every push has its outcome, and the residual is empty."""
         return self.leaving and not self._pushes and self._compression.ledger.empty
 
     def is_new(self, assignment: m.Assignment) -> bool:
-        """Whether an assignment has samples and was not answered before."""
+        """Return True if an assignment has samples and was not answered before."""
         return bool(assignment.ranges) and assignment.id > self._answered
 
     def doing(self, activity: str) -> None:
-        """Name the activity that heartbeats report."""
+        """Set the activity that heartbeats report, such as "computing", and note progress."""
         self._connection.activity = activity
 
     def moved(self) -> None:
-        """Note that the owner makes progress."""
+        """Note that the owner's thread makes progress now."""
         self._connection.moved()
 
-    # ---- the course of things
+    # ---- receiving and answering assignments
 
     def begin(self) -> None:
-        """Upload the initial parameters if the server asks for them; say that work may come."""
+        """Upload the initial parameters if the server requests them, and report that this worker can work."""
         if self._initialize:
             self._initialize = False
             elements = self.replica.manifest.elements
@@ -185,21 +193,29 @@ class Session:
                 None if self._earlier is None else self._earlier(),
             ):
                 self.replica.version = 0
-                self._state.begun()
+                self._state.mark_current()
                 self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
         self._connection.ready(self.replica.manifest, restored=self.saving.restored is not None)
         log.info("ready for work")
 
     def next(self, timeout_s: float) -> m.Assignment | None:
-        """Take in what comes next.
+        """Receive and process the next message from the server; save this worker's state if that is due.
+
+        Args:
+            timeout_s: seconds to wait for a message at most.
 
         Returns:
-            An assignment, at whose version the replica is, or one that says that the job is done. None when
-            something else was taken in, or nothing came for `timeout_s`.
+            An assignment at whose version the replica is, or one with `finished` set when the job is done.
+            None if another message was processed, or if no message arrived in time.
+
+        Raises:
+            Refused: the server ended the membership, or refused a push.
+            UnreachableError: there was no stream for `give_up_s`.
+            RuntimeError: the server violates the protocol.
         """
         if not self.saving.by_owner:
             self.saving.write()
-        held = self._released()  # if it came in `take_in`
+        held = self._released()  # an assignment may have arrived in `take_in`
         if held is None:
             self._take(timeout_s, early=False)
             if not self.saving.by_owner:
@@ -207,12 +223,22 @@ class Session:
         return held or self._released()
 
     def take_in(self, index: int, version: int, timeout_s: float) -> bool:
-        """Take in what comes until the parameter with this number is at the next version; other parts of it
-        that come meanwhile are applied, too. timeout_s: after which it looks whether it still makes sense.
+        """Process messages, applying parts of updates early, until one parameter is at a version.
+
+        Args:
+            index: index of the parameter.
+            version: version to wait for: the one after the replica's.
+            timeout_s: seconds between checks whether waiting still makes sense.
 
         Returns:
-            Whether it is. Otherwise something else comes first: `next` will return work at the present
-            version, or the job or this worker's part in it is over, or the replica is another one now.
+            True if all parts of the parameter are at `version`. False if that will not happen yet: `next`
+            will return an assignment at the present version or the job's end, the worker has finished
+            leaving, or early parts were undone.
+
+        Raises:
+            Refused: the server ended the membership, or refused a push.
+            UnreachableError: there was no stream for `give_up_s`.
+            RuntimeError: the server violates the protocol.
         """
         undone = self.replica.undone
         while not self.replica.is_at(index, version):
@@ -224,7 +250,7 @@ class Session:
         return True
 
     def _take(self, timeout_s: float, *, early: bool) -> None:
-        """Wait for a message and take it in. early: whether a part is applied before its version is whole."""
+        """Wait for a message and process it. early: apply parts before their version is complete."""
         activity = self._connection.activity
         self.doing("waiting")
         with self._metrics.during("waiting"):
@@ -240,17 +266,17 @@ class Session:
                 self._updates.add(message, early=early)
                 held, version = self._held, self.replica.version
                 if held is not None and not held.finished and (version or 0) > held.version:
-                    # Its version was lost when the stream broke, and the server has given it up.
+                    # The stream broke before the assignment's version was complete here: it is outdated.
                     self._held = None
             case Plan():
                 self._updates.adopt(message)
-                if self._packets is None:  # otherwise nothing is pushed in parts
+                if self._packets is None:  # coded mode pushes no parts
                     self._compression.compressor.adopt(message)
             case m.Assignment():
                 self._waiting.over()
                 answered = not message.finished and message.id <= self._answered
-                # An answered assignment may be sent again at a version that is over: parts of the next
-                # version arrive before the server has decided on the push.
+                # The server may repeat an answered assignment although the replica has passed its version:
+                # parts of the next version arrive before the server has decided on the push.
                 if not (answered and (self.replica.version or 0) > message.version):
                     self._held = message
             case m.Outcome():
@@ -258,7 +284,7 @@ class Session:
             case m.Waiting():
                 self._waiting.say(message.text, starting=not self.replica.version)
             case m.Save():
-                self.saving.ask(message.version)
+                self.saving.request(message.version)
             case m.Welcome():
                 self._held = None
                 self._updates.go_back(message.version)
@@ -269,12 +295,13 @@ class Session:
                 self._packets.take(message)
             case m.SnapshotRequest() if self._packets is not None:
                 self._packets.apply(message.apply, message.version)
-                self._at(message.version, "asked for a snapshot of")
+                self._at(message.version, "requested a snapshot of")
                 self._packets.snapshot(message.version)
             case None:
                 pass
             case _:
-                raise RuntimeError(f"the server sent a {type(message).__name__} in a job without packets")
+                kind = type(message).__name__
+                raise RuntimeError(f"the server sent a message of type {kind} in a job without coded packets")
 
     def begin_step(
         self,
@@ -286,23 +313,31 @@ class Session:
         step: int,
         learning_rates: Sequence[float] = (),
     ) -> Pushing:
-        """Begin to push mean gradients over `samples` samples; all of the ledger too when leaving.
+        """Begin a push of mean gradients; while leaving, it includes the whole residual.
 
         Args:
-            rank, version: what random numbers depend on, besides the job's seed.
-            step: what a compressor's delay counts.
-            learning_rates: of the server's step, by parameter group of the manifest, where the owner has a
-                scheduler; none for what the job's schedule says. All workers have the same ones at a version.
+            assignment: assignment that the push answers.
+            samples: number of samples behind the mean gradients, at least 1.
+            rank: number that seeds random numbers besides the job's seed and `version`, equal for workers
+                that compute the same gradient.
+            version: second number that seeds random numbers.
+            step: number of the step, by which a compressor's delay is counted.
+            learning_rates: learning rates of the server's step, by parameter group of the manifest, if the
+                owner has a scheduler. They must be the same at all workers at a version. Empty to use the
+                job's schedule.
+
+        Returns:
+            The push, to which gradients are added.
         """
         if self._auto is not None:
             self._auto.begin(step)
         compressing = self._compression.begin(
             assignment, samples, rank=rank, version=version, step=step, leaving=self.leaving
         )
-        if self.leaving:  # all that is owed goes, which is more than what its pace was found for
+        if self.leaving:  # the push includes the whole residual: its rate limit was meant for fewer bytes
             self._connection.hurry()
         self.seq += 1
-        self._pushes.making = self.seq
+        self._pushes.uncommitted = self.seq
         return Pushing(
             self._connection,
             self._metrics,
@@ -315,19 +350,22 @@ class Session:
         )
 
     def commit(self, pushing: Pushing, loss: float, *, computing_s: float = 0.0) -> bool:
-        """Push what the step holds.
+        """Commit a push, after all of its gradients were added.
 
         Args:
-            computing_s: seconds behind it, where the mode goes by them.
+            pushing: push from `begin_step`.
+            loss: mean loss of its samples.
+            computing_s: seconds that local steps took, where the mode sets their number by it; otherwise 0.
 
         Returns:
-            Whether something was sent; otherwise the compressor holds all of it back until a later version.
+            True if payloads were sent. False if the compressor's delay keeps all gradients in the residual
+            until a later version.
         """
-        self._pushes.making = None
+        self._pushes.uncommitted = None
         sent = pushing.commit(
             self._compression.ledger.slices, undoable=self._compression.undoable(pushing.assignment)
         )
-        # A push without payloads has no samples: the later one speaks for them.
+        # A push without payloads counts no samples: a later push carries their gradients.
         samples = pushing.samples if sent.payloads else 0
         self._commit(
             pushing.seq,
@@ -341,64 +379,90 @@ class Session:
         return bool(sent.payloads)
 
     def abandon(self, pushing: Pushing) -> None:
-        """Give up a step; the ledger is as it was before."""
-        self._pushes.making = None
+        """Discard a push before its commit, and tell the server; the residual is as before `begin_step`."""
+        self._pushes.uncommitted = None
         self._connection.abandon(pushing.seq)
 
     def skip(self, assignment: m.Assignment) -> None:
-        """Answer without a gradient, and without samples that would count."""
+        """Answer an assignment without a gradient; none of its samples counts."""
         self.seq += 1
         self._commit(self.seq, assignment, Compressed(), 0, 0.0)
 
     def confirm(self, assignment: m.Assignment, samples: int, loss: float, exchanged: m.Exchanged) -> None:
-        """Say that the gradients have been exchanged as coded packets."""
+        """Answer an assignment whose gradients were exchanged as coded packets.
+
+        Args:
+            assignment: assignment to answer.
+            samples: number of samples in this worker's blocks.
+            loss: mean loss of these samples.
+            exchanged: checksum of the sum, and measurements.
+        """
         self.seq += 1
         self._commit(self.seq, assignment, Compressed(), samples, loss, exchanged=exchanged)
 
     def evaluated(self, epoch: int) -> AbstractContextManager[None]:
-        """In it the model is the one that the server has at this version: with the job's buffers."""
+        """Return a context in which the model has the job's buffers, for evaluating the server's model.
+
+        Args:
+            epoch: number of the evaluation, `Assignment.evaluate_epoch`.
+        """
         return self._state.evaluated(epoch)
 
     def report(self, evaluation: m.Evaluation) -> None:
-        """Report an evaluation; it is sent again after a reconnect."""
+        """Send the result of an evaluation, and send the last one again after a reconnect."""
         self._connection.report(evaluation)
 
     def profile(self, times: StepTimes, pushing: Pushing) -> None:
-        """Send what was measured of the last steps, when that is due. pushing: the last push."""
+        """Send the measured durations of the last steps, if a profile is due.
+
+        Args:
+            times: the measurements.
+            pushing: last push, whose size is reported too.
+        """
         if times.due and not pushing.assignment.parts:
             densities = self._compression.compressor.sent_shares(pushing.assignment.progress)
             self._connection.profile(times.profile(densities, pushing.sent_bytes))
 
     def leave(self) -> None:
-        """Make the next push the last, and whole, so that nothing is lost that is in the ledger."""
+        """Make the next push the last one, with the whole residual, so that no gradient is lost."""
         self.leaving = True
 
-    # ---- the narrow door of coded packets
+    # ---- coded mode
 
     def handle_packets(self, handler: PacketHandler) -> None:
-        """Register the handler of packets and snapshot requests."""
+        """Register the handler of coded packets and snapshot requests."""
         self._packets = handler
 
     def send_packet(self, header: m.Packet, words: npt.NDArray[np.uint32]) -> None:
-        """Send a coded packet. If the stream breaks it is lost: the server has the exchange done anew."""
+        """Send a coded packet. If the stream breaks it is lost, and the server repeats the exchange.
+
+        Args:
+            header: header of the packet.
+            words: words of the packet: uint32, shape (header.elements,).
+        """
         self._connection.send(header, [words.view(np.uint8)])
         self._metrics.raw_up.inc(words.nbytes)
 
-    def begun(self, assignment: m.Assignment) -> None:
-        """Note that an assignment's exchange has begun: sent again, it asks for nothing."""
+    def mark_answered(self, assignment: m.Assignment) -> None:
+        """Note that an assignment's exchange has begun, so that `is_new` is False if it is sent again."""
         self._answered = assignment.id
 
     def stepped(self, version: int) -> None:
-        """Note that the replica has taken a step of its own."""
+        """Note that the worker itself has stepped its replica to `version`."""
         self.replica.version = version
         self._connection.stepped(version)
         self._metrics.version.set(version)
 
     def send_snapshot(self, *, leaving: bool) -> None:
-        """Send the replica: to a server that asks for it, or before leaving, when nobody else may have it."""
+        """Send a copy of the replica to the server, if it has a version.
+
+        Args:
+            leaving: whether the worker leaves, so that no other worker may have the values; then wait until
+                they are written. False to answer a request of the server.
+        """
         if self.replica.version is None:
             return
-        # A copy: the next step may be taken while it is being sent.
+        # A copy, because the next step may be taken while it is being sent.
         values = [value.copy() for value in self.replica.values()]
         self._connection.send(m.Snapshot(version=self.replica.version, leaving=leaving), values)
         self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
@@ -408,7 +472,10 @@ class Session:
     # ---- inside
 
     def _released(self) -> m.Assignment | None:
-        """The assignment that waits, once the replica is at its version."""
+        """Return the waiting assignment if the replica has its version and plan; otherwise None.
+
+        Called before `next` returns: it also checks for drift, undoes early parts and prepares the buffers.
+        """
         assignment = self._held
         if assignment is None:
             return None
@@ -419,21 +486,24 @@ class Session:
                 return None
             if self.replica.plan_number < assignment.plan:
                 return None
-            if self._updates.let_go_if_drifted(assignment):
+            if self._updates.invalidate_if_drifted(assignment):
                 return None
-            self._at(assignment.version, "told to work at")
+            self._at(assignment.version, "assigned work at")
             self.saving.begin_work(assignment.version)
             self._updates.count()
             self._metrics.epoch.set(assignment.epoch)
         self.replica.go_back()
         self._held = None
         if self.is_new(assignment):
-            self._state.before(assignment)
+            self._state.before_work(assignment)
         return assignment
 
-    def _at(self, version: int, what: str) -> None:
+    def _at(self, version: int, order: str) -> None:
+        """Raise RuntimeError unless the replica is at the version that the server's order names."""
         if version != self.replica.version:
-            raise RuntimeError(f"{what} version {version} with a replica of {self.replica.version}")
+            raise RuntimeError(
+                f"the server {order} version {version}, the replica is at {self.replica.version}"
+            )
 
     def _commit(
         self,
@@ -447,8 +517,9 @@ class Session:
         exchanged: m.Exchanged | None = None,
         computing_s: float = 0.0,
     ) -> None:
+        """Answer an assignment with a commit, after uploading the buffers that belong to it."""
         if samples:
-            self._state.with_push(seq, assignment.collection)
+            self._state.before_commit(seq, assignment.collection)
         checksums = dict[int, int]() if pushing is None else pushing.checksums
         plan = pushing.plan if pushing is not None and checksums else None
         commit = m.Commit(

@@ -2,16 +2,17 @@
 
 | the stream | what follows |
 |---|---|
-| is open | messages are read, queued ones are written (`outgoing`), heartbeats go out |
+| is open | messages are read, queued ones are written (`outgoing`), heartbeats leave |
 | breaks, or the server closes it | a pause, and another stream; after `give_up_s`, `UnreachableError` |
-| is refused as one of a member that the server does not know | the worker joins again, and opens another |
+| is refused because the server does not know this member | the worker joins again, and opens another |
 | is refused for another reason | `Refused` |
-| another replica is needed (`reopen`) | as if it had broken |
-| ends after the worker has said goodbye | nothing |
+| another replica is needed (`reopen`) | a pause, and another stream |
+| ends after the worker's goodbye | nothing |
 
-A stream on which the server decides something, or that lasts longer than `give_up_s`, starts that time anew.
-What arrives goes to the thread that owns the connection through the queue `incoming`, as does the error that
-ends the membership. Nothing here waits for that thread: heartbeats go out while it computes.
+The time limit `give_up_s` starts anew after a stream on which the server decided something, or that lasted
+longer than the limit. Messages, and the error that ends the membership, reach the thread that owns the
+connection through the queue `incoming`. Nothing here waits for that thread: heartbeats leave while it
+computes.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from .receiving import Received, ReceivedPacket, Receiver
 log = logging.getLogger("gradwire.worker")
 
 LEAVE_TIMEOUT_S = 5.0
-LAST_WORD_S = 1.0
-SMALL_PART_BYTES = 1 << 16  # below this a thread costs more than the scan
+LAST_WORD_S = 1.0  # seconds to wait for the reader's error after the writer has failed
+SMALL_PART_BYTES = 1 << 16  # up to this size, checking on another thread would cost more than the check
 
 
 Incoming = (
@@ -56,23 +57,32 @@ Incoming = (
 
 
 class Stream:
-    """The stream; see the head of this file. Other threads may read the plain attributes.
+    """Keeps an Exchange stream open, and passes messages between it and the owner's thread.
+
+    Runs on the connection's event loop. Other threads may read the attributes of plain types.
 
     Attributes:
-        outgoing: what is written.
-        incoming: what has arrived, for the owner's thread.
-        reopen: set to open the stream anew.
-        leaving: whether the worker leaves, so that the end of the stream is no reason for another.
-        rank: the rank that the server said last; it may change when a lost member comes back.
-        reconnects: number of times the stream was opened again.
-        away_since: monotonic seconds since when there has been no welcomed stream; None while there is one.
-        lost_versions: number of times the server has lost versions that the replica had.
+        outgoing: queue of messages to write.
+        incoming: messages that have arrived, and the error that ends the membership, for the owner's thread.
+        reopen: event that makes the worker open a new stream.
+        leaving: whether the worker leaves, so that no new stream follows when this one ends.
+        rank: rank that the server assigned last, from 0; it may change when a lost member returns.
+        reconnects: number of times that the stream was opened again.
+        away_since: monotonic seconds since which no stream has been welcomed; None while one is.
+        lost_versions: number of times that the server has lost versions that the replica had.
     """
 
     def __init__(
         self, address: str, progress: Progress, *, worker: str, incarnation: int, give_up_s: float
     ) -> None:
-        """progress: of the owner's thread, for heartbeats."""
+        """
+        Args:
+            address: the server's address, for messages.
+            progress: progress of the owner's thread, which heartbeats report.
+            worker: name of this worker.
+            incarnation: number of this process among those with the same name.
+            give_up_s: seconds without a usable stream after which the connection ends.
+        """
         self.outgoing = Outgoing()
         self.incoming: queue.SimpleQueue[Incoming | BaseException] = queue.SimpleQueue()
         self.reopen = asyncio.Event()
@@ -85,11 +95,14 @@ class Stream:
         self._reported_stall = False
 
     async def run(self, stub: Stub, request: m.JoinRequest, reply: m.JoinResponse) -> None:
-        """Keep a stream open until the worker leaves, or an error ends the membership; `incoming` gets that.
+        """Keep a stream open until the worker leaves or an error ends the membership.
+
+        The error is put into `incoming`.
 
         Args:
-            request: joins again, if the server has lost the join.
-            reply: the answer to it.
+            stub: makes the calls.
+            request: request to repeat if the server does not know this member any more.
+            reply: the server's reply to the first join request.
         """
         try:
             attempts = Attempts(self._address, self._give_up_s)
@@ -106,11 +119,11 @@ class Stream:
                 except Refused as refused:
                     if refused.refusal.reason is not Reason.NOT_A_MEMBER:
                         raise
-                    # The server has gone back to before this worker joined: it joins as the same one.
+                    # The server was restored to a time before this worker joined: join as the same worker.
                     reason = str(refused)
                     with contextlib.suppress(BrokenError):
                         await translated(stub.join(request, timeout=CALL_TIMEOUT_S))
-                # A stream that only ever breaks, such as one too slow for the lease, is not progress.
+                # A stream that always breaks, such as one too slow for the lease, is not progress.
                 if progress.is_set() or time.monotonic() - opened_at > self._give_up_s:
                     attempts = Attempts(self._address, self._give_up_s)
                 self.reconnects += 1
@@ -122,7 +135,13 @@ class Stream:
             self.incoming.put(error)
 
     async def _one_stream(self, stub: Stub, reply: m.JoinResponse, progress: asyncio.Event) -> None:
-        """One Exchange call from Hello to its end. Raises BrokenError or Refused."""
+        """Run one Exchange call, from Hello to its end. Raises BrokenError or Refused.
+
+        Args:
+            stub: makes the call.
+            reply: the server's reply to the join: job and limits.
+            progress: event to set once the server has decided something on this stream.
+        """
         call = stub.exchange()
         outgoing = self.outgoing
         self.reopen.clear()
@@ -152,9 +171,9 @@ class Stream:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if reopen.done():
-                raise BrokenError("another replica is needed")
+                raise BrokenError("the replica is invalid: reconnecting for a snapshot")
             if not reader.done():
-                # Where the call has ended, reading it tells why; another fault is the writer's own.
+                # If the call has ended, the reader raises the reason; otherwise the writer's error counts.
                 await asyncio.wait((reader,), timeout=LAST_WORD_S)
             await translated(next(task for task in tasks if task.done()))
         finally:
@@ -167,7 +186,7 @@ class Stream:
             call.cancel()
 
     def _report_if_stalled(self) -> None:
-        """Log once that the owner's thread makes no progress; if it does again, the server may send work."""
+        """Log once when the owner's thread stalls; once it has resumed, tell the server that it can work."""
         progress = self._progress
         if not progress.may_be_suspended:
             self.outgoing.wake()
@@ -175,16 +194,21 @@ class Stream:
         elif progress.begun and not self._reported_stall:
             self._reported_stall = True
             log.error(
-                "no progress for %.0f s (%s): the server suspends this worker after %.0f s "
-                "(gc-server --progress-seconds), until it goes on. It is here:\n%s",
+                "no progress for %.0f s (%s): the server suspends this worker after %.0f s without progress "
+                "(gc-server --progress-seconds), until it continues. Its stack:\n%s",
                 *(progress.stalled_s, progress.activity, progress.limit_s, progress.stack()),
             )
 
     async def read(self, call: AsyncIterator[m.ServerMessage | Malformed], progress: asyncio.Event) -> None:
-        """Take in the messages of one stream. progress: set once the server has decided on something.
+        """Read the messages of one stream until it ends, and put them into `incoming`.
+
+        Args:
+            call: messages of the stream.
+            progress: event to set once the server has decided something: an outcome or a new assignment.
 
         Raises:
-            BrokenError, Refused: a message that cannot be used.
+            BrokenError: a message is malformed or out of order.
+            Refused: a message names values that this worker's model does not allow.
         """
         receiver, outgoing = Receiver(self._worker), self.outgoing
         messages: AsyncIterator[m.ServerMessage | Malformed] = unbatched(call, "ServerMessage")
@@ -202,9 +226,9 @@ class Stream:
                 case m.Outcome():
                     progress.set()
                     if message.decision is m.Decision.ACCEPTED:
-                        outgoing.settle(message.seq)  # a refused one may have to go out again
+                        outgoing.settle(message.seq)  # a refused push may have to be sent again
                     elif message.part is not None:
-                        outgoing.stored(message.seq, (message.part,))  # it is not in flight any more
+                        outgoing.stored(message.seq, (message.part,))  # the part is not in flight any more
                     arrived = message
                 case m.Assignment():
                     if message.coding is not None:
@@ -212,7 +236,7 @@ class Stream:
                     if message.id > outgoing.assigned:
                         progress.set()
                     outgoing.assigned = message.id
-                    outgoing.pace(message.pace)
+                    outgoing.limit_rate(message.pace)
                     arrived = message
                 case m.Waiting() | m.InitializeRequest() | m.SnapshotRequest() | m.Save():
                     arrived = message
@@ -229,7 +253,7 @@ class Stream:
                         outgoing.version, arrived = None, message
                         self.lost_versions += 1
                 case m.Batch():
-                    raise BrokenError("the server sent a batch in a batch")
+                    raise BrokenError("the server sent a batch inside a batch")
                 case Malformed():
                     raise BrokenError(f"the server's message cannot be read: {message.text}")
             complete = receiver.take_update()
@@ -244,8 +268,14 @@ class Stream:
                 self.incoming.put(arrived)
 
     async def say_goodbye(self, message: m.Leave, running: asyncio.Task[None]) -> None:
-        """Send the last message, and wait until the server has closed the stream. running: `run`."""
-        lost = self.reconnects > 0 and self.away_since is not None  # and not only about to be welcomed
+        """Send the last message, and wait a few seconds until the server has closed the stream.
+
+        Args:
+            message: message to send.
+            running: task of `run`, which ends with the stream.
+        """
+        # A first stream carries the goodbye even before its welcome; a later one without a welcome is lost.
+        lost = self.reconnects > 0 and self.away_since is not None
         if lost or not self.outgoing.say(message):
             return
         await asyncio.wait((running,), timeout=LEAVE_TIMEOUT_S - 1)

@@ -1,12 +1,12 @@
-"""The times of a step's computation, tensor by tensor, for the server to plan by.
+"""Durations of a step's computation, tensor by tensor, by which the server plans.
 
-Backward produces gradients one after the other: what lies between two of them, without what was done with the
-first, is the time of the second one's layer. Where work is handed to a device and not waited for, this is
-when it was handed over. Likewise in an early forward pass (`worker/tasks/ahead`): what lies between the first
+Backward produces gradients one after the other. The time between two gradients, without compressing and
+sending the first, is the time of the second one's layer. Where work is handed to a device without waiting, it
+is the time of handing it over. In an early forward pass (`worker/tasks/ahead`), the time between the first
 uses of two tensors, without waiting for them, is the time of the first one's layer.
 
-Besides, how much of that time a processor of this machine had to do, and not a device, or nobody: workers on
-one machine share its cores.
+The share of these durations during which this machine's processor worked is measured too: workers on one
+machine share its cores, but not the time in which a device works or the thread waits.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from collections.abc import Callable, Sequence
 from ...common import machine
 from ...proto import messages as m
 
-FIRST, FULL = 5, 50  # steps before the first profile, and of the others
+FIRST, FULL = 5, 50  # steps before the first profile, and before each further one
 
 
 class StepTimes:
-    """Sums over steps. Calls come in the order begin, forward, backward, gradient and handed for each tensor,
-    end; a step that is broken off does not count. In a forward pass that says so, `used` and `waited` come
-    before a tensor is used for the first time."""
+    """Sums of durations over steps, from which profiles are computed.
+
+    For each step, the caller calls `begin`, `forward`, `backward`, then `gradient` and `handed` for each
+    tensor, and `end`. A step without `end` does not count. An early forward pass also calls `used` and
+    `waited` before it uses a tensor for the first time.
+    """
 
     def __init__(
         self,
@@ -31,24 +34,31 @@ class StepTimes:
         clock: Callable[[], float] = time.perf_counter,
         processor: Callable[[], float] = time.thread_time,
     ) -> None:
-        """processor: seconds that this thread had one."""
+        """
+        Args:
+            tensors: number of tensors of the model.
+            clock: returns seconds.
+            processor: returns the seconds of processor time that this thread has used.
+        """
         self._tensors, self._clock, self._processor = tensors, clock, processor
         self._reported = False
         self._clear()
         self._began_at = self._at = self._processor_at = self._compressing_s = self._busy_s = 0.0
-        self._last: float | None = None  # when the step before began
+        self._last: float | None = None  # when the previous step began
         self._using: int | None = None  # the tensor whose layer is being computed
-        self._forward_s: list[float] = []  # by tensor, and what is nobody's
+        # Seconds in the present step, by tensor; the last entry is forward time that belongs to no tensor.
+        self._forward_s: list[float] = []
         self._backward_s: list[float] = []
 
     def _clear(self) -> None:
+        """Reset all sums."""
         self._steps = 0
         self._forward = [0.0] * (self._tensors + 1)
         self._backward = [0.0] * self._tensors
         self._compressing = self._whole = self._busy = 0.0
 
     def begin(self) -> None:
-        """A step begins with its forward pass."""
+        """Called when a step's forward pass begins: reset the step's durations."""
         self._mark()
         self._began_at = self._at
         self._using, self._compressing_s, self._busy_s = None, 0.0, 0.0
@@ -56,63 +66,79 @@ class StepTimes:
         self._backward_s = [0.0] * self._tensors
 
     def used(self, index: int) -> None:
-        """A tensor is about to be used, and perhaps waited for."""
-        self._pass()
+        """Called before the first use of a tensor, and before waiting for it: end the previous tensor's time.
+
+        Args:
+            index: index of the tensor.
+        """
+        self._add_forward()
         self._using = index
 
     def waited(self) -> None:
-        """It is there."""
+        """Called when the tensor named by `used` has arrived: exclude the time since `used`."""
         self._mark()
 
     def forward(self) -> None:
-        """The forward pass is over."""
-        self._pass()
+        """Called when the forward pass ends: end the time of the tensor in use."""
+        self._add_forward()
 
-    def _pass(self) -> None:
-        """Time has passed in the forward pass."""
+    def _add_forward(self) -> None:
+        """Add the time since the last mark to the forward time of the tensor in use."""
         passed = self._computed()
         if self._forward_s:
             self._forward_s[self._tensors if self._using is None else self._using] += passed
 
     def backward(self) -> None:
-        """The backward pass begins."""
+        """Called when the backward pass begins: its time counts from here."""
         self._mark()
 
     def gradient(self, index: int) -> None:
-        """Backward has the gradient of a tensor."""
+        """Called when backward has produced a tensor's gradient: add the time since the last to the tensor's.
+
+        Args:
+            index: index of the tensor.
+        """
         passed = self._computed()
         if self._backward_s:
             self._backward_s[index] += passed
 
     def gradients(self, sizes: Sequence[int]) -> None:
-        """Backward has all gradients, at one time: the time is divided by elements."""
+        """Called when backward has produced all gradients at once: divide the time among the tensors.
+
+        Args:
+            sizes: number of elements of each tensor, to which its time is proportional.
+        """
         passed, elements = self._computed(), sum(sizes)
         if self._backward_s:
             for index, size in enumerate(sizes):
                 self._backward_s[index] += passed * size / max(1, elements)
 
     def handed(self) -> None:
-        """The gradient has been compressed and handed over."""
+        """Called when a gradient is compressed and queued for sending: add the time since `gradient`."""
         began = self._at
         self._mark()
         self._compressing_s += self._at - began
 
     def _mark(self) -> None:
+        """Set the point from which the next duration counts."""
         self._at, self._processor_at = self._clock(), self._processor()
 
     def _computed(self) -> float:
-        """Seconds since the last mark, all of which went into computing."""
+        """Return the seconds since the last mark, count them as computing, and set a new mark."""
         at, processor_at = self._at, self._processor_at
         self._mark()
         self._busy_s += self._processor_at - processor_at
         return self._at - at
 
     def end(self) -> None:
-        """All of the step has been handed over."""
+        """Called when all gradients of the step are queued for sending: add the step to the sums.
+
+        The first step is left out, because it takes longer.
+        """
         if not self._backward_s:
             return
         last, self._last = self._last, self._began_at
-        if last is None:  # the first takes longer
+        if last is None:
             return
         self._steps += 1
         self._forward = [sum(each) for each in zip(self._forward, self._forward_s, strict=True)]
@@ -124,17 +150,21 @@ class StepTimes:
 
     @property
     def due(self) -> bool:
-        """Whether there is something to say: after some steps, and after every so many."""
+        """Whether enough steps were measured for a profile: 5 for the first one, 50 for each further one."""
         return self._steps >= (FULL if self._reported else FIRST)
 
     def profile(self, densities: Sequence[float], sent_bytes: int) -> m.Profile:
-        """Return what was measured, and begin anew after a full measurement. densities, sent_bytes: see the
-        message `Profile`."""
+        """Return the mean durations of the measured steps; after 50 steps, start measuring anew.
+
+        Args:
+            densities: share of each tensor's elements that is sent, for the message `Profile`.
+            sent_bytes: bytes of the payloads of the last push.
+        """
         steps = self._steps
-        *forward, nobodys = (each / steps for each in self._forward)
+        *forward, unassigned = (each / steps for each in self._forward)
         backward = [each / steps for each in self._backward]
-        # Where the pass has not said, layers that take long backward are taken to take long forward.
-        share = nobodys / (sum(backward) or 1.0)
+        # Forward time that belongs to no tensor is divided in proportion to the tensors' backward times.
+        share = unassigned / (sum(backward) or 1.0)
         forward = [each + share * other for each, other in zip(forward, backward, strict=True)]
         computing = sum(forward) + sum(backward)
         found = m.Profile(

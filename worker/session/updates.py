@@ -1,4 +1,4 @@
-"""Updates of the replica: parts of the next version, until all of them are here."""
+"""Updates of the replica: collects the parts of the next version until all of them have arrived."""
 
 from __future__ import annotations
 
@@ -16,28 +16,40 @@ log = logging.getLogger("gradwire.worker")
 
 
 class Updates:
-    """Takes the replica from version to version, and tells the connection which one it has."""
+    """Takes the replica from version to version, and reports each version to the connection."""
 
     def __init__(self, replica: Replica, connection: Connection, metrics: WorkerMetrics) -> None:
+        """
+        Args:
+            replica: replica to update.
+            connection: hears which version the replica has.
+            metrics: counts bytes, drifts and the time of applying.
+        """
         self._replica = replica
         self._connection = connection
         self._metrics = metrics
         self._arriving: dict[int, Received] = {}  # parts of the next version
         self._arriving_version = 0
         self._raw_arrived = 0
-        self._checked = 0, 0  # version and checksum that was taken there
+        self._checked = 0, 0  # version of the last checksum, and the checksum
 
     def adopt(self, plan: Plan) -> None:
-        """Take over a plan. Parts of an incomplete update are dropped: the next update is whole."""
+        """Divide the replica by a new plan, and drop an incomplete update's parts: the next one is whole."""
         self._arriving.clear()
         self._replica.adopt(plan)
 
     def add(self, received: Received, *, early: bool) -> None:
-        """Keep a part of an update until all parts are here: the server may still ask for something at the
-        present version. early: apply the part at once; the replica can go back."""
+        """Collect a part of an update, and apply the update once all of its parts have arrived.
+
+        Parts wait because the server may still request work at the present version.
+
+        Args:
+            received: part, checked.
+            early: whether to apply the part at once. The replica can restore the previous values.
+        """
         update = received.update
         if self._replica.version is None and not update.whole:
-            return  # it was on its way when the replica was let go
+            return  # it was sent before the server heard that the replica is invalid
         if update.version != self._arriving_version:
             self._arriving_version = update.version
             self._arriving.clear()
@@ -52,7 +64,7 @@ class Updates:
         with self._metrics.during("applying"):
             for each in parts:
                 self._replica.apply(each.update, each.payloads)
-        # Of several updates in a row, uncompressed, the last alone would have done.
+        # For the metric: uncompressed, the last of several updates in a row would have been enough.
         self._raw_arrived = self._replica.manifest.raw_bytes
         if self._replica.version is not None:
             self._connection.stepped(self._replica.version)
@@ -60,41 +72,45 @@ class Updates:
             if is_checked(self._replica.version):
                 self._checked = self._replica.version, self._replica.checksum()
 
-    def let_go_if_drifted(self, assignment: m.Assignment) -> bool:
-        """Compare checksums with the server's. If they differ, let go of the replica and ask for another.
+    def invalidate_if_drifted(self, assignment: m.Assignment) -> bool:
+        """Compare the replica's last checksum with the server's; if they differ, request a snapshot.
+
+        Args:
+            assignment: carries the server's checksum and its version.
 
         Returns:
-            Whether they differ.
+            True if the checksums differ, so that the replica is invalid until the snapshot arrives.
         """
         version, checksum = self._checked
         if not version or assignment.checked != version or assignment.checksum == checksum:
             return False
         log.warning(
-            "the parameters are not the server's at version %d, and are replaced by those. Does the model or "
-            "the script change parameters in place, as Embedding(max_norm=...) does? The server never hears "
-            "of that; with --downlink none its values replace such changes at every version",
+            "the parameters are not the server's at version %d, and are replaced by the server's. Check "
+            "whether the model or script changes parameters in place, as Embedding(max_norm=...) does: the "
+            "server does not see such changes; with --downlink none it overwrites them at every version",
             version,
         )
         self._metrics.drifts.inc()
-        self._let_go()
-        self._connection.let_go(version)
+        self._invalidate()
+        self._connection.reopen_without_replica(version)
         return True
 
     def go_back(self, version: int) -> None:
-        """Called when the server has lost the versions after this one."""
+        """Called when the server has lost the versions after `version`: invalidate the replica."""
         log.warning(
-            "the server has gone back from version %s to %d: what was pushed between is lost, because it had "
-            "not been written down",
+            "the server has gone back from version %s to %d: pushes between them are lost, because the "
+            "server had not saved them",
             *(self._replica.version, version),
         )
-        self._let_go()
+        self._invalidate()
 
-    def _let_go(self) -> None:
+    def _invalidate(self) -> None:
+        """Drop the replica's version, so that only a snapshot can be applied."""
         self._arriving.clear()
-        self._replica.let_go()
+        self._replica.invalidate()
         self._checked = 0, 0
 
     def count(self) -> None:
-        """Count the bytes of the last update, now that there is work at its version."""
+        """Add the last update's uncompressed bytes to the metrics; called when work at its version begins."""
         self._metrics.raw_down.inc(self._raw_arrived)
         self._raw_arrived = 0

@@ -1,5 +1,4 @@
-"""Log lines about the server's waiting: none for the short pauses of a healthy job, and for a long one a
-short line now and then."""
+"""Log lines about the workers for which the server waits: none for short pauses, and few for a long one."""
 
 from __future__ import annotations
 
@@ -10,29 +9,30 @@ from collections.abc import Callable
 
 log = logging.getLogger("gradwire.worker")
 
-FIRST_S = 5.0  # of waiting before the first line; each further line comes after twice as long
+FIRST_S = 5.0  # seconds of waiting before the first line; each further line comes after twice the time
 LONGEST = 120  # characters of a line
 
-# "rank 1 (w1, connected, heard 2.0 s ago, computing)": the server's log has all of that.
+# "rank 1 (w1, connected, heard 2.0 s ago, computing)" becomes "rank 1 (w1)": the server logs the details.
 DETAILS = re.compile(r"\(([^(),]+),[^()]*\)")
 
 
 class WaitingLog:
-    """Says which workers the server waits for, with back-off."""
+    """Logs for which workers the server waits, with exponential back-off."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: seconds, monotonic."""
+        """clock: returns monotonic seconds."""
         self._clock = clock
         self._since: float | None = None
         self._pause_s = FIRST_S
 
     def say(self, text: str, *, starting: bool = False) -> None:
-        """Log that the server waits, as `text` says.
+        """Log that the server waits, if the wait is long enough since it began or since the last line.
 
         Args:
-            starting: whether the job has yet to make its first version, so that a wait is no reason to warn.
-                It is a warning all the same where information is not shown, as in a script that sets up no
-                logging: nothing may wait silently.
+            text: sentence from the server that names the workers; details in parentheses are left out.
+            starting: whether the job has no version yet, so that the level is INFO and not WARNING. It is
+                WARNING all the same if INFO is disabled, as in a script without logging: no wait may be
+                silent.
         """
         now = self._clock()
         if self._since is None:

@@ -1,9 +1,9 @@
-"""Workloads: what the workers train, and how the name of one becomes a `Task`.
+"""Tasks: the workloads that workers train, and how a spec becomes a `Task`.
 
-    task = load("digits:model=cnn")             # a built-in one
+    task = load("digits:model=cnn")             # a built-in task
     task = load("my_tasks:spirals:points=500")  # your own function, from a module that Python can import
 
-docs/how-to/tasks.md says what a task must keep to, with a complete example. Importing this package does not import
+docs/how-to/tasks.md has the rules for tasks, with a complete example. Importing this package does not import
 torch; loading a task does.
 """
 

@@ -1,17 +1,19 @@
-"""A forward pass that is begun before its assignment has come, while the update before it still comes.
+"""Forward passes that begin before their assignment has arrived, while the previous update is still arriving.
 
 The server says which samples are likely to follow (`Assignment.next`). With `--overlap both` parts of the
-next version come one by one, and each operation of the forward pass waits for those that its parameters lie
-in: the pass runs in a mode of torch that sees the arguments of every call. That finds a parameter wherever it
-is used. Hooks before each module's forward would miss a parent that uses a child's weight, a penalty on all
-parameters, and copies of them, which autograd does not follow.
+next version arrive one by one, and each operation of the forward pass waits for the parts that its parameters
+lie in. The pass runs in a torch mode that sees the arguments of every call, so it finds a parameter wherever
+it is used. Hooks before each module's forward would miss a parent that uses a child's weight, a penalty on
+all parameters, and copies of parameters, which autograd does not follow.
 
-The mode does not see compiled code and other threads. So early passes end for the job if torch.compile has
-looked at a frame, if the loss reaches a parameter that was not seen, or if autograd finds that a tensor it
-had saved was changed.
+The mode does not see compiled code and other threads. Early passes therefore end for the job once
 
-Backward waits for the assignment. If that is another than was expected, the pass is thrown away, with what it
-has left in the model's buffers and in torch's random numbers. So no bit depends on any of this.
+- torch.compile has looked at a frame,
+- the loss has used a parameter that the mode did not see, or
+- autograd has found that a tensor that it had saved was changed.
+
+Backward waits for the assignment. If the assignment is not the expected one, the pass is discarded, and the
+model's buffers and torch's random state are restored. Therefore no result depends on early passes.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from .computation import Computation, TaskFailedError
 
 POLL_S = 1.0
 
-# Attributes and methods of a tensor that say nothing of its values. Whatever is not here waits for them.
+# Attributes and methods of a tensor that do not read its values. Every other one waits for the parameter.
 _ABOUT = frozenset(
     {"shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad", "is_leaf", "is_cuda"}
     | {"size", "dim", "numel", "nelement", "is_floating_point", "is_complex", "stride", "is_contiguous"}
@@ -46,11 +48,15 @@ class DistrustedError(Exception):
 
 
 class Stopped(BaseException):
-    """Ends a forward pass that is not needed any more. A BaseException, so that no task handles it."""
+    """Ends a forward pass that is no longer needed. A BaseException, so that no task handles it."""
 
 
 class _Watch(TorchFunctionMode):
-    """Calls `needed` with the index of a parameter before it is used for the first time."""
+    """A torch mode that calls `needed` with the index of each parameter just before its first use.
+
+    Attributes:
+        unseen: index of each parameter that was not used yet, by its id.
+    """
 
     def __init__(self, parameters: Sequence[torch.Tensor], needed: Callable[[int], None]) -> None:
         super().__init__()
@@ -60,6 +66,7 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Called for every torch function: announce the parameters among its arguments, then run it."""
         kwargs = kwargs or {}
         if self.unseen and _name(func) not in _ABOUT:
             self._look(args)
@@ -67,6 +74,7 @@ class _Watch(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _look(self, values: Collection[Any]) -> None:
+        """Call `needed` for each unseen parameter in a nest of lists, tuples and dicts."""
         for value in values:
             if isinstance(value, torch.Tensor):
                 index = self.unseen.get(id(value))
@@ -91,13 +99,16 @@ def _name(function: Any) -> str:
 class Early:
     """Work begun before its assignment arrived: a forward pass, or a round of local steps.
 
+    `look_ahead` and the driver make one; the driver uses it or undoes it when the next assignment arrives.
+
     Attributes:
-        expected: the assignment that it serves.
-        after: number of the assignment before it, which was answered.
-        undone: the replica's `undone` when it was begun.
-        undo: puts back what it has changed: buffers, random numbers, an optimizer.
-        loss: of a forward pass; None for a round.
-        step: a round; None for a forward pass.
+        expected: assignment that it was begun for.
+        after: id of the assignment that was answered just before.
+        undone: the replica's `undone` when the work began; a different value means that its parameters were
+            reset.
+        undo: function that restores everything the work has changed: buffers, random state, optimizer.
+        loss: loss of a forward pass; None for a round.
+        step: a round's local steps; None for a forward pass.
     """
 
     expected: m.Assignment
@@ -108,27 +119,30 @@ class Early:
     step: LocalStep | None = None
 
     @property
-    def passed(self) -> torch.Tensor:
-        """The loss of a forward pass, for backward."""
+    def forward_loss(self) -> torch.Tensor:
+        """Loss of a forward pass, a scalar tensor with a gradient. Only for work that is a forward pass."""
         assert self.loss is not None
         return self.loss
 
     def fits(self, session: Session, assignment: m.Assignment) -> bool:
-        """Return whether an assignment is the expected one."""
+        """Return True if `assignment` is new, equals the expected one, and the replica was not reset
+        meanwhile."""
         return (
             session.is_new(assignment)
             and session.replica.undone == self.undone
-            and as_expected(assignment, self.expected)
+            and is_expected(assignment, self.expected)
         )
 
 
 def expected_after(assignment: m.Assignment) -> m.Assignment:
-    """Return the assignment that follows if nothing happens."""
+    """Return the assignment that follows `assignment` in the normal case: the next version, with the
+    announced samples."""
     return replace(assignment, version=assignment.version + 1, ranges=assignment.next, next=())
 
 
-def as_expected(assignment: m.Assignment, expected: m.Assignment) -> bool:
-    """Whether an assignment asks for what was expected, and for nothing else before that."""
+def is_expected(assignment: m.Assignment, expected: m.Assignment) -> bool:
+    """Return True if `assignment` asks for the samples and version of `expected`, and for no evaluation or
+    parts."""
     return (
         not assignment.finished
         and not assignment.evaluate_epoch
@@ -149,25 +163,27 @@ def look_ahead(
     after: int,
     seeds: Sequence[int],
 ) -> Early | None:
-    """Run the forward pass of an assignment that is expected, as far as nothing else comes first.
+    """Run the forward pass of an expected assignment, waiting for each parameter's part of the update.
 
     Args:
-        times: of the step that begins here.
-        expected: the assignment.
-        after: number of the one before it.
-        seeds: see `Computation.forward`.
+        session: this worker's session, which receives the update.
+        computation: the task.
+        times: times of the step that begins here.
+        expected: the expected assignment.
+        after: id of the assignment that was answered just before.
+        seeds: seeds of the pass's random numbers, besides the job's seed.
 
     Returns:
-        The pass; None if something else comes first.
+        The pass; None if a message other than the update arrives first. Then the pass is undone.
 
     Raises:
-        DistrustedError: it may be wrong; nothing is left of it.
+        DistrustedError: the pass may have used old values; it is undone.
         Refused, UnreachableError: from the session.
     """
     replica = session.replica
     if any(map(_compiled, replica.model.modules())):
         raise DistrustedError("the model is compiled")
-    kept, undone, failure = computation.keep(), replica.undone, list[BaseException]()
+    before, undone, failure = computation.snapshot(), replica.undone, list[BaseException]()
 
     def needed(index: int) -> None:
         times.used(index)
@@ -181,46 +197,47 @@ def look_ahead(
         raise Stopped
 
     def undo() -> None:
-        kept.put_back()
+        before.restore()
         replica.check()
 
-    indices, frames = computation.indices(expected), _frames_compiled()
+    indices, frames = computation.indices(expected), _compiled_frames()
     watch = _Watch(replica.parameters, needed)
     times.begin()
     try:
         with watch:
             loss = computation.forward(indices, seeds)
         times.forward()
-        if failure:  # the task has handled it
+        if failure:  # the task's code has caught the exception that stopped it
             raise Stopped
-        if _frames_compiled() != frames:
-            raise DistrustedError("some of it is compiled")
+        if _compiled_frames() != frames:
+            raise DistrustedError("part of the model is compiled")
         if replica.check():
-            raise DistrustedError("the task points parameters' data elsewhere while they are updated")
-        for unseen in watch.unseen.values():  # perhaps used by another name, or on another thread
+            raise DistrustedError("the task replaces the data of parameters while they are updated")
+        for unseen in watch.unseen.values():  # may have been used through an alias, or on another thread
             needed(unseen)
             if replica.has_moved(unseen):
-                raise DistrustedError("it may use parameters out of sight")
+                raise DistrustedError("the task may use parameters in a way that cannot be observed")
     except Stopped:
         undo()
         if isinstance(failure[0], Stopped):
             return None
         raise failure[0] from None
-    except TaskFailedError as error:  # if that is no consequence, the next pass will fail, too
+    except TaskFailedError as error:  # if the early start is not the cause, the next pass will fail too
         undo()
         raise DistrustedError(str(error)) from None
     except DistrustedError:
         undo()
         raise
-    return Early(expected, after, undone, kept.put_back, loss=loss)
+    return Early(expected, after, undone, before.restore, loss=loss)
 
 
 def _compiled(module: nn.Module) -> bool:
+    """Return True if torch.compile was applied to the module."""
     in_place: Any = getattr(module, "_compiled_call_impl", None)
     return type(module).__name__ == "OptimizedModule" or in_place is not None
 
 
-def _frames_compiled() -> int:
-    """Return how often torch.compile has looked at a function in this process, without importing it."""
+def _compiled_frames() -> int:
+    """Return how many functions torch.compile has looked at in this process; does not import it."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     return int(utils.counters["frames"]["total"]) if utils is not None else 0

@@ -1,12 +1,13 @@
 """Characters: a small GPT that predicts the next character of a text.
 
-By default the text is the Python standard library's own sources, so nothing is downloaded: the first million
-characters of its top-level modules, in the order of their names, without those that begin with an underscore
-(some of which are made when Python is built). All workers need the same release of Python then.
+By default the text is the source code of Python's standard library, so nothing is downloaded. It is the first
+million characters of the top-level modules, in the order of their names. Modules that begin with an
+underscore are left out, because some of them are made when Python is built. All workers need the same release
+of Python then.
 
-A character is a byte: any file will do, and the model does not depend on what is in it.
+A character is a byte: any file is accepted, and the model does not depend on its content.
 
-The model is GPT-2's, smaller: learned positions, blocks with LayerNorm before attention and before a layer of
+The model is a smaller GPT-2: learned positions, blocks with LayerNorm before attention and before a layer of
 four times the width with GELU, and an embedding that is also the last layer. Source: A. Radford et al.,
 "Language Models are Unsupervised Multitask Learners", 2019.
 """
@@ -28,8 +29,8 @@ from .task import Task, TaskSpecError
 
 ALPHABET = 256
 HEAD_WIDTH = 32
-HELD_OUT = 20  # one character in so many validates: the last ones
-EVALUATED_AT_ONCE = 64  # samples, so that their scores take a few megabytes
+HELD_OUT = 20  # the last 1/20 of the characters validates
+EVALUATED_AT_ONCE = 64  # samples per evaluation batch, so that their scores take a few megabytes
 
 
 def characters(
@@ -39,18 +40,19 @@ def characters(
     layers: int = 2,
     width: int = 128,
 ) -> Task:
-    """The task. A sample is `context` characters and the one that follows each of them.
+    """Return the task. A sample is `context` characters of the text and the character that follows each of
+    them.
 
     Args:
-        data: a file, or a folder of which all files count, in the order of their paths, except hidden ones;
-            the standard library if None.
-        characters: that are read at most. The last twentieth validates and the rest trains.
-        context: characters that the model sees.
-        layers: blocks of the model.
-        width: of the embedding, a multiple of 32; there is an attention head for each 32.
+        data: a file, or a folder of which all files except hidden ones are read, in the order of their paths;
+            None for the standard library.
+        characters: largest number of characters to read. The last twentieth validates, the rest trains.
+        context: number of characters that the model sees.
+        layers: number of blocks in the model.
+        width: width of the embedding, a multiple of 32; there is one attention head for each 32.
 
     Raises:
-        TaskSpecError: no such data, too little of it, or sizes that make no model.
+        TaskSpecError: the data cannot be read or are too short, or a size is out of range.
     """
     for option, value, most in (
         ("characters", characters, 1 << 30),
@@ -65,7 +67,7 @@ def characters(
     _expect(
         held_out > context,
         f"expected at least {HELD_OUT * (context + 1)} characters for context={context}, got {len(text)}"
-        f"{f' in {data}' if data is not None else ''}; give it more, or a smaller context",
+        f"{f' in {data}' if data is not None else ''}; use a longer text or a smaller context",
     )
     train, validation = text[:-held_out], text[-held_out:]
 
@@ -99,12 +101,13 @@ def characters(
 
 
 def _expect(holds: bool, otherwise: str) -> None:
+    """Raise TaskSpecError with the message `otherwise` unless `holds`."""
     if not holds:
         raise TaskSpecError(f"task 'characters': {otherwise}")
 
 
 def _read(data: Path | None, most: int) -> Tensor:
-    """The first characters of all files: uint8, shape (characters,)."""
+    """Return the first `most` characters of all files: uint8, shape (characters,)."""
     text = bytearray()
     try:
         for path in _files(data):
@@ -113,11 +116,14 @@ def _read(data: Path | None, most: int) -> Tensor:
             if len(text) == most:
                 break
     except OSError as error:
-        raise TaskSpecError(f"task 'characters': option data: {error}; every worker reads it") from None
+        raise TaskSpecError(
+            f"task 'characters': option data: {error}; every worker needs this file"
+        ) from None
     return torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
 
 
 def _files(data: Path | None) -> Iterator[Path]:
+    """Yield the files to read, in order."""
     if data is None:
         yield from sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py"))
     elif data.is_dir():
@@ -130,24 +136,29 @@ def _files(data: Path | None) -> Iterator[Path]:
 
 
 def _samples(text: Tensor, context: int) -> int:
-    """How many windows lie end to end in a text; what remains is left out."""
+    """Return the number of samples in a text, which lie end to end; an incomplete one at its end is left
+    out."""
     return (len(text) - 1) // context
 
 
 def _windows(text: Tensor, numbers: Tensor, context: int) -> Tensor:
-    """Each with the character after it: int64, shape (samples, context + 1)."""
+    """Return the samples with these numbers, each with the character after it: int64, shape (samples, context
+    + 1)."""
     return text[numbers[:, None] * context + torch.arange(context + 1)].long()
 
 
 def _predicted(network: nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores, shape (predictions, ALPHABET), and the characters that follow, shape (predictions,)."""
+    """Return the scores of all predictions, shape (predictions, ALPHABET), and the true next characters,
+    (predictions,)."""
     scores: Tensor = network(windows[:, :-1])
     return scores.flatten(0, 1), windows[:, 1:].flatten()
 
 
 class Gpt(nn.Module):
-    """Scores of what follows each character: int64 (samples, length) to float32 (samples, length, ALPHABET).
-    length: at most `context`."""
+    """The model: maps text, int64 (samples, length), to scores, float32 (samples, length, ALPHABET).
+
+    The scores at a position are those of its next character. The length is at most `context`.
+    """
 
     def __init__(self, context: int, layers: int, width: int) -> None:
         super().__init__()
@@ -158,7 +169,8 @@ class Gpt(nn.Module):
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
-        for block in cast("list[Block]", list(self.blocks)):  # what each adds, so that the sum stays as large
+        # Smaller weights where a block adds to its input, so that the sum does not grow with the layers.
+        for block in cast("list[Block]", list(self.blocks)):
             for last in (block.joined, block.narrow):
                 nn.init.normal_(last.weight, std=0.02 / (2 * layers) ** 0.5)
 
@@ -168,7 +180,10 @@ class Gpt(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a layer for each position, (samples, length, width) to the same."""
+    """One block: attention, then two linear layers at each position, both with residual connections.
+
+    Input and output have shape (samples, length, width).
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()

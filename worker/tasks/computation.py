@@ -1,4 +1,4 @@
-"""Computing with a user's task: gradients of samples, random numbers that repeat, evaluations."""
+"""Runs a user's task: gradients of samples, reproducible random numbers, evaluations."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from . import Task
 
 
 class TaskFailedError(Exception):
-    """The user's task raised, or produces nothing to train with."""
+    """The user's task raised an exception, or its gradients or its loss cannot be used."""
 
 
 class Computation:
-    """A task at a replica. Every call of the user's code may raise TaskFailedError.
+    """A task with the replica that it trains. The driver and the trainer call it.
+
+    Every call of the user's code may raise TaskFailedError.
 
     Attributes:
-        indices: returns the samples of an assignment.
+        indices: function that returns the indices of an assignment's samples.
     """
 
     def __init__(
@@ -34,7 +36,14 @@ class Computation:
         seed: int,
         doing: Callable[[str], None],
     ) -> None:
-        """doing: called with the activity whenever the task makes progress."""
+        """
+        Args:
+            task: the task.
+            replica: this worker's copy of the parameters, with the model.
+            device: device of the model.
+            seed: the job's seed.
+            doing: function that is called with the current activity whenever the task makes progress.
+        """
         self._doing = doing
         self._task = task
         self._replica = replica
@@ -43,16 +52,27 @@ class Computation:
         self.indices = Shards(seed, replica.manifest.train_samples, task.split).of
 
     def forward(self, indices: Indices, seeds: Sequence[int]) -> torch.Tensor:
-        """Return the mean loss over some samples, for `backward`.
+        """Return the mean loss over some samples, a scalar tensor for `backward`. Earlier gradients are
+        cleared.
 
-        seeds: what random numbers such as dropout's depend on, besides the job's seed.
+        Args:
+            indices: indices of the samples.
+            seeds: seeds of random numbers such as dropout's, besides the job's seed.
         """
         self._draw(seeds)
         return self._forward(indices)
 
     def combined_loss(self, version: int, parts: Sequence[CodedPart]) -> float:
-        """Return the mean loss over the parts that this worker computes in a round that is coded for
-        stragglers: one backward pass for each part, whose gradients are added up as the code says."""
+        """Compute the gradients of a round that is coded for stragglers, and return the mean loss over its
+        parts.
+
+        Each part takes one backward pass. The sum of the parts' gradients, weighted as the code says, is left
+        in `grad`.
+
+        Args:
+            version: version of the parameters.
+            parts: parts of the samples that this worker computes.
+        """
         samples, total = sum(len(part.indices) for part in parts), 0.0
         for number, part in enumerate(parts):
             # Every worker that computes this part draws the same random numbers for it.
@@ -62,11 +82,12 @@ class Computation:
         return total
 
     def _draw(self, seeds: Sequence[int]) -> None:
+        """Seed torch from the job's seed and `seeds`."""
         words = np.random.SeedSequence([self._seed, *seeds]).generate_state(1)
         torch.manual_seed(int(words[0]))
 
     def _forward(self, indices: Indices, *, onto: bool = False) -> torch.Tensor:
-        """onto: keep the gradients that are there."""
+        """Return the mean loss over some samples; `onto` keeps the gradients of earlier passes."""
 
         def compute() -> torch.Tensor:
             model = self._replica.model
@@ -82,10 +103,14 @@ class Computation:
         return found
 
     def backward(self, loss: torch.Tensor, *, weight: float | None = None) -> float:
-        """Add the gradients of a loss to those that are there; returns the loss. weight: of them.
+        """Add the gradients of `loss` to those in `grad`, and return the loss as a number.
+
+        Args:
+            loss: scalar tensor from `forward`.
+            weight: factor of the added gradients; None for 1.
 
         Raises:
-            ModelError: the model is not the one that the job began with; see `Replica.check`.
+            ModelError: the user's code has added, replaced or converted parameters.
         """
 
         def compute() -> float:
@@ -102,12 +127,17 @@ class Computation:
         self._task.loss(self._replica.model, to_device(batch, self._device))
         self._replica.check()
 
-    def keep(self) -> Kept:
-        """Keep what a forward pass changes besides gradients."""
-        return Kept(self._replica.model, self._device)
+    def snapshot(self) -> ModelSnapshot:
+        """Return a copy of everything that a forward pass changes besides gradients: buffers and random
+        state."""
+        return ModelSnapshot(self._replica.model, self._device)
 
     def evaluate(self) -> dict[str, float]:
-        """Return what the task measures, by name. Raises ModelError, as `Replica.check` does."""
+        """Return the metrics that the task measures, by name.
+
+        Raises:
+            ModelError: the user's code has added, replaced or converted parameters.
+        """
         model = self._replica.model
 
         def compute() -> dict[str, float]:
@@ -119,7 +149,7 @@ class Computation:
             finally:
                 passes.remove()
             if not isinstance(found, Mapping):
-                raise TypeError(f"it must return numbers by name, not a {type(found).__name__}")
+                raise TypeError(f"expected a mapping of names to numbers, got a {type(found).__name__}")
             measured: Mapping[Any, Any] = found  # pyright: ignore[reportUnknownVariableType]
             return {str(name): float(value) for name, value in measured.items()}
 
@@ -128,8 +158,8 @@ class Computation:
         return measured
 
 
-class Kept:
-    """A model's buffers and the state of torch's random numbers, to be put back."""
+class ModelSnapshot:
+    """Copies of a model's buffers and of torch's random state at one time."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._buffers = [
@@ -141,19 +171,28 @@ class Kept:
         self._random = torch.get_rng_state()
         self._random_there = torch.cuda.get_rng_state(device) if self._device is not None else None
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
+        """Set the buffers and the random state back to their values at the snapshot."""
         with torch.no_grad():
             for module, name, buffer, value in self._buffers:
                 buffer.copy_(value)
-                setattr(module, name, buffer)  # some are replaced, not written to
+                setattr(module, name, buffer)  # the forward pass may have replaced the tensor itself
         torch.set_rng_state(self._random)
         if self._device is not None and self._random_there is not None:
             torch.cuda.set_rng_state(self._random_there, self._device)
 
 
-def guarded(what: str, compute: Callable[[], Any]) -> Any:
-    """Run a user's code. Raises TaskFailedError with its exception as the cause."""
+def guarded(name: str, compute: Callable[[], Any]) -> Any:
+    """Run a user's code and return its result.
+
+    Args:
+        name: name of the code, for the message, such as "task 'digits': evaluate".
+        compute: the code.
+
+    Raises:
+        TaskFailedError: the code raised an exception, which is its cause.
+    """
     try:
         return compute()
-    except (Exception, SystemExit) as error:  # a task must not end the process without a word
-        raise TaskFailedError(f"{what} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # SystemExit too: a task must not end the process silently
+        raise TaskFailedError(f"{name} raised {type(error).__name__}: {error}") from error

@@ -1,11 +1,11 @@
-"""Handwritten digits: 1797 real 8 x 8 images that come with scikit-learn, so nothing is downloaded.
+"""Handwritten digits: 1797 real 8 x 8 images that are part of scikit-learn, so nothing is downloaded.
 
 Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository,
-1998; the part of it that `sklearn.datasets.load_digits` bundles.
+1998; the subset that `sklearn.datasets.load_digits` bundles.
 
-1408 images train and 389 validate, the same ones in every job whatever its seed. 1408 is 11 x 128: with one,
-two or four workers of 32 samples every round is whole. A small last round would weigh as much as the others,
-and its noise would be most of what the accuracy shows.
+1408 images train and 389 validate, the same ones in every job, independent of its seed. 1408 is 11 x 128:
+with one, two or four workers of 32 samples every round is complete. A small last round would weigh as much as
+the others, and its noise would dominate the differences in accuracy.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ..training.splits import parse_split
 from .task import Task, TaskError, TaskSpecError
 
 VALIDATION_SAMPLES = 389
-SPLIT_SEED = 0  # of the split alone; jobs draw their own seeds
+SPLIT_SEED = 0  # seed of the split into training and validation images; independent of the job's seed
 LARGEST_PIXEL = 16.0
 
 
 def digits(model: Literal["mlp", "cnn"] = "mlp", split: str = "") -> Task:
-    """The task.
+    """Return the task of classifying handwritten digits.
 
     Args:
         model: `mlp`, 64-256-128-10 with ReLU; `cnn`, two convolutions and two linear layers.
@@ -76,27 +76,31 @@ def digits(model: Literal["mlp", "cnn"] = "mlp", split: str = "") -> Task:
 
 
 def _load() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training images, validation images (float32, (n, 64), 0 to 1), their labels (int64, (n,))."""
+    """Return training images, validation images (float32, (n, 64), 0 to 1), and their labels (int64,
+    (n,))."""
     rows = np.loadtxt(_data_file(), delimiter=",")
     images = torch.as_tensor(rows[:, :-1] / LARGEST_PIXEL, dtype=torch.float32)
     labels = torch.as_tensor(rows[:, -1], dtype=torch.int64)
-    # RandomState's stream is frozen: the same split with every version of numpy.
+    # RandomState's stream never changes, so every version of numpy makes the same split.
     order = torch.as_tensor(np.random.RandomState(SPLIT_SEED).permutation(len(labels)))
     train, validation = order[VALIDATION_SAMPLES:], order[:VALIDATION_SAMPLES]
     return images[train], images[validation], labels[train], labels[validation]
 
 
 def _data_file() -> Path:
-    """A row for each image: 64 pixels from 0 to 16, and the digit. Found without importing scikit-learn,
-    which takes more than a second of CPU at the start of every worker."""
+    """Return the path of a CSV file with a row for each image: 64 pixels from 0 to 16, and the digit.
+
+    It is found without importing scikit-learn, which takes more than a second of CPU at the start of every
+    worker.
+    """
     found = find_spec("sklearn")
     for folder in (found.submodule_search_locations if found is not None else None) or ():
         path = Path(folder, "datasets", "data", "digits.csv.gz")
         if path.is_file():
             return path
     raise TaskError(
-        "task 'digits' needs scikit-learn, which is not installed or incomplete; pip install '.[run]' in a "
-        "checkout of Gradwire brings it"
+        "task 'digits' needs scikit-learn, which is not installed or incomplete; run pip install '.[run]' in "
+        "a checkout of Gradwire"
     )
 
 

@@ -1,8 +1,10 @@
-"""Drives the training steps of a task: computes each batch with the task's code, and hands it to its step.
+"""Drives the training steps of a task: computes each batch with the task's code, and passes the result to its
+step.
 
-Where the server says what is likely to follow (`Assignment.next`), the driver begins that early: a forward
-pass while the update arrives (`ahead`; `--overlap both`), or all of the next round's local steps
-(`local:delayed=on`; `worker/training/local`). Another assignment than the expected one finds nothing of that.
+If the server says which samples are likely to follow (`Assignment.next`), the driver begins the next work
+early: a forward pass while the update arrives (`ahead`; `--overlap both`), or all of the next round's local
+steps (`local:delayed=on`; `worker/training/local`). If another assignment arrives, the early work is undone
+completely.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ log = logging.getLogger("gradwire.worker")
 
 
 class WorkersOptimizer:
-    """The job's optimizer as a worker steps it; a `LocalOptimizer`.
+    """The job's optimizer where workers take its steps; a `LocalOptimizer`.
 
     Attributes:
-        optimizer: of the replica's parameters; it follows the learning rates of assignments.
+        optimizer: optimizer of the replica's parameters; the driver sets its learning rates from assignments.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> None:
@@ -40,20 +42,27 @@ class WorkersOptimizer:
         self._parameters = parameters
 
     def step_here(self, evaluate: object) -> None:
+        """Take one local step with the gradients in `grad`, sparse ones made dense. `evaluate` is unused."""
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad = as_dense(parameter.grad)
         self.optimizer.step()
 
-    def remembered(self) -> Any:
+    def copy_state(self) -> Any:
+        """Return a copy of the optimizer's state."""
         return self.optimizer.image()
 
-    def remember(self, remembered: Any) -> None:
-        self.optimizer.restore(remembered)
+    def restore_state(self, state: Any) -> None:
+        """Replace the optimizer's state by one that `copy_state` returned."""
+        self.optimizer.restore(state)
 
 
 class TaskDriver:
-    """Answers assignments, one after the other."""
+    """Answers assignments with a task, one after the other. The trainer creates and calls it.
+
+    Attributes:
+        strategy: how steps are taken, for the job's kind of work.
+    """
 
     def __init__(
         self,
@@ -67,9 +76,12 @@ class TaskDriver:
     ) -> None:
         """
         Args:
-            strategy: for the job's kind of work.
-            optimizer: takes local steps; None if the work has none.
-            delayed: whether the next round's local steps begin while the change of this one is exchanged.
+            session: this worker's session.
+            computation: the task.
+            metrics: this worker's metrics.
+            strategy: how steps are taken, for the job's kind of work.
+            optimizer: optimizer that takes local steps; None if the work has none.
+            delayed: True if the next round's local steps begin while this round's change is exchanged.
         """
         self.strategy = strategy
         self._session = session
@@ -81,23 +93,26 @@ class TaskDriver:
         self._early: Early | None = None
 
     def undo_unexpected(self, assignment: m.Assignment) -> None:
-        """Undo what was begun early, unless an assignment asks for that. Call it first for each."""
+        """Undo work that was begun early, unless `assignment` asks for that work. Call it first for each
+        assignment."""
         early = self._early
-        if early is None or assignment.id == early.after:  # sent again after it was answered
+        if early is None or assignment.id == early.after:  # an answered assignment was sent again
             return
         if not early.fits(self._session, assignment):
             self._undo_early()
 
     def image(self) -> dict[str, Any]:
-        """Return what the next step depends on, between two steps. Undoes what was begun early."""
+        """Return the strategy's state between two steps, for a later `restore`, after undoing work that was
+        begun early."""
         self._undo_early()
         return self.strategy.image()
 
     def work(self, assignment: m.Assignment) -> None:
-        """Compute what an assignment asks for, and answer it.
+        """Compute and answer an assignment, and begin the next one early if the job allows it.
 
         Raises:
-            TaskFailedError: the task raised, or its gradients stay unusable.
+            TaskFailedError: the task raised an exception, or its gradients were not finite too often in a
+                row.
         """
         session = self._session
         session.doing("computing")
@@ -120,9 +135,10 @@ class TaskDriver:
     # ---- inside
 
     def _compute(self, assignment: m.Assignment, early: Early | None) -> tuple[TrainingStep, bool]:
-        """Compute and answer a step. Returns it, and whether its answer holds anything.
+        """Compute and answer a step. Return the step, and True if its answer contributes to the job.
 
-        early: a forward pass of it; None if there was none.
+        Args:
+            early: forward pass of this step that was begun early; None for none.
         """
         indices = self._computation.indices(assignment)
         if assignment.stragglers:
@@ -132,18 +148,18 @@ class TaskDriver:
         step, usable = self.strategy.begin(assignment, len(indices)), True
         try:
             while step.open:
-                passed = self._forward(step, indices) if early is None else early.passed
+                passed = self._forward(step, indices) if early is None else early.forward_loss
                 step.follow()
                 try:
                     loss = self._computation.backward(passed)
                 except TaskFailedError as error:
-                    # Autograd may have found a parameter that the early pass used before it was there.
+                    # Autograd may have found that the early pass used a parameter before its update arrived.
                     if early is None or step.sent:
                         raise
                     step.withdraw()
                     early.undo()
                     early = None
-                    self._look_ahead_no_more(error)
+                    self._stop_looking_ahead(error)
                     continue
                 usable = step.push(loss)
         except Exception:
@@ -152,20 +168,22 @@ class TaskDriver:
         return step, usable
 
     def _compute_combined(self, assignment: m.Assignment, indices: Indices) -> tuple[TrainingStep, bool]:
-        """Compute and answer a step whose gradient is the sum that a straggler code asks for."""
+        """Compute and answer a step of a round that is coded for stragglers: its gradient is a weighted sum
+        over parts."""
         parts = coded_parts(indices, assignment)
         step = self.strategy.begin(assignment, sum(len(part.indices) for part in parts))
         self.strategy.times.begin()
         return step, step.push(self._computation.combined_loss(assignment.version, parts))
 
     def _forward(self, step: TrainingStep, indices: Indices) -> torch.Tensor:
+        """Return the loss of the step's current batch, and measure the pass."""
         times = self.strategy.times
         times.begin()
         passed = self._computation.forward(indices[step.batch], step.seeds)
         times.forward()
         return passed
 
-    # ---- what is begun early
+    # ---- work that is begun early
 
     def _look_ahead(self, assignment: m.Assignment) -> None:
         """Begin the next forward pass while its update arrives."""
@@ -182,22 +200,29 @@ class TaskDriver:
                     seeds=self.strategy.seeds(expected),
                 )
         except DistrustedError as error:
-            self._look_ahead_no_more(error)
+            self._stop_looking_ahead(error)
 
-    def _look_ahead_no_more(self, why: Exception) -> None:
+    def _stop_looking_ahead(self, why: Exception) -> None:
+        """Begin no more forward passes early in this job, and log why."""
         self._looks_ahead = False
-        log.info("from now on a forward pass begins when all of its version is there: %s", why)
+        log.info("from now on each forward pass waits until its whole version has arrived: %s", why)
 
     def _begin_round(self, assignment: m.Assignment, less: Changes) -> None:
-        """Take the local steps of the round that is expected, from where this one has ended."""
+        """Take the local steps of the expected round now, starting from this worker's end of the current
+        round.
+
+        Args:
+            assignment: assignment of the current round.
+            less: this worker's change of the current round.
+        """
         assert isinstance(self.strategy, LocalStrategy)
         assert self._optimizer is not None
-        mine, kept, before = self._optimizer, self._computation.keep(), self._optimizer.optimizer
+        mine, snapshot, before = self._optimizer, self._computation.snapshot(), self._optimizer.optimizer
         mine.optimizer = before.copy()
 
         def undo() -> None:
             self._metrics.ahead.labels("discarded").inc()
-            kept.put_back()
+            snapshot.restore()
             mine.optimizer = before
 
         self._session.doing("computing")
@@ -212,6 +237,7 @@ class TaskDriver:
         self._early = Early(expected, assignment.id, undone, undo, step=step)
 
     def _undo_early(self) -> None:
+        """Undo work that was begun early, if there is any."""
         early, self._early = self._early, None
         if early is not None:
             early.undo()

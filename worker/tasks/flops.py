@@ -8,18 +8,21 @@ from typing import Any
 import torch
 from torch import nn
 
-# Layers that apply each weight at every position of their output, or of their input.
+# Transposed convolutions apply each weight at every position of their input, other layers of their output.
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 
 
 def layer_flops(model: nn.Module, run: Callable[[], object]) -> dict[str, float]:
-    """Return the operations of linear and convolution layers by name of the weight: two for each weight and
-    position.
+    """Return the floating-point operations of linear and convolution layers by name of their weight.
 
-    run: one forward pass over one sample. The model is in evaluation mode for it, so that it learns nothing
-        from it, and without gradients. A layer that is used several times counts each of them; layers of
-        other kinds, and those that the pass does not reach, are not in the result.
+    Each weight counts two operations for each position of the output (of the input for transposed
+    convolutions). A layer that is used several times counts each use. Layers of other kinds, and layers that
+    the pass does not reach, are left out.
+
+    Args:
+        model: the model; it is in evaluation mode during the pass, and its gradients are off.
+        run: function that runs one forward pass over one sample.
     """
     flops: dict[str, float] = {}
 

@@ -1,4 +1,5 @@
-"""The parameter groups that a task names, and how a worker that takes the job's steps itself steps them."""
+"""The parameter groups that a task names, and the optimizer for workers that take the job's steps
+themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ from .task import Task, TaskError
 
 
 def task_groups(task: Task, model: nn.Module, job: JobTerms) -> ParameterGroups:
-    """Raises TaskError for groups that there cannot be, TaskFailedError if the task raises."""
+    """Return the parameter groups that a task gives for its model; `ONE_GROUP` if it gives none.
+
+    Raises:
+        TaskError: the groups are not valid.
+        TaskFailedError: the task raised an exception.
+    """
     groups = task.groups
     if groups is None:
         return ONE_GROUP
@@ -27,10 +33,13 @@ def task_groups(task: Task, model: nn.Module, job: JobTerms) -> ParameterGroups:
 
 
 def workers_optimizer(replica: Replica, job: JobTerms) -> Optimizer:
-    """The job's optimizer where workers take its steps: `follow` the learning rate of an assignment, of which
-    groups with a rate of their own take as many times as theirs is of the job's.
+    """Return the job's optimizer for the replica's parameters, for modes in which workers take its steps.
 
-    Raises TaskError for such groups in a job whose learning rate is 0.
+    Call its `follow` with the learning rate of each assignment. A group with a rate of its own takes that
+    rate times the ratio of its own rate to the job's.
+
+    Raises:
+        TaskError: a group has a rate of its own and the job's learning rate is 0.
     """
     manifest, base = replica.manifest, job.learning_rate
     groups: list[OptimizerGroup] = []
@@ -39,7 +48,7 @@ def workers_optimizer(replica: Replica, job: JobTerms) -> Optimizer:
         if group.learning_rate != base and not base:
             raise TaskError(
                 f"parameter group {number}: lr: expected none with --learning-rate 0 and --mode {job.mode}, "
-                f"got {group.learning_rate:g}; give the job a learning rate"
+                f"got {group.learning_rate:g}; set --learning-rate above 0"
             )
         share = group.learning_rate / base if group.learning_rate != base else 1.0
         groups.append(replace(group, learning_rate=share))

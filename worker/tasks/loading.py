@@ -1,7 +1,7 @@
-"""From the text that names a task to the task: `digits:model=cnn` or `my_tasks:spirals:points=500`.
+"""Make a task from the spec that names it: `digits:model=cnn` or `my_tasks:spirals:points=500`.
 
 The options after the last colon become keyword arguments of the function that makes the task, converted by
-its annotations. So a task's options are its function's parameters, and need no second description.
+its annotations. A task's options are its function's parameters, and need no second description.
 """
 
 from __future__ import annotations
@@ -22,57 +22,61 @@ from ...common.spec import SpecError, did_you_mean, known, parse_switch
 from ...settings import parse_task
 from .task import Task, TaskError, TaskSpecError
 
-# What a task's code may raise. SystemExit too: a script that is no task must not end us without a word.
+# Exceptions of a task's code. SystemExit too: a script that is not a task must not end the worker silently.
 _RAISED = (Exception, SystemExit)
 # Modules of built-in tasks that do not have the task's name.
 _MODULES = {"cifar10": "images", "cifar100": "images", "mnist": "images"}
 
 
 def load(spec: str) -> Task:
-    """Make the task that `spec` names.
+    """Make and return the task that `spec` names.
 
     Args:
         spec: `name[:key=value,...]` for a built-in task, `module:function[:key=value,...]` for a function
             that returns a `Task`. The working directory is searched for the module first.
 
     Raises:
-        TaskSpecError: there is no such task, or it does not take these options. The message lists the known
+        TaskSpecError: there is no such task, or it does not accept these options. The message lists the known
             ones.
-        TaskError: the task raised while loading, or what it returned is not a usable `Task`.
+        TaskError: the task raised an exception while loading, or its function returned no usable `Task`.
     """
     module, name, options = _parse(spec)
     return _make(spec, _find(spec, module, name), name, options)
 
 
 def check_task(spec: str) -> None:
-    """Import the function that `spec` names and compare its options, without making the task.
+    """Import the function that `spec` names and check its options, without making the task.
 
     Raises:
-        TaskSpecError, TaskError: as `load` does.
+        TaskSpecError: there is no such task, or it does not accept these options.
+        TaskError: the module raised an exception while it was imported.
     """
     module, name, options = _parse(spec)
     _arguments(spec, _find(spec, module, name), options)
 
 
 def load_allowed(spec: str, *, own: str, modules: Sequence[str]) -> Task:
-    """Make the task that the server names, if this worker was told to run it: a server, or whoever imitates
-    one, must not choose among all functions that Python can import, nor which files are read: what a file
-    holds can be learned from gradients.
+    """Make and return the task that the server names, if this worker's options allow it.
+
+    A server, or an attacker that imitates one, must not choose among all functions that Python can import.
+    Nor must it choose the files that a task reads, because gradients reveal their content.
 
     Args:
-        own: the task that this worker was told to train, and no other; empty for none.
-        modules: whose functions the server may name too, besides the built-in tasks.
+        spec: spec of the task, from the server.
+        own: `--task`: the only task that this worker trains; empty for none.
+        modules: `--allow-task`: modules whose functions the server may name, besides the built-in tasks.
 
     Raises:
-        UsageError: it was told no such thing. Nothing was imported, or only a module that it was told of.
-        TaskSpecError, TaskError: as `load` does.
+        UsageError: the options do not allow this task. No module was imported, or only one that they allow.
+        TaskSpecError: there is no such task, or it does not accept these options.
+        TaskError: the task raised an exception while loading, or its function returned no usable `Task`.
     """
     module, name, options = _parse(spec)
     if own:
         if _parse(own) != (module, name, options):
             raise UsageError(
-                f"the job's task is {spec!r}, and this worker was started with --task {own}; "
-                "start server and worker with the same one"
+                f"the job's task is {spec!r}, but this worker was started with --task {own}; "
+                "start server and worker with the same --task"
             )
         return load(spec)
     if module.startswith("."):
@@ -80,24 +84,25 @@ def load_allowed(spec: str, *, own: str, modules: Sequence[str]) -> Task:
         for key, value in _arguments(spec, function, options).items():
             if isinstance(value, Path):
                 raise UsageError(
-                    f"the server asks for the task {spec!r}, and this worker reads no {key} that the server "
-                    f"alone names; if you trust it, start the worker with --task {spec}"
+                    f"the server's task {spec!r} names a file to read as {key}, which this worker does not "
+                    f"allow; if you trust the server, start the worker with --task {spec}"
                 )
         return _make(spec, function, name, options)
-    remedy = f"if you trust it, start the worker with --allow-task {module}, or with --task {spec}"
+    remedy = f"if you trust the server, start the worker with --allow-task {module}, or with --task {spec}"
     if module not in modules:
-        raise UsageError(f"the server asks for the task {spec!r}, which this worker may not run; {remedy}")
+        raise UsageError(f"the server's task is {spec!r}, which this worker may not run; {remedy}")
     function = _find(spec, module, name)
     home = getattr(function, "__module__", None)
-    if home != module:  # such as what `from subprocess import run` brought into the module
+    if home != module:  # imported into the module, as by `from subprocess import run`
         raise UsageError(
-            f"the server asks for the task {spec!r}, and {name} is not defined in {module} but in {home}; "
-            f"if you trust it, start the worker with --task {spec}"
+            f"the server's task is {spec!r}, but {name} is not defined in {module} but in {home}; "
+            f"if you trust the server, start the worker with --task {spec}"
         )
     return _make(spec, function, name, options)
 
 
 def _make(spec: str, function: Callable[..., object], name: str, options: Mapping[str, str]) -> Task:
+    """Call the task's function with its options and return the task; raise TaskError if that fails."""
     arguments = _arguments(spec, function, options)
     try:
         task = function(**arguments)
@@ -113,7 +118,7 @@ def _make(spec: str, function: Callable[..., object], name: str, options: Mappin
 
 
 def _parse(spec: str) -> tuple[str, str, Mapping[str, str]]:
-    """Module (relative for a built-in task), function and options."""
+    """Return the module (relative for a built-in task), the function and the options that a spec names."""
     try:
         parsed = parse_task(spec)
     except SpecError as error:
@@ -124,8 +129,9 @@ def _parse(spec: str) -> tuple[str, str, Mapping[str, str]]:
 
 
 def _find(spec: str, module_name: str, name: str) -> Callable[..., object]:
+    """Import a module and return its function `name`; raise TaskSpecError or TaskError if that fails."""
     here = str(Path.cwd())
-    if here not in sys.path:  # a command that was installed does not have it there, `python -m` does
+    if here not in sys.path:  # `python -m` adds the working directory, an installed command does not
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name, __package__)
@@ -134,23 +140,26 @@ def _find(spec: str, module_name: str, name: str) -> Callable[..., object]:
         if isinstance(error, ModuleNotFoundError) and _is_or_is_above(error.name, module_name):
             raise TaskSpecError(
                 f"task {spec!r}: there is no module {error.name!r} in {here} or among the installed packages"
-                "; run in the directory that holds it, or add that to PYTHONPATH"
+                "; run in the module's folder, or add that folder to PYTHONPATH"
             ) from None
         raise TaskError(f"task {spec!r}: importing {module_name} raised {_describe(error)}") from error
     if function is None:
-        place = getattr(module, "__file__", None) or module_name
-        raise TaskSpecError(f"task {spec!r}: {place} has no {name!r}")
+        file = getattr(module, "__file__", None) or module_name
+        raise TaskSpecError(f"task {spec!r}: {file} has no {name!r}")
     if not callable(function):
-        raise TaskSpecError(f"task {spec!r}: {name} must be a function, it is a {type(function).__name__}")
+        raise TaskSpecError(f"task {spec!r}: {name} must be a function, but is a {type(function).__name__}")
     return function
 
 
 def _is_or_is_above(missing: str | None, module: str) -> bool:
-    """Whether it is the module itself that is missing, and not one that it imports."""
+    """Return True if the missing module is `module` or a package above it, rather than a module that it
+    imports."""
     return missing is not None and f"{module}.".startswith(f"{missing}.")
 
 
 def _arguments(spec: str, function: Callable[..., object], options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the keyword arguments for the task's function, converted by its annotations; raise
+    TaskSpecError."""
     signature = _signature(spec, function)
     parameters = {
         name: parameter
@@ -171,12 +180,14 @@ def _arguments(spec: str, function: Callable[..., object], options: Mapping[str,
             raise TaskSpecError(f"task {spec!r}: option {key}: {error}") from None
     required = [name for name, p in parameters.items() if p.default is p.empty and name not in options]
     if required:
-        raise TaskSpecError(f"task {spec!r}: the option {required[0]!r} is required; {listing}")
+        raise TaskSpecError(f"task {spec!r}: option {required[0]!r} is required; {listing}")
     return arguments
 
 
 def _signature(spec: str, function: Callable[..., object]) -> inspect.Signature:
-    with contextlib.suppress(*_RAISED):  # an annotation may be imported for type checkers only, or be wrong
+    """Return the signature of the task's function, with evaluated annotations if possible; raise
+    TaskSpecError."""
+    with contextlib.suppress(*_RAISED):  # an annotation may be wrong, or imported for type checkers only
         return inspect.signature(function, eval_str=True)
     try:
         return inspect.signature(function)
@@ -187,8 +198,8 @@ def _signature(spec: str, function: Callable[..., object]) -> inspect.Signature:
 
 
 def _convert(hint: Any, text: str) -> Any:
-    """Read the text as the annotation says: a str, int, float, bool (on, off), Path or Literal; else leave
-    it."""
+    """Convert `text` to the annotated type: str, int, float, bool (on, off), Path or Literal; other types get
+    text."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):  # X | None counts as X
         hint = next(member for member in typing.get_args(hint) if member is not types.NoneType)
     if typing.get_origin(hint) is typing.Literal:
@@ -210,7 +221,8 @@ def _convert(hint: Any, text: str) -> Any:
 
 
 def _describe(error: BaseException) -> str:
-    """The exception with the place it came from: its traceback is not shown to people."""
+    """Return the exception in words, with the file and line that raised it, because its traceback is not
+    shown."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    line = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{line}"

@@ -1,4 +1,4 @@
-"""A task, as the worker sees it: five functions and facts about a workload, and one that is optional."""
+"""A task, as the worker sees it: functions and facts of a workload that a user or Gradwire provides."""
 
 from __future__ import annotations
 
@@ -15,38 +15,43 @@ if TYPE_CHECKING:
 
 
 class TaskError(ValueError):
-    """A task that cannot be used: it raised while loading, or what it returned is not a usable `Task`."""
+    """A task that cannot be used: it raised an exception while loading, or its function returned no usable
+    `Task`."""
 
 
 class TaskSpecError(TaskError):
-    """A spec that a person has to correct: no such task, or options that it does not take."""
+    """A spec that the user has to correct: the task does not exist, or does not accept these options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A workload that any worker of a job can do its share of.
+    """A workload: a model, training samples, a loss and an evaluation.
 
-    Every worker of a job builds the same task from the same spec, so everything here must be a function of
+    Every worker of a job builds the same task from the same spec. Everything here must therefore depend on
     the spec alone: the same samples under the same indices on every machine, in every process.
 
-    name: for people, in logs and tables.
-    train_samples: samples in one epoch; their indices are 0 … train_samples - 1.
-    model: makes the model, with float32 parameters on the CPU. The caller has seeded torch from the job's
-        seed, and moves the model to its device.
-    batch: the training samples with these indices (int64, shape (samples,), at least one, no order implied)
-        as CPU tensors, in any nest of tuples, lists and dicts. The caller moves them to the model's device.
-        They are this worker's share of one round, and there may be fewer of them in an epoch's last round.
-    loss: the mean loss over such a batch, a scalar with a gradient. The model is in training mode.
-    evaluate: measures the model on the validation data; finite numbers by name, which logs, gc-run and
-        /metrics show. The model is in evaluation mode, gradients are off, and
-        it may be on any device: move the data there.
-    groups: the model's parameter groups, as torch's optimizers take them: each a mapping with `params` and
-        what is to be another than the optimizer says: `{"params": biases, "weight_decay": 0.0}`. `lr` is
-        the group's learning rate before the job's schedule. Parameters in no group are as the job says.
-    split: how the samples are divided among workers where they are not to be distributed alike; None for
-        that. A worker then takes its own share's samples for the assigned ones.
+    Attributes:
+        name: name for people, in logs and tables.
+        train_samples: number of samples in one epoch; their indices are 0 … train_samples - 1.
+        model: returns a new model with float32 parameters on the CPU. The caller has seeded torch from the
+            job's seed, and moves the model to its device.
+        batch: returns the training samples with the given indices (int64, shape (samples,), at least one, in
+            any order) as CPU tensors, in any nest of tuples, lists and dicts. The caller moves them to the
+            model's device. They are this worker's share of one round. An epoch's last round may have fewer.
+        loss: returns the mean loss over such a batch, a scalar with a gradient. The model is in training
+            mode.
+        evaluate: measures the model on the validation data and returns finite numbers by name, which logs,
+            gc-run and /metrics show. The model is in evaluation mode and gradients are off. It may be on any
+            device: move the data there.
+        groups: returns the model's parameter groups as mappings, like those of torch's optimizers. The key
+            `params` holds the parameters. Other keys hold the options that differ from the job's, as in
+            `{"params": biases, "weight_decay": 0.0}`. The key `lr` is the group's learning rate before the
+            job's schedule. Parameters in no group have the job's options. None if the task has no groups.
+        split: division of the samples among workers that are not to have identically distributed samples: a
+            worker takes samples of its own share in place of the assigned ones. None for no division.
 
-    Raise `TaskError` when made with something that no job can train on.
+    Raises:
+        TaskError: `train_samples` is below 1, or an attribute that must be a function is not one.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""The training loop: do what the server assigns, evaluate when it asks, until the job is done.
+"""The training loop: take the server's assignments, evaluate when asked to, until the job is done.
 
-The server decides what comes next. The loop takes one assignment after the other from the session and never
-waits for anything else, so that it cannot hang without the server saying which worker it waits for.
+The server decides which assignment is next. The loop takes one after the other from the session and never
+waits for anything else. It therefore cannot hang without the server naming the worker that it waits for.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ POLL_S = 1.0
 
 
 class Trainer:
-    """One worker's training, with its part in the job, `session`. Not for several threads."""
+    """One worker's training of a task. The daemon creates and runs it. It must be used from one thread only.
+
+    Attributes:
+        session: this worker's part in the job.
+    """
 
     def __init__(
         self,
@@ -58,7 +62,19 @@ class Trainer:
         metrics: WorkerMetrics,
         own: OwnState | None = None,
     ) -> None:
-        """own: where this worker writes down what the server has not; None if nowhere."""
+        """
+        Args:
+            connection: connection to the server, which has joined the job.
+            reply: the server's reply to the join.
+            task: the task.
+            replica: this worker's copy of the parameters, with the model.
+            device: device of the model.
+            compressor: compressor of gradients.
+            auto: True if the compressor is to be turned off where it loses time.
+            rule: rule that decides which parameters are compressed.
+            metrics: this worker's metrics.
+            own: storage for this worker's own state, such as residuals; None to store none.
+        """
         job = job_terms(reply.job)
         work = parse_work(job.work)
         self._metrics = metrics
@@ -88,7 +104,7 @@ class Trainer:
             own=own,
         )
         self._driver = _driver(work, job, self.session, self._computation, metrics)
-        self._evaluation: m.Evaluation | None = None  # the last one
+        self._evaluation: m.Evaluation | None = None  # the last report
         self.session.saving.keep(self._image)
         found = None if own is None or reply.initialize else own.read(reply.version)
         if found is not None:
@@ -98,14 +114,15 @@ class Trainer:
             torch.set_rng_state(tree["owner"]["random"])
 
     def run(self) -> bool:
-        """Train until the job is done, or `session.leave` was called and everything is handed over.
+        """Train until the job is done, or until a leaving worker has pushed all of its residuals.
 
         Returns:
-            Whether the job is done.
+            True if the job is done, False if the worker leaves.
 
         Raises:
             Refused, UnreachableError: from the session.
-            TaskFailedError: the task raised, or its gradients stay unusable.
+            TaskFailedError: the task raised an exception, or its gradients were not finite too often in a
+                row.
         """
         self.session.begin()
         while not (self.session.finished_leaving and not self._driver.strategy.busy):
@@ -124,20 +141,23 @@ class Trainer:
         return False
 
     def _image(self) -> dict[str, Any]:
+        """Return the state that this worker saves: the strategy's, and torch's random state."""
         return {"strategy": self._driver.image(), "random": torch.get_rng_state()}
 
     def _evaluate(self, assignment: m.Assignment) -> None:
-        """Report the metrics of the epoch that the assignment names, if it names one."""
+        """Evaluate and report, if the assignment asks for it. An evaluation that was already done is reported
+        again."""
         epoch = assignment.evaluate_epoch
         if epoch == 0:
             return
         if self._evaluation is not None and epoch <= self._evaluation.epoch:
             self.session.report(self._evaluation)  # sent again: the report may not have arrived
-        elif not (self.session.leaving and assignment.ranges):  # a last push matters more
+        elif not (self.session.leaving and assignment.ranges):  # a leaving worker makes its last push instead
             self._evaluation = self._measure(assignment)
             self.session.report(self._evaluation)
 
     def _measure(self, assignment: m.Assignment) -> m.Evaluation:
+        """Evaluate the model and return the report, with finite metrics only."""
         self.session.doing("evaluating")
         epoch = assignment.evaluate_epoch
         with self._metrics.during("evaluating"), self.session.evaluated(epoch):
@@ -151,6 +171,7 @@ class Trainer:
 def _driver(
     work: Work, job: JobTerms, session: Session, computation: Computation, metrics: WorkerMetrics
 ) -> TaskDriver:
+    """Return the driver, with the strategy for the job's kind of work."""
     replica = session.replica
     match work:
         case Gradients():
@@ -181,7 +202,7 @@ def _driver(
 
 
 def _measured(computation: Computation, replica: Replica, task: str) -> Sequence[TensorSpec]:
-    """The model's tensors with the operations of their layers."""
-    what = f"task {task!r}: the loss of one sample, for counting its operations,"
-    flops = guarded(what, lambda: layer_flops(replica.model, computation.probe))
+    """Return the specs of the model's tensors with the operations of their layers, measured on one sample."""
+    name = f"task {task!r}: the loss of one sample, computed to count its operations,"
+    flops = guarded(name, lambda: layer_flops(replica.model, computation.probe))
     return [replace(spec, flops=flops.get(spec.name, 0.0)) for spec in replica.manifest.specs]

@@ -1,7 +1,9 @@
 """Work `exchange`: gradients of blocks, exchanged with the other workers; each worker takes the step itself.
 
-The sums that all workers decode are equal to the bit, in whichever order packets arrive, and so are their
-replicas. Nothing changes before the server says that everybody has the sum (`apply`).
+A block is a range of a round's samples. A worker computes the gradient sums of its blocks, and sends packets
+from which other workers decode the sum over all blocks. The decoded sums are equal to the bit, in whichever
+order packets arrive, and so are the replicas. No replica changes before the server says that all workers have
+the sum (`apply`).
 """
 
 from __future__ import annotations
@@ -40,12 +42,13 @@ Words = npt.NDArray[np.uint32]
 
 
 def _coding(assignment: m.Assignment) -> m.Coding:
+    """Return the parameters of an assignment's exchange; every assignment of this work has them."""
     assert assignment.coding is not None
     return assignment.coding
 
 
 def _key(assignment: m.Assignment) -> tuple[object, ...]:
-    """Return what an assignment's gradients depend on."""
+    """Return the fields on which an assignment's gradients depend: equal keys mean equal gradients."""
     return (
         *(assignment.version, assignment.epoch, assignment.ranges, assignment.position, assignment.world),
         _coding(assignment).redundancy,
@@ -53,16 +56,26 @@ def _key(assignment: m.Assignment) -> tuple[object, ...]:
 
 
 class CodedStrategy(Strategy):
-    """Steps that exchange gradients as coded packets; the `PacketHandler` of its session."""
+    """The strategy of work `exchange`: exchanges gradients as coded packets, and steps the replica.
+
+    It handles its session's packets, as the `PacketHandler`.
+
+    Attributes:
+        least: smallest number of samples that a block may have.
+        cuts: indices at which a flat array of all elements is split into the parameters.
+        elements: number of elements of all parameters.
+    """
 
     def __init__(
         self, session: Session, metrics: WorkerMetrics, optimizer: Optimizer, *, give_up: type[Exception]
     ) -> None:
-        """Make what the optimizer remembers a part of the replica, so that a snapshot has it too.
+        """Include the optimizer's state in the replica, so that snapshots contain it.
 
         Args:
-            session, metrics, give_up: see `Strategy`.
-            optimizer: of the replica's parameters; it follows the learning rates of assignments.
+            session: sends packets, confirmations and snapshots.
+            metrics: counts the steps that contribute nothing, and clipped elements.
+            optimizer: optimizer of the replica's parameters, which takes its learning rates from assignments.
+            give_up: exception raised after `MAX_UNUSABLE` steps in a row that contributed nothing.
         """
         super().__init__(session, metrics, give_up=give_up)
         self._replica = replica = session.replica
@@ -71,7 +84,7 @@ class CodedStrategy(Strategy):
         *self.cuts, self.elements = accumulate(parameter.numel() for parameter in replica.parameters)
         names = [tensor.name for tensor in replica.manifest.tensors]
         replica.include(
-            [(f"{what} of {names[index]}", tensor) for what, index, tensor in self._optimizer.state()]
+            [(f"{kind} of {names[index]}", tensor) for kind, index, tensor in self._optimizer.state()]
         )
         self._step: CodedStep | None = None
         self._clipped_steps = 0
@@ -79,13 +92,21 @@ class CodedStrategy(Strategy):
 
     @property
     def busy(self) -> bool:
-        """Whether others wait for packets of this worker, or it for theirs."""
+        """Whether an exchange is incomplete: other workers wait for this one's packets, or it for theirs."""
         step = self._step
         return step is not None and (step.exchange is None or not step.exchange.complete)
 
     def begin(self, assignment: m.Assignment, samples: int) -> CodedStep:
-        """Begin a step, or another exchange of the blocks that the present one has computed."""
-        self.session.begun(assignment)
+        """Begin the step that answers an assignment.
+
+        If the assignment repeats the exchange of the present step's gradients, return the present step: its
+        blocks are not computed again, and its packets are sent at once.
+
+        Args:
+            assignment: assignment with samples, at whose version the replica is.
+            samples: number of samples assigned to all workers of the round.
+        """
+        self.session.mark_answered(assignment)
         step = self._step
         if step is not None and _key(step.assignment) == _key(assignment):
             step.assignment = assignment
@@ -100,9 +121,9 @@ class CodedStrategy(Strategy):
         version = step.assignment.version
         if step.unusable:
             log.warning("version %d: %s; such blocks of samples count as zeros", version, step.unusable)
-            self.unusable(step.unusable)
+            self.count_unusable(step.unusable)
         else:
-            self.usable()
+            self.reset_unusable()
         if not step.clipped:
             return
         self.metrics.clipped.inc(step.clipped)
@@ -115,7 +136,13 @@ class CodedStrategy(Strategy):
             )
 
     def exchange(self, step: CodedStep) -> None:
-        """Send the packets that others need, in the exchange that the step's assignment names."""
+        """Send this worker's packets of the exchange that the step's assignment names.
+
+        Confirm the exchange at once if this worker needs no packet of another worker.
+
+        Args:
+            step: step whose blocks are all computed.
+        """
         self.session.doing("exchanging")
         with self.metrics.during("encoding"):
             for header, words in self._packets(step):
@@ -125,10 +152,11 @@ class CodedStrategy(Strategy):
             self._confirm(step)
 
     def hand_over(self) -> None:
-        """Send the replica before leaving: no other worker may have it."""
+        """Send the replica to the server before leaving, because no other worker may have it."""
         self.session.send_snapshot(leaving=True)
 
     def _packets(self, step: CodedStep) -> Iterator[tuple[m.Packet, Words]]:
+        """Begin the exchange that the step's assignment names, and yield this worker's packets."""
         coding, position = _coding(step.assignment), step.assignment.position
         step.plan = resent(step.original, coding.senders, coding.present) if coding.senders else step.original
         step.exchange = Exchange(step.plan, position, step.blocks, self.elements)
@@ -140,7 +168,7 @@ class CodedStrategy(Strategy):
             yield header, step.exchange.encoded(index)
 
     def _confirm(self, step: CodedStep) -> None:
-        """Tell the server that the exchange is complete."""
+        """Answer the assignment: tell the server that this worker has the sum of the exchange."""
         assert step.exchange is not None
         checksum = crc32c(self._replica.values())
         exchanged = m.Exchanged(
@@ -153,7 +181,10 @@ class CodedStrategy(Strategy):
     # ---- PacketHandler
 
     def take(self, packet: ReceivedPacket) -> None:
-        """Take in a packet. Those of another exchange are passed over."""
+        """Add another worker's packet to the present exchange; confirm the exchange once it is complete.
+
+        A packet of another exchange is ignored.
+        """
         step, header = self._step, packet.header
         self.metrics.raw_down.inc(packet.data.nbytes)
         if step is None or step.exchange is None:
@@ -166,7 +197,15 @@ class CodedStrategy(Strategy):
             self._confirm(step)
 
     def apply(self, exchange: int, version: int) -> None:
-        """Take the step to `version` with the sum of that exchange, if the replica is not there yet."""
+        """Take the optimizer's step to `version` with the sum of an exchange, as the server has ordered.
+
+        Nothing happens if the replica is not at the previous version, or if the exchange is not the present
+        one or is incomplete.
+
+        Args:
+            exchange: number of the exchange whose sum all workers have; 0 for none.
+            version: version that the step produces.
+        """
         step, replica = self._step, self._replica
         if not exchange or replica.version == version or step is None or step.exchange is None:
             return
@@ -188,28 +227,34 @@ class CodedStrategy(Strategy):
         self.session.stepped(version)
 
     def snapshot(self, version: int) -> None:
-        """Send the replica to a server that asks for it."""
+        """Send the replica, with the optimizer's state, to the server, which has requested it."""
         self.session.send_snapshot(leaving=False)
 
 
 class CodedStep(TrainingStep):
-    """The gradients of this worker's blocks at one version, and the exchange of them.
+    """The gradients of this worker's blocks at one version, and their exchange. A batch is a block.
 
     Attributes:
-        assignment: the last one of this version; another exchange of the same blocks has another one.
+        assignment: last assignment of this version; each exchange of the same blocks has its own.
         samples: number of samples in usable blocks so far.
-        loss: mean loss of these, once all blocks are computed.
-        original, plan: which packets were to be sent at first, and in the present exchange.
-        blocks: sums of gradients in fixed point, by block.
-        checksums: CRC-32C of blocks that others compute, too.
-        clipped: number of elements outside of the range of fixed point.
-        unusable: why a block contributes nothing; empty if none does.
-        computing_s: seconds that all blocks took.
-        exchange: the present one; None before the first.
+        loss: sum of the losses of these samples; their mean loss once all blocks are computed.
+        original: packets of the first exchange, and the workers that send them.
+        plan: packets of the present exchange, and the workers that send them.
+        blocks: sums of gradients in fixed point, by block: uint32, shape (elements,).
+        checksums: CRC-32C of each block, if other workers compute it too; otherwise empty.
+        clipped: number of elements so far that were outside of the range of fixed point.
+        unusable: reason why a block contributes nothing; empty if all blocks are usable.
+        computing_s: seconds that computing all blocks took.
+        exchange: present exchange; None before the first one.
     """
 
     def __init__(self, strategy: CodedStrategy, assignment: m.Assignment, samples: int) -> None:
-        """samples: number of samples assigned to all workers of the round."""
+        """
+        Args:
+            strategy: strategy that sends the packets.
+            assignment: assignment to answer.
+            samples: number of samples assigned to all workers of the round.
+        """
         super().__init__(strategy, assignment, 0)
         self._strategy = strategy
         self._began = time.perf_counter()
@@ -231,16 +276,27 @@ class CodedStep(TrainingStep):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Dropout and the like are the same wherever a block is computed."""
+        """Version and block: every worker that computes a block draws the same random numbers."""
         return self.assignment.version, self._left[-1][0]
 
     def push(self, loss: float, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
-        """Add up the gradient of a block; after the last one, send packets. Only scripts, which have no such
-        work, give a scale or a closure."""
+        """Add the present block's gradient to its sum; after the last block, send the packets.
+
+        Args:
+            loss: mean loss of the block.
+            scale: ignored: only scripts scale gradients, and scripts do not take this work.
+            evaluate: ignored: only scripts pass a closure.
+
+        Returns:
+            True if loss and gradient of the block are finite; otherwise the block counts as zeros.
+
+        Raises:
+            The strategy's `give_up`: too many steps in a row have contributed nothing.
+        """
         block, batch = self._left.pop()
         words = self.blocks[block]
         samples = int(batch.stop - batch.start)
-        # Sums are over all tensors: what the loss of a block does not reach is zeros in it.
+        # Sums cover all tensors: a tensor that the loss of this block does not reach counts as zeros.
         gradients = self._strategy.session.replica.gradients()
         usable = False
         if not math.isfinite(loss):
@@ -262,10 +318,11 @@ class CodedStep(TrainingStep):
         return usable
 
     def skip(self, why: str) -> None:
-        """Never called: only scripts skip, and they have no such work."""
+        """Raise AssertionError: only scripts skip batches, and scripts do not take this work."""
         raise AssertionError(why)
 
     def _close_if_computed(self) -> None:
+        """Close the step if no block is left to compute: calculate mean loss, checksums and duration."""
         if self._left:
             return
         self.open = False

@@ -1,4 +1,4 @@
-"""Whether workers train on the same data: a checksum of a few samples, which each takes by itself."""
+"""A checksum of a few training samples, by which the server finds out whether workers have the same data."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ DIGITS = 4  # of sums over floating-point data, whose last bits may differ betwe
 
 
 def data_checksum(batch: Callable[[Indices], Any], samples: int) -> int:
-    """CRC-32C over what a few samples hold.
+    """Return a CRC-32C over the contents of a few samples, spread over the data set.
 
-    Integers, text and shapes count exactly; of floating-point values a few sums do, to four digits. The
-    generators of torch, numpy and `random` are left as they were.
+    Integers, text and shapes count exactly; floating-point values count by a few sums, to four digits. The
+    generators of torch, numpy and `random` are restored afterwards.
 
     Args:
-        batch: the samples with these indices, in any nest of tensors, arrays and numbers.
-        samples: how many there are.
+        batch: returns the samples with the given indices, as any nest of tensors, arrays and numbers.
+        samples: number of samples in the data set.
 
     Returns:
-        0 where samples are not the same when they are drawn again, as with random augmentation: these cannot
-        be compared.
+        The checksum, never 0; or 0 if drawing the samples twice gives different contents, as with random
+        augmentation, so that checksums cannot be compared.
     """
     indices = np.unique(np.linspace(0, samples - 1, SAMPLES).astype(np.int64))
     with _generators_kept():
@@ -45,6 +45,7 @@ def data_checksum(batch: Callable[[Indices], Any], samples: int) -> int:
 
 @contextmanager
 def _generators_kept() -> Generator[None]:
+    """Restore the states of torch's, numpy's and Python's random generators at the end of the block."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield
@@ -55,12 +56,12 @@ def _generators_kept() -> Generator[None]:
 
 
 def _checksum(value: Any, before: int) -> int:
-    """Return the CRC-32C of a nest, continued from `before`."""
+    """Return the CRC-32C of a nest's contents, continued from the checksum `before`."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().to_dense()
         value = (value.double() if value.is_floating_point() else value).resolve_conj().numpy()
     if isinstance(value, np.ndarray | np.generic | float | int | bool):
-        return _extended(before, _described(np.asarray(value)))
+        return _extended(before, _contents(np.asarray(value)))
     if isinstance(value, str | bytes):
         return _extended(before, value.encode() if isinstance(value, str) else value)
     checksum = _extended(before, type(value).__name__.encode())
@@ -69,8 +70,8 @@ def _checksum(value: Any, before: int) -> int:
     return checksum
 
 
-def _described(values: np.ndarray[Any, Any]) -> bytes:
-    """Shape and contents."""
+def _contents(values: np.ndarray[Any, Any]) -> bytes:
+    """Return an array's kind and shape as bytes, with its values or, for floats, rounded sums of them."""
     head = f"{values.dtype.kind}{values.shape}".encode()
     if values.dtype.kind == "O":
         return head
@@ -85,4 +86,5 @@ def _described(values: np.ndarray[Any, Any]) -> bytes:
 
 
 def _extended(checksum: int, data: bytes) -> int:
+    """Return a CRC-32C, continued over `data`."""
     return int(google_crc32c.extend(checksum, data))  # pyright: ignore[reportUnknownArgumentType]

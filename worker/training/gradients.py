@@ -1,9 +1,9 @@
 """Work `gradients`: push the gradient of the mean loss over an assignment's samples.
 
-With overlap, gradients leave as backward makes them. Some pushes turn out at the step to hold something else
-than the step's gradients: a gradient arrived twice, a script has changed gradients or learning rates, a
-GradScaler has scaled them. Such a push is abandoned, the gradients go out as they are now, and all later ones
-wait for the end of their step.
+With overlap, gradients leave while backward produces them. At the step, such a push may turn out to hold
+other values than the step's gradients: a gradient arrived twice, a script has changed gradients or learning
+rates, or a GradScaler has scaled them. The worker then abandons the push, sends the gradients as they are at
+the step, and sends all later gradients at the end of their step.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ log = logging.getLogger("gradwire.worker")
 
 
 class GradientStrategy(Strategy):
-    """Steps that push gradients.
+    """The strategy of work `gradients`: pushes the gradient of each assignment's samples.
 
     Attributes:
-        hooks: hand gradients on during backward; None if they wait for the end of their step.
-        rates: returns the learning rates that go with a push, by parameter group; none for the job's own.
-        remedy: what a user can do where a gradient arrives twice.
+        hooks: hooks that send gradients during backward; None if gradients leave at the end of their step.
+        rates: returns the learning rates of the server's step that a push carries, by parameter group; an
+            empty tuple stands for the job's schedule.
+        remedy: advice, appended to the warning that a gradient arrived twice; may be empty.
     """
 
     def __init__(
@@ -48,10 +49,15 @@ class GradientStrategy(Strategy):
     ) -> None:
         """
         Args:
-            session, metrics, give_up, single, final: see `Strategy`.
+            session: receives the pushes.
+            metrics: counts the steps that contribute nothing.
+            give_up: exception raised after `MAX_UNUSABLE` steps in a row that contributed nothing.
+            single: whether each push makes a version of its own.
+            final: whether the server uses parts before their push is committed.
             overlap: whether parts leave during the backward pass.
-            rates, remedy: see the class.
-            user_steps: whether code of the user runs between backward and `push`, and may change gradients.
+            rates: returns the learning rates that a push carries, by parameter group.
+            user_steps: whether the user's code runs between backward and `push`, and may change gradients.
+            remedy: advice, appended to the warning that a gradient arrived twice.
         """
         super().__init__(session, metrics, give_up=give_up, single=single, final=final)
         self.rates = rates
@@ -63,20 +69,24 @@ class GradientStrategy(Strategy):
     def begin(self, assignment: m.Assignment, samples: int) -> GradientStep:
         return GradientStep(self, assignment, samples)
 
-    def wait_for_step(self, why: str) -> None:
-        """Hand on nothing during backward passes from now on."""
+    def stop_overlap(self, why: str) -> None:
+        """Send gradients only after the backward pass from now on, and warn of that.
+
+        Args:
+            why: reason, a clause for the warning.
+        """
         log.warning("from now on gradients leave after the backward pass, not during it: %s", why)
         self.hooks = None
 
 
 class GradientStep(TrainingStep):
-    """One batch, one gradient, one push."""
+    """A step of work `gradients`: one batch, one gradient, one push."""
 
     def __init__(self, strategy: GradientStrategy, assignment: m.Assignment, samples: int) -> None:
         super().__init__(strategy, assignment, samples)
         self._strategy = strategy
-        self._pushing: Pushing | None = None  # followed by hooks
-        self._rates: tuple[float, ...] = ()  # with which it was begun
+        self._pushing: Pushing | None = None  # push to which hooks hand gradients
+        self._rates: tuple[float, ...] = ()  # learning rates that the push carries
 
     def follow(self) -> None:
         super().follow()
@@ -93,16 +103,16 @@ class GradientStep(TrainingStep):
         pushing, self._pushing = self._pushing, None
         if pushing is None or self._strategy.hooks is None:
             return False
-        missing = self._strategy.hooks.let_go()
+        missing = self._strategy.hooks.stop()
         self._strategy.session.abandon(pushing)
         return len(missing) < len(self._strategy.session.replica.parameters)
 
     def skip(self, why: str) -> None:
         self.open = False
         if self.withdraw():
-            self._strategy.wait_for_step(
-                f"{why}, and what its backward pass had sent is thrown away; to accumulate over several "
-                "batches, put the backward passes of all but the last under job.no_sync()"
+            self._strategy.stop_overlap(
+                f"{why}, and the gradients that its backward pass had sent are discarded; to accumulate over "
+                "several batches, put the backward passes of all but the last under job.no_sync()"
             )
         log.info("version %d: %s; this step contributes nothing", self.assignment.version, why)
         self._strategy.session.skip(self.assignment)
@@ -113,16 +123,16 @@ class GradientStep(TrainingStep):
             evaluate()
             session.replica.check()
         self.open = False
-        # 1. What hooks have handed on, unless that is not this step's gradients.
+        # 1. Keep the push that hooks have filled, unless it holds other values than this step's gradients.
         hooks, missing = strategy.hooks, list[int]()
         if hooks is not None and self._pushing is not None:
-            missing = hooks.let_go()
+            missing = hooks.stop()
             why = self._unusable_because(hooks, scale)
             if why and strategy.final and self.sent:
-                raise strategy.give_up(f"{why}, and some of it has left: use --overlap off for this model")
+                raise strategy.give_up(f"{why}, and some parts have left: use --overlap off for this model")
             if why:
                 self.withdraw()
-                strategy.wait_for_step(why)
+                strategy.stop_overlap(why)
         pushing, self._pushing = self._pushing, None
         try:
             if pushing is not None and hooks is not None and hooks.error is not None:
@@ -130,11 +140,11 @@ class GradientStep(TrainingStep):
             if not math.isfinite(loss):
                 return self._contribute_nothing(f"the loss is {loss}", pushing, loss)
             if pushing is not None:
-                # 2a. The rest: the loss does not reach these tensors, or hooks do not see them.
+                # 2a. Add the remaining tensors: the loss does not reach them, or they have no hook.
                 for index in missing:
                     pushing.add(index, session.replica.gradient(index))
             else:
-                # 2b. All gradients, as they are now.
+                # 2b. Begin a push with all gradients, as they are now.
                 session.doing("compressing")
                 pushing = self._begin_push()
                 self._add_all(pushing, scale)
@@ -144,8 +154,8 @@ class GradientStep(TrainingStep):
             if pushing is not None:
                 session.abandon(pushing)
             raise
-        # 3. The push counts.
-        strategy.usable()
+        # 3. Commit the push.
+        strategy.reset_unusable()
         strategy.commit(pushing, loss)
         strategy.times.end()
         session.replica.check_writes()
@@ -155,10 +165,12 @@ class GradientStep(TrainingStep):
     # ---- inside
 
     def _begin_push(self) -> Pushing:
+        """Begin a push, and remember the learning rates that it carries."""
         self._rates = self._strategy.rates()
         return self._strategy.begin_push(self.assignment, self.samples, self._rates)
 
     def _add_all(self, pushing: Pushing, scale: float) -> None:
+        """Add the gradients of all parameters, divided by `scale`, to a push; the last parameter's first."""
         replica, times = self._strategy.session.replica, self._strategy.times
         times.gradients([parameter.numel() for parameter in replica.parameters])
         for index in reversed(range(len(replica.parameters))):
@@ -169,9 +181,9 @@ class GradientStep(TrainingStep):
         times.handed()
 
     def _unusable_because(self, hooks: GradientHooks, scale: float) -> str:
-        """Return why what hooks have handed on is not this step's gradients; empty if it is."""
+        """Return why the hooks' push does not hold this step's gradients; "" if it does."""
         if hooks.repeated:
-            return f"a gradient came twice in one step{self._strategy.remedy}"
+            return f"a gradient arrived twice in one step{self._strategy.remedy}"
         if scale != 1.0:
             return "a GradScaler scales the gradients, which is undone at the step"
         if hooks.error is not None:
@@ -182,7 +194,7 @@ class GradientStep(TrainingStep):
             specs = self._strategy.session.replica.manifest.specs
             names = ", ".join(repr(specs[index].name) for index in changed[:3])
             return (
-                f"the script changes gradients between backward() and step() ({names}); where it clips them, "
-                "it clips those of one worker: job.attach(..., clip_norm=) clips the mean"
+                f"the script changes gradients between backward() and step() ({names}); clipping there clips "
+                "one worker's gradients: use job.attach(..., clip_norm=) to clip the mean"
             )
         return ""

@@ -1,7 +1,8 @@
-"""Gradients as backward produces them: hooks after accumulation hand each one to a push.
+"""Hooks that hand each gradient to a push as soon as backward has accumulated it.
 
-A script may change gradients between `backward()` and `step()`, for instance by clipping or unscaling. A
-checksum of each gradient that was handed on finds that at the step.
+A script may change gradients between `backward()` and `step()`, for instance by clipping or unscaling.
+Checksums detect that: one is taken of each gradient when a hook hands it to the push, and compared at the
+step.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from ..session.pushing import Pushing
 from ..session.replica import as_dense
 from ..session.timing import StepTimes
 
-COLUMNS = 1024  # values in a row of `sums`
+COLUMNS = 1024  # values in a row, in `sums`
 
 
 class GradientHooks:
-    """Hooks on a model's parameters, for as long as these live. They *follow* a push for one backward pass.
+    """Hooks on a model's parameters, which hand gradients to one push at a time (`follow`, then `stop`).
 
-    Autograd calls a hook once for each parameter that the loss reaches, also where several modules share it.
-    A gradient that arrives twice, as with reentrant checkpoints, was incomplete when it was handed on: the
-    push is unusable.
+    Hooks stay registered for as long as the parameters live. Autograd calls a hook once for each parameter
+    that the loss reaches, also where several modules share it. A gradient that arrives twice, as with
+    reentrant checkpoints, was incomplete the first time: the push is unusable.
 
     Attributes:
-        error: exception that a hook met; None if there was none. Raised inside autograd it would lose its
-            type.
-        repeated: whether a gradient arrived twice.
+        error: exception raised by a hook during the present push; None if there was none. It is kept here
+            because autograd would raise it as another type.
+        repeated: whether a gradient arrived twice during the present push.
     """
 
     def __init__(
@@ -40,9 +41,9 @@ class GradientHooks:
     ) -> None:
         """
         Args:
-            parameters: those of the replica, in its order.
-            times: told of each gradient.
-            checked: whether `changed` will be called.
+            parameters: parameters of the replica, in its order.
+            times: measures when each gradient arrives.
+            checked: whether to take checksums, so that `changed` can be called.
         """
         self.error: Exception | None = None
         self.repeated = False
@@ -51,12 +52,12 @@ class GradientHooks:
         self._checked = checked
         self._pushing: Pushing | None = None
         self._added: set[int] = set()
-        self._checksums: dict[int, int] = {}  # by index, of what was handed on
+        self._checksums: dict[int, int] = {}  # by parameter, of the gradient when it was handed to the push
         self._hooked: set[int] = set()
         self._hook()
 
     def _hook(self) -> None:
-        """Frozen parameters take no hook until they are unfrozen."""
+        """Register hooks on parameters that have none yet. torch allows none on frozen parameters."""
         if len(self._hooked) == len(self._parameters):
             return
         for index, parameter in enumerate(self._parameters):
@@ -66,32 +67,38 @@ class GradientHooks:
                 self._hooked.add(index)
 
     def follow(self, pushing: Pushing) -> None:
-        """Hand gradients to a push from now on."""
+        """Hand gradients to `pushing` from now on, until `stop`."""
         self._pushing, self.error, self.repeated = pushing, None, False
         self._added.clear()
         self._checksums.clear()
         self._hook()
 
-    def let_go(self) -> list[int]:
-        """Hand on nothing more. Returns the tensors whose gradients have not arrived, the last one first."""
+    def stop(self) -> list[int]:
+        """Stop handing gradients to the push.
+
+        Returns:
+            Indices of the parameters whose gradients have not arrived, in descending order.
+        """
         self._pushing = None
         return [index for index in reversed(range(len(self._parameters))) if index not in self._added]
 
     def changed(self) -> list[int]:
-        """Return the tensors whose gradients are no longer what was handed on."""
+        """Return the indices of the parameters whose gradients have changed since a hook handed them over."""
         return [index for index, before in self._checksums.items() if self._checksum_now(index) != before]
 
     def _checksum_now(self, index: int) -> int | None:
+        """Return the checksum of a parameter's present gradient; None without a gradient."""
         gradient = self._parameters[index].grad
         return None if gradient is None else checksum(gradient)
 
     def _hand_on(self, index: int, parameter: torch.Tensor) -> None:
+        """Called by autograd when a parameter's gradient is accumulated: add the gradient to the push."""
         if self._pushing is None or self.error is not None:
             return
         if index in self._added:
             self.repeated = True
             return
-        if parameter.grad is None:  # another hook has taken it
+        if parameter.grad is None:  # another hook has removed it
             return
         self._added.add(index)
         self._times.gradient(index)
@@ -105,17 +112,26 @@ class GradientHooks:
 
 
 def checksum(gradient: torch.Tensor) -> int:
-    """Return the CRC-32C of a gradient's values in their order.
+    """Return a CRC-32C that changes when values of the gradient, or their order, change.
 
-    A GPU does not send all of them to the host for that: it lays them out in rows, and adds up the bits of
-    each row and of each column. Exchanged or negated values change one or the other.
+    For a gradient on the host it is computed over all values. A GPU sends only sums to the host: it lays the
+    values out in rows, and adds up the bits of each row and of each column. Exchanged or negated values
+    change one or the other.
     """
     flat = as_dense(gradient).reshape(-1)
     return crc32c((_bytes(flat if flat.is_cpu else sums(flat).cpu()),))
 
 
 def sums(flat: torch.Tensor) -> torch.Tensor:
-    """Return sums of the bits of float32 values by rows and columns: 8 bytes for each row of 1024."""
+    """Return sums of the bits of float32 values, by columns and rows of a table 1024 values wide.
+
+    Args:
+        flat: float32, shape (elements,).
+
+    Returns:
+        int64, shape (1024 + rows + rest,): a sum for each column and each full row, then the bits of the
+        values behind the last full row.
+    """
     bits = flat.view(torch.int32)
     whole = len(bits) // COLUMNS * COLUMNS
     rows = bits[:whole].view(whole // COLUMNS, COLUMNS)

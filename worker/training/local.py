@@ -1,38 +1,40 @@
-"""Work `local`: a worker takes some steps on its own copy, and pushes what they have changed.
+"""Work `local`: a worker takes several steps on its own copy, and pushes the change that the steps have made.
 
 Each local step takes the optimizer's step, and pulls towards the model that the round began with (the
 correction, λ):
 
     w <- w - step(g) - λ (w - w_global)
 
-The change, w_global - w, takes a gradient's place from there on: it is compressed with its residual, averaged
-at the server, weighted by samples, and subtracted. Source: the multi-step paper, with descent and attraction
-where its signs are printed the other way round, and the change of all steps where it has the last gradient.
+From there on, the change, w_global - w, is treated like a gradient: it is compressed with its residual,
+averaged at the server, weighted by samples, and subtracted. Source: the multi-step paper. Its signs are
+printed the other way round; here the step descends and the correction attracts. Where the paper pushes the
+last gradient, this pushes the change of all steps.
 
-The parameters are back at w_global when the round's last step has been taken, so the replica stays what the
-server takes it for. A script may take its own steps in the other modes too (`job.attach(steps="local")`): an
-assignment is one batch there, and so one step, and the server subtracts the mean of the changes.
+After the round's last step the parameters return to w_global, so the replica holds the values that the server
+expects. A script may take its own steps in the other modes too (`job.attach(steps="local")`). An assignment
+is one batch there, and therefore one step, and the server subtracts the mean of the changes.
 
-*Delayed* (figure 3b of that paper), a worker does not wait for the exchange. Having pushed its change c_s of
-round s, it takes the steps of round s + 1 at once, on the samples that the server says it will have
-(`Assignment.next`), from the last global model that it has, less its own change:
+*Delayed* (figure 3b of that paper), a worker does not wait for the exchange. After pushing its change c_s of
+round s, it takes the steps of round s + 1 at once, on the samples that the server has announced
+(`Assignment.next`). It starts from the last global model that it has, less its own change:
 
     x_0 = w_s - c_s
     c_{s+1} = x_0 - x_H, after H steps from x_0
     w_{s+2} = w_{s+1} - outer(mean over workers of c_{s+1})
 
 It pushes c_{s+1} when it has w_{s+1} and the assignment that it expected, and continues from w_{s+1} -
-c_{s+1}. So the steps of a round lack what the others have changed in the previous round: a staleness of one
-round. With plain averaging and no pull, the points at which workers start a round have the mean w_{s+1}, and
-each starts the next one at that mean, moved by its own change since: CoCoD-SGD (Shen et al., IJCAI 2019).
-Overlap Local-SGD (Wang et al., 2020) is another one: there a worker keeps its model, and is pulled part of
-the way to that mean. The pull of a step is towards x_0, what the worker takes the global model to be:
-towards w_s it would take back c_s, which is on its way. The learning rate is that of round s, because the
-next one is not known by then.
+c_{s+1}. Therefore the steps of a round lack the changes that other workers made in the previous round: a
+staleness of one round. With plain averaging and no pull, this is CoCoD-SGD (Shen et al., IJCAI 2019): the
+points at which workers start a round have the mean w_{s+1}. Each worker starts the next round at that mean,
+moved by its own change since. Overlap Local-SGD (Wang et al., 2020) is different: there a worker keeps its
+model, and is pulled part of the way to that mean.
 
-While a round is computed early, updates wait in the connection: the parameters are back at w_s before
-`Session.next` applies any. The shard knows nothing of all this, and control no more than that it has to find
-the number of steps one round earlier.
+A step pulls towards x_0, the worker's estimate of the global model. A pull towards w_s would undo c_s, which
+is being exchanged. The learning rate is that of round s, because the next one is not known yet.
+
+While a round is computed early, updates wait in the connection: the parameters return to w_s before
+`Session.next` applies any update. The shard takes no part in this. Control only determines the number of
+steps one round earlier.
 """
 
 from __future__ import annotations
@@ -58,23 +60,35 @@ Changes = Sequence[torch.Tensor | None]
 
 
 class LocalOptimizer(Protocol):
-    """The optimizer whose steps a worker takes. What it remembers stays from round to round."""
+    """The optimizer whose steps a worker takes. Its state, such as momentum, persists from round to round."""
 
     def step_here(self, evaluate: Callable[[], Any] | None) -> None:
-        """Take a step by the parameters' gradients. evaluate: computes these, as often as it is called."""
+        """Take one step on the replica's parameters, in place.
+
+        Args:
+            evaluate: closure that computes the gradients, which the optimizer may call several times; None
+                if the gradients are computed already.
+        """
         ...
 
-    def remembered(self) -> Any:
-        """Return what the optimizer remembers, such as momentum: a copy."""
+    def copy_state(self) -> Any:
+        """Return a copy of the optimizer's state, such as its momentum."""
         ...
 
-    def remember(self, remembered: Any) -> None:
-        """Continue from what was `remembered`."""
+    def restore_state(self, state: Any) -> None:
+        """Replace the optimizer's state by one that `copy_state` returned."""
         ...
 
 
 class LocalStrategy(Strategy):
-    """Steps that push the change of a round of local steps."""
+    """The strategy of work `local`: takes rounds of local steps, and pushes the change that each has made.
+
+    Attributes:
+        optimizer: takes the local steps.
+        correction: λ, 0 to 1: share of its distance from the round's first model by which a step is pulled
+            back.
+        rates: learning rates of the server's step, by parameter group; empty to use the mode's own.
+    """
 
     def __init__(
         self,
@@ -91,11 +105,16 @@ class LocalStrategy(Strategy):
     ) -> None:
         """
         Args:
-            session, metrics, give_up, single, final: see `Strategy`.
+            session: receives the pushes.
+            metrics: counts the steps that contribute nothing.
             optimizer: takes the local steps.
-            batch_size: largest number of samples of a local step; None for all of the assignment's.
-            correction: λ, 0 to 1.
-            rates: learning rates of the server's step, by parameter group; none for the mode's own.
+            give_up: exception raised after `MAX_UNUSABLE` steps in a row that contributed nothing.
+            batch_size: largest number of samples of a local step; None to take all of an assignment's
+                samples in one step.
+            correction: λ, 0 to 1, the strength of the pull.
+            single: whether each push makes a version of its own.
+            final: whether the server uses parts before their push is committed.
+            rates: learning rates of the server's step, by parameter group; empty to use the mode's own.
         """
         super().__init__(session, metrics, give_up=give_up, single=single, final=final)
         self.optimizer = optimizer
@@ -107,32 +126,37 @@ class LocalStrategy(Strategy):
         return LocalStep(self, assignment, self._batches(samples))
 
     def begin_early(self, expected: m.Assignment, samples: int, less: Changes) -> LocalStep:
-        """Begin a round before its assignment has arrived; `LocalStep.answer` pushes it.
+        """Begin a round before its assignment has arrived; `LocalStep.answer` pushes its change later.
 
         Args:
-            expected: the assignment that will follow if nothing happens.
-            samples: number of its samples.
-            less: this worker's change of the previous round, which the replica does not have yet.
+            expected: assignment that follows unless a member or an evaluation intervenes.
+            samples: number of samples of the expected assignment.
+            less: this worker's change of the previous round, which the replica lacks: it is subtracted from
+                the parameters before the first step.
+
+        Returns:
+            The round, with its first batch open.
         """
         return LocalStep(self, expected, self._batches(samples), less=less, early=True)
 
     def _batches(self, samples: int) -> list[slice]:
+        """Divide a round's samples into the batches of its local steps."""
         return batches(samples, self._batch_size or samples, self.session.replica.state.least_samples)
 
     def image(self) -> dict[str, Any]:
-        return {**super().image(), "optimizer": self.optimizer.remembered()}
+        return {**super().image(), "optimizer": self.optimizer.copy_state()}
 
     def restore(self, image: Mapping[str, Any]) -> None:
         super().restore(image)
-        self.optimizer.remember(image["optimizer"])
+        self.optimizer.restore_state(image["optimizer"])
 
 
 class LocalStep(TrainingStep):
-    """One round of local steps, a batch each.
+    """One round of local steps, each with a batch of its own.
 
     Attributes:
-        changes: what the steps have changed, by tensor, None where no step has reached it; None before the
-            last step, and where the change is unusable.
+        changes: parameters at the start of the round minus parameters at its end, by tensor; an entry is None
+            if no step had a gradient of that tensor. None before the last step, or if the change is unusable.
     """
 
     def __init__(
@@ -146,8 +170,11 @@ class LocalStep(TrainingStep):
     ) -> None:
         """
         Args:
-            bounds: which of the assignment's samples each batch has.
-            less, early: see `LocalStrategy.begin_early`.
+            strategy: strategy of this work.
+            assignment: assignment to answer, or the expected one.
+            bounds: batches, as ranges of positions among the assignment's samples.
+            less: changes to subtract from the parameters before the first step; empty for none.
+            early: whether the assignment has not arrived yet, so that the last batch does not answer it.
         """
         super().__init__(strategy, assignment, 0)
         self.changes: Changes | None = None
@@ -156,12 +183,12 @@ class LocalStep(TrainingStep):
         self._at = 0  # the present batch
         self._early = early
         self._reached: set[int] = set()
-        self._loss = 0.0  # of the first batch that counts: that of the model that the round began with
-        self._unusable = ""  # why the last batch that does not count does not
+        self._loss = 0.0  # loss of the first batch that counts: the loss of the model at the round's start
+        self._unusable = ""  # reason why the last unusable batch was left out
         self._began = time.perf_counter()
         self._seconds = 0.0
         replica = strategy.session.replica
-        replica.check_writes()  # what comes later is a part of this worker's change
+        replica.check_writes()  # before the round: its own writes to the parameters are its change
         with torch.no_grad():
             self._global = self._start = [parameter.detach().clone() for parameter in replica.parameters]
             for parameter, each in zip(replica.parameters, less, strict=False):
@@ -191,13 +218,25 @@ class LocalStep(TrainingStep):
         self._next_batch()
 
     def answer(self, assignment: m.Assignment) -> bool:
-        """Push what the steps have changed, once the last one is taken. Returns whether that is usable."""
+        """Push the change that the steps have made, as the answer to an assignment.
+
+        Call it after the last step. The step itself calls it, unless the round was begun early.
+
+        Args:
+            assignment: assignment to answer.
+
+        Returns:
+            True if the push contributes to the job.
+
+        Raises:
+            The strategy's `give_up`: too many steps in a row have contributed nothing.
+        """
         strategy, session = self._strategy, self._strategy.session
         self.assignment = assignment
         if not self.samples:
             if self._unusable:
                 return self._contribute_nothing(self._unusable)
-            session.skip(assignment)  # the script has passed over all of them
+            session.skip(assignment)  # the script has skipped all batches
             return False
         session.doing("compressing")
         assert self.changes is not None
@@ -208,19 +247,19 @@ class LocalStep(TrainingStep):
         except NonFiniteGradient:
             self.changes = None
             return self._contribute_nothing("the local update contains NaN or infinity", pushing, self._loss)
-        strategy.usable()
+        strategy.reset_unusable()
         strategy.commit(pushing, self._loss, computing_s=0.0 if strategy.rates else self._seconds)
         return True
 
     # ---- inside
 
     def _take_step(self, loss: float, scale: float, evaluate: Callable[[], Any] | None) -> str:
-        """Take the step of the present batch. Returns why it was not taken; empty if it was."""
+        """Take the local step of the present batch; return why it is left out, or "" if it is taken."""
         parameters, correction = self._strategy.session.replica.parameters, self._strategy.correction
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if evaluate is None and not all_finite(gradients):  # the optimizer would remember them
+        if evaluate is None and not all_finite(gradients):  # they would enter the optimizer's state for good
             return "a gradient is not finite"
         with torch.no_grad():
             for gradient in gradients if scale != 1.0 else ():
@@ -240,7 +279,11 @@ class LocalStep(TrainingStep):
         return ""
 
     def _next_batch(self) -> bool:
-        """Go on to the next batch; after the last one, answer. Returns whether the round is usable so far."""
+        """Continue with the next batch; after the last one, answer, unless the round was begun early.
+
+        Returns:
+            False only if an answer was given that contributes nothing.
+        """
         self._at += 1
         self.open = self._at < len(self._batches)
         if self.open:
@@ -249,7 +292,7 @@ class LocalStep(TrainingStep):
         return self._early or self.answer(self.assignment)
 
     def _put_back(self) -> None:
-        """Take what the steps have changed, and put the parameters back to the global model."""
+        """Compute the round's change, and restore the parameters to the global model."""
         replica = self._strategy.session.replica
         changes: list[torch.Tensor | None] = []
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Batches as users nest them: tuples, lists, mappings and dataclasses of tensors."""
+"""Nested batches, as users build them: tuples, lists, mappings and dataclasses of tensors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import torch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return a nest with every tensor moved. Tuples, lists, mappings and dataclasses keep their types; an
-    object with a method `to`, such as a `PackedSequence`, moves itself; a nest without tensors is returned
-    as it is. Nothing is changed in place."""
+    """Return a nested batch with every tensor moved to a device; the given batch stays unchanged.
+
+    Tuples, lists, mappings and dataclasses keep their types. An object with a method `to`, such as a
+    `PackedSequence`, moves itself. A batch without tensors is returned as the same object.
+    """
     move: Any = getattr(batch, "to", None)
     if callable(move):
         return move(device)
@@ -25,7 +27,10 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def members_of(nest: Any) -> dict[Any, Any]:
-    """Return the members of a tuple, list, mapping or dataclass by key, index or field; of others, none."""
+    """Return the members of a tuple or list by index, of a mapping by key, of a dataclass by field.
+
+    Any other object has no members: the result is empty.
+    """
     found: Any = {}
     if isinstance(nest, Mapping):
         found = nest  # pyright: ignore[reportUnknownVariableType]
@@ -38,8 +43,8 @@ def members_of(nest: Any) -> dict[Any, Any]:
 
 
 def _with_members(nest: Any, members: dict[Any, Any]) -> Any:
-    """The same kind of nest with other members."""
-    make: Any = getattr(nest, "_make", nest.__class__)  # of a namedtuple
+    """Return a nest of the same type with other members; a read-only mapping becomes a dict."""
+    make: Any = getattr(nest, "_make", nest.__class__)  # `_make` builds a namedtuple
     if isinstance(nest, tuple):
         return make(list(members.values()))
     has_items = isinstance(nest, MutableMapping | list)
@@ -50,5 +55,5 @@ def _with_members(nest: Any, members: dict[Any, Any]) -> Any:
         if has_items:
             other[key] = value
         else:
-            object.__setattr__(other, key, value)  # it may be frozen
+            object.__setattr__(other, key, value)  # works for a frozen dataclass too
     return other

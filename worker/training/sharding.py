@@ -1,8 +1,8 @@
-"""Which samples a worker takes: a pure function of the job's seed and its assignment.
+"""The samples of an assignment: a pure function of the job's seed and the assignment.
 
 Each epoch is one permutation of the training samples, drawn from (seed, epoch). An assignment names ranges of
-it, and the server sees to it that each sample is in one assignment. Nothing here depends on who the workers
-are, so that an epoch goes on without a seam when they change.
+the permutation, and the server puts each sample into one assignment. Nothing here depends on the workers'
+identities, so an epoch continues without a gap or a repetition when workers join or leave.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Shards:
 
 
 def epoch_order(seed: int, epoch: int, train_samples: int) -> Indices:
-    """Return the order of the samples in an epoch: shape (train_samples,)."""
+    """Return the samples' order in an epoch, which is counted from 0: indices, shape (train_samples,)."""
     return np.random.default_rng([seed, epoch]).permutation(train_samples)
 
 
 def shard(order: Indices, assignment: Assignment) -> Indices:
-    """Return the samples that an assignment's ranges name."""
+    """Return the entries of an epoch's order that an assignment's ranges name, end to end."""
     if not assignment.ranges:
         return order[:0]
     return np.concatenate([order[each.start : each.start + each.count] for each in assignment.ranges])
@@ -73,7 +73,13 @@ def shard(order: Indices, assignment: Assignment) -> Indices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedPart:
-    """A part of a coded round, by its number. weight: factor of the mean gradient over its samples."""
+    """One part of the samples of a round with straggler codes, which some members compute redundantly.
+
+    Attributes:
+        number: number of the part in the round, from 0.
+        indices: indices of the part's training samples.
+        weight: factor by which this member multiplies the mean gradient over these samples.
+    """
 
     number: int
     indices: Indices
@@ -81,8 +87,14 @@ class CodedPart:
 
 
 def coded_parts(indices: Indices, assignment: Assignment) -> list[CodedPart]:
-    """Return the parts of a round that a member computes, with weights: their sum is as large as a mean over
-    these parts."""
+    """Return the parts of a round with straggler codes that one member computes.
+
+    The weighted sum of the parts' mean gradients has the size of a mean over all samples of these parts.
+
+    Args:
+        indices: indices of all samples of the round.
+        assignment: assignment of the member; its position and number of stragglers select the parts.
+    """
     code = straggler_code(assignment.world, assignment.stragglers)
     numbers = parts_of(assignment.position, assignment.world, assignment.stragglers)
     bounds = [share(len(indices), number, assignment.world) for number in numbers]
@@ -100,8 +112,12 @@ def batches(samples: int, batch_size: int, least: int = 1) -> list[slice]:
 
     Args:
         samples: number of samples, 1 or more.
-        batch_size: largest number of samples of a batch.
-        least: number of samples that each batch must have, if there are as many.
+        batch_size: largest number of samples in a batch.
+        least: smallest number of samples in a batch, unless `samples` itself is smaller. It may make
+            batches larger than `batch_size`.
+
+    Returns:
+        The batches in order, as ranges of positions in the assignment.
     """
     steps = min(-(-samples // batch_size), max(1, samples // least))
     return [slice(*share(samples, step, steps)) for step in range(steps)]

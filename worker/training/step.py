@@ -1,16 +1,18 @@
 """One training step: an assignment, computed and answered once.
 
-Two drivers take these steps, and differ in who owns the loop: in a task the trainer does and calls the user's
-code (`worker/tasks/driver`); in a script the user's code does and calls us (`worker/script/job`). Both do
+Two drivers take these steps, and differ in the owner of the loop. In a task the trainer owns it and calls the
+user's code (`worker/tasks/driver`). In a script the user's code owns it and calls ours
+(`worker/script/job`). Both do
 
     step = strategy.begin(assignment, samples)
+
     while step.open:          # once for each batch
-        loss = ...            # forward pass over the samples step.batch; random numbers go by step.seeds
-        step.follow()         # the forward pass is over
+        loss = ...            # forward pass over the samples step.batch, seeded by step.seeds
+        step.follow()         # between the forward and the backward pass
         loss.backward()
         step.push(loss)       # or step.skip(why)
 
-There is one `Strategy` for each kind of work (`work`). It outlives its steps:
+There is one `Strategy` for each kind of work (`work`). It lasts as long as the worker is in the job:
 
 | | gradients | local | coded |
 |---|---|---|---|
@@ -25,22 +27,23 @@ A step's life:
 |---|---|---|
 | computing | `open`: a batch is computed, nothing is sent | sending; computed; answered |
 | sending | parts leave as soon as backward has their gradients | answered; computing, if withdrawn |
-| computed | local steps taken early, or a coded exchange | answered; dropped |
-| answered | the session has its one commit, and sees to what becomes of it | – |
+| computed | local steps taken early, or a coded exchange | answered; discarded |
+| answered | the session has the step's one commit, and handles its outcome | – |
 
 The rules, each implemented once:
 
 - **Not finite** (`_contribute_nothing`): the loss or a gradient is NaN or infinite. The step leaves
   parameters, optimizer and residual as they were, and answers its assignment without samples. Where parts
-  already count (`final`), the remaining parts go empty instead. After ten such steps in a row the worker
-  ends. A local step or a block that is not finite is left out, and the rest of its assignment counts; if
-  nothing is left, the rule above holds. (In a coded exchange others wait for packets, so zeros are sent.)
-- **Late push** (`session/outcomes`): a push that the server refuses as stale goes back into the residual, and
-  out with the next push; a redundant one is undone. Steps never wait for outcomes, and never see them.
+  that have left already count (`final`), the remaining parts are sent empty instead. After ten such steps in
+  a row the worker ends. A local step or a block that is not finite is left out, and the rest of its
+  assignment counts; if nothing is left, the step answers without samples. In a coded exchange other workers
+  wait for packets, so zeros are sent.
+- **Late push** (`session/outcomes`): a push that the server refuses as stale returns to the residual, and
+  leaves with the next push; a redundant push is undone. Steps never wait for outcomes, and never see them.
 - **Interrupted round**: an assignment that is sent again after it was answered is not begun again
   (`Session.is_new`). A push that cannot be completed is withdrawn, and the residual is as before the step.
-  What was computed before its assignment arrived serves only the assignment that was expected; if another
-  one arrives, parameters, buffers, random numbers and optimizer are put back (`worker/tasks/ahead`).
+  A step computed before its assignment arrived answers only the expected assignment. If another one arrives,
+  parameters, buffers, random numbers and optimizer are restored (`worker/tasks/ahead`).
 - **Spike** (`Pushing.commit`): a gradient more than 100 times as large as usual is sent whole, in float32,
   logged and counted. The step is pushed like any other.
 """
@@ -67,14 +70,18 @@ MAX_UNUSABLE = 10  # steps in a row that contribute nothing
 
 
 class Strategy(ABC):
-    """How one kind of work becomes pushes, and what its steps share.
+    """Turns assignments of one kind of work into training steps, and keeps the state that the steps share.
 
     Attributes:
-        single: whether each push becomes a version by itself, so that a worker may compute at one version
-            twice, or not at all.
-        final: whether parts count before their push is committed, and cannot be taken back.
-        times: when the present step's forward and backward passes began and ended.
+        session: the worker's session, which receives the pushes.
+        metrics: the worker's metrics.
+        single: whether each push makes a version of its own, so that a worker may compute several times, or
+            never, at one version.
+        final: whether the server uses parts before their push is committed, so that no part that has left
+            can be taken back.
+        times: durations of the forward and backward passes, by tensor.
         steps: number of pushes committed so far.
+        give_up: exception raised after `MAX_UNUSABLE` steps in a row that contributed nothing.
     """
 
     def __init__(
@@ -90,9 +97,9 @@ class Strategy(ABC):
         Args:
             session: receives the pushes.
             metrics: counts the steps that contribute nothing.
-            give_up: exception raised after `MAX_UNUSABLE` of these in a row.
-            single: see the class.
-            final: see the class.
+            give_up: exception raised after `MAX_UNUSABLE` steps in a row that contributed nothing.
+            single: whether each push makes a version of its own.
+            final: whether the server uses parts before their push is committed.
         """
         self.session = session
         self.metrics = metrics
@@ -100,31 +107,41 @@ class Strategy(ABC):
         self.times = StepTimes(len(session.replica.parameters))
         self.steps = 0
         self.give_up = give_up
-        self._held = 0  # commits since the last one that sent something
-        self._unusable = 0
+        self._held = 0  # commits since the last one with payloads: the compressor's delay holds them back
+        self._unusable = 0  # steps in a row that contributed nothing
 
     # ---- for drivers
 
     @abstractmethod
     def begin(self, assignment: m.Assignment, samples: int) -> TrainingStep:
-        """Begin the step that answers an assignment. samples: number of samples assigned."""
+        """Begin the step that answers an assignment.
+
+        Args:
+            assignment: assignment with samples, at whose version the replica is.
+            samples: number of samples assigned, at least 1.
+
+        Returns:
+            The step, with its first batch open.
+        """
 
     @property
     def busy(self) -> bool:
-        """Whether other workers wait for this one although no push of it is open."""
+        """Whether an exchange of coded packets is incomplete, so that this worker must not leave yet."""
         return False
 
     def image(self) -> dict[str, Any]:
-        """Return what the next step depends on, between two steps: plain values and copies of tensors, as
-        the checkpoint format takes them."""
+        """Return the state that `restore` continues from, as plain values and copies of tensors.
+
+        Call it between two steps. The checkpoint format takes these values.
+        """
         return {"held": self._held, "steps": self.steps}
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Continue from an `image`."""
+        """Replace the state by one that `image` returned."""
         self._held, self.steps = image["held"], image["steps"]
 
     def finish(self) -> None:
-        """Called when the job is done: warn of gradients that no push has carried."""
+        """Called when the job is done: warn if the compressor's delay still holds back gradients."""
         if self._held:
             log.warning(
                 "the gradients of the last %d steps were held back by the compressor's delay "
@@ -133,22 +150,33 @@ class Strategy(ABC):
             )
 
     def hand_over(self) -> None:  # noqa: B027
-        """Called when the worker leaves, after its last push: send what no push has carried."""
+        """Called when the worker leaves, after its last push: send the replica if it may be the only one."""
 
     # ---- for steps
 
     def seeds(self, assignment: m.Assignment) -> tuple[int, int]:
-        """Return what random numbers depend on besides the job's seed.
+        """Return the two numbers that seed an assignment's random numbers, besides the job's seed.
 
-        These are the version and the position in the round, where all members compute together: ranks change
-        when a worker returns after its lease. Otherwise it is the assignment.
+        1. Where all members compute together: version and position in the round. A rank would not do,
+           because it may change when a worker returns after its lease.
+        2. Where each push makes a version of its own: the id of the assignment, and 0.
         """
         return (assignment.id, 0) if self.single else (assignment.version, assignment.position)
 
     def begin_push(
         self, assignment: m.Assignment, samples: int, learning_rates: Sequence[float] = ()
     ) -> Pushing:
-        """Begin to push. learning_rates: see `Session.begin_step`."""
+        """Begin the push that answers an assignment.
+
+        Args:
+            assignment: assignment to answer.
+            samples: number of samples behind the gradients.
+            learning_rates: learning rates of the server's step, by parameter group; empty to use the job's
+                schedule.
+
+        Returns:
+            The push, to which gradients are added.
+        """
         version, rank = self.seeds(assignment)
         return self.session.begin_step(
             assignment,
@@ -160,17 +188,30 @@ class Strategy(ABC):
         )
 
     def commit(self, pushing: Pushing, loss: float, *, computing_s: float = 0.0) -> None:
-        """Commit a push, and count it."""
+        """Commit a push, and count it.
+
+        Args:
+            pushing: push with all gradients.
+            loss: mean loss of its samples.
+            computing_s: seconds that local steps took, where the mode sets their number by it; otherwise 0.
+        """
         self.steps += 1
         sent = self.session.commit(pushing, loss, computing_s=computing_s)
         self._held = 0 if sent else self._held + 1
 
-    def usable(self) -> None:
-        """A step contributes to the job."""
+    def reset_unusable(self) -> None:
+        """Reset the count of steps in a row that contributed nothing, after a step that contributes."""
         self._unusable = 0
 
-    def unusable(self, why: str) -> None:
-        """Count a step that contributes nothing. Raises `give_up` if there were too many in a row."""
+    def count_unusable(self, why: str) -> None:
+        """Count a step that contributes nothing.
+
+        Args:
+            why: reason, a clause for the error's message.
+
+        Raises:
+            The strategy's `give_up`: this was the `MAX_UNUSABLE`th such step in a row.
+        """
         self.metrics.skipped.inc()
         self._unusable += 1
         if self._unusable >= MAX_UNUSABLE:
@@ -181,15 +222,21 @@ class Strategy(ABC):
 
 
 class TrainingStep(ABC):
-    """One assignment on its way to its answer; see the head of this file.
+    """One assignment, from its first batch to its answer. `Strategy.begin` creates it; a driver drives it.
 
     Attributes:
-        assignment: the assignment that is answered.
+        assignment: assignment that the step answers.
         samples: number of samples that the answer counts.
-        open: whether there is a batch to compute.
+        open: whether another batch is to be computed.
     """
 
     def __init__(self, strategy: Strategy, assignment: m.Assignment, samples: int) -> None:
+        """
+        Args:
+            strategy: strategy of this kind of work.
+            assignment: assignment to answer.
+            samples: number of samples that count so far.
+        """
         self.assignment = assignment
         self.samples: int = samples
         self.open = True
@@ -198,31 +245,35 @@ class TrainingStep(ABC):
 
     @property
     def batch(self) -> slice:
-        """Which of the assignment's samples the present batch has."""
+        """Range of positions of the present batch among the assignment's samples."""
         return slice(0, self.samples)
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The numbers that seed the present batch's random numbers, besides the job's seed."""
+        """Numbers that seed the present batch's random numbers, besides the job's seed."""
         return self._of.seeds(self.assignment)
 
     def follow(self) -> None:
-        """The forward pass of the batch is over, and its backward pass follows."""
+        """Called between a batch's forward and backward pass: start timing the backward pass.
+
+        Where parts leave during backward, also begin the push.
+        """
         self._of.times.backward()
 
     @abstractmethod
     def push(self, loss: float, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
-        """Take in the gradients of the present batch, which the replica's parameters have; after the last
-        batch, answer the assignment.
+        """Use the gradients of the present batch; after the last batch, answer the assignment.
+
+        The gradients are those in `grad` of the replica's parameters.
 
         Args:
             loss: mean loss of the batch; 0 if unknown.
-            scale: factor by which the gradients are too large.
-            evaluate: computes the gradients, if they are not there yet.
+            scale: factor by which a GradScaler has multiplied the gradients; the step divides by it.
+            evaluate: closure that computes the gradients, where they are not computed yet; None otherwise.
 
         Returns:
-            Whether the gradients can be used, and after the last batch, whether the assignment's answer holds
-            anything.
+            True if the gradients are finite and used. After the last batch, True only if the answer
+            contributes to the job as well.
 
         Raises:
             The strategy's `give_up`: too many steps in a row have contributed nothing.
@@ -230,36 +281,46 @@ class TrainingStep(ABC):
 
     @abstractmethod
     def skip(self, why: str) -> None:
-        """Do without the gradients of the present batch. why: a clause for the log."""
+        """Leave out the present batch; after the last batch, answer the assignment.
+
+        Args:
+            why: reason, a clause for the log.
+        """
 
     def withdraw(self) -> bool:
-        """Abandon the push that `follow` has begun, if any; the step may begin another one.
+        """Abandon the push that `follow` has begun, if any; the step may begin another push.
 
         Returns:
-            Whether gradients had been handed to it.
+            True if the push held gradients already.
         """
         return False
 
     @property
     def sent(self) -> bool:
-        """Whether parts of the push that `follow` has begun have left."""
+        """Whether parts of the push that `follow` has begun were sent."""
         return False
 
     def _contribute_nothing(self, why: str, pushing: Pushing | None = None, loss: float = 0.0) -> bool:
-        """Answer a step that is not finite. This is the one rule for it; see the head of this file.
+        """Answer a step whose loss or gradient is NaN or infinite. Every strategy uses this one rule.
+
+        1. Parts of the push that were sent count already: send the remaining parts empty, and commit.
+        2. Otherwise: abandon the push, and answer the assignment without samples.
 
         Args:
-            why: what is not finite.
-            pushing: the push that was begun; None if there is none.
+            why: the value that is not finite, a clause for the log.
+            pushing: push that was begun; None if there is none.
             loss: mean loss of the step.
 
         Returns:
-            Whether parts that have left count all the same.
+            True if parts that were sent count all the same.
+
+        Raises:
+            The strategy's `give_up`: too many steps in a row have contributed nothing.
         """
         strategy, version = self._of, self.assignment.version
         counts = pushing is not None and strategy.final and bool(pushing.checksums)
         if pushing is not None and counts:
-            log.warning("version %d: %s; some of its parts have left", version, why)
+            log.warning("version %d: %s; parts that were sent count, the others are sent empty", version, why)
             pushing.cancel_remaining()
             strategy.commit(pushing, loss if math.isfinite(loss) else 0.0)
         else:
@@ -267,14 +328,15 @@ class TrainingStep(ABC):
                 strategy.session.abandon(pushing)
             log.warning("version %d: %s; this step contributes nothing", version, why)
             strategy.session.skip(self.assignment)
-        strategy.unusable(why)
+        strategy.count_unusable(why)
         return counts
 
 
 def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether no value is NaN or infinite.
+    """Return True if no value of the tensors, dense or sparse, is NaN or infinite.
 
-    The extremes of a tensor tell, in one pass that writes nothing: a fiftieth of the time of `isfinite`.
+    Minimum and maximum of a tensor are enough, in one pass that writes nothing: a fiftieth of the time of
+    `isfinite`.
     """
     held = [each.coalesce().values() if each.is_sparse else each for each in tensors]
     extremes = [torch.stack(torch.aminmax(each)).isfinite().all() for each in held if each.numel()]

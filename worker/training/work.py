@@ -1,4 +1,4 @@
-"""The kinds of work that a server may ask for, from the spec that the job's terms name it by."""
+"""The kinds of work that a server may request, and the parser of the spec by which a job's terms name one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ...common.spec import parse_one_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gradients:
-    """The mean gradient of each assignment's samples.
+    """Work `gradients`: a worker pushes the mean gradient of each assignment's samples.
 
-    single: whether gradients become versions one at a time, so that a worker may compute at one version
-        twice, or not at all.
+    Attributes:
+        single: whether each push makes a version of its own, so that a worker may compute several times, or
+            never, at one version.
     """
 
     single: bool = False
@@ -21,10 +22,13 @@ class Gradients:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Local:
-    """Local steps, and the change that they make.
+    """Work `local`: a worker takes steps of its own, and pushes the change that they make.
 
-    correction: λ, 0 to 1, how strongly each pulls back. delayed: whether the steps of the next round are
-        begun while the changes of this one are exchanged.
+    Attributes:
+        correction: λ, 0 to 1: share of its distance from the round's first model by which each local step
+            is pulled back.
+        delayed: whether the local steps of the next round begin while the changes of this round are
+            exchanged.
     """
 
     correction: float = 0.0
@@ -33,7 +37,7 @@ class Local:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodedExchange:
-    """Coded packets of gradients, exchanged among the workers, which take the step themselves."""
+    """Work `exchange`: workers exchange gradients as coded packets, and each takes the optimizer's step."""
 
 
 Work = Gradients | Local | CodedExchange
@@ -41,5 +45,9 @@ WORK: Mapping[str, type[Work]] = {"gradients": Gradients, "local": Local, "excha
 
 
 def parse_work(text: str) -> Work:
-    """Raises SpecError for work that this release does not know."""
+    """Parse the spec of a kind of work, such as `local:correction=0.1`.
+
+    Raises:
+        SpecError: this release does not know the kind of work or an option.
+    """
     return parse_one_of("work", text, WORK)

@@ -2,25 +2,28 @@
 
 Accepted pushes are applied one at a time, in the order of arrival. A member:
 
-    idle       gets samples at the current version          -> computing; held back (stale); evaluating
-    computing  its push is accepted, or refused as late     -> queued; idle
-    queued     its push waits for the shard, or is applied  -> idle, once its version is published
-    held back  is too far ahead of the slowest member       -> idle, once the slowest has caught up
+    idle      | gets samples at the current version         | -> computing; held back (stale); evaluating
+    computing | its push is accepted, or refused as late    | -> queued; idle
+    queued    | its push waits for the shard, or is applied | -> idle, once its version is published
+    held back | is too far ahead of the slowest member      | -> idle, once the slowest has caught up
 
-`stale` bounds how far members may drift apart (stale synchronous parallel, Ho et al., NIPS 2013). A member's
-clock is the number of its accepted pushes; the last one shows to others once it is published. A member gets
-work only while its clock is at most `bound` ahead of the slowest ready member's, so at clock c it computes
-with all contributions up to clock c - bound - 1; with a bound of 0 all finish a clock before any begins the
-next. The staleness of a push is the number of clocks that it is behind the newest accepted push. A member
-that joins starts at the clock of the slowest.
+The mode `stale` bounds how far members may drift apart (stale synchronous parallel, Ho et al., NIPS 2013). A
+member's clock is the number of its accepted pushes; other members see the last one once it is published. A
+member gets work only while its clock is at most `bound` ahead of the slowest ready member's. So at clock c it
+computes with all contributions up to clock c - bound - 1. With a bound of 0, all members finish a clock
+before any begins the next. The staleness of a push is the number of clocks that it is behind the newest
+accepted push. A member that joins starts at the clock of the slowest.
 
 A member that takes more than twice as long as the others gets fewer samples at a time (`share_fit`) until it
-answers as often as they do, and its pushes weigh less accordingly: otherwise the bound would make all members
-as slow as it is.
+answers as often as they do, and its pushes have less weight accordingly. Otherwise the bound would make all
+members as slow as it is.
 
-What may not happen: two pushes applied at once; a push staler than the bound accepted; work assigned while a
-push is being applied, because a snapshot would be of the next version; a push accepted that computed with a
-version that the shard no longer keeps, or while a new plan waits.
+Invariants:
+
+- The shard applies one push at a time.
+- No push is accepted that is staler than the bound, or whose version the shard no longer keeps.
+- No push is accepted while a new plan waits.
+- No work is assigned while a push is being applied: a snapshot would be of the next version.
 """
 
 from __future__ import annotations
@@ -41,29 +44,46 @@ from .share_fit import ShareFit
 
 @dataclass
 class Arrivals(Mode):
-    """A push must not take time in proportion to the number of members, so indices of them, by worker, are
+    """The modes `stale` and `async`.
+
+    A push must not take time in proportion to the number of members, so indices of members, by worker, are
     kept up to date instead: the fields marked DERIVED.
 
-    bound: in clocks, None for no bound. inverse: whether to divide a gradient by its staleness. compensated:
-    whether the shard keeps the versions at which gradients are being computed.
+    Attributes:
+        bound: number of clocks that a member may be ahead of the slowest; None for no bound.
+        inverse: True to divide a gradient by its staleness in versions.
+        compensated: True if the shard keeps the versions at which gradients are being computed.
+        _promised: version of the newest accepted push.
+        _newest: clock of the newest accepted push; -1 before the first.
+        _queue: orders for accepted pushes that wait for the shard, oldest first.
+        _applying: worker and incarnation whose push is being applied; None while none is.
+        _stuck_since: time from which members have waited for the slowest, in seconds of the job's clock.
+        _epoch_version: version with which the last epoch was complete.
+        _idle: workers that may get work.
+        _held_back: workers that are too far ahead of the slowest.
+        _held_at: clock of the slowest member when `_held_back` was filled.
+        _visible: clocks that other members can see, by worker.
+        _clocks: number of workers at each visible clock.
+        _times: seconds for whole shares, by worker.
+        _sorted_times: the same seconds, ascending.
     """
 
     _state: JobState = field(metadata=DERIVED)
     bound: int | None = field(metadata=DERIVED)
     inverse: bool = field(metadata=DERIVED)
     compensated: bool = field(metadata=DERIVED)
-    _promised: int = 0  # version of the newest accepted push
-    _newest: int = -1  # its clock
+    _promised: int = 0
+    _newest: int = -1
     _queue: deque[e.Apply] = field(default_factory=deque[e.Apply])
-    _applying: Name | None = None  # the member whose push is being applied
-    _stuck_since: float = 0.0  # when members began to wait for the slowest
-    _epoch_version: int = 0  # the version with which the last epoch was complete
-    _idle: set[str] = field(default_factory=set[str], metadata=DERIVED)  # workers that may get work
+    _applying: Name | None = None
+    _stuck_since: float = 0.0
+    _epoch_version: int = 0
+    _idle: set[str] = field(default_factory=set[str], metadata=DERIVED)
     _held_back: set[str] = field(default_factory=set[str], metadata=DERIVED)
-    _held_at: int = field(default=0, metadata=DERIVED)  # clock of the slowest when they were held back
-    _visible: dict[str, int] = field(default_factory=dict[str, int], metadata=DERIVED)  # clocks, by worker
-    _clocks: Counter[int] = field(default_factory=Counter[int], metadata=DERIVED)  # workers, by visible clock
-    _times: dict[str, float] = field(default_factory=dict[str, float], metadata=DERIVED)  # s for whole shares
+    _held_at: int = field(default=0, metadata=DERIVED)
+    _visible: dict[str, int] = field(default_factory=dict[str, int], metadata=DERIVED)
+    _clocks: Counter[int] = field(default_factory=Counter[int], metadata=DERIVED)
+    _times: dict[str, float] = field(default_factory=dict[str, float], metadata=DERIVED)
     _sorted_times: list[float] = field(default_factory=list[float], metadata=DERIVED)
 
     @property
@@ -84,7 +104,8 @@ class Arrivals(Mode):
     # ---- indices
 
     def _index_clock(self, member: Member) -> None:
-        """Index the clock that other members can see: without a push that is not published yet."""
+        """Index the clock of `member` that other members can see: without a push that is not published
+        yet."""
         before = self._visible.pop(member.worker, None)
         if before is not None:
             self._clocks[before] -= 1
@@ -98,7 +119,7 @@ class Arrivals(Mode):
     def _index_time(self, member: Member) -> None:
         self._unindex_time(member.worker)
         pace = member.pace
-        if pace is not None and pace.tells(self._state.rules.batch_size):
+        if pace is not None and pace.is_reference(self._state.rules.batch_size):
             self._times[member.worker] = pace.seconds
             insort(self._sorted_times, pace.seconds)
 
@@ -114,6 +135,7 @@ class Arrivals(Mode):
     # ---- assigning work
 
     def _assign_work(self, now: float) -> list[e.Action]:
+        """Assign work to idle members, in rank order, as long as samples are left."""
         state = self._state
         # While a push is being applied, a snapshot would be of the next version. While a plan waits, the
         # pushes for new assignments would be late.
@@ -125,16 +147,19 @@ class Arrivals(Mode):
             self._held_back = set()
         actions: list[e.Action] = []
         members = state.roster.members
-        given = sum(each.work is not None and not each.work.late for each in members.values())
-        ahead = self._promised - state.version + given  # steps under way
+        computing = sum(each.work is not None and not each.work.late for each in members.values())
+        ahead = self._promised - state.version + computing  # steps that are not published yet
         for member in sorted((members[each] for each in idle), key=lambda member: member.rank):
+            # 1. The member cannot get work, or has some.
             if not member.listening or member.work is not None:
                 idle.discard(member.worker)
                 continue
+            # 2. Its last push is not published yet, or it evaluates a version.
             if member.after > state.version:
                 continue
             if state.evaluations.is_by(member.id):
                 continue
+            # 3. An evaluation is due.
             due = self._evaluation_due()
             if state.ask_for_evaluation(member, due, state.assignments + 1, now):
                 # An evaluation takes time, so the member does nothing else at that version.
@@ -143,18 +168,20 @@ class Arrivals(Mode):
                 )
                 actions.append(state.assign(member, assignment))
                 continue
+            # 4. It is too far ahead of the slowest member.
             if self._too_far_ahead(self._clock(member)):
                 self._held_back.add(member.worker)
                 self._held_at = self._slowest()
                 idle.discard(member.worker)
                 continue
+            # 5. It gets samples.
             member.pace = member.pace or ShareFit(share=state.rules.batch_size)
             drawn = state.samples.draw(member.pace.share) if state.may_step(ahead) else None
-            if drawn is None:  # so no member waits for the slowest
+            if drawn is None:  # no samples are left, so no member has to wait for the slowest
                 idle |= self._held_back
                 self._held_back = set()
                 break
-            actions += state.give(
+            actions += state.assign_samples(
                 member,
                 drawn,
                 now,
@@ -171,12 +198,13 @@ class Arrivals(Mode):
         return actions
 
     def _evaluation_due(self) -> int:
-        """Return the evaluation that can be made at this version, 0 for none."""
+        """Return the number of the evaluation that can be made at this version; 0 for none."""
         state = self._state
         due = state.evaluation_due if state.version >= self._epoch_version else 0
         return due if state.evaluations.wants(due) else 0
 
     def _clock(self, member: Member) -> int:
+        """Return the member's clock; a member without one starts at the clock of the slowest ready member."""
         if member.clock is None:
             clocks = [each.clock for each in self._state.roster.ready() if each.clock is not None]
             member.clock = min(clocks, default=self._newest + 1)
@@ -189,7 +217,7 @@ class Arrivals(Mode):
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
         work = member.work
         if work is not None and not member.still_computes(work, assigned):
-            # The assignment never arrived; the member gets another one, at the version of that time.
+            # The assignment never arrived. The member gets another one, at the then current version.
             self._state.samples.give_back(work.drawn, settled=work.late)
             self._state.roster.relieve(member)
         elif work is not None:
@@ -210,7 +238,7 @@ class Arrivals(Mode):
         self._idle.add(member.worker)
         clocks = max(0, self._newest - clock)
         if self.bound is not None and clocks > self.bound:
-            member.clock = None  # it starts again beside the slowest
+            member.clock = None  # the member starts again at the clock of the slowest
             self._index_clock(member)
             return None
         if state.plan_due:  # the new plan comes into force once the pushes accepted so far are applied
@@ -244,10 +272,10 @@ class Arrivals(Mode):
         return self._promised
 
     def _fit_share(self, member: Member, work: AssignedWork, now: float) -> None:
-        """Fit the member's share to the time that it took, where others would wait for it."""
+        """Fit the member's share to the time that it took, if other members would wait for it."""
         pace = member.pace
         if self.bound is None or pace is None or work.interrupted or work.drawn.count < pace.share:
-            return  # the time is no measure: the member was away, or got less than its share
+            return  # the time is not comparable: the member was away, or got less than its share
         pace.note(now - work.given_at)
         self._unindex_time(member.worker)
         pace.adapt(self._sorted_times, self._state.rules.batch_size)
@@ -260,7 +288,7 @@ class Arrivals(Mode):
         older = work.assignment.plan != self._state.plan
         return older or (self.compensated and work.assignment.version < self._state.version)
 
-    def divided(self) -> None:
+    def plan_adopted(self) -> None:
         for member in self._state.roster.members.values():
             if member.work is not None and not member.work.late:
                 self._state.samples.settle(member.work.drawn)
@@ -312,13 +340,15 @@ class Arrivals(Mode):
         stuck = [each for each in published if each.work is None and self._too_far_ahead(each.clock or 0)]
         if stuck:
             awaited = [each for each in ready if self._visible.get(each.worker) == slowest]
-        else:  # members without work wait for the others, because all samples are assigned
+        else:  # all samples are assigned, so members without work wait for those that compute
             names_of_busy = {each.worker for each in busy}
             awaited = busy if any(each.worker not in names_of_busy for each in published) else []
         names = ", ".join(describe(state, each.id, each.rank, now) for each in awaited or busy)
-        if not awaited:  # name the members that compute all the same, with when each was last heard
-            who = names or "the server"
-            text = f"version {state.version + 1} is being computed {state.waited(now)} by {who}"
+        if not awaited:  # no member waits for another one; name those that compute
+            computing = names or "the server"
+            text = (
+                f"version {state.version + 1} is being computed ({state.waited(now)} so far) by {computing}"
+            )
             return Awaited(subject="computed", text=text, for_others=False)
         found = waiting_for(state, [(each.rank, each.id) for each in awaited], now)
         if not stuck:
@@ -327,6 +357,6 @@ class Arrivals(Mode):
         ahead = ", ".join(f"{each.name} at clock {each.clock}" for each in stuck)
         text = (
             f"{ahead}: a step begins at most {self.bound} ahead of the slowest, which is at clock "
-            f"{slowest}; waits since {seconds:.1f} s for {names}"
+            f"{slowest}; has waited {seconds:.1f} s for {names}"
         )
         return replace(found, text=text, seconds=seconds)

@@ -1,4 +1,4 @@
-"""Options of the mode `async`: pushes are applied as they arrive (`arrivals`), however old they are."""
+"""Options of the mode `async`: pushes are applied as they arrive (`arrivals`), at any staleness."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from .options import ModeOptions, needs_mean
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AsyncOptions(ModeOptions):
-    """Every gradient becomes a version as soon as it is there."""
+    """Every gradient becomes a version as soon as it arrives.
+
+    Attributes:
+        rate: "full", or "inverse" to divide a gradient by the number of versions applied since its base.
+        compensation: λ of the delay compensation for those versions; 0 for none.
+    """
 
     rate: Literal["full", "inverse"] = option(
-        "full", "rate of a gradient: full, or inverse, divided by the versions applied since its base"
+        "full", "weight of a gradient: full, or inverse: divided by the versions applied since its base"
     )
-    compensation: float = option(0.0, "lambda of the correction for those versions; 0 for none", least=0)
+    compensation: float = option(
+        0.0, "lambda of the compensation for versions applied since the base; 0 for none", least=0
+    )
 
     @property
     def work(self) -> str:
@@ -36,6 +43,6 @@ class AsyncOptions(ModeOptions):
         needs_mean(settings)
         if self.rate == "inverse" and parse_optimizer(settings.optimizer).undoes_weights:
             raise UsageError(
-                f"--mode {settings.mode}: weighs gradients, and --optimizer {settings.optimizer} takes no "
-                "notice of how large they are; use sgd"
+                f"--mode {settings.mode}: weights gradients, and --optimizer {settings.optimizer} is "
+                "independent of their magnitude; use sgd"
             )

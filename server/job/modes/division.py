@@ -1,18 +1,17 @@
-"""How a round is divided among its members, and when enough pushes have arrived.
+"""Division of a round among its members, and the pushes that suffice to close it.
 
-    Division        each member computes samples of its own, and pushes the whole gradient
-    Sliced          members form groups; those of a group compute the same samples, and each pushes its slice
-                    of every tensor (`sync:redundancy=R`)
-    StragglerCoded  each member computes several parts of the samples, and pushes one combination of them, so
-                    that all pushes but any S suffice for the sum over all parts (`sync:stragglers=S`)
-
-    InParts         like Division, but the shard steps a part once every member has pushed it
-                    (`--overlap both`)
+    Division       | each member computes samples of its own, and pushes the whole gradient
+    Sliced         | members form groups; those of a group compute the same samples, and each pushes its slice
+                   | of every tensor (`sync:redundancy=R`)
+    StragglerCoded | each member computes several parts of the samples, and pushes one combination of them, so
+                   | that all pushes but any S suffice for the sum over all parts (`sync:stragglers=S`)
+    InParts        | like Division, but the shard steps a part once every member has pushed it
+                   | (`--overlap both`)
 
 A round has one slot for each share. A plain round closes without the slot of a lost member, and its samples
-are drawn again. The others cannot: samples that other members compute too would count twice, and a stepped
-part of a lost member's push cannot be taken out. There another member takes over the slot, unless the round
-can do without it.
+are drawn again. The other kinds cannot: samples that other members compute too would count twice, and a
+stepped part of a lost member's push cannot be taken out of the parameters. In those rounds another member
+takes over the slot, unless the round can close without it.
 """
 
 from __future__ import annotations
@@ -30,8 +29,17 @@ from .sync import SyncOptions
 @stored("round-part")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleShare:
-    """The share of a slot. drawn: the samples of its assignment; in a straggler code all of the round.
-    samples: number of samples that its push stands for. The others are fields of `Assignment`."""
+    """The share of one slot of a round.
+
+    Attributes:
+        drawn: samples of the slot's assignment; in a straggler code all samples of the round.
+        samples: number of samples that the slot's push stands for.
+        position: index of the slot's piece of the samples, a field of `Assignment`.
+        world: number of pieces that the samples are divided into, a field of `Assignment`.
+        slice: index of the slice of each tensor that the slot's push carries, a field of `Assignment`.
+        slices: number of slices of each tensor; 0 if tensors are not sliced. A field of `Assignment`.
+        stragglers: number of stragglers that the code tolerates; 0 without a code. A field of `Assignment`.
+    """
 
     drawn: Drawn
     samples: int
@@ -45,11 +53,12 @@ class SampleShare:
 @stored("division")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Division:
-    """parts: one share for each slot, in rank order. needed: pushes that suffice. note: how the division
-    differs from the options, for the log; empty if it does not.
+    """The shares of a plain round: each member computes samples of its own.
 
-    Arguments of the methods are answered: by slot, the number of samples behind its push, 0 for a skipped
-    step; lost: slots of lost members; open_: how many slots have neither answered nor been lost.
+    Attributes:
+        parts: one share for each slot, in rank order.
+        needed: number of pushes that suffice to close the round.
+        note: difference between the division and the options, for the log; empty if there is none.
     """
 
     parts: tuple[SampleShare, ...]
@@ -57,24 +66,47 @@ class Division:
     note: str = ""
 
     def portions(self) -> list[tuple[Drawn, list[int]]]:
-        """Return samples that are settled or given back together, with the slots that compute them."""
+        """Return the portions of samples that are settled or requeued together, each with the slots that
+        compute it."""
         return [(part.drawn, [slot]) for slot, part in enumerate(self.parts)]
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
-        """Return the slots of lost members that other members have to take over."""
+        """Return the slots of lost members that other members have to take over, so that the round can close.
+
+        Args:
+            answered: number of samples behind each accepted push, by slot; 0 for a skipped step.
+            lost: slots of lost members.
+            open_: number of slots that are neither answered nor lost.
+        """
         return []
 
     def complete(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> bool:
-        """Return whether enough pushes have arrived."""
+        """Return True if enough pushes have arrived to close the round.
+
+        Args:
+            answered: number of samples behind each accepted push, by slot; 0 for a skipped step.
+            lost: slots of lost members.
+            open_: number of slots that are neither answered nor lost.
+        """
         return not open_ or len(answered) >= self.needed
 
     def weights(self, answered: Mapping[int, int]) -> Mapping[int, float] | None:
-        """Return the weights of pushes by slot, 0 for a missing one; None to weight them by samples."""
+        """Return the weight of each slot's push in the sum, by slot.
+
+        Args:
+            answered: number of samples behind each accepted push, by slot; 0 for a skipped step.
+
+        Returns:
+            None to weight pushes by their samples. A slot that is missing has the weight 0. An empty mapping
+                skips the round.
+        """
         return None
 
 
 @stored("division-in-parts")
 class InParts(Division):
+    """Like `Division`, for a round whose parts are stepped as soon as every member has pushed them."""
+
     __slots__ = ()
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
@@ -86,6 +118,9 @@ class InParts(Division):
 
 @stored("division-in-slices")
 class Sliced(Division):
+    """The shares of a round in groups: the members of a group compute the same samples, and each pushes
+    one slice of every tensor."""
+
     __slots__ = ()
 
     def portions(self) -> list[tuple[Drawn, list[int]]]:
@@ -94,7 +129,8 @@ class Sliced(Division):
         return [(self.parts[slots[0]].drawn, slots) for slots in groups]
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
-        """A lost slice is needed if another member of its group has pushed, or still may."""
+        """Return the lost slots whose group needs them: another member of the group has pushed, or still
+        may."""
         missing: list[int] = []
         for _, slots in self.portions():
             absent = [slot for slot in slots if slot in lost and slot not in answered]
@@ -108,16 +144,19 @@ class Sliced(Division):
 
 @stored("division-straggler-coded")
 class StragglerCoded(Division):
+    """The shares of a round with a straggler code: each push combines several parts of the samples."""
+
     __slots__ = ()
 
     def portions(self) -> list[tuple[Drawn, list[int]]]:
         return [(self.parts[0].drawn, list(range(len(self.parts))))]
 
     def _usable(self, answered: Mapping[int, int]) -> list[int]:
+        """Return the slots whose pushes have samples, ascending."""
         return [slot for slot, samples in sorted(answered.items()) if samples]
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
-        """Return the slots that the code lacks even if every open slot is answered."""
+        """Return the lost slots that the code lacks even if every open slot is answered."""
         expected = len(self._usable(answered)) + open_
         absent = [slot for slot in sorted(lost) if slot not in answered]
         return absent[: max(0, self.needed - expected)]
@@ -128,7 +167,8 @@ class StragglerCoded(Division):
         return not open_ and not self.vacant(answered, lost, open_)
 
     def weights(self, answered: Mapping[int, int]) -> Mapping[int, float]:
-        """Like `Division.weights`; empty if too many skipped the step: then the round is skipped too."""
+        """Return the decoding weight of each slot's push; empty if too few pushes have samples, which
+        skips the round."""
         usable = self._usable(answered)
         if len(usable) < self.needed:
             return {}
@@ -148,18 +188,21 @@ def divide(
     in_parts: bool = False,
     everybody: bool = False,
 ) -> Division | None:
-    """Draw a round's samples and divide them.
+    """Draw a round's samples and divide them among its members.
 
     Args:
-        each: samples for a member.
+        wanted: options of the mode.
+        samples: samples of the job, to draw from.
+        each: number of samples for a member.
         idle: number of members that can take part.
         late: number of other members, which still compute for a round that has closed.
-        in_parts: step a plain round part by part.
-        everybody: where an epoch would leave too few samples for all members, share the rest among this
-            round and the next.
+        in_parts: True to step a plain round part by part.
+        everybody: True to leave enough samples for all members in the last round of an epoch: the last two
+            rounds then share the rest equally.
 
     Returns:
-        None if no samples are left. At the end of an epoch there may be fewer shares than members.
+        The division; None if no samples are left. At the end of an epoch it may have fewer shares than
+            members.
     """
     most, left = each * idle, samples.left_of_epoch
     if everybody and most < left < most + idle and left // 2 >= idle:
@@ -186,6 +229,7 @@ def divide(
 
 
 def _sliced(drawn: Drawn, members: int, slices: int, note: str, least: int) -> Sliced:
+    """Divide the samples among groups of `slices` members each."""
     groups = drawn.divided(members // slices, least)
     parts = tuple(
         SampleShare(
@@ -203,6 +247,7 @@ def _sliced(drawn: Drawn, members: int, slices: int, note: str, least: int) -> S
 
 
 def _coded(drawn: Drawn, world: int, stragglers: int) -> StragglerCoded:
+    """Divide the samples by a straggler code for `world` members, of which `stragglers` need not answer."""
     bounds = [share(drawn.count, part, world) for part in range(world)]
     sizes = [end - start for start, end in bounds]
     parts = tuple(
@@ -219,5 +264,5 @@ def _coded(drawn: Drawn, world: int, stragglers: int) -> StragglerCoded:
 
 
 def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of `number` that is at most `most`."""
+    """Return the largest divisor of `number` that is at most `most`."""
     return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)

@@ -6,27 +6,28 @@ Adaptive (`local:steps=adaptive,first=4,most=16`), for round s:
 
 F is the training loss, η_0 the base learning rate and η_s that of the schedule when the round begins. So H
 falls when the loss falls, and rises when the rate falls: workers drift apart by about H times the rate.
-Source: the multi-step paper, formula (1), with H_0 outside the root as in the work that it cites; under the
-root, as printed, H would be the root of H_0 at s = 0. Its text says that H falls with the rate; its formula
-says what is done here.
+Source: the multi-step paper, formula (1), with H_0 outside the root as in the work that it cites. Under the
+root, as printed, H would be the root of H_0 at s = 0. The paper's text says that H falls with the rate; this
+file follows its formula.
 
-With `by=time`, which is ours, H is what hides the exchange: as many steps as take as long as it does,
+With `by=time`, an addition of this project, H hides the exchange: the steps take as long as the exchange
+does.
 
     H = ceil(exchange / step), at least 1 and at most H_max
 
-both as means of the rounds so far, of which each weighs half of the one after it. A step is what the slowest
-member of a round says its steps took, by their number; the exchange is the rest of the round, from giving out
-the work to the last push. The paper's text says that H uses both times (§1, §2.3), and its formula does not.
-`by=both` takes the smaller of the two: the loss says how far workers may drift apart, the times how long a
-round has to be to hide the exchange.
+Both times are running means over rounds, in which each round has half the weight of the next one. The time of
+a step is the time that the slowest member of a round reports for its steps, divided by their number. The
+exchange is the rest of the round, from the assignment of work to the last push. The paper's text says that H
+uses both times (§1, §2.3), and its formula does not. With `by=both`, H is the smaller of the two: the loss
+limits how far workers may drift apart, and the times tell how long a round has to be to hide the exchange.
 
-Three things are ours in formula (1). The values of H_0 and H_max, 4 and 16. The first round has H_0 steps
-whatever a warm-up makes of its rate. And nobody knows the loss at the start of a round before workers have
-begun it: F_s is the loss at the start of the last round that has closed, the mean over the first local step
-of each member.
+Three choices of formula (1) are this project's. H_0 and H_max have the values 4 and 16. The first round has
+H_0 steps even if a warm-up changes its rate. The loss at the start of a round is unknown before workers have
+begun it. So F_s is the loss at the start of the last closed round: the mean over the first local step of each
+member.
 
-With `delayed=on` workers are told the samples of the round that follows, and begin its steps early
-(`worker/training/local`). So its H has to be known by then, and is found one round earlier.
+With `delayed=on` workers are told the samples of the next round, and begin its steps early
+(`worker/training/local`). So its H has to be known by then, and is computed one round earlier.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from ....optim.steps import OptimizerOptions
 from ....settings import ServerSettings
 from .options import ModeOptions, needs_workers
 
-MOST_STEPS = 10_000
+MOST_STEPS = 10_000  # limit of local steps in a round
 
 
 def _check_steps(name: str, steps: int) -> None:
@@ -57,22 +58,34 @@ def _parse_steps(text: str) -> None:
 
 
 def _parse_outer(text: str) -> OptimizerOptions:
-    """An optimizer inside of a spec, where slashes stand for the colon and the commas."""
+    """Parse an optimizer within a spec, where slashes stand for the colon and the commas."""
     return parse_optimizer(text.replace("/", ":", 1).replace("/", ","))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalOptions(ModeOptions):
-    """Rounds of several local steps each, whose changes are averaged."""
+    """Rounds of several local steps each, whose changes are averaged.
+
+    Attributes:
+        steps: number of local steps in a round, or "adaptive".
+        first: number of adaptive steps in the first round (H_0).
+        most: limit of adaptive steps (H_max).
+        by: quantity that adaptive steps follow: "loss", "time", or "both" for the smaller result.
+        correction: fraction of the distance to the global model by which each step moves back, 0 to 1.
+        outer: spec of the optimizer that is applied to the mean change.
+        outer_rate: learning rate of the outer optimizer.
+        delayed: True if workers begin the next round's steps while the changes of this round are exchanged.
+    """
 
     steps: str = option("adaptive", "local steps of a round, a number or adaptive", parse=_parse_steps)
     first: int = option(4, "adaptive steps of the first round", least=1)
     most: int = option(16, "limit of adaptive steps", least=1)
     by: Literal["loss", "time", "both"] = option(
-        "loss", "what adaptive steps follow: the training loss, the exchange's time, or the smaller of both"
+        "loss",
+        "quantity that sets adaptive steps: training loss, exchange time, or the smaller result of both",
     )
     correction: float = option(
-        0.1, "part of the way back to the global model that each step takes", least=0, most=1
+        0.1, "fraction of the way back to the global model that each step takes", least=0, most=1
     )
     outer: str = option(
         "sgd",
@@ -94,7 +107,7 @@ class LocalOptions(ModeOptions):
         if self.delayed and self.steps == "adaptive" and self.by != "loss":
             raise ValueError(
                 f"by: expected loss with delayed=on, got {self.by}: steps that are computed meanwhile hide "
-                "how long the exchange takes; give a number of steps instead"
+                "the time of the exchange; set a number of steps instead"
             )
 
     @property
@@ -106,11 +119,14 @@ class LocalOptions(ModeOptions):
         delayed = "on" if self.delayed else "off"
         return f"local:correction={self.correction!r},delayed={delayed}"
 
-    def following(self, loss_ratio: float, rate_ratio: float, time_ratio: float = math.nan) -> int:
-        """H_s, of the next round.
+    def next_steps(self, loss_ratio: float, rate_ratio: float, time_ratio: float = math.nan) -> int:
+        """Return the number of local steps in the next round, H_s in the formulas at the head of this file.
 
-        loss_ratio: F_s / F_0, NaN before the first. rate_ratio: η_0 / η_s, infinite where η_s is 0.
-        time_ratio: seconds of the exchange by those of a step, NaN where nobody knows.
+        Args:
+            loss_ratio: F_s / F_0, the loss at the last round's start by that at the first's; NaN before the
+                first.
+            rate_ratio: η_0 / η_s, the base learning rate by the present one; infinite where η_s is 0.
+            time_ratio: seconds of the exchange by those of a step; NaN if unknown.
         """
         if self.steps != "adaptive":
             return int(self.steps)
@@ -123,14 +139,15 @@ class LocalOptions(ModeOptions):
     def _by_time(self, ratio: float) -> int:
         if not ratio >= 0:
             return self.first
-        return max(1, min(self.most, math.ceil(min(ratio, MOST_STEPS) * (1 - 1e-9))))  # as below
+        # A rounding error may raise the quotient a little above a whole number.
+        return max(1, min(self.most, math.ceil(min(ratio, MOST_STEPS) * (1 - 1e-9))))
 
     def _by_loss(self, loss_ratio: float, rate_ratio: float) -> int:
         ratio = loss_ratio * rate_ratio
-        if not ratio >= 0:  # no number, or a loss below zero: nothing to go by
+        if not ratio >= 0:  # NaN, or a loss below zero, from which no number of steps follows
             return self.first
         wanted = math.sqrt(ratio) * self.first
-        # The product of two roundings may lie a little above a whole number that it should be.
+        # Rounding errors may raise the product a little above a whole number.
         return max(1, min(self.most, math.ceil(min(wanted, MOST_STEPS) * (1 - 1e-12))))
 
     def check(self, settings: ServerSettings) -> None:

@@ -1,7 +1,7 @@
-"""The modes by name, `--mode stale:bound=4`, and what runs a job in each.
+"""The modes by name, such as `--mode stale:bound=4`, and the class that runs a job in each.
 
 The options of each mode have a file of their own. Two classes run all modes but `coded`: `Rounds` and
-`Arrivals`. Importing this file loads neither torch nor grpc, so that `gc-server --help` answers at once.
+`Arrivals`. Importing this file loads neither torch nor grpc, so `gc-server --help` answers at once.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ MODES: Mapping[str, type[ModeOptions]] = {
 
 
 def parse(text: str) -> ModeOptions:
-    """The options of the mode that is named. Raises SpecError, which lists what is known."""
+    """Parse the text of `--mode` into the options of the mode that it names.
+
+    Raises:
+        SpecError: the mode is unknown (the message lists those that exist), or an option is out of range.
+    """
     return parse_named("mode", text, MODES)
 
 
 def create(options: ModeOptions, state: JobState) -> Mode:
-    """Return what decides for a new job with these options."""
-    from .arrivals import Arrivals  # late: options are read where there is no job, as for --help
+    """Return the rules of the mode for a new job with these options."""
+    from .arrivals import Arrivals  # imported here, because reading options, as for --help, needs no job
     from .coded.exchanges import Coded
     from .rounds import Rounds
 
@@ -57,7 +61,7 @@ def create(options: ModeOptions, state: JobState) -> Mode:
 
 
 def describe() -> str:
-    """Every mode with its options and their defaults, for --help."""
+    """Return a text that lists every mode with its options and their defaults, for --help."""
     lines = ["", "modes and their options:"]
     for name, mode in MODES.items():
         keys = [f"{key}={each.default_text}" for key, each in options_of(mode).items()]

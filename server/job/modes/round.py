@@ -1,22 +1,26 @@
-"""One round of the modes `sync` and `local`: its slots, who has them, and which contributions have arrived.
+"""One round of the modes `sync` and `local`: its slots, their members, and the contributions that have
+arrived.
 
-A round (`RoundLife`), and where pushes of its work go:
+A round (`RoundLife`), and the outcome of pushes for its work:
 
-    OPEN     members compute. A push is accepted, or changes nothing   -> CLOSED (`division` says that what
-             because its slot has another member.                         has arrived is enough)
-    CLOSED   the shard has its `Apply`; a push is refused as            -> gone, once the shard has published
-             stale, its work is LATE.                                     the version
+    OPEN   | members compute; a push is accepted, or ignored | -> CLOSED (by `division`, enough pushes have
+           | because another member has its slot             |    arrived)
+    CLOSED | the shard has its `Apply`; a push is refused as | -> gone, once the shard has published the
+           | stale, its work is LATE                         |    version
 
 A slot of an open round (kept as the sets `open` and `lost`, and the keys of `answered`):
 
-    open                  its member computes                  -> answered, lost
-    answered              its push is accepted                 -> stays so, also if its member is lost
-    lost                  its member is gone, before or after  -> open (the member returns, or a substitute
-                          it answered                            takes the slot), or unused
-    lost, not answered    vacant, if the round needs it        -> open, or given up (`unfilled`)
+    open               | its member computes                 | -> answered, lost
+    answered           | its push is accepted                | -> answered, even if its member is lost
+    lost               | its member is lost, before or after | -> open (the member returns, or a substitute
+                       | it answered                         |    takes the slot), or unused
+    lost, not answered | vacant, if the round needs it       | -> open, or given up (`unfilled`)
 
-What may not happen: an accepted push left out of the sum of its round; a slot with two members; a part summed
-from two members of one slot; the round undone after the shard has begun to apply it (`begun`).
+Invariants:
+
+- The sum of a round contains each accepted push of the round.
+- A slot has one member, and no part is summed from two members of one slot.
+- No round is undone after the shard has begun to apply it (`begun`).
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ from .division import Division, InParts, Sliced, StragglerCoded
 
 @stored("round-life")
 class RoundLife(Enum):
+    """State of a round; the head of this file has the table."""
+
     OPEN = "open"
     CLOSED = "closed"
 
@@ -43,7 +49,13 @@ _TRANSITIONS = {RoundLife.OPEN: frozenset({RoundLife.CLOSED}), RoundLife.CLOSED:
 @stored("round-place")
 @dataclass(kw_only=True, slots=True)
 class Slot:
-    """One share of a round. rank: its first member's. work: id of the assignment of its present member."""
+    """The share of a round that one member computes.
+
+    Attributes:
+        rank: rank of the slot's first member; contributions are summed in rank order.
+        member: worker and incarnation of the present member.
+        work: id of the present member's assignment.
+    """
 
     rank: int
     member: Name
@@ -53,33 +65,53 @@ class Slot:
 @stored("round")
 @dataclass(kw_only=True, slots=True)
 class Round:
-    """The slots of a round, in rank order, and what is known of each, by its number."""
+    """One round: its slots, in rank order, and the state of each slot, by its index.
 
-    version: int  # at which members compute
+    Attributes:
+        version: version at which members compute.
+        opened_at: time at which the round opened, in seconds of the job's clock.
+        progress: epochs trained on when the round opened, with a fraction.
+        total_steps: number of steps of the whole job, if the number of members stays; 0 if only time ends it.
+        rate_factor: factor of the base learning rate.
+        division: shares of the slots.
+        parts: True if the shard may step parts before the round closes.
+        begun: True once the shard has started to step parts.
+        unfilled: True if lost slots stay empty: all parts are stepped, or no member could take the slots.
+        rates: learning rates of the step, by parameter group; empty for those of the job.
+        rated_by: id of the worker that was the first to send its rates; empty before.
+        life: state of the round.
+        slots: the slots.
+        slot_of: index of the slot, by id of the assignment.
+        contributions: accepted pushes, by slot.
+        answered: number of samples behind each contribution, by slot.
+        computing: seconds and number of samples of each member's local steps, by slot.
+        open: slots that are neither answered nor lost.
+        lost: slots whose members are lost.
+    """
+
+    version: int
     opened_at: float
-    progress: float  # of the job, when the round opened
-    total_steps: int = 0  # of the whole job, if the number of members stays
+    progress: float
+    total_steps: int = 0
     rate_factor: float
     division: Division | InParts | Sliced | StragglerCoded
-    parts: bool = False  # the shard may step parts before the round closes
-    begun: bool = False  # and has done so
-    unfilled: bool = False  # lost slots stay empty: all parts are stepped, or no member could take them
-    rates: tuple[float, ...] = ()  # learning rates of the step, by parameter group; none for the job's
-    rated_by: str = ""  # the worker that was the first to send them
+    parts: bool = False
+    begun: bool = False
+    unfilled: bool = False
+    rates: tuple[float, ...] = ()
+    rated_by: str = ""
     life: RoundLife = RoundLife.OPEN
     slots: list[Slot] = field(default_factory=list[Slot])
-    slot_of: dict[int, int] = field(default_factory=dict[int, int])  # by id of the work
+    slot_of: dict[int, int] = field(default_factory=dict[int, int])
     contributions: dict[int, e.Contribution] = field(default_factory=dict[int, e.Contribution])
-    answered: dict[int, int] = field(default_factory=dict[int, int])  # samples behind each contribution
-    computing: dict[int, tuple[float, int]] = field(  # seconds and samples of local steps
-        default_factory=dict[int, tuple[float, int]]
-    )
-    open: set[int] = field(default_factory=set[int])  # neither answered nor lost
+    answered: dict[int, int] = field(default_factory=dict[int, int])
+    computing: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+    open: set[int] = field(default_factory=set[int])
     lost: set[int] = field(default_factory=set[int])
 
     @property
     def vacant(self) -> list[int]:
-        """Slots that another member has to take over."""
+        """Slots that another member has to take over, so that the round can close."""
         if not self.lost or self.unfilled or self.life is not RoundLife.OPEN:
             return []
         return self.division.vacant(self.answered, self.lost, len(self.open))
@@ -91,12 +123,19 @@ class Round:
 
     @property
     def complete(self) -> bool:
-        """Whether enough contributions have arrived."""
+        """True once enough contributions have arrived to close the round."""
         lost = set[int]() if self.unfilled else self.lost
         return self.division.complete(self.answered, lost, len(self.open))
 
     def fill(self, number: int, rank: int, member: Name, work: int) -> None:
-        """Assign a slot to a member; the number after the last one adds a slot."""
+        """Assign slot `number` to a member. The number after the last one adds a slot.
+
+        Args:
+            number: index of the slot.
+            rank: rank of the member.
+            member: worker and incarnation of the member.
+            work: id of the member's assignment.
+        """
         slot = Slot(rank=rank, member=member, work=work)
         self.slots[number : number + 1] = [slot]
         self.slot_of[work] = number
@@ -104,6 +143,7 @@ class Round:
         self.open.add(number)
 
     def lose(self, number: int) -> None:
+        """Mark a slot as lost, because its member is."""
         self.lost.add(number)
         self.open.discard(number)
 
@@ -113,9 +153,11 @@ class Round:
         self.open.add(number)
 
     def answer(self, number: int, contribution: e.Contribution) -> None:
+        """Record the accepted push of a slot's member."""
         self.contributions[number] = contribution
         self.answered[number] = contribution.samples
         self.open.discard(number)
 
     def close(self) -> None:
+        """Close the round: the shard gets its `Apply`."""
         self.life = move(self.life, RoundLife.CLOSED, _TRANSITIONS)

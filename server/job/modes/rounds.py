@@ -1,30 +1,30 @@
 """Rounds: the modes `sync` and `local`. Work that is assigned together is applied together.
 
-A round opens with the ready members that are idle; each gets a share of the next samples. `division` decides
-which, and when enough pushes have arrived: all members have pushed or are lost, or all but `backup`, or as
-many as a code needs. The shard sums contributions in rank order. A worker that joins meanwhile takes part
-from the next round on, unless it fills a lost member's slot. `round` has the states of a round and its slots,
-and what may not happen to them. Work that is not late has a slot in the open round; closing makes the rest
-late.
+A round opens with the ready members that are idle; each gets a share of the next samples. The classes in
+`division` decide which samples, and when enough pushes have arrived: all members have pushed or are lost, or
+all but `backup`, or the number that a straggler code needs. The shard sums contributions in rank order. A
+worker that joins meanwhile takes part from the next round, unless it fills a lost member's slot. The head of
+`round` has the states of a round and of its slots. Work that is not late has a slot in the open round. When
+the round closes, the work of slots without a push becomes late.
 
-A push that is too late:
+A push that arrives too late:
 
-    stale       the round closed without it: the worker puts the gradient back into its residual and takes
-                part again in the next round. Until then it counts as one of the missing that `backup` allows
-    redundant   other members have pushed the same gradient (a straggler code), or another member was given
-                the slot: the worker forgets it
+    stale     | the round closed without it: the worker puts the gradient back into its residual and takes
+              | part again in the next round. Until then it counts as one of the missing that `backup` allows
+    redundant | other members have pushed the same gradient (a straggler code), or another member has the
+              | slot: the worker forgets the gradient
 
 With `--overlap both` parts of the next version exist before the round closes, so only a member that has the
 round's version can take a lost member's slot. The substitute computes the same samples, pushes the parts that
-are not final (`Assignment.parts`) and counts in the lost member's rank; if it is lost too, the next one takes
-over. If no member has the version, the round closes without those parts. A member that returns after its slot
-was reassigned has its push refused as redundant, with the list of its parts that count (`Outcome.counted`);
-its ledger undoes the others. So each part contains each sample once.
+are not final (`Assignment.parts`) and contributes under the lost member's rank. If it is lost too, another
+substitute takes over. If no member has the version, the round closes without those parts. A member that
+returns after its slot was reassigned has its push refused as redundant, with the list of its parts that count
+(`Outcome.counted`). Its ledger undoes the other parts. So each part contains each sample once.
 
 In local mode shares are larger: enough samples for the number of local steps that `local` chooses. A worker
 that computes ahead is told the samples that it will get in the next round if nothing changes (`_following`).
-These are not drawn yet, so there are none at the end of an epoch, after samples were given back, or for a
-substitute.
+These are not drawn yet. So a worker is told none at the end of an epoch, after samples were requeued, or for
+a substitute.
 """
 
 from __future__ import annotations
@@ -54,19 +54,33 @@ ToShard = e.MemberLost | e.Substitute | e.Exclude
 
 @dataclass
 class Rounds(Mode):
-    """wanted: how to divide rounds. local: options of local mode; None where members push gradients."""
+    """The modes `sync` and `local`.
+
+    Attributes:
+        wanted: options that say how to divide rounds.
+        local: options of local mode; None where members push gradients.
+        round: the open or closed round; None between rounds.
+        _next_steps: number of local steps in the next round, where workers are told before it opens; 0
+            otherwise.
+        _first_loss: mean training loss at the start of the first round; None before.
+        _loss: mean training loss at the start of the last closed round; NaN before.
+        _step_s: seconds of one local step of the slowest member, a running mean over rounds; NaN before.
+        _exchange_s: seconds of a round without its steps, a running mean over rounds; NaN before.
+        _told: orders to the shard that leave with the next actions.
+        _note: the last log line about the division of rounds.
+    """
 
     _state: JobState = field(metadata=DERIVED)
     wanted: SyncOptions = field(metadata=DERIVED)
     local: LocalOptions | None = field(default=None, metadata=DERIVED)
     round: Round | None = None
-    _next_steps: int = 0  # local steps of the next round, where workers hear of it before it opens
-    _first_loss: float | None = None  # at the start of the first round
-    _loss: float = math.nan  # at the start of the last closed round
-    _step_s: float = math.nan  # of one local step of the slowest member, mean over rounds
-    _exchange_s: float = math.nan  # of a round without its steps, mean over rounds
-    _told: list[ToShard] = field(default_factory=list[ToShard])  # orders that leave with the next actions
-    _note: str = ""  # the last log line about the division of rounds
+    _next_steps: int = 0
+    _first_loss: float | None = None
+    _loss: float = math.nan
+    _step_s: float = math.nan
+    _exchange_s: float = math.nan
+    _told: list[ToShard] = field(default_factory=list[ToShard])
+    _note: str = ""
 
     @property
     def quiet(self) -> bool:
@@ -93,6 +107,7 @@ class Rounds(Mode):
             return self._fill(self.round, idle, now)
         if not idle or not state.may_step():
             return []
+        # Divide the next samples among the idle members.
         steps = self._next_steps or self._steps()
         late = len(ready) - len(idle)
         in_parts = self.local is None and self.wanted.steps_parts(state.rules)
@@ -104,7 +119,7 @@ class Rounds(Mode):
             len(idle),
             late,
             in_parts=in_parts,
-            everybody=state.rules.script,  # whose schedulers count a member's own steps
+            everybody=state.rules.script,  # a script's schedulers count the steps of its own member
         )
         if division is None:
             return []
@@ -119,6 +134,7 @@ class Rounds(Mode):
             parts=in_parts,
             total_steps=self._total_steps(division, len(state.roster.members), steps),
         )
+        # Find the samples of the round after this one, for members that compute or load ahead.
         delayed = self.local is not None and self.local.delayed
         self._next_steps = self._steps() if delayed else 0
         following: list[tuple[Range, ...]] = []
@@ -131,11 +147,12 @@ class Rounds(Mode):
             evaluate = number == 0 and state.ask_for_evaluation(member, due, state.assignments + 1, now)
             due = due if evaluate else 0
             expected = following[number] if number < len(following) else ()
-            actions += self._give(round_, number, member, part, now, evaluate_epoch=due, next=expected)
+            actions += self._assign_slot(round_, number, member, part, now, evaluate_epoch=due, next=expected)
         if division.note and division.note != self._note:
             self._note = division.note
             actions.append(e.Note(text=division.note))
-        if round_.parts:  # after the assignments: members get this version before parts of the next
+        # The assignments precede `Open`, so members get this version before parts of the next one.
+        if round_.parts:
             members = {
                 slot.work: (*slot.member, part.samples)
                 for slot, part in zip(round_.slots, division.parts, strict=False)
@@ -147,12 +164,13 @@ class Rounds(Mode):
         return actions
 
     def _total_steps(self, division: Division, members: int, steps: int) -> int:
-        """Return the steps of the whole job (`JobState.total_steps`); in local mode those of one member.
+        """Return the number of steps of the whole job (`JobState.total_steps`); in local mode, those of one
+        member.
 
         Args:
-            division: of the round that opens, which has drawn its samples.
-            members: all that share later steps, including those that are loading, late or away.
-            steps: local steps of the round.
+            division: division of the round that opens, which has drawn its samples.
+            members: number of members that share later steps, including those that are loading, late or away.
+            steps: number of local steps in the round.
         """
         state = self._state
         each_once = len([*division.portions()]) / len(division.parts)  # less where members share samples
@@ -164,8 +182,11 @@ class Rounds(Mode):
         return state.total_steps(taken, at_once, of_version=steps)
 
     def _following(self, round_: Round, each: int, members: int) -> list[tuple[Range, ...]]:
-        """Return the samples of each slot in the next round if the same members are idle then; nothing at the
-        end of an epoch, because a member evaluates before the next one."""
+        """Return the samples of each slot in the next round, if the same members are idle then.
+
+        Returns:
+            Nothing at the end of an epoch, because a member evaluates before the next one.
+        """
         drawn = self._state.samples.peek(each * members)
         if not self._state.may_step(ahead=1):
             return []
@@ -173,16 +194,16 @@ class Rounds(Mode):
             return []
         return [part.ranges for part in drawn.divided(members, self._state.samples.least)]
 
-    def begun(self, version: int, *, whole: bool) -> None:
+    def apply_started(self, version: int, *, whole: bool) -> None:
         if self.round is not None and self.round.version == version - 1:
             self.round.begun = True
             self.round.unfilled |= whole
 
-    def _give(
+    def _assign_slot(
         self, round_: Round, number: int, member: Member, part: SampleShare, now: float, **terms: Any
     ) -> list[e.Action]:
-        """Assign a slot to a member. terms: more fields of its assignment."""
-        actions = self._state.give(
+        """Assign slot `number` of a round to a member. `terms` are more fields of its assignment."""
+        actions = self._state.assign_samples(
             member,
             part.drawn,
             now,
@@ -201,9 +222,11 @@ class Rounds(Mode):
         return actions
 
     def _fill(self, round_: Round, idle: Sequence[Member], now: float) -> list[e.Action]:
-        """Assign the slots of lost members, as far as the round needs them, to idle members."""
+        """Assign the slots of lost members that the round needs to idle members."""
         actions: list[e.Action] = []
-        if round_.parts:  # once some are stepped, the round's version cannot be sent to another member
+        # Once parts are stepped, the round's version cannot be sent to another member, so a substitute must
+        # have it. If no ready member has it, the round closes without the lost members' parts.
+        if round_.parts:
             ready = self._state.roster.ready()
             have = [each for each in ready if each.version == round_.version]
             if not have and not round_.open:
@@ -217,18 +240,19 @@ class Rounds(Mode):
             if holder is not None:
                 self._state.roster.relieve(holder)
                 holder.succeed(slot.work)
-            who = f"rank {slot.rank} ({slot.member[0]}) is lost: {member.name} computes its part"
-            actions.append(e.Note(text=f"{who} of version {round_.version + 1}"))
+            lost = f"rank {slot.rank} ({slot.member[0]}) is lost"
+            text = f"{lost}: {member.name} computes its part of version {round_.version + 1}"
+            actions.append(e.Note(text=text))
             rank = slot.rank
-            given = self._give(round_, number, member, round_.division.parts[number], now)
-            round_.slots[number].rank = rank  # contributions are in the order of the slots
+            assigned = self._assign_slot(round_, number, member, round_.division.parts[number], now)
+            round_.slots[number].rank = rank  # contributions are summed in the order of the slots
             if round_.parts:
                 actions.append(_substitute(slot.work, round_.slots[number]))
-            actions += given
+            actions += assigned
         return actions
 
     def _holder(self, slot: Slot) -> Member | None:
-        """The member of a slot, if it still has the work of it."""
+        """Return the member of a slot, if it still has the work for it; None otherwise."""
         member = self._state.roster.get(slot.member)
         if member is None or member.work is None or member.work.id != slot.work:
             return None
@@ -240,7 +264,7 @@ class Rounds(Mode):
         factor = self._state.rate_factor(self._state.samples.progress)
         ratio = self._loss / self._first_loss if self._first_loss else math.nan
         times = self._exchange_s / self._step_s if self._step_s > 0 else math.nan
-        return self.local.following(ratio, 1 / factor if factor else math.inf, times)
+        return self.local.next_steps(ratio, 1 / factor if factor else math.inf, times)
 
     def _note_times(self, round_: Round, now: float) -> None:
         """Update the mean times of a local step and of an exchange from a round that closes."""
@@ -262,19 +286,17 @@ class Rounds(Mode):
             if work.shared or round_.parts:
                 self._reopen(round_, round_.slot_of[work.id])
             if member.version is not None and member.version > round_.version:
-                return []  # it has pushed all parts, or the next version could not be whole
+                return []  # it has all of the next version, so it has pushed all parts
             # The assignment may have been lost with the old stream, so it is sent again.
             assignment = work.assignment
             state.ask_for_evaluation(member, assignment.evaluate_epoch, assignment.id, now)
             return [state.send(member, assignment)]
-        if not member.still_computes(
-            work, assigned
-        ):  # the assignment never arrived, so no push will answer it
-            self._revoke(member)
+        if not member.still_computes(work, assigned):
+            self._revoke(member)  # the assignment never arrived, so no push will answer it
         return []
 
     def _reopen(self, round_: Round, number: int) -> None:
-        """Return a slot to its member, which was lost."""
+        """Return a slot to its member, which was lost and is back."""
         if round_.parts and number in round_.lost:
             slot = round_.slots[number]
             self._told.append(_substitute(slot.work, slot))
@@ -348,7 +370,7 @@ class Rounds(Mode):
                 self._give_back(round_, drawn, slots)
 
     def _give_back(self, round_: Round, drawn: Drawn, slots: Sequence[int]) -> None:
-        """Return samples without any contribution, so that they are drawn again, and revoke their work."""
+        """Requeue samples without any contribution, and revoke their work."""
         self._state.samples.give_back(drawn)
         for number in slots:
             member = self._holder(round_.slots[number])
@@ -356,7 +378,7 @@ class Rounds(Mode):
                 self._remember_revoked(member)
 
     def _revoke(self, member: Member) -> None:
-        """Revoke the late work of a member; its samples are drawn again, unless other members have them."""
+        """Revoke the late work of a member. Its samples are drawn again, unless other members have them."""
         assert member.work is not None
         if not member.work.shared:
             self._state.samples.give_back(member.work.drawn, settled=True)
@@ -415,14 +437,16 @@ class Rounds(Mode):
         ]
 
     def _settle(self, round_: Round) -> None:
-        """Account for the samples of a round that has closed."""
+        """Settle or requeue the samples of a round that has closed."""
         for drawn, slots in round_.division.portions():
-            # A stepped part may hold a lost member's gradient for good, so its samples are not drawn again.
+            # 1. Every slot of these samples is lost without a contribution: requeue them. Once the shard has
+            # started to step, a part may contain a lost member's gradient, so they must not be drawn again.
             answered = round_.begun or any(number in round_.contributions for number in slots)
             if not answered and all(number in round_.lost for number in slots):
                 self._give_back(round_, drawn, slots)
                 continue
-            # A late member keeps its gradient in its residual, or other members have pushed the same.
+            # 2. All other samples are settled: a contribution has their gradient, or a late member keeps it
+            # in its residual.
             self._state.samples.settle(drawn)
             for number in slots:
                 member = self._holder(round_.slots[number])
@@ -430,10 +454,11 @@ class Rounds(Mode):
                     self._state.roster.relieve(member)
                 elif member is not None and member.work is not None:
                     member.work.become(WorkLife.LATE)
-        given = [each for each in round_.contributions.values() if each.samples]
-        samples = sum(each.samples for each in given)
+        # Record the loss and the local steps, from which `local` chooses the steps of the next round.
+        summed = [each for each in round_.contributions.values() if each.samples]
+        samples = sum(each.samples for each in summed)
         if samples:
-            self._loss = sum(each.loss * each.samples for each in given) / samples
+            self._loss = sum(each.loss * each.samples for each in summed) / samples
             if self._first_loss is None:
                 self._first_loss = self._loss
             if self.local is not None:
@@ -450,7 +475,7 @@ class Rounds(Mode):
 
     def waiting(self, now: float) -> Awaited:
         state, round_ = self._state, self.round
-        if round_ is None:  # the next one opens when a member has finished its late work
+        if round_ is None:  # the next round opens when a member has finished its late work
             missing = [(member.rank, member.id) for member in state.roster.ready() if member.work is not None]
         else:
             slots = [] if round_.complete else round_.missing
@@ -459,7 +484,7 @@ class Rounds(Mode):
             return waiting_for(state, missing, now)
         if round_ is None:
             return Awaited()
-        text = f"version {state.version + 1} is being computed {state.waited(now)}"
+        text = f"version {state.version + 1} is being computed ({state.waited(now)} so far)"
         return Awaited(subject="computed", text=text, for_others=False)
 
 

@@ -1,4 +1,5 @@
-"""Options of the mode `sync`: rounds of one step (`rounds`), divided as these say (`division`)."""
+"""Options of the mode `sync`: rounds of one step (`rounds`), divided among members as the options say
+(`division`)."""
 
 from __future__ import annotations
 
@@ -12,18 +13,24 @@ from .options import MAX_UINT32, ModeOptions, needs_mean, needs_workers
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncOptions(ModeOptions):
-    """Rounds: the gradients of all workers at one version make the next."""
+    """Rounds: the gradients of all workers at one version make the next.
+
+    Attributes:
+        backup: number of members without whose pushes a round may close.
+        redundancy: number of members that compute the same samples; each pushes another slice of the model.
+        stragglers: number of members without whose pushes a round may close because of a straggler code.
+    """
 
     backup: int = option(0, "stragglers that a round may close without", least=0, most=MAX_UINT32)
     redundancy: int = option(
         1,
-        "workers that compute the same samples; each pushes other parts of the model",
+        "workers that compute the same samples; each pushes another slice of the model",
         least=1,
         most=MAX_UINT32,
     )
     stragglers: int = option(
         0,
-        "stragglers that a round may close without, because others compute their samples too",
+        "stragglers that a round may close without, because other workers compute their samples too",
         least=0,
         most=MAX_UINT32,
     )
@@ -36,12 +43,12 @@ class SyncOptions(ModeOptions):
         asked = [f"redundancy={self.redundancy}"] if self.redundancy > 1 else []
         asked += [f"stragglers={self.stragglers}"] if self.stragglers else []
         if len(asked) > 1:
-            why = "the one saves bytes, the other waiting: choose"
+            why = "choose one; the first saves bytes, the second waiting"
             raise ValueError(f"{asked[1]}: not with {asked[0]}; {why}")
         if asked and self.backup:
-            why = "rounds would close without slices that nobody else pushes"
+            why = "rounds would close without slices that no other worker pushes"
             if self.stragglers:
-                why = "such a round already closes without as many, and loses nothing by it"
+                why = "rounds already close without that number of stragglers, and lose no gradient"
             raise ValueError(f"{asked[0]}: not with backup={self.backup}: {why}")
 
     def steps_parts(self, settings: ServerSettings) -> bool:
@@ -55,13 +62,13 @@ class SyncOptions(ModeOptions):
 
     @property
     def lossless(self) -> bool:
-        return self.stragglers > 0  # decoding weights, which may be in the hundreds, magnify what is lost
+        return self.stragglers > 0  # decoding weights, which may be in the hundreds, magnify any loss
 
     def check(self, settings: ServerSettings) -> None:
         if self.redundancy > 1 or self.stragglers:
             needs_mean(settings)
         if self.stragglers and settings.script:
-            why = "a script pushes one batch's gradient, and not a code's combination of several"
+            why = "a script pushes the gradient of one batch, and a straggler code needs several batches"
             raise UsageError(f"--mode {settings.mode}: not with --script: {why}; use sync:backup")
         needed = self.backup + parse_aggregation(settings.aggregation).fewest
         needs_workers(settings, max(needed, self.stragglers + 1))

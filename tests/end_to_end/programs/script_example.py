@@ -1,4 +1,4 @@
-"""The example of docs/how-to/scripts.md, in a process that is forked: `script_example ARGUMENTS --server ...`, where
+"""The example of docs/how-to/scripts.md, in a forked process: `script_example ARGUMENTS --server ...`, where
 what the daemons' tests add goes to it as `GC_` variables, as from a shell."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The full example of docs/how-to/scripts.md, in a process that is forked: `script_full FOLDER --server ...`, where
+"""The full example of docs/how-to/scripts.md, in a forked process: `script_full FOLDER --server ...`, where
 what the daemons' tests add goes to it as `GC_` variables, as from a shell. It says which of its lines ran."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What users have in their scripts, row by row of the table in docs/how-to/scripts.md: `script_rows LOOP ...`.
+"""Loops as users write them, row by row of the table in docs/how-to/scripts.md: `script_rows LOOP ...`.
 
 Each loop is one that runs alone as well, with `Plain` in place of a job, and says which losses and parameters
 it has. `everyday` has a small model for each row in one, so that its rows share a job.

@@ -71,4 +71,4 @@ def test_a_best_version_that_cannot_be_kept_as_a_file_is_said_and_the_rest_is_wr
         shard.close()
 
     asyncio.run(run())
-    assert "version 0, the best so far, could not be kept" in caplog.text
+    assert "could not save version 0, the best so far" in caplog.text

@@ -37,7 +37,7 @@ def written(path: Path) -> Journal:
 
 
 def found(path: Path) -> list[tuple[str, bytes]]:
-    return [(record.what, record.data.tobytes()) for record, _ in read(path)]
+    return [(record.kind, record.data.tobytes()) for record, _ in read(path)]
 
 
 WHOLE = [(what, b"".join(each.tobytes() for each in data)) for what, _, data in RECORDS]
@@ -121,7 +121,7 @@ def test_no_name_is_taken_for_structure(tmp_path_factory: pytest.TempPathFactory
     for what in ("event", "part"):
         journal.append(what, fields)
     journal.close()
-    assert [(record.what, record.fields) for record, _ in read(path)] == [("event", fields), ("part", fields)]
+    assert [(record.kind, record.fields) for record, _ in read(path)] == [("event", fields), ("part", fields)]
 
 
 @given(NAMES, NAMES)
@@ -232,7 +232,7 @@ def test_the_next_process_goes_on_in_place_of_half_a_record(tmp_path: Path) -> N
 def test_a_journal_that_cannot_be_written_says_so_and_stays_whole(tmp_path: Path) -> None:
     journal = written(tmp_path / "j")
     journal.close()
-    with pytest.raises(JournalError, match=r"cannot be written: .*Make room"):
+    with pytest.raises(JournalError, match=r"cannot write the journal .*: .*Free disk space"):
         journal.append(*RECORDS[0])
     assert found(tmp_path / "j") == WHOLE
 

@@ -39,6 +39,6 @@ def test_parameters_are_saved_where_buffers_cannot_be_had(
     path = tmp_path / "model.safetensors"
     output = Output(path, shard, state, Recorder(), keep_best=False)
     assert asyncio.run(output.write(no_buffers, finished=True)) == "digest"
-    assert "the parameters are saved without buffers: they are gone" in caplog.messages
+    assert "saving the parameters without buffers, which are unavailable: they are gone" in caplog.messages
     assert not output.unsaved
     assert sorted(load_file(path)) == ["same weight", "weight"]

@@ -401,7 +401,7 @@ async def test_a_server_whose_checkpoints_fail_ends_when_the_journal_is_at_its_l
     assert sum(bytes_of(tmp_path / "0", folder.SEGMENT)) == job.recorder.journal_bytes
     assert limit < job.recorder.journal_bytes <= limit + each
     assert job.conductor.unwritten
-    assert "no room, and the journal since the last one has" in job.conductor.failure
+    assert "no room, and the journal since the last checkpoint has" in job.conductor.failure
     for restart, works in enumerate((False, True), 1):
         if works:
             monkeypatch.setattr(StateFolder, "write", write)
@@ -443,7 +443,7 @@ async def test_a_server_that_stops_takes_nothing_in_that_the_next_would_not_know
     job = Kept(tmp_path / "0", "sync", "ab", "100000steps")
     await job.open()
     await pause(job.conductor, 0.05)
-    await job.conductor.stop("it was told to", comes_back=True)
+    await job.conductor.stop("it was told to", resumable=True)
     with pytest.raises(JournalError, match="try again"):
         job.conductor.happen(e.Attached("a", 1))
     with pytest.raises(JournalError):
@@ -467,7 +467,7 @@ async def test_a_server_that_stops_does_not_wait_for_who_is_gone_meanwhile(tmp_p
     assert not pausing.done()
     Story(job, 0).cut("b")
     await asyncio.wait_for(pausing, 5)
-    await job.conductor.stop("it was told to", comes_back=True)
+    await job.conductor.stop("it was told to", resumable=True)
 
 
 async def test_a_checkpoint_that_cannot_be_begun_is_not_tried_at_every_version(
@@ -528,6 +528,8 @@ async def test_a_segment_without_the_one_before_is_refused_by_name(tmp_path: Pat
         await one_version(job)
     shutil.rmtree(tmp_path / "0" / "checkpoint-0000000004")
     (tmp_path / "0" / "journal-0000000002.log").unlink()
-    with pytest.raises(StateError, match=r"journal-0000000002.log is gone.*journal-0000000004.log leads"):
+    with pytest.raises(
+        StateError, match=r"journal-0000000002.log is missing.*journal-0000000004.log continues"
+    ):
         await job.killed(tmp_path / "1")
     job.shard.close()

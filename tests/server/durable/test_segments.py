@@ -59,7 +59,7 @@ def test_a_segment_that_is_gone_between_others_is_named(folder: StateFolder) -> 
     before = files(folder)
     with pytest.raises(StateError) as refused:
         numbers(folder, 0)
-    for text in ("journal-0000000006.log continues journal-0000000003.log", "Put it back, or move"):
+    for text in ("journal-0000000006.log continues journal-0000000003.log", "Restore them, or move"):
         assert text in str(refused.value)
     assert files(folder) == before
     assert numbers(folder, 6), "the checkpoint of that version needs no other"
@@ -72,7 +72,7 @@ def test_a_segment_that_has_lost_its_end_is_refused(folder: StateFolder, cut: in
     ends = [end for _, end in module.read(path)]
     os.truncate(path, len(data) - 1 if cut == 1 else ends[-2])
     before = files(folder)
-    with pytest.raises(StateError, match=r"later segments follow|something in between is gone"):
+    with pytest.raises(StateError, match=r"later segments follow|records in between are missing"):
         numbers(folder, 0)
     assert files(folder) == before
 

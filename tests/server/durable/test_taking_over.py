@@ -39,9 +39,9 @@ def test_a_checkpoint_written_between_recovery_and_claim_stops_the_start(url: st
     late = folder(url)
     assert recovered(late) == "before at 40"
     before.write(50, tree(50, "before"), {})
-    with pytest.raises(StateError, match=r"another server wrote .* version 50, .* version 40; start again"):
+    with pytest.raises(StateError, match=r"another server wrote .* version 50, .* version 40; restart"):
         late.claim()
-    with pytest.raises(OSError, match="another gc-server has taken it over"):
+    with pytest.raises(OSError, match="another gc-server has taken over this URL"):
         before.write(60, tree(60, "before"), {})
     again = folder(url)
     assert recovered(again) == "before at 50"

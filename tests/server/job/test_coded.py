@@ -172,7 +172,7 @@ def test_members_that_computed_a_block_differently_exchange_whole_blocks_instead
     assert note.text.startswith(
         "version 1: rank 0 (a) and rank 1 (b) computed different gradients of block 0"
     )
-    assert "sent uncoded instead" in note.text
+    assert "sent again, uncoded" in note.text
     assert job.core.version == 0
     assert job.core.uncoded_exchanges == 1
     round_ = job.mode.round
@@ -207,7 +207,7 @@ def test_blocks_that_differ_at_every_step_are_said_less_often_and_with_the_remed
         assert job.core.version == step_
     assert list(said) == [1, 2, 4, 8, 16]
     assert "coded:redundancy=1" not in said[2]
-    assert "as in 4 steps in a row" in said[4]
+    assert "this is step 4 in a row" in said[4]
     assert "seed the augmentation, or use --mode coded:redundancy=1" in said[4]
     job.round()  # once without
     job.send("a")

@@ -20,7 +20,7 @@ def test_who_joins_gets_a_copy_that_the_round_waits_for() -> None:
     assert not some(actions, e.Assign)
     (request,) = some(actions, e.RequestSnapshot)
     assert (request.worker, request.version, request.apply) == ("a", 2, 2)
-    assert "the copy of version 2 is waited for" in job.core.waiting(job.now).text
+    assert "the copy of s for members that have version 2" in job.core.waiting(job.now).text
     assert job.mode.wants_copy("a", 2)
     assert not job.mode.wants_copy("b", 2)
     actions = job.copied("a", 2)
@@ -101,9 +101,9 @@ def test_who_joins_waits_for_those_that_are_away_with_the_current_version() -> N
     job.step(e.Joined(worker="z", incarnation=1), after=100.0)
     assert not some(job.come("z", version=None), e.Assign)
     text = job.core.waiting(job.now).text
-    assert "version 2 is waited for" in text
+    assert "s for members that have version 2" in text
     assert "(a, gone), rank 1 (b, gone)" in text
-    assert "waited for 30 s, training goes back to the server's copy, version 0" in text
+    assert "waited 30 s, training continues from the server's copy, version 0" in text
     for _ in range(5):
         job.step(e.KeepAlive(worker="z", incarnation=1), after=5.0)
         assert not job.step(e.Tick())

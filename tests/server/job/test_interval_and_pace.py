@@ -34,8 +34,8 @@ from gradwire.server.job.modes.share_fit import BEHIND, ENOUGH, ShareFit
     ],
 )
 def test_the_interval_follows_loss_and_rate(loss_ratio: float, rate_ratio: float, steps: int) -> None:
-    assert LocalOptions(first=4, most=16).following(loss_ratio, rate_ratio) == steps
-    assert LocalOptions(steps="7").following(loss_ratio, rate_ratio) == 7
+    assert LocalOptions(first=4, most=16).next_steps(loss_ratio, rate_ratio) == steps
+    assert LocalOptions(steps="7").next_steps(loss_ratio, rate_ratio) == 7
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_the_interval_follows_loss_and_rate(loss_ratio: float, rate_ratio: float
     ],
 )
 def test_the_interval_hides_the_exchange(time_ratio: float, by_time: int, by_both: int) -> None:
-    assert LocalOptions(by="time").following(1.0, 1.0, time_ratio) == by_time
-    assert LocalOptions(by="both").following(1.0, 1.0, time_ratio) == by_both
-    assert LocalOptions().following(1.0, 1.0, time_ratio) == 4
-    assert LocalOptions(steps="7").following(1.0, 1.0, time_ratio) == 7
+    assert LocalOptions(by="time").next_steps(1.0, 1.0, time_ratio) == by_time
+    assert LocalOptions(by="both").next_steps(1.0, 1.0, time_ratio) == by_both
+    assert LocalOptions().next_steps(1.0, 1.0, time_ratio) == 4
+    assert LocalOptions(steps="7").next_steps(1.0, 1.0, time_ratio) == 7
 
 
 def test_a_fixed_number_of_steps_follows_nothing() -> None:
@@ -170,7 +170,7 @@ def usual(seconds: float = 0.1) -> list[ShareFit]:
 
 def whole(paces: list[ShareFit]) -> list[float]:
     """Seconds of those that others are compared with."""
-    return sorted(each.seconds for each in paces if each.tells(BATCH))
+    return sorted(each.seconds for each in paces if each.is_reference(BATCH))
 
 
 def answer(pace: ShareFit, seconds: float, times: int = ENOUGH, others: list[ShareFit] | None = None) -> None:

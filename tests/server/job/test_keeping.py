@@ -51,4 +51,4 @@ def test_the_first_of_the_best_is_kept() -> None:
         kept += [best.epoch for best in job.all(e.Best)]
         notes += [note.text for note in job.all(e.Note) if note.warning]
     assert kept == [1, 3, 6]
-    assert notes == ["--keep best:accuracy: 'accuracy' was not measured, but loss"]
+    assert notes == ["--keep best:accuracy: no metric 'accuracy' in the evaluation, which has: loss"]

@@ -45,12 +45,12 @@ def test_a_job_ends_with_the_step_that_it_was_told(overlap: str) -> None:
     assert not any(assignment.next for assignment in job.assignments.values())
     job.round(["w0", "w1"])
     assert job.phase() is Phase.FINISHING
-    assert "--max-steps 3 are done" in job.one(e.Note).text
+    assert "reached --max-steps 3" in job.one(e.Note).text
     assert (job.told["w0"].version, job.told["w0"].evaluate_epoch, job.told["w0"].ranges) == (3, 1, ())
     evaluate(job, loss=0.5)
     assert job.all(e.Finish)
     job.join("w9")
-    assert job.refused().message == "the job has finished: --max-steps 3 are done"
+    assert job.refused().message == "the job has finished: reached --max-steps 3"
 
 
 def test_the_last_epoch_ends_it_where_that_comes_first() -> None:
@@ -182,7 +182,7 @@ def test_a_job_that_gets_no_better_ends() -> None:
         evaluate(job, accuracy=accuracy)
     job.round(["w0"])
     assert job.phase() is Phase.FINISHING
-    assert "accuracy has not become better in 2 evaluations" in job.core.stopped
+    assert "accuracy has not improved in 2 evaluations" in job.core.stopped
     evaluate(job, accuracy=0.7)
     assert job.all(e.Finish)
     assert job.core.version == 5

@@ -145,7 +145,7 @@ def test_a_push_under_another_plan_than_its_assignments_is_refused() -> None:
 def test_coded_mode_ignores_a_plan() -> None:
     job = job_of("coded", "ab")
     (note,) = planned(job)
-    assert "of no use" in note.text
+    assert "ignored a new plan" in note.text
     assert (job.core.plan, job.core.planned) == (1, False)
 
 

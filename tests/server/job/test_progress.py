@@ -166,4 +166,4 @@ def test_a_member_that_is_suspended_is_named_where_everybody_is_waited_for() -> 
     job = stepped(1)
     hang(job, "w0", STATED_S + 1)
     job.attach("w0")
-    assert "suspended, because their training threads hang: rank 0 (w0)" in job.core.waiting(job.now).text
+    assert "suspended because their training threads hang: rank 0 (w0)" in job.core.waiting(job.now).text

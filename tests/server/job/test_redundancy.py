@@ -142,8 +142,12 @@ def test_who_is_late_counts_among_those_that_a_code_does_without(late: int, stra
         ("sync:redundancy=2", {"aggregation": "median"}, "--aggregation median: not with --mode sync:red"),
         ("sync:stragglers=2", {"min_workers": 2}, "--min-workers 2: --mode sync:stragglers=2 .*at least 3"),
         ("sync:backup=1", {"min_workers": 1}, "--min-workers 1: --mode sync:backup=1 .*at least 2"),
-        ("local", {"clip_norm": 1.5}, "--clip-norm 1.5: not with --mode local: workers take the steps"),
-        ("coded", {"clip_norm": 1.0}, "--clip-norm 1: not with --mode coded"),
+        (
+            "local",
+            {"clip_norm": 1.5},
+            "--clip-norm 1.5: not allowed with --mode local: workers step the parameters",
+        ),
+        ("coded", {"clip_norm": 1.0}, "--clip-norm 1: not allowed with --mode coded"),
         ("sync:stragglers=1", {"script": True}, "--mode sync:stragglers=1: not with --script"),
     ],
 )

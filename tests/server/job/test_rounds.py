@@ -230,10 +230,10 @@ def test_a_worker_with_other_data_is_refused_and_nothing_changes() -> None:
     job.step(ready)
     job.step(e.Initialized(worker="a", incarnation=1, fingerprint=MODEL, train_samples=8, data=5))
     gone = job.one(e.Disconnect)
-    assert (gone.worker, gone.final, gone.refusal.field) == ("c", True, "training samples")
+    assert (gone.worker, gone.final, gone.refusal.field) == ("c", True, "checksum of training samples")
     before = state(job.core)
     job.step(replace(ready, worker="b"))
-    assert job.refused().field == "training samples"
+    assert job.refused().field == "checksum of training samples"
     assert state(job.core) == before
     for unknown_or_same in (0, 5):
         job.step(replace(ready, worker="b", data=unknown_or_same))

@@ -54,7 +54,7 @@ def test_factors(text: str, epoch: float, factor: float) -> None:
         ("constant:warmup=-1", "warmup: expected a length such as 2epochs, 200steps, got '-1'"),
         ("constant:warmup=nan", "warmup: expected a length such as 2epochs, 200steps, got 'nan'"),
         ("constant:warmup=5s", "warmup: expected a length such as 2epochs, 200steps, got '5s'"),
-        ("cosine:minimum=2", "minimum: expected 0 to 1, a part of the base rate, got 2"),
+        ("cosine:minimum=2", "minimum: expected 0 to 1, a fraction of the base rate, got 2"),
     ],
 )
 def test_bad_schedules(text: str, words: str) -> None:

@@ -53,7 +53,7 @@ def test_a_round_that_takes_long_to_apply_is_said() -> None:
     assert not job.all(e.Report)
     job.heartbeat("w0")
     job.tick(5.5)
-    assert "version 1 is being computed since 10.5 s" in job.one(e.Report).text
+    assert "version 1 is being computed (10.5 s so far)" in job.one(e.Report).text
 
 
 def test_a_new_reason_to_wait_is_said_within_two_seconds_of_its_beginning() -> None:
@@ -105,16 +105,16 @@ def test_a_healthy_start_is_told_with_its_reason_and_is_no_warning() -> None:
     assert job.one(e.Report).usual
     job.initialize("w0")
     job.tick(1.5)
-    assert "have 1 of 2 (rank 0 (w0)); rank 1 (w1, compiling kernels) gets ready" in job.one(e.Report).text
+    assert "have 1 of 2 (rank 0 (w0)); rank 1 (w1, compiling kernels) is loading" in job.one(e.Report).text
     assert job.one(e.Report).usual
     job.ready("w1")
     job.tick(1.5)
-    assert job.one(e.Report).text.startswith("version 1 waits since 1.5 s for rank 0")
+    assert job.one(e.Report).text.startswith("version 1 has waited 1.5 s for rank 0")
     assert job.one(e.Report).usual
     for worker in ("w0", "w1"):
         job.step(e.KeepAlive(worker=worker, incarnation=1, activity="compiling kernels"))
     job.tick(10)
-    expected = "version 1 waits since 11.5 s for members that are compiling kernels: rank 0 (w0, connected"
+    expected = "version 1 has waited 11.5 s for members that are compiling kernels: rank 0 (w0, connected"
     assert job.one(e.Report).text.startswith(expected)
 
 

@@ -339,7 +339,7 @@ def test_slices_of_parts_go_down_where_they_belong(slices: int) -> None:
     expected = set[int]()
     for number in range(slices):
         model = ModelCompressor(WIDE_MANIFEST.specs, "topk:values=float32", LayerRule(), 1, number, plan=plan)
-        model.divide(slices)
+        model.set_slices(slices)
         wanted = plan.slice(number, slices)
         step = model.begin(32, version=0, wanted=wanted)
         generator = torch.Generator().manual_seed(number)

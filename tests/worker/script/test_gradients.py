@@ -56,7 +56,7 @@ def test_a_script_that_accumulates_without_saying_so_waits_for_the_step_after_th
     assert (len(told.parts), told.abandoned) == (parts * EPOCHS, [])
     assert (len(untold.parts), untold.abandoned) == (parts * (EPOCHS + 1), [1])
     (said,) = warnings_of(caplog)
-    assert said.startswith(f"{FROM_NOW_ON}: the script went on to the next batch without optimizer.step()")
+    assert said.startswith(f"{FROM_NOW_ON}: the script began the next batch without optimizer.step()")
     assert "put the backward passes of all but the last under job.no_sync()" in said
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -21,6 +23,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import gradwire
 from gradwire.compressors import AbsentPayload
+from gradwire.compressors.four_bit import RunningMagnitude
 from gradwire.planning.parts import arrange
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
@@ -28,6 +31,7 @@ from gradwire.proto.manifest import Manifest
 from gradwire.settings import JobTerms, WorkerSettings, parse_address
 from gradwire.storage.backends import BackendError
 from gradwire.worker.script import membership
+from gradwire.worker.session.own_state import OwnState
 
 BATCH, STEPS, EPOCHS = 4, 3, 2  # steps in an epoch
 Connect = Callable[..., tuple["Server", gradwire.Job]]
@@ -476,8 +480,8 @@ def test_an_epoch_whose_loop_ends_early_comes_again_and_the_log_says_so(
         for inputs, _ in zip(job.batches(DATA), range(2), strict=False):
             take(model, optimizer, inputs[0])
     assert epochs == [0, 0, 1, 1]
-    assert [record.message for record in caplog.records if "comes again" in record.message] == [
-        "epoch 0 comes again: the script's loop over batches ended before all samples of the epoch were "
+    assert [record.message for record in caplog.records if "is repeated" in record.message] == [
+        "epoch 1 is repeated: the script's loop over batches ended before all samples of the epoch were "
         "trained on. To end early, call job.leave()"
     ]
 
@@ -495,7 +499,7 @@ def test_an_evaluation_that_interrupts_an_epoch_is_no_warning(
             take(model, optimizer, inputs)
         seen.append((epoch, job.version - before, job.evaluating))
     assert seen == [(0, 2, True), (0, 1, False), (1, 3, False)]
-    assert "comes again" not in caplog.text
+    assert "is repeated" not in caplog.text
 
 
 def test_what_batches_returns_is_looped_over_in_each_epoch_and_is_no_iterator(connect: Connect) -> None:
@@ -540,14 +544,16 @@ def test_a_job_that_is_not_as_far_as_the_script_is_refused(connect: Connect) -> 
     _, job = connect()
     attached(job)
     job.epochs(start=1)
-    with pytest.raises(gradwire.ScriptError, match=r"start=1\): the job is in epoch 0, with the parameters"):
+    with pytest.raises(
+        gradwire.ScriptError, match=r"start=1\): the job is only in epoch 1, with the parameters"
+    ):
         next(iter(job.batches(DATA)))
 
 
 def test_the_script_knows_how_long_the_job_is(connect: Connect) -> None:
     _, job = connect()
     model, optimizer = attached(job)
-    with pytest.raises(gradwire.ScriptError, match=r"total_steps: nobody knows yet .* call job.batches"):
+    with pytest.raises(gradwire.ScriptError, match=r"total_steps: the number of samples .* call job.batches"):
         _ = job.total_steps
     batches = job.batches(DATA)
     assert (len(batches), job.total_steps, job.total_epochs) == (STEPS, EPOCHS * STEPS, EPOCHS)
@@ -585,7 +591,9 @@ def test_a_schedule_of_another_length_than_the_job_is_named(
             take(model, optimizer, inputs)
             schedule.step()
     (said,) = [record.message for record in caplog.records if "made for" in record.message]
-    assert said.startswith("CosineAnnealingLR is made for 9 steps, and the job takes 6: its rates do not get")
+    assert said.startswith(
+        "CosineAnnealingLR is made for 9 steps, and the job takes 6: its rates do not reach"
+    )
 
 
 def test_a_rank_that_the_server_changes_is_the_scripts(connect: Connect) -> None:
@@ -630,7 +638,7 @@ def test_where_parts_count_at_once_a_step_is_not_taken_back(
     assert len({part for seq, part in server.parts if seq == 2}) == len(server.replica.plan.parts)
     assert not server.parts[2, len(server.replica.plan.parts) - 1][1]  # empty
     assert server.parts[2, 0][1]
-    assert "some of its parts have left" in caplog.text
+    assert "parts that were sent count, the others are sent empty" in caplog.text
 
 
 def test_what_the_loss_does_not_reach_and_what_is_frozen_is_not_pushed(connect: Connect) -> None:
@@ -675,3 +683,41 @@ def test_an_optimizers_state_that_is_loaded_brings_its_rates(connect: Connect) -
     (inputs,) = next(iter(job.batches(DATA)))
     take(model, optimizer, inputs)
     assert {header.learning_rates for header, _ in server.parts.values()} == {(0.375,)}
+
+
+AGAIN = """
+import sys
+import scripted, gradwire
+from gradwire.common import stored
+from gradwire.proto import messages as m
+from gradwire.proto.job import job_message
+from gradwire.settings import JobTerms
+from gradwire.worker.script import membership
+from gradwire.worker.session.own_state import OwnState
+
+class Server(scripted.Script):
+    worker = "w0"
+    def join(self, *told):
+        job = job_message(JobTerms(id="j", work="gradients", script=True))
+        return m.JoinResponse(job=job, limits=scripted.LIMITS, rank=0, version=3, initialize=False)
+
+membership.connection_of = lambda settings, metrics: Server()
+assert stored.class_of("running-magnitude") is None  # this process has not compressed anything yet
+job = gradwire.connect(server="localhost", compressor="4bit", state=sys.argv[1], worker_id="w0")
+print(job._member.restored[1]["states"])
+"""
+
+
+def test_a_new_process_reads_the_state_of_its_compressor(tmp_path: Path) -> None:
+    own = OwnState(tmp_path, job="j", worker="w0")
+    tree = {"states": [RunningMagnitude(total=2.0, elements=4.0)], "owner": {"epoch": 0}}
+    own.write(3, tree, lambda error: None)
+    assert own.close()
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", AGAIN, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert "RunningMagnitude(total=2.0, elements=4.0)" in done.stdout, done.stderr

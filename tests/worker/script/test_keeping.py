@@ -102,7 +102,7 @@ def test_what_an_optimizer_remembered_does_not_change_with_its_next_steps() -> N
         optimizer.step_here(evaluate)
 
     step()
-    remembered = optimizer.remembered()
+    remembered = optimizer.copy_state()
     before = repr(remembered)
     assert remembered[0]["old_dirs"]
     step()
@@ -143,7 +143,7 @@ def test_a_loader_goes_on_where_it_was(own: bool, taken: int) -> None:
 
     torch.manual_seed(1)
     position = Position(None)
-    with position.passing(loader(2)) as batches:
+    with position.iterate(loader(2)) as batches:
         seen(batches, taken)
         image, state = again(position.image()), again(random_state())
         expected = seen(batches, 6)
@@ -151,7 +151,7 @@ def test_a_loader_goes_on_where_it_was(own: bool, taken: int) -> None:
     torch.manual_seed(100)
     drawn()
     position = Position(image)
-    with position.passing(loader(200 if own else 2)) as batches:
+    with position.iterate(loader(200 if own else 2)) as batches:
         assert position.image() is not None, "it is there before a batch is asked for"
         restore_random_state(state)
         assert seen(batches, 6) == expected
@@ -160,12 +160,12 @@ def test_a_loader_goes_on_where_it_was(own: bool, taken: int) -> None:
 def test_between_two_passes_there_is_no_place_to_be_found_again() -> None:
     position = Position(None)
     assert position.image() is None
-    with position.passing([1, 2, 3]) as batches:
+    with position.iterate([1, 2, 3]) as batches:
         assert next(batches) == 1
         assert position.image() is not None
     assert position.image() is None
 
 
 def test_a_loader_without_batches_is_refused() -> None:
-    with Position(None).passing([]) as batches, pytest.raises(ScriptError, match="the loader has no batches"):
+    with Position(None).iterate([]) as batches, pytest.raises(ScriptError, match="the loader has no batches"):
         next(batches)

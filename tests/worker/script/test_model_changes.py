@@ -1,4 +1,5 @@
-"""What a script does to its model between two steps: a test for each row of the table in docs/how-to/scripts.md."""
+"""Changes of a script to its model between two steps: a test for each row of the table in
+docs/how-to/scripts.md."""
 
 from __future__ import annotations
 
@@ -211,7 +212,7 @@ def loads_before(model: Network) -> None:
 
 
 POINTED_BACK = r"has pointed the data of .* elsewhere"
-PUT_BACK = r"has replaced the values of '.*the job's values are put back"
+PUT_BACK = r"has replaced the values of '.*the job's values are restored"
 WRITTEN = r"has written to '.*does not hear of that"
 ROWS = [
     Row("`load_state_dict(…)` before the first batch", "works", loads_before),

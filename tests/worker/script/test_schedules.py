@@ -97,20 +97,20 @@ def test_the_length_of_a_sequence_is_where_its_last_schedule_ends(caplog: pytest
     schedules.check(25, 0)
     assert not caplog.records
     schedules.check(24, 0)
-    assert "SequentialLR is made for 25 steps, and the job takes 24: its rates do not get to" in caplog.text
+    assert "SequentialLR is made for 25 steps, and the job takes 24: its rates do not reach" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("scheduler", "each", "words"),
     [
         (s.ExponentialLR(optimizer(), 0.5), "round", "expected 'step', 'epoch' or 'progress'"),
-        (s.ReduceLROnPlateau(optimizer()), "step", "ReduceLROnPlateau goes by what the script measures"),
+        (s.ReduceLROnPlateau(optimizer()), "step", "ReduceLROnPlateau depends on the script's measurements"),
         (
             s.ExponentialLR(optimizer(), 0.5),
             "progress",
-            "ExponentialLR goes by its own count; give a LambdaLR",
+            "ExponentialLR depends on its own count; pass a LambdaLR",
         ),
-        (print, "step", "got a builtin_function_or_method; bring it to step job.version by itself"),
+        (print, "step", "got a builtin_function_or_method; advance it to step job.version yourself"),
     ],
 )
 def test_what_cannot_follow_is_refused_by_name(scheduler: Any, each: Any, words: str) -> None:

@@ -105,6 +105,6 @@ def test_what_is_decided_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         Simulated(1.0, 0.0, 0.2).run(100)
     said = [record.getMessage() for record in caplog.records]
-    assert said[0] == "compressor auto: float32 is tried; steps took 1200.4 ms"
-    assert said[1] == "compressor auto: float32 it is from now on; steps took 1000.0 ms"
+    assert said[0] == "compressor auto: trying float32; steps took 1200.4 ms"
+    assert said[1] == "compressor auto: using float32 from now on; steps took 1000.0 ms"
     assert len(said) == 2

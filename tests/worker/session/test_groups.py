@@ -56,7 +56,7 @@ def test_groups_are_those_that_torch_takes_in_their_order() -> None:
         ({"lr": -1.0}, "parameter group 1: lr: expected a finite number of at least 0, got -1"),
         ({"lr": "fast"}, "parameter group 1: lr: expected a number, got 'fast'"),
         ({"decay": 0.1}, "parameter group 1: unknown option 'decay'"),
-        ({"params": [torch.zeros(2)]}, r"parameters of the model, got another one, of shape \(2,\)"),
+        ({"params": [torch.zeros(2)]}, r"parameters of the model, got a foreign one, of shape \(2,\)"),
         ({"params": ["0.bias"]}, "parameters of the model, got a str"),
         ({"params": 3}, "parameter group 1: 'int' object is not iterable"),
         ({"params": "taken"}, "parameter group 1: params: '0.weight' is in group 0 already"),

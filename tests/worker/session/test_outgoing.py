@@ -210,19 +210,19 @@ def test_what_is_short_overtakes_the_chunks_of_a_transfer(kinds: Kinds) -> None:
 
 def test_a_pace_holds_back_chunks_and_nothing_that_is_short(kinds: Kinds) -> None:
     outgoing = streaming()
-    outgoing.pace(10_000)  # a chunk takes 0.1 s
+    outgoing.limit_rate(10_000)  # a chunk takes 0.1 s
     for number in range(2):
         outgoing.part(1, number, part(1, number, 6000))
     assert kinds(outgoing) == ["Hello", "Part 1.0", "Chunk"]
     outgoing.say(BEAT)
     assert kinds(outgoing) == ["Heartbeat"]
-    outgoing.pace(0)
+    outgoing.limit_rate(0)
     assert kinds(outgoing) == [*["Chunk"] * 5, "Part 1.1", *["Chunk"] * 6]
 
 
 def test_a_commit_does_not_wait_for_the_pace(kinds: Kinds) -> None:
     outgoing = streaming()
-    outgoing.pace(1000)
+    outgoing.limit_rate(1000)
     outgoing.part(1, 0, part(1, 0, 1024))
     outgoing.commit(commit(1))
     assert kinds(outgoing) == ["Hello", "Part 1.0", "Chunk", "Commit 1"]
@@ -230,19 +230,19 @@ def test_a_commit_does_not_wait_for_the_pace(kinds: Kinds) -> None:
 
 async def test_another_pace_wakes_who_waits_for_an_older_one() -> None:
     outgoing = streaming()
-    outgoing.pace(10_000)
+    outgoing.limit_rate(10_000)
     outgoing.part(1, 0, part(1, 0, 2048))
     assert len(await drained(outgoing)) == 3
     waiting = asyncio.ensure_future(outgoing.next())
     await asyncio.sleep(0)
-    outgoing.pace(0)
+    outgoing.limit_rate(0)
     assert isinstance(decode_envelope(await asyncio.wait_for(waiting, 0.05), "WorkerMessage"), m.Chunk)
 
 
 def test_chunks_go_at_the_pace_also_if_one_is_late() -> None:
     async def seconds() -> float:
         outgoing = streaming()
-        outgoing.pace(100_000)
+        outgoing.limit_rate(100_000)
         outgoing.part(1, 0, part(1, 0, 20 * 1024))
         began = asyncio.get_running_loop().time()
         while not outgoing.idle:

@@ -123,7 +123,7 @@ def test_a_place_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(vars(own)["_backend"], "write", writes)
     for version in (3, 4, 5):
         own.write(version, {}, told.append)
-    assert told == ["the state before this one is still being written"] * 2
+    assert told == ["the previous state is still being written"] * 2
     hanging.set()
     while len(told) < 3:
         own.close()

@@ -327,7 +327,7 @@ def test_a_refusal_that_nothing_mends_is_raised() -> None:
 
 def test_packets_go_to_what_has_registered_for_them() -> None:
     packet = ReceivedPacket(m.Packet(exchange=1, index=0, elements=0), np.zeros(0, np.uint32))
-    with pytest.raises(RuntimeError, match="in a job without packets"):
+    with pytest.raises(RuntimeError, match="in a job without coded packets"):
         session(Script(packet)).next(0)
 
     class Handler:

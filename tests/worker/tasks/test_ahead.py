@@ -136,7 +136,7 @@ def test_a_parameter_that_moves_unseen_ends_early_passes(
     plain.steps(STEPS)
     early.steps(STEPS)
     assert early.pushed == plain.pushed
-    assert caplog.text.count("may use parameters out of sight") == 1
+    assert caplog.text.count("may use parameters in a way that cannot be observed") == 1
 
 
 def test_what_is_computed_on_another_thread_is_not_begun_early_again(
@@ -145,7 +145,7 @@ def test_what_is_computed_on_another_thread_is_not_begun_early_again(
     caplog.set_level("INFO")
     plain, early = off(loss=out_of_sight).steps(STEPS), both(loss=out_of_sight).steps(STEPS)
     assert early.began == [0, 0, 1, 2, 3]
-    assert caplog.text.count("may use parameters out of sight") == 1
+    assert caplog.text.count("may use parameters in a way that cannot be observed") == 1
     assert early.pushed == plain.pushed
 
 

@@ -179,7 +179,7 @@ def test_parameters_that_a_task_points_elsewhere_still_follow_the_server(
     ours = [each for each in caplog.messages if "elsewhere" in each]
     assert ["pointed the data" in each for each in ours] == [True] + [False] * (overlap == "both")
     # A forward pass that begins early may have used the old values.
-    assert ("begins when all of its version is there: the task points" in ours[-1]) == (overlap == "both")
+    assert ("waits until its whole version has arrived: the task replaces" in ours[-1]) == (overlap == "both")
 
 
 class Evaluated(Layers):

@@ -59,7 +59,7 @@ def test_a_gradient_that_comes_twice_has_parts_leave_after_backward_from_then_on
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plain, overlapped = Run("off", Twice).steps(2), Run("backward", Twice).steps(2)
-    assert caplog.text.count("a gradient came twice") == 1
+    assert caplog.text.count("a gradient arrived twice") == 1
     assert overlapped.script.abandoned == [1]
     assert [commit.samples for commit, _ in overlapped.script.pushed] == [4, 4]
     for place in range(2):

@@ -239,7 +239,9 @@ def test_an_evaluation_that_is_no_mapping_is_said_to_be_none() -> None:
 
     broken = dataclasses.replace(task(), evaluate=three)
     subject, _ = trainer(script, of=broken)
-    with pytest.raises(TaskFailedError, match="evaluate raised TypeError: it must return numbers by name"):
+    with pytest.raises(
+        TaskFailedError, match="evaluate raised TypeError: expected a mapping of names to numbers"
+    ):
         subject.run()
 
 

@@ -1,11 +1,13 @@
-"""The server's copy of the parameters that are at the workers, and whether the workers' replicas agree.
+"""The server's copy of the parameters that the workers have, and the comparison of the workers' replicas.
 
 The copy:
 
-    installed   has `version`; `since` lists the samples trained on after it  -> asked
-    asked       a member was asked for the current version                    -> loading; installed, if the
-                                                                                 member or its answer is lost
-    loading     a snapshot has arrived and is being installed                 -> installed
+    installed | has `version`; `since` lists the samples | -> asked
+              | trained on after it                      |
+    asked     | a member was asked for the current       | -> loading; installed, if the member or its
+              | version                                  |    answer is lost
+    loading   | a snapshot has arrived and is being      | -> installed
+              | installed                                |
 """
 
 from __future__ import annotations
@@ -18,20 +20,36 @@ from ... import events as e
 from ...roster import Member, Name
 from ...samples import Drawn, Samples
 
-DRIFT_VERSIONS = 100  # after which replicas that differ are brought together, if no epoch ends before
+DRIFT_VERSIONS = 100  # versions after which replicas that differ are replaced, if no epoch ends before
 
 
 @stored("server-copy")
 @dataclass(slots=True)
 class ServerCopy:
+    """The server's copy of the parameters, in coded mode.
+
+    Attributes:
+        version: version of the installed copy.
+        asked: worker and incarnation that was asked for the current version; None if none was.
+        loading: version that is being installed; None if none is.
+        due: True if a new copy is wanted though no member needs it.
+        since: samples trained on after `version`, each with the version that resulted.
+    """
+
     version: int = 0
-    asked: Name | None = None  # the member that was asked for the current version
-    loading: int | None = None  # the version that is being installed
-    due: bool = False  # a new copy is wanted though no member needs it
-    since: list[tuple[int, Drawn]] = field(default_factory=list[tuple[int, Drawn]])  # with resulting version
+    asked: Name | None = None
+    loading: int | None = None
+    due: bool = False
+    since: list[tuple[int, Drawn]] = field(default_factory=list[tuple[int, Drawn]])
 
     def request(self, able: Iterable[Member], version: int, apply: int) -> list[e.Action]:
-        """Ask the first of these members for this version, unless it is here or was asked for."""
+        """Ask the first of the `able` members for a snapshot, unless the version is here or was asked for.
+
+        Args:
+            able: members that have the version, or can make it.
+            version: current version.
+            apply: number of the exchange whose sum the member applies first, if it has not.
+        """
         if self.version == version:
             self.due = False
         if self.version == version or self.asked is not None or self.loading is not None:
@@ -42,21 +60,23 @@ class ServerCopy:
         return []
 
     def forget(self, member: Member) -> None:
-        """Called when a request to this member, or its answer, may be lost."""
+        """Forget the request to a member, because the request or its answer may be lost."""
         if self.asked == member.id:
             self.asked = None
 
     def arrived(self, version: int) -> None:
-        """Called when a snapshot has arrived; it is installed even if its sender is lost."""
+        """Called when a snapshot has arrived. It is installed even if its sender is lost."""
         self.asked, self.loading, self.due = None, version, False
 
-    def taken(self, version: int) -> None:
+    def installed(self, version: int) -> None:
+        """Called when the shard has installed the snapshot of `version`."""
         assert version == self.loading
         self.since = [each for each in self.since if each[0] > version]
         self.version, self.loading = version, None
 
-    def become(self, version: int, samples: Samples) -> None:
-        """Declare the copy to be this version; the samples trained on since are drawn again."""
+    def relabel(self, version: int, samples: Samples) -> None:
+        """Give the copy, unchanged, the number `version`. The samples trained on since it was made are
+        drawn again."""
         for _, drawn in self.since:
             samples.give_back(drawn, settled=True)
         self.since, self.asked, self.version = [], None, version
@@ -65,14 +85,31 @@ class ServerCopy:
 @stored("drift")
 @dataclass(slots=True)
 class Drift:
-    """Members whose replicas differ from the first one's. Sums are equal to the bit, or an exchange is
-    replaced, but computers of different makes may take the same step differently in the last bits."""
+    """Members whose replicas differ from that of the first member, in coded mode.
+
+    Sums are equal to the bit, or an exchange is replaced. But computers of different makes may take the same
+    step differently in the last bits.
+
+    Attributes:
+        names: worker and incarnation of each member whose replica differs.
+        since: version at which replicas began to differ.
+    """
 
     names: set[Name] = field(default_factory=set[Name])
-    since: int = 0  # version
+    since: int = 0
 
     def compare(self, version: int, members: Sequence[Member], checksums: Sequence[int]) -> list[e.Action]:
-        """Compare the members' replicas at a version, in the order of their ranks."""
+        """Compare the members' replicas by their checksums, and record the members that differ from the
+        first.
+
+        Args:
+            version: version of the replicas.
+            members: the members, in rank order.
+            checksums: checksum of each member's replica, in the same order.
+
+        Returns:
+            A warning for the log if further members differ.
+        """
         pairs = zip(members, checksums, strict=True)
         differing = [member for member, checksum in pairs if checksum != checksums[0]]
         ids = {member.id for member in differing}
@@ -84,11 +121,12 @@ class Drift:
             return []
         names = ", ".join(member.name for member in differing)
         text = (
-            f"version {version}: the replicas of {names} differ from that of {members[0].name}, as on "
-            "computers of different makes; they get its parameters when the epoch ends"
+            f"version {version}: the replicas of {names} differ from that of {members[0].name}, as happens "
+            "on computers of different makes; they get its parameters when the epoch ends"
         )
         return [e.Note(text=text, warning=True)]
 
     def is_due(self, version: int) -> bool:
-        """Return whether replicas have differed for too long."""
+        """Return True if replicas have differed for `DRIFT_VERSIONS` versions, so that they should be
+        replaced."""
         return bool(self.names) and version - self.since >= DRIFT_VERSIONS

@@ -1,31 +1,36 @@
-"""Exchanges: the mode `coded`. Workers exchange coded packets of gradients, and take the step themselves.
+"""Exchanges: the mode `coded`. Workers exchange coded packets of gradients, and take the steps themselves.
 
 A round opens with the ready members that are idle as its nodes, numbered from 0. Every node gets all samples
-of the round; the numbers determine which node computes which block (`coding.plan`). The server relays the
+of the round; the numbers determine the blocks that each node computes (`coding.plan`). The server relays the
 packets. Each member reports when it has the sum of all blocks. Once all have it, the round closes, and the
-next assignment names the exchange whose sum to apply (`Assignment.apply`), so a replica changes only when
+next assignment names the exchange whose sum to apply (`Assignment.apply`). So a replica changes only when
 every replica can. Optimizer state is part of a replica and of its manifest (`Tensor.state`), so every path
 that moves parameters moves it too.
 
-`round` has the states of an exchange. A broken one is replaced: every block goes whole from one member that
-has it to all others, under a new number, and sums of the old exchange are void. A block that no member has
-any more is left out, and its samples are drawn again. An exchange breaks when
+The head of `round` has the states of an exchange. A broken exchange is replaced: every block goes whole from
+one member that has it to all others, under a new number, and sums of the old exchange are revoked. A block
+that no present member has is left out, and its samples are drawn again. An exchange breaks when
 
-    a packet is damaged
-    a member is lost before all of its packets are relayed
-    a member returns on another stream, and has missed packets
-    members computed a block differently, as the checksums in their packets show
+- a packet is damaged;
+- a member is lost before all of its packets are relayed;
+- a member returns on another stream, and has missed packets;
+- members computed a block differently, as the checksums in their packets show.
 
-The parameters are at the workers. The server has a copy from the member with the lowest rank (`copies`): of
-the end of each epoch, of the end of the job, and of any version that a member needs, for which the next round
-waits. If all members with the current version are lost, training waits for one of them to return with it, at
-most `HOPE_LEASES` leases while others are there to train; then it continues from the copy, and the samples
-trained on since are drawn again.
+The parameters are at the workers. The server has a copy from the member with the lowest rank (`copies`). It
+gets one at the end of each epoch, at the end of the job, and of any version that a member needs, for which
+the next round waits.
 
-What may not happen: a sum applied that not every present member has; a sum of blocks from two exchanges; a
-version number used for two states of the training.
+If all members with the current version are lost, training waits for one of them to return with it. Once other
+members are ready to train, it waits for at most `HOPE_LEASES` leases. Then it continues from the copy, and
+the samples trained on since are drawn again.
 
-`tests/server/coded_histories` plays all of this at random, with real exchanges.
+Invariants:
+
+- No sum is applied that a present member lacks.
+- No sum has blocks from two exchanges.
+- A version number names one state of the training.
+
+`tests/server/coded_histories` drives this file at random, with real exchanges.
 """
 
 from __future__ import annotations
@@ -47,32 +52,49 @@ from ..mode import Mode
 from .copies import Drift, ServerCopy
 from .round import CodedRound, ExchangeLife, ExchangeReport
 
-MAX_DAMAGED = 3  # exchanges in a row that fail because of one member's packets; then it is sent away
-SAID_DISAGREEMENTS = 4  # steps in a row in which gradients of a block differ, before the log has the remedy
-HOPE_LEASES = 3  # for which members wait for departed ones that have the only current version
+MAX_DAMAGED = 3  # A member is removed if more exchanges in a row fail because of its packets.
+SAID_DISAGREEMENTS = 4  # Steps in a row with differing gradients of a block, before the log has the remedy.
+HOPE_LEASES = 3  # Leases for which members wait for departed ones that have the only current version.
 
-# The mode saves them; the room coding imports nothing.
+# The mode saves objects of these classes. They are named here, because the room coding imports nothing.
 stored("step-times")(UncodedTimes)
 stored("redundancy-choice")(AdaptiveRedundancy)
 
 
 @dataclass
 class Coded(Mode):
-    """redundancy: at most so much, as the number of members allows; None to choose by measured times."""
+    """The mode `coded`.
+
+    Attributes:
+        redundancy: largest number of workers that compute each block, as far as the number of members allows;
+            None to choose it by measured times.
+        _choice: choice of the redundancy by measured times.
+        round: the running round; None between rounds.
+        _exchanges: number of exchanges so far, which is the number of the last one.
+        _have_sum: members that have the sum of the last round, by worker and incarnation.
+        _hoping_since: time from which members have waited for departed ones that have the version; None if
+            they do not wait.
+        _clipped_steps: number of steps in which gradient elements were clipped.
+        _damaged_by: number of exchanges in a row that failed because of a member, by worker and incarnation.
+        _disagreements: number of rounds in a row in which members computed a block differently.
+        _copy: the server's copy of the parameters.
+        _drift: members whose replicas differ.
+        _noted: number of nodes and redundancy that the log names last.
+    """
 
     _state: JobState = field(metadata=DERIVED)
     redundancy: int | None = field(metadata=DERIVED)
     _choice: AdaptiveRedundancy = field(default_factory=AdaptiveRedundancy)
     round: CodedRound | None = None
-    _exchanges: int = 0  # so far; the number of the last one
-    _have_sum: set[Name] = field(default_factory=set[Name])  # members with the sum of the last round
-    _hoping_since: float | None = None  # when members began to wait for departed ones with the version
+    _exchanges: int = 0
+    _have_sum: set[Name] = field(default_factory=set[Name])
+    _hoping_since: float | None = None
     _clipped_steps: int = 0
-    _damaged_by: Counter[Name] = field(default_factory=Counter[Name])  # exchanges in a row, by member
-    _disagreements: int = 0  # rounds in a row in which members computed a block differently
+    _damaged_by: Counter[Name] = field(default_factory=Counter[Name])
+    _disagreements: int = 0
     _copy: ServerCopy = field(default_factory=ServerCopy)
     _drift: Drift = field(default_factory=Drift)
-    _noted: tuple[int, int] = (0, 0)  # nodes and redundancy of the last round
+    _noted: tuple[int, int] = (0, 0)
 
     @property
     def pushes_parts(self) -> bool:
@@ -88,7 +110,7 @@ class Coded(Mode):
 
     @property
     def _kept(self) -> bool:
-        """Whether a member has the current version, or its copy is being installed."""
+        """True if a member has the current version, or a copy of it is being installed."""
         members = self._state.roster.members.values()
         return self._copy.loading is not None or any(map(self._is_current, members))
 
@@ -118,8 +140,10 @@ class Coded(Mode):
         return actions
 
     def _waits_for_departed(self, now: float) -> bool:
-        """Return whether training waits for departed members that have the only current version: until
-        another member is ready to train, and for `HOPE_LEASES` from then on."""
+        """Return True while training waits for departed members that have the only current version.
+
+        It waits until another member is ready to train, and for `HOPE_LEASES` leases from then on.
+        """
         if not self._away():
             return False
         if not self._state.roster.ready_members:
@@ -139,7 +163,7 @@ class Coded(Mode):
             able = [member for member in ready if member.listening and self._is_current(member)]
             actions += self._copy.request(able, state.version, state.applied)
         if behind and not self._copied:
-            return actions  # they get the copy once it has arrived
+            return actions  # members without the current version get the copy once it has arrived
         drawn = state.samples.draw(state.rules.batch_size * len(ready)) if state.may_step() else None
         if drawn is None:
             return actions
@@ -171,11 +195,11 @@ class Coded(Mode):
     def _why(self, nodes: int, redundancy: int) -> str:
         typical = self._choice.typical
         if self.redundancy is not None:
-            return f": {self.redundancy} is more than can be" if redundancy < self.redundancy else ""
+            return f": {self.redundancy} is more than possible" if redundancy < self.redundancy else ""
         if typical is None or self._choice.nodes != nodes:
-            return ": nothing has been measured yet"
-        times = f"{typical.computing:.3g} s and exchanging {typical.exchanging:.3g} s"
-        return f": without it a step would take {times}, and the fastest is looked for"
+            return ": no step has been measured yet"
+        times = f"{typical.computing:.3g} s of computing and {typical.exchanging:.3g} s of exchanging"
+        return f": without redundancy a step would take {times}; the fastest choice is being determined"
 
     def _assign(self, round_: CodedRound, now: float, *, evaluate: bool) -> list[e.Action]:
         """Assign the running exchange to every present member."""
@@ -190,7 +214,7 @@ class Coded(Mode):
                 due, round_.irregular = 0, True
             if member.listening and self._is_current(member):
                 member.version = state.version  # the assignment has it apply its sum first
-            actions += state.give(
+            actions += state.assign_samples(
                 member,
                 round_.drawn,
                 now,
@@ -205,13 +229,14 @@ class Coded(Mode):
         return actions
 
     def _member(self, round_: CodedRound, node: int) -> Member:
-        """Return the member that is a present node."""
+        """Return the member that is node `node` of the round, which must be present."""
         member = self._state.roster.present(round_.members[node])
         assert member is not None
         return member
 
     def _is_current(self, member: Member) -> bool:
-        """Return whether its replica is at the current version, or will be once it applies its sum."""
+        """Return True if the member's replica is at the current version, or will be once it applies its
+        sum."""
         version = self._state.version
         has_sum = member.id in self._have_sum
         return member.version == version or (has_sum and member.version == version - 1)
@@ -223,11 +248,11 @@ class Coded(Mode):
         if round_ is None or node is None or work is None:
             return []
         if not self._is_current(member) and not self._copied:
-            self._drop_member(round_, member, node, f"{member.name} has lost its parameters")
+            self._drop_member(round_, member, node, f"{member.name} lost its parameters")
             return []
         missed = any(node in round_.plan.packets[index].targets for index in round_.begun)
         if assigned == work.assignment.id or missed:
-            round_.fail(f"{member.name} has lost its stream")
+            round_.fail(f"{member.name} lost its stream")
             return []
         if self._is_current(member):
             member.version = self._state.version
@@ -235,7 +260,7 @@ class Coded(Mode):
 
     # ---- packets
 
-    def happened(self, member: Member, event: e.OfExchange) -> list[e.Action]:
+    def exchange_event(self, member: Member, event: e.OfExchange) -> list[e.Action]:
         match event:
             case e.PacketRelayed():
                 if self.round is not None and self.round.coding.exchange == event.exchange:
@@ -250,7 +275,7 @@ class Coded(Mode):
         return []
 
     def done(self, event: e.Published | e.SnapshotInstalled) -> None:
-        self._copy.taken(event.version)
+        self._copy.installed(event.version)
 
     def packet_elements(self, exchange: int, elements: int) -> int | None:
         round_ = self.round
@@ -259,8 +284,13 @@ class Coded(Mode):
         return packet_elements(elements, round_.plan.slices)
 
     def targets(self, member: Member, event: e.PacketStarted) -> e.Targets:
-        """Return None for a packet of an exchange that is over, or that was relayed before. Raises Refused:
-        PACKET."""
+        """Return the workers that get a packet; None if its exchange is over, or the packet was relayed
+        before.
+
+        Raises:
+            Refused: PACKET, for an unknown exchange, a packet of another sender, or a wrong number of
+                checksums.
+        """
         round_ = self.round
         if event.exchange > self._exchanges:
             limit = f"an exchange up to {self._exchanges}"
@@ -270,7 +300,7 @@ class Coded(Mode):
         node = round_.node_of(member.id)
         packets = round_.plan.packets
         if event.index >= len(packets) or packets[event.index].sender != node:
-            limit = f"one of the {len(packets)} of exchange {event.exchange} that is its own to send"
+            limit = f"one of the {len(packets)} of exchange {event.exchange} that this worker has to send"
             raise Refused(refusals.packet(member.worker, limit, f"packet {event.index}"))
         if event.index in round_.relayed:
             return None
@@ -288,20 +318,26 @@ class Coded(Mode):
         return tuple(target.worker for target in targets if target is not None and target.listening)
 
     def _break_disagreed(self, round_: CodedRound, member: Member, block: int, node: int) -> None:
-        """Break the exchange, because a member computed a block differently from the node that sent it first:
-        decoding would return neither gradient."""
+        """Break the exchange, because two members computed a block differently: decoding would return neither
+        gradient.
+
+        Args:
+            member: member whose packet has arrived.
+            block: index of the block.
+            node: node that sent the first checksum of the block.
+        """
         if not round_.disagreed:
             round_.disagreed = True
             self._disagreements += 1
         other = self._state.roster.get(round_.members[node])
         name = round_.members[node][0] if other is None else other.name
         round_.fail(
-            f"{name} and {member.name} computed different gradients of block {block}, which both have: a NaN "
-            "at one of them, augmentation without a seed, or computers of different makes"
+            f"{name} and {member.name} computed different gradients of block {block}; possible causes: a NaN "
+            "at one of them, augmentation without a seed, computers of different makes"
         )
 
     def _damaged(self, member: Member, event: e.PacketDamaged) -> list[e.Action]:
-        """Break the exchange because of a member's packet; disconnect the member if that repeats."""
+        """Break the exchange because of a member's packet. Disconnect the member if that repeats."""
         round_ = self.round
         node = round_.node_of(member.id) if round_ is not None else None
         if round_ is None or node is None or round_.coding.exchange != event.exchange:
@@ -311,7 +347,8 @@ class Coded(Mode):
         self._damaged_by[member.id] += 1
         if self._damaged_by[member.id] <= MAX_DAMAGED:
             return []
-        refusal = refusals.packet(member.worker, f"an exchange that succeeds, of {MAX_DAMAGED + 1}", why)
+        limit = f"at least one of {MAX_DAMAGED + 1} exchanges in a row that succeeds"
+        refusal = refusals.packet(member.worker, limit, why)
         return [e.Disconnect(*member.id, refusal=refusal, final=True)]
 
     def take(self, member: Member, work: AssignedWork, event: e.Pushed, now: float) -> int | None:
@@ -321,7 +358,7 @@ class Coded(Mode):
             return None
         if round_.has_sent(node):
             self._damaged_by.pop(member.id, None)
-        else:  # the others would wait for its other packets without end
+        else:  # without a new exchange, the other members would wait for its other packets forever
             why = f"{member.name} has not sent all of its packets"
             round_.fail(why)
             self._damaged_by[member.id] += 1
@@ -345,10 +382,10 @@ class Coded(Mode):
         round_ = self.round
         node = round_.node_of(member.id) if round_ is not None else None
         if round_ is not None and node is not None:
-            self._drop_member(round_, member, node, f"{member.name} is gone")
+            self._drop_member(round_, member, node, f"{member.name} is lost")
 
     def _drop_member(self, round_: CodedRound, member: Member, node: int, why: str) -> None:
-        """Continue the round without a member."""
+        """Continue the round without a member. `why` is the reason to log if the exchange breaks."""
         self._state.roster.relieve(member)
         round_.lost.add(node)
         round_.reports.pop(node, None)
@@ -364,13 +401,13 @@ class Coded(Mode):
         broken = round_.broken
         listening = [node for node in round_.present if self._member(round_, node).listening]
         round_.begin_again(self._exchanges, listening)
-        text = f"version {round_.version + 1}: {broken}; the gradients are sent uncoded instead"
+        text = f"version {round_.version + 1}: {broken}; gradients are sent again, uncoded"
         self._state.uncoded_exchanges += 1
         often = self._disagreements if round_.disagreed else 0
         if often >= SAID_DISAGREEMENTS:
             text += (
-                f", as in {often} steps in a row: that sends the gradients of each step twice; seed the "
-                "augmentation, or use --mode coded:redundancy=1"
+                f"; this is step {often} in a row, and sends all gradients twice: seed the augmentation, or "
+                "use --mode coded:redundancy=1"
             )
         notes: list[e.Action] = []
         if not often & (often - 1):  # the 1st, 2nd, 4th, 8th, …
@@ -394,7 +431,7 @@ class Coded(Mode):
         state.applied = round_.coding.exchange
         members = [self._member(round_, node) for node in round_.present]
         for member in members:
-            member.version = state.version  # each reaches it with its next assignment
+            member.version = state.version  # the member applies the sum with its next assignment
         self._have_sum = {member.id for member in members}
         self.round, self._copy.asked = None, None
         self._copy.due |= state.epoch > epochs
@@ -429,8 +466,8 @@ class Coded(Mode):
         if self._clipped_steps & (self._clipped_steps - 1):  # the 1st, 2nd, 4th, 8th, …
             return []
         text = (
-            f"version {self._state.version}: {clipped} elements of gradients were outside of ±10 and were "
-            f"clipped, as in {self._clipped_steps} steps so far; gradients are summed over the samples of a "
+            f"version {self._state.version}: {clipped} gradient elements outside ±10 were clipped "
+            f"(steps with clipping so far: {self._clipped_steps}); gradients are sums over the samples of a "
             "block: use a smaller --batch-size, more redundancy, or another mode"
         )
         return [e.Note(text=text, warning=True)]
@@ -438,44 +475,44 @@ class Coded(Mode):
     def wants_copy(self, worker: str, version: int, *, leaving: bool = False) -> bool:
         asked = self._copy.asked
         if leaving:
-            nobody = asked is None and self._copy.loading is None
-            return nobody and self._copy.version < version <= self._state.version
+            idle = asked is None and self._copy.loading is None
+            return idle and self._copy.version < version <= self._state.version
         return asked is not None and asked[0] == worker and version == self._state.version
 
     def _restart_from_copy(self) -> list[e.Action]:
-        """Make the server's copy the next version, because no member has the current one any more."""
+        """Make the server's copy the next version, because no member has the current version any more."""
         state = self._state
         lost = state.version - self._copy.version
         state.version += 1
         state.applied, self._have_sum = 0, set()
-        self._copy.become(state.version, state.samples)
+        self._copy.relabel(state.version, state.samples)
         text = (
-            f"everybody who had version {state.version - 1} is gone: the server's copy, {lost} "
-            f"version{'' if lost == 1 else 's'} older, is version {state.version}, and what was trained on "
-            "since then goes out again"
+            f"all members with version {state.version - 1} are lost: the server's copy, {lost} "
+            f"version{'' if lost == 1 else 's'} older, becomes version {state.version}, and the samples "
+            "trained on since are assigned again"
         )
         return [e.Note(text=text, warning=True), e.Relabel(version=state.version)]
 
-    # ---- what is waited for
+    # ---- waiting
 
     def waiting(self, now: float) -> Awaited:
         state, round_ = self._state, self.round
-        since = state.waited(now)
+        waited = state.waited(now)
         if round_ is not None:
             awaited = [self._member(round_, node) for node in round_.awaited]
             return waiting_for(state, sorted((each.rank, each.id) for each in awaited), now)
         asked = state.roster.present(self._copy.asked) if self._copy.asked is not None else None
         if asked is not None:
             name = describe(state, asked.id, asked.rank, now)
-            text = f"the copy of version {state.version} is waited for {since} from {name}"
+            text = f"the job has waited {waited} for a copy of version {state.version} from {name}"
             return Awaited(ranks=(asked.rank,), subject="copy", text=text)
         here = [each for each in state.roster.by_rank() if self._is_current(each)]
         names = ", ".join(describe(state, each.id, each.rank, now) for each in here or self._away())
-        text = f"version {state.version} is waited for {since} from {names}, who have it"
+        text = f"the job has waited {waited} for members that have version {state.version}: {names}"
         if not here:
             wait_s = HOPE_LEASES * state.rules.lease_seconds
             text += (
-                f"; when others have waited for {wait_s:g} s, training goes back to the server's "
+                f"; once other members have waited {wait_s:g} s, training continues from the server's "
                 f"copy, version {self._copy.version}"
             )
         return Awaited(subject="copy", text=text)

@@ -1,4 +1,4 @@
-"""Options of the mode `coded`: workers exchange packets of gradients and step themselves (`exchanges`)."""
+"""Options of the mode `coded`: workers exchange packets of gradients and take the steps (`exchanges`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ def _parse_copies(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodedOptions(ModeOptions):
-    """Workers exchange coded packets of gradients, and each takes the step itself."""
+    """Workers exchange coded packets of gradients, and each takes the step itself.
+
+    Attributes:
+        redundancy: number of workers that compute each block, as text; "auto" to choose it by measured times.
+    """
 
     redundancy: str = option(
         "1", "workers that compute each block; auto chooses by measured times", parse=_parse_copies
@@ -36,11 +40,11 @@ class CodedOptions(ModeOptions):
 
     @property
     def baseline(self) -> str:
-        return "sync"  # what exchanges compete with is the server's sum
+        return "sync"  # exchanges compete with the server's sum
 
     @property
     def copies(self) -> int | None:
-        """Workers that compute each block; None to choose their number by measured times."""
+        """Number of workers that compute each block; None to choose it by measured times."""
         return None if self.redundancy == "auto" else int(self.redundancy)
 
     def check(self, settings: ServerSettings) -> None:
@@ -51,8 +55,8 @@ class CodedOptions(ModeOptions):
             )
         if settings.state:
             raise UsageError(
-                "--state: in mode coded the workers have the parameters, and the server a copy from time to "
-                "time; it has nothing of its own to go on with. Use --output"
+                "--state: not with --mode coded: the workers have the parameters, and the server only an "
+                "occasional copy, from which it could not resume. Use --output"
             )
         if settings.keep:
             why = "the server does not have the parameters of every version"

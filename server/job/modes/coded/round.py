@@ -2,12 +2,12 @@
 
 A round (`ExchangeLife`):
 
-    EXCHANGING  packets are relayed; members report that they have    -> gone, once all present members have
-                the sum                                                 it; BROKEN (`exchanges` says when)
-    BROKEN      the exchange cannot end                               -> EXCHANGING, under a new number, with
-                                                                        whole blocks from one holder each
+    EXCHANGING | packets are relayed; members report that | -> gone, once all present members have the sum;
+               | they have the sum                        |    BROKEN (`exchanges` lists the causes)
+    BROKEN     | the exchange cannot end                  | -> EXCHANGING, under a new number, with whole
+               |                                          |    blocks from one holder each
 
-What may not happen: reports or packets of a broken exchange counted in the one that replaces it.
+Invariant: no report or packet of a broken exchange counts in the exchange that replaces it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from ...transitions import move
 
 @stored("exchange-life")
 class ExchangeLife(Enum):
+    """State of the running exchange; the head of this file has the table."""
+
     EXCHANGING = "exchanging"
     BROKEN = "broken"
 
@@ -40,7 +42,13 @@ _TRANSITIONS = {
 @stored("exchange-report")
 @dataclass(frozen=True, slots=True)
 class ExchangeReport:
-    """A member's report that it has the sum."""
+    """A member's report that it has the sum of an exchange.
+
+    Attributes:
+        samples: number of samples that the member computed.
+        loss: mean training loss over these samples.
+        exchanged: times, checksum of the replica and number of clipped elements.
+    """
 
     samples: int
     loss: float
@@ -50,31 +58,53 @@ class ExchangeReport:
 @stored("coded-round")
 @dataclass(kw_only=True, slots=True)
 class CodedRound:
-    """begun, relayed, reports and `plan` are those of the running exchange; the rest lasts for the round."""
+    """One round of coded mode. The fields begun, relayed, reports and `_plan` are those of the running
+    exchange; the others last for the round.
+
+    Attributes:
+        version: version at which members compute.
+        opened_at: time at which the round opened, in seconds of the job's clock.
+        drawn: samples of the round.
+        coding: the running exchange, as assignments name it.
+        members: worker and incarnation of each member, by node.
+        least: smallest number of samples of a block that has any.
+        life: state of the running exchange.
+        broken: reason for which the exchange cannot end; empty while it is not broken.
+        disagreed: True if members computed the same block differently.
+        checksums: node that sent the first checksum of a block, and this checksum, by block.
+        begun: indices of packets whose headers have arrived.
+        relayed: indices of packets that were relayed whole.
+        reports: reports of members that have the sum, by node.
+        lost: nodes whose members are lost.
+        irregular: True if the round's time is not comparable: an exchange was replaced, or a member
+            evaluates.
+        _plan: plan of the running exchange; empty until it is needed.
+        _unsent: number of packets that were not relayed yet, by node.
+        _nodes: node of each member; empty until it is needed.
+    """
 
     version: int
     opened_at: float
     drawn: Drawn
-    coding: Coding  # of the running exchange, as assignments have it
-    members: dict[int, Name]  # by node
-    least: int = 1  # samples of a block that has any
+    coding: Coding
+    members: dict[int, Name]
+    least: int = 1
     life: ExchangeLife = ExchangeLife.EXCHANGING
-    broken: str = ""  # why the exchange cannot end
-    disagreed: bool = False  # members computed the same block differently
-    checksums: dict[int, tuple[int, int]] = field(  # of blocks, with the node that sent the first one
-        default_factory=dict[int, tuple[int, int]]
-    )
-    begun: set[int] = field(default_factory=set[int])  # packets whose headers have arrived
-    relayed: set[int] = field(default_factory=set[int])  # packets that were relayed whole
-    reports: dict[int, ExchangeReport] = field(default_factory=dict[int, ExchangeReport])  # by node
-    lost: set[int] = field(default_factory=set[int])  # nodes
-    irregular: bool = False  # its time is no measure: an exchange was replaced, or a member evaluates
+    broken: str = ""
+    disagreed: bool = False
+    checksums: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    begun: set[int] = field(default_factory=set[int])
+    relayed: set[int] = field(default_factory=set[int])
+    reports: dict[int, ExchangeReport] = field(default_factory=dict[int, ExchangeReport])
+    lost: set[int] = field(default_factory=set[int])
+    irregular: bool = False
     _plan: list[ExchangePlan] = field(default_factory=list[ExchangePlan], metadata=DERIVED)
-    _unsent: dict[int, int] = field(default_factory=dict[int, int], metadata=DERIVED)  # packets, by node
+    _unsent: dict[int, int] = field(default_factory=dict[int, int], metadata=DERIVED)
     _nodes: dict[Name, int] = field(default_factory=dict[Name, int], metadata=DERIVED)
 
     @property
     def plan(self) -> ExchangePlan:
+        """Plan of the running exchange: its packets, with their senders and targets."""
         if not self._plan:
             whole = self.original
             coding = self.coding
@@ -87,22 +117,31 @@ class CodedRound:
 
     @property
     def original(self) -> ExchangePlan:
-        """The plan of the round's first exchange."""
+        """Plan of the round's first exchange."""
         return plan(len(self.members), self.coding.redundancy)
 
     def fail(self, why: str) -> None:
-        """Break the exchange, which cannot end."""
+        """Mark the exchange as broken: it cannot end. `why` is the reason, for the log."""
         self.life = move(self.life, ExchangeLife.BROKEN, _TRANSITIONS)
         self.broken = why
 
     @property
     def compares(self) -> bool:
-        """Whether packets of the exchange have checksums of blocks that several nodes compute."""
+        """True if the exchange's packets have checksums of blocks that several nodes compute."""
         return self.coding.redundancy > 1 and not self.coding.senders
 
     def differing(self, node: int, index: int, checksums: Sequence[int]) -> tuple[int, int] | None:
-        """Remember the checksums of a packet's blocks. Return the first block that another node has computed
-        differently, with that node."""
+        """Record the checksums of a packet's blocks, and find a block that two nodes have computed
+        differently.
+
+        Args:
+            node: node that sends the packet.
+            index: index of the packet.
+            checksums: checksum of each block that the packet combines.
+
+        Returns:
+            The first block that differs, and the other node that computed it; None if no block differs.
+        """
         for (block, _), checksum in zip(self.plan.packets[index].terms, checksums, strict=True):
             first, expected = self.checksums.setdefault(block, (node, checksum))
             if checksum != expected:
@@ -110,24 +149,25 @@ class CodedRound:
         return None
 
     def relay(self, index: int) -> None:
-        """Called when a packet was relayed whole."""
+        """Record that a packet was relayed whole."""
         if index not in self.relayed:
             sender = self.plan.packets[index].sender  # `plan` also makes `_unsent`
             self._unsent[sender] -= 1
             self.relayed.add(index)
 
     def has_sent(self, node: int) -> bool:
-        """Return whether all of a node's packets were relayed."""
+        """Return True if all of a node's packets were relayed."""
         _ = self.plan  # also makes `_unsent`
         return self._unsent[node] == 0
 
     @property
     def present(self) -> list[int]:
+        """Nodes whose members are not lost."""
         return [node for node in self.members if node not in self.lost]
 
     @property
     def complete(self) -> bool:
-        """Whether every present node has reported that it has the sum."""
+        """True once every present node has reported that it has the sum."""
         return len(self.reports) + len(self.lost) == len(self.members)
 
     @property
@@ -137,19 +177,26 @@ class CodedRound:
         return [node for node in missing if not self.has_sent(node)] or missing
 
     def node_of(self, name: Name) -> int | None:
+        """Return the node of the member with this identity; None if it has none in this round."""
         if not self._nodes:
             self._nodes.update((member, node) for node, member in self.members.items())
         return self._nodes.get(name)
 
     @property
     def loss(self) -> float:
-        """Mean over the samples of all reports; a block counts as often as it was computed."""
+        """Mean training loss over the samples of all reports; NaN without samples. A block counts once for
+        each member that computed it."""
         samples = sum(report.samples for report in self.reports.values())
         total = sum(report.loss * report.samples for report in self.reports.values())
         return total / samples if samples else math.nan
 
     def begin_again(self, exchange: int, listening: Sequence[int]) -> None:
-        """Start another exchange, of whole blocks from nodes that have them, preferably `listening` ones."""
+        """Start another exchange, of whole blocks from nodes that have them, in place of the broken one.
+
+        Args:
+            exchange: number of the new exchange.
+            listening: nodes that can be sent an assignment now, which are preferred as senders.
+        """
         present = self.present
         sends = dict.fromkeys(present, 0)
         senders: list[int] = []
@@ -168,13 +215,13 @@ class CodedRound:
 
     @property
     def parts(self) -> list[Drawn]:
-        """The samples behind the sum, in one piece unless blocks are left out."""
+        """Samples behind the sum, in one piece unless blocks are left out."""
         whole = len(self.plan.blocks) == len(self.plan.holders)
         return [self.drawn] if whole else self._samples(self.plan.blocks)
 
     @property
     def left_out(self) -> list[Drawn]:
-        """The samples of blocks that no node has any more."""
+        """Samples of blocks that no present node has."""
         return self._samples(sorted(set(range(len(self.plan.holders))) - set(self.plan.blocks)))
 
     def _samples(self, blocks: Sequence[int]) -> list[Drawn]:

@@ -18,14 +18,18 @@ from ..proto.service import SERVICE
 from .status import Call, connected
 
 TIMEOUT_S = 10.0
-CALLS = 5  # for the round trip
-PADDING_BYTES = (1 << 14, 1 << 16, 1 << 18, 1 << 19)  # for the bandwidth, until a call takes ENOUGH_S
-ENOUGH_S = 0.3
-CLOCK_S = 30.0  # least difference of two clocks that is a warning
+CALLS = 5  # timed for the round trip
+PADDING_BYTES = (1 << 14, 1 << 16, 1 << 18, 1 << 19)  # sizes tried for the bandwidth, until ENOUGH_S
+ENOUGH_S = 0.3  # a transfer of this length measures the bandwidth well enough
+CLOCK_S = 30.0  # the difference of two clocks from which on it is a warning
 
 
-def question(target: Target) -> Generator[Finding]:
-    """Yield the finding of each check, until one fails."""
+def check_service(target: Target) -> Generator[Finding]:
+    """Run the checks that call the server's Status, and yield the finding of each, until one fails.
+
+    Args:
+        target: address of the server, and the files for access to it.
+    """
     with connected(target) as call:
         answered = _answer(call, token=bool(target.token_file))
         if isinstance(answered, Finding):
@@ -42,18 +46,24 @@ def question(target: Target) -> Generator[Finding]:
             yield _clock(call)
             yield _bandwidth(call, trip_s)
         except (grpc.aio.AioRpcError, Refused, ValueError) as error:
-            text = f"the server has answered, and does no more: {_text(error)}"
-            remedy = "is the link unsteady, or the server being stopped?"
+            text = f"the server has stopped answering: {_text(error)}"
+            remedy = "check that the link is steady and that the server still runs"
             yield Finding(check="round trip", state="wrong", text=text, remedy=remedy, unreachable=True)
 
 
 def _timed(call: Call, padding: bytes = b"", *, echo: bool = False) -> tuple[StatusResponse, float]:
-    """Return the answer and the seconds that it took."""
+    """Call Status; return the answer and the seconds from request to answer.
+
+    Args:
+        padding: bytes to send along.
+        echo: have the server send the padding back.
+    """
     began = time.perf_counter()
     return call(StatusRequest(padding=padding, echo=echo), TIMEOUT_S), time.perf_counter() - began
 
 
 def _answer(call: Call, *, token: bool) -> StatusResponse | Finding:
+    """Return the server's first answer, or the finding that explains why there is none."""
     try:
         return call(StatusRequest(), TIMEOUT_S)
     except Refused as refused:
@@ -67,10 +77,10 @@ def _answer(call: Call, *, token: bool) -> StatusResponse | Finding:
         return Finding(check="version", state="wrong", text=text, remedy=remedy)
     except grpc.aio.AioRpcError as error:
         if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-            remedy = "is it the file of this job and of this worker?" if token else "add --token-file FILE"
+            remedy = "use the token file of this job and of this worker" if token else "add --token-file FILE"
             return Finding(check="access", state="wrong", text=error.details() or "refused", remedy=remedy)
         text = f"the server does not answer: {_text(error)}"
-        remedy = "is it a gc-server, is it overloaded, and does no proxy between take gRPC apart?"
+        remedy = "check that it is a gc-server, that it is not overloaded, and that no proxy terminates gRPC"
         return Finding(check="version", state="wrong", text=text, remedy=remedy, unreachable=True)
 
 
@@ -81,6 +91,7 @@ def _text(error: Exception) -> str:
 
 
 def _version(answer: StatusResponse) -> Finding:
+    """Compare the releases of both sides; a difference is a warning."""
     text = f"{SERVICE.full_name}, gradwire {answer.software} there, {__version__} here"
     if answer.software == __version__:
         return Finding(check="version", state="ok", text=text)
@@ -88,22 +99,26 @@ def _version(answer: StatusResponse) -> Finding:
 
 
 def _clock(call: Call) -> Finding:
+    """Compare the two clocks, taking the server's time as that of the middle of the call."""
     asked_at = time.time()
     answer, took_s = _timed(call)
     ahead_s = answer.unix_seconds - (asked_at + took_s / 2)
-    text = f"the server's is {abs(ahead_s):.1f} s {'ahead' if ahead_s > 0 else 'behind'}"
+    text = f"the server's clock is {abs(ahead_s):.1f} s {'ahead' if ahead_s > 0 else 'behind'}"
     if abs(ahead_s) <= CLOCK_S + took_s:
         return Finding(check="clock", state="ok", text=text)
-    remedy = "set both by NTP: certificates and logs go by them"
+    remedy = "set both clocks by NTP: certificates and logs depend on them"
     return Finding(check="clock", state="warning", text=text, remedy=remedy)
 
 
 def _bandwidth(call: Call, trip_s: float) -> Finding:
-    """Send at most 1 MiB of padding each way. The server returns no more than it was sent."""
+    """Measure the rate in both directions with paddings of growing size, together about 1 MiB each way.
+
+    The server sends back at most the bytes that it has received.
+    """
     up_s = down_s = 0.0
     size = 0
     for size in PADDING_BYTES:
-        padding = os.urandom(size)  # nothing between can compress it
+        padding = os.urandom(size)  # random: a proxy cannot compress it
         up_s = _timed(call, padding)[1]
         down_s = max(0.0, _timed(call, padding, echo=True)[1] - up_s)
         if up_s - trip_s > ENOUGH_S or down_s > ENOUGH_S:
@@ -113,6 +128,9 @@ def _bandwidth(call: Call, trip_s: float) -> Finding:
 
 
 def _rate(size: int, seconds: float) -> str:
-    """Return the rate in words. A transfer of at most 1 ms gives only a lower bound."""
+    """Return the rate as text, such as `about 95 Mbit/s`.
+
+    A transfer of at most 1 ms gives only a lower bound.
+    """
     mbit = size * 8 / 1e6 / max(seconds, 1e-3)
     return f"more than {mbit:,.0f} Mbit/s" if seconds <= 1e-3 else f"about {mbit:,.3g} Mbit/s"
