@@ -2,7 +2,7 @@
 
 The AAE learns to reconstruct background spectra, while a discriminator compares its codes with samples of a
 normal distribution. So it reconstructs background well and targets badly: a pixel's score is its
-reconstruction error. Background is what least resembles the known target spectrum: constrained energy
+reconstruction error. Background pixels are those that least resemble the known target spectrum: constrained energy
 minimization (CEM) with the mean spectrum of the marked targets ranks the pixels, and the upper tenth does not
 train. Validation reports
 

@@ -1,10 +1,10 @@
 """Readers of CIFAR-10, CIFAR-100 and MNIST in the files that their authors publish.
 
-    CIFAR-10    data_batch_1.bin to data_batch_5.bin, test_batch.bin: records of 1 byte label and 3072 bytes
-                pixels
-    CIFAR-100   train.bin, test.bin: records of 1 byte coarse label, 1 byte fine label and 3072 bytes pixels
-    MNIST       train-images-idx3-ubyte, train-labels-idx1-ubyte and t10k-…: IDX, which is a big-endian magic
-                number and sizes, then one byte for each value
+- CIFAR-10: data_batch_1.bin to data_batch_5.bin and test_batch.bin, with records of a label (1 byte) and
+  pixels (3072 bytes).
+- CIFAR-100: train.bin and test.bin, with records of a coarse label, a fine label (1 byte each) and pixels.
+- MNIST: train-images-idx3-ubyte, train-labels-idx1-ubyte and the same with t10k. The format is IDX: a
+  big-endian magic number and the sizes, then one byte for each value.
 
 Pixels are red, green and blue planes of 32 x 32, row by row (CIFAR), or one plane of 28 x 28 (MNIST). A file
 may be compressed with gzip under its name with `.gz`. CIFAR's archive is read without being unpacked. The
@@ -56,7 +56,7 @@ class ImageSet:
         channels, side, classes: of the images.
         train, validation: names of the files with the images that train and that validate.
         label_bytes: bytes in front of each image, the last of which is the label; 0 for IDX files.
-        download: what a user who has no files is told: page, file names and MD5 sums.
+        download: clause of messages about missing files: file names, MD5 sums and their page.
     """
 
     name: str
@@ -257,7 +257,7 @@ def synthetic(of: ImageSet, count: int, seed: int) -> list[tuple[str, bytes]]:
         among the files.
     """
     patterns = np.random.default_rng(0).normal(size=(of.classes, of.channels, 4, 4))
-    patterns = np.kron(patterns, np.ones((1, 1, of.side // 4, of.side // 4)))
+    patterns = patterns.repeat(of.side // 4, axis=2).repeat(of.side // 4, axis=3)
     draw = np.random.default_rng([1, seed])
     labels = draw.permutation(np.arange(count) % of.classes).astype(np.uint8)
     shifts = draw.integers(-2, 3, size=(count, 2))

@@ -56,7 +56,8 @@ class Shards:
             own = split.share(place[1], world)
             self._order = own[np.random.default_rng([self._seed, *place]).permutation(len(own))]
         steps = [np.arange(each.count) + each.start // world for each in assignment.ranges]
-        return self._order[np.concatenate([np.empty(0, np.int64), *steps]) % len(self._order)]
+        wanted: Indices = np.concatenate([np.empty(0, np.int64), *steps]) % len(self._order)
+        return self._order[wanted]
 
 
 def epoch_order(seed: int, epoch: int, train_samples: int) -> Indices:

@@ -135,17 +135,20 @@ def test_the_discriminators_gradient_is_reversed_for_the_encoder() -> None:
 
     def loss() -> torch.Tensor:
         torch.manual_seed(1)
-        return model(spectra)
+        found: torch.Tensor = model(spectra)
+        return found
 
     before = loss()
     before.backward()
     for network, sign in ((model.discriminator, -1), (model.encoder, 1)):
         with torch.no_grad():
             for parameter in network.parameters():
-                parameter -= 10 * parameter.grad
+                assert parameter.grad is not None
+                parameter.sub_(parameter.grad, alpha=10)
             assert sign * (loss() - before) > 0
             for parameter in network.parameters():
-                parameter += 10 * parameter.grad
+                assert parameter.grad is not None
+                parameter.add_(parameter.grad, alpha=10)
 
 
 def test_targets_are_found_once_it_is_trained() -> None:

@@ -15,7 +15,15 @@ import torch
 
 from gradwire.proto.messages import Assignment, Range
 from gradwire.worker.tasks import TaskError, TaskSpecError, load
-from gradwire.worker.tasks.image_files import CIFAR10, CIFAR100, MNIST, DataFileError, read_images, synthetic
+from gradwire.worker.tasks.image_files import (
+    CIFAR10,
+    CIFAR100,
+    MNIST,
+    DataFileError,
+    ImageSet,
+    read_images,
+    synthetic,
+)
 from gradwire.worker.tasks.images import _augmented
 from gradwire.worker.training.sharding import Shards
 from gradwire.worker.training.splits import parse_split
@@ -99,10 +107,10 @@ def test_mnist_is_read_byte_for_byte(tmp_path: Path, compress: bool) -> None:
 
 
 def test_files_that_cannot_be_used_are_named_with_offset_and_expectation(tmp_path: Path) -> None:
-    def refused(of: object, files: dict[str, bytes], words: str) -> None:
+    def refused(of: ImageSet, files: dict[str, bytes], words: str) -> None:
         folder = put(tmp_path / str(len(list(tmp_path.iterdir()))), files)
         with pytest.raises(DataFileError, match=words) as caught:
-            read_images(of, folder)  # type: ignore[arg-type]
+            read_images(of, folder)
         assert isinstance(caught.value, TaskError)  # ends the worker with code 6
 
     whole, idx = cifar10_files(), mnist_files()
@@ -167,14 +175,14 @@ def test_options_that_make_no_task_are_refused(spec: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("of", [CIFAR10, CIFAR100, MNIST], ids=lambda of: of.name)
-def test_made_images_have_the_format_and_every_class(tmp_path: Path, of: object) -> None:
-    count, half = 230, "train"
-    files = dict(synthetic(of, count, seed=0))  # type: ignore[arg-type]
-    names = dict(zip(of.validation, synthetic(of, 100, seed=1), strict=False))  # type: ignore[attr-defined]
-    files |= {name: content for name, (_, content) in names.items()}
-    train, _ = read_images(of, put(tmp_path, files))  # type: ignore[arg-type]
-    assert len(train.labels) == count, half
-    assert set(train.labels.tolist()) == set(range(of.classes))  # type: ignore[attr-defined]
+def test_made_images_have_the_format_and_every_class(tmp_path: Path, of: ImageSet) -> None:
+    count = 230
+    files = dict(synthetic(of, count, seed=0))
+    validation = synthetic(of, 100, seed=1)
+    files |= {name: content for name, (_, content) in zip(of.validation, validation, strict=False)}
+    train, _ = read_images(of, put(tmp_path, files))
+    assert len(train.labels) == count
+    assert set(train.labels.tolist()) == set(range(of.classes))
 
 
 def test_augmentation_crops_and_reflects_each_image_alone() -> None:
