@@ -51,11 +51,10 @@ class StragglerCode:
         return len(self.matrix)
 
     def coefficients(self, member: int) -> list[float]:
-        """Return the coefficients of a member's parts in its push, in the order of `parts_of`.
+        """Return the factors by which a member multiplies the gradient sums of its shares of the batch.
 
-        Their magnitudes are 1 on average, so that a push is about as large as a sum over the member's
-        samples.
-        """
+        They are in the order of `parts_of`; the push is the sum of the products. Their magnitudes are 1 on
+        average, so that a push is about as large as a sum over the member's samples."""
         return [float(self.matrix[member, part]) for part in parts_of(member, self.members, self.stragglers)]
 
     def decoding_weights(self, present: Sequence[int]) -> list[float]:

@@ -70,9 +70,10 @@ def join(payloads: Iterable[Payload]) -> list[Payload]:
 
     Neighbours can be joined if both are
 
-    - dense, or both quantized, with equal formats. Quantized ones become blocks, each with its levels.
-    - absent.
-    - linear with equal buckets, of which the first payload fills its last one.
+    - dense, of equal format
+    - quantized, of equal format; they become blocks, each with its own levels
+    - absent
+    - linear with equal bits and bucket size, and the last bucket of the first payload is full
     """
     runs: list[list[Payload]] = []
     for payload in payloads:

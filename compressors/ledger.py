@@ -249,14 +249,15 @@ class Ledger:
         self.slices = slices
 
     def commit(self, states: list[Any], usual: Float64, *, undoable: bool) -> Before | None:
-        """Make the draft of a pushed step the residual; return the previous contents if the step may be
-        undone.
+        """Make the draft, which compression has written during a pushed step, the residual.
 
         Args:
             states: states of the compressors after the step.
             usual: statistics for spikes after the step.
-            undoable: True if the step may have to be undone; then the previous contents are returned and
-                kept, otherwise None is returned.
+            undoable: True if the step may have to be undone.
+
+        Returns:
+            The previous contents, which are kept, if `undoable`; otherwise None.
         """
         self._move_on()
         before = None

@@ -121,7 +121,7 @@ class KReciprocalOptions(SparseOptions):
 
     Attributes:
         kappa: exponent by which a layer's FLOPs count against its elements; at 0 magnitude alone decides.
-        reading: reading of the paper's equation.
+        reading: distinct or literal reading of the paper's equation (4-8); `k_reciprocal` explains both.
     """
 
     warmup: int = 5

@@ -48,7 +48,7 @@ Lane = Literal["computing", "network", "up", "loop", "server", "down"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A part of the plan as work for the lanes.
+    """A part of the plan as work for the lanes, which are links and processors (see the head of this file).
 
     Attributes:
         unit: number of its unit.
@@ -58,7 +58,7 @@ class Piece:
         server_s: seconds of the server's reducer.
         apply_s: seconds in which a worker applies the update.
         turn: priority in a lane; the smallest is served first.
-        server: number of its server, from 0.
+        server: number of its server, from 0; always 0 unless gc-plan divides the parts among several.
     """
 
     unit: int

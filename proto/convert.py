@@ -136,7 +136,7 @@ def _message_reader(where: str, field: FieldDescriptor, cls: type[Any]) -> Read:
     def repeated(message: Any) -> tuple[Any, ...]:
         members = getattr(message, name)
         if len(members) > MAX_REPEATED:  # checked before objects are created
-            raise MalformedError(f"{where}: expected up to {MAX_REPEATED} members, got {len(members)}")
+            raise MalformedError(f"{where}: expected at most {MAX_REPEATED} entries, got {len(members)}")
         return tuple(from_message(item, cls) for item in members)
 
     def single(message: Any) -> Any:

@@ -19,6 +19,7 @@ def encode_values(entries: Sequence[Entry], values: Mapping[str, Bytes]) -> Iter
     """Return the chunk messages with the value of each entry.
 
     Args:
+        entries: all entries in manifest order; only those of kind FROZEN are hashed.
         values: bytes of each value, by the entry's name.
     """
     return encode_chunks(TRANSFER, [values[entry.name] for entry in entries])

@@ -254,8 +254,9 @@ def announced_payloads(
 ) -> list[Payload]:
     """Check the headers of a part's payloads, and return the payloads, still without bytes.
 
-    The payloads must lie end to end over the part's elements. An absent payload must stand for whole tensors,
-    as far as they lie in the part. No memory is allocated for the bytes.
+    The payloads must lie end to end over the part's elements, none of them empty. An absent payload must
+    stand for whole tensors, as far as they lie in the part. A part without headers contributes nothing; the
+    list is empty then. No memory is allocated for the bytes.
 
     Args:
         part: the part of the plan that the headers describe.

@@ -142,7 +142,7 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
     )
     link_part_seconds = gauge("link_part_seconds", "upload time of a part regardless of its size (alpha)")
     link_byte_seconds = gauge(
-        "link_byte_seconds", "upload time of each byte in addition, with all workers sending (beta)"
+        "link_byte_seconds", "additional upload time of each byte of a part, with all workers sending (beta)"
     )
     members = gauge("members", "members that hold a lease")
     missing = gauge(
@@ -271,8 +271,8 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         return bool(self._recent) and not self.healthy(seconds)
 
     def healthy(self, seconds: float) -> bool:
-        """Return True when the last rounds usually took as long as `seconds`: at most twice their median, or
-        1 s. False before the first round."""
+        """Return True if a round of `seconds` is normal: at most twice the median of the last rounds, or at
+        most 1 s. False before the first round."""
         return bool(self._recent) and seconds <= max(PATIENCE_S, 2 * statistics.median(self._recent))
 
     @property

@@ -130,7 +130,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the tree and the manifest of a checkpoint folder.
+    """Return the tree of a checkpoint folder and the folder's index file, which lists files and checksums.
 
     Raises:
         DamagedError: a file is missing, or differs from the manifest's checksum.

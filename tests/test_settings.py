@@ -162,7 +162,7 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
         (
             "gc-run",
             "--mode sync:stragglers=1 --compressor 4bit",
-            "--compressor 4bit: --mode sync:stragglers=1 multiplies what a compressor loses; use none",
+            "--compressor 4bit: --mode sync:stragglers=1 amplifies the errors of a lossy compressor",
         ),
         ("gc-run", "--mode coded:redundancy=4", "--workers 4 allows up to 3"),
         ("gc-run", "--mode sync:backup=4", "--workers 4: --mode sync:backup=4"),

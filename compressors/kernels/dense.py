@@ -118,9 +118,10 @@ def sampled_magnitudes(addresses, sizes, largest, stride, totals, nonzero):
 
 @njit
 def residual_slice(residual, scratch, first, end):
-    """Return residual[first:end], to be read and then replaced by the error.
+    """Return a writable view of residual[first:end], into which the caller writes the new error.
 
-    If `residual` is empty, there is none: return zeros in `scratch`, and the error written there is dropped.
+    For an empty `residual`, which means no error feedback, return a zeroed view of `scratch` instead; its
+    contents are dropped.
     """
     if residual.size > 0:
         return residual[first:end]

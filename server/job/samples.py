@@ -176,8 +176,10 @@ class Samples:
         self._returned[drawn.epoch] = _merged([*self._returned.get(drawn.epoch, ()), *drawn.ranges])
 
     def take_back(self, drawn: Drawn, *, settled: bool = True) -> bool:
-        """Undo `give_back`: remove the samples from the queue, unless some of them were drawn again
-        meanwhile.
+        """Undo `give_back`: remove the samples from the queue of samples to draw again.
+
+        Nothing changes if some of them were drawn again meanwhile, or if the rest of an earlier epoch would
+        be too few samples to train on.
 
         Args:
             settled: True to mark the samples as settled; False to mark them as unsettled.

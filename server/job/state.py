@@ -172,8 +172,10 @@ class JobState:
 
     @property
     def evaluations_passed(self) -> int:
-        """Number of the last evaluation that became due. Where epochs decide, it is the last complete
-        epoch's."""
+        """Number of intervals of `--evaluate-every` that have passed; 0 before the first.
+
+        An interval of whole epochs counts complete epochs only.
+        """
         every = self.evaluate_every
         whole = every.number.is_integer()
         passed = {
@@ -192,8 +194,8 @@ class JobState:
     def plan_due(self) -> bool:
         """True while a new plan waits, and all members will have work after it.
 
-        Without more work, members would not send their residuals, which keep the pushes that the plan makes
-        late.
+        A new plan makes open pushes late, and their gradients return to the residuals, which only later
+        pushes send. So enough samples and steps must be left for `PUSHES_AFTER_PLAN` pushes of each member.
         """
         needed = PUSHES_AFTER_PLAN * self.rules.batch_size * len(self.roster.members)
         most, steps = self.rules.max_steps, self.version + PUSHES_AFTER_PLAN

@@ -360,7 +360,7 @@ async def test_a_header_of_countless_payloads_is_refused_before_it_becomes_objec
     async for raw in in_training(address):
         bomb = pb.WorkerMessage(part=pb.PartHeader(seq=1, payloads=[pb.PayloadHeader()] * 200_000))
         await raw.send(_with_trailer(bomb.SerializeToString()))
-        with pytest.raises(Refused, match=r"PartHeader.payloads: expected up to 65536 members, got 200000"):
+        with pytest.raises(Refused, match=r"PartHeader.payloads: expected at most 65536 entries, got 200000"):
             await raw.receive(m.Outcome)
 
 

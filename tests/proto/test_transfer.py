@@ -179,12 +179,14 @@ def in_blocks(*sizes: int, levels: int = 0) -> list[m.PayloadHeader]:
         (
             [dataclasses.replace(ABSENT, elements=20), altered(1, elements=6)[1]],
             Reason.PAYLOAD,
-            "tensor 'weight': expected a tensor that is absent as a whole or not at all, got an absent piece of it",
+            "tensor 'weight': expected a tensor that is absent as a whole or not at all, "
+            "got an absent piece of it",
         ),
         (
             [altered(1, elements=22)[1], dataclasses.replace(ABSENT, elements=4)],
             Reason.PAYLOAD,
-            "tensor 'bias': expected a tensor that is absent as a whole or not at all, got an absent piece of it",
+            "tensor 'bias': expected a tensor that is absent as a whole or not at all, "
+            "got an absent piece of it",
         ),
         (
             altered(1, kind=m.DenseHeader(format=m.DenseEncoding.UNSPECIFIED)),

@@ -56,7 +56,7 @@ class Loading:
         return [sample for fetched in self._loader for sample in fetched]
 
     def close(self) -> None:
-        """Release the processes, which then end."""
+        """Release the loader's processes that fetch samples; they end then."""
         self._loader = None
 
 

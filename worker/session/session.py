@@ -38,10 +38,13 @@ class PacketHandler(Protocol):
     """Handles the coded packets of one session. `Session.next` calls it."""
 
     def apply(self, exchange: int, version: int) -> None:
-        """Called when all members have the sum of an exchange: step the replica to `version` if needed.
+        """Called when all members have the sum of an exchange: step the replica to `version`.
+
+        Nothing happens for exchange 0, for another exchange than the present one, or if the replica is not at
+        `version` - 1.
 
         Args:
-            exchange: number of the exchange; 0 for none.
+            exchange: number of the exchange; 0 if the assignment names none.
             version: version that the step produces.
         """
         ...

@@ -56,11 +56,12 @@ class StateExchange:
         self._current = True
 
     def before_commit(self, seq: int, collection: int) -> None:
-        """Upload the buffers that belong to a push, before its commit.
+        """Upload the model's buffers, such as BatchNorm's statistics, with a push; do nothing if `collection`
+        is 0.
 
         Args:
             seq: number of the push.
-            collection: number of the collection for which the assignment requests buffers; 0 for none.
+            collection: number of the server's request for buffers, from the assignment; 0 for no request.
         """
         if collection:
             self._upload(seq=seq, collection=collection)

@@ -99,8 +99,12 @@ def needs_mean(settings: ServerSettings) -> None:
 
 
 def needs_workers(settings: ServerSettings, needed: int) -> None:
-    """Raise UsageError if `--min-workers` is below `needed`, or below the number that its aggregation
-    needs."""
+    """Raise UsageError if `--min-workers` is too small for the mode or for `--aggregation`.
+
+    Args:
+        settings: options of the server.
+        needed: number of workers that the mode needs.
+    """
     needed = max(needed, parse_aggregation(settings.aggregation).fewest)
     if settings.min_workers < needed:
         mode = f"--mode {settings.mode}"
