@@ -23,7 +23,7 @@ by one, each with its start, so a merge saves nothing and only fixes an order. F
   at the time at which any schedule that never leaves the link idle has sent everything.
 - p3 ends at most the time of one piece after any other schedule. An iteration ends at the largest sum of a
   layer's arrival and the forward time from it on, so the layers have due times in forward order. Sending the
-  layer that is due first is optimal if a message may be interrupted, and p3 waits for the end of one piece at most.
+  layer that is due first is optimal if a message may be interrupted, and p3 waits for one piece at most.
 
 The gain of two-phase over p3 is therefore at most the time of one piece.
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from ...compressors import LEAST_BYTES, Plan
 from ...planning import Fusion, Layer, Link, Merging, Order, Replan, fit, layers_of, make_plan
+from ...planning.fusion import Reason, reasons
 from ...planning.job import Costs
 from ...proto import messages as m
 from ...proto.manifest import Manifest
@@ -233,20 +234,29 @@ class Planner:
 
     def _plan(self, manifest: Manifest, measured: Measurements | None) -> Plan:
         """Return a plan by the measurements, or without any."""
-        layers = () if measured is None else measured.layers
-        if self._at_once:
-            layers = tuple(replace(layer, backward_s=0.0) for layer in layers)
         return make_plan(
             [spec.elements for spec in manifest.specs],
             self._fusion,
             self._order,
-            layers=layers,
+            layers=() if measured is None else self._layers(measured),
             link=None if measured is None else measured.link,
             part_bytes=self._part_bytes,
             slices=self._slices,
             groups=[tensor.group for tensor in manifest.tensors],
             least_bytes=self._least_bytes,
         )
+
+    def reasons(self, measured: Measurements) -> list[Reason | None]:
+        """Return for each tensor but the last why SEAMGS does not merge it with the next one; None where it
+        does."""
+        return reasons(self._layers(measured), measured.link)
+
+    def _layers(self, measured: Measurements) -> tuple[Layer, ...]:
+        """Return the measured layers as plans take them: produced at once, if workers send nothing before
+        they have all gradients."""
+        if not self._at_once:
+            return measured.layers
+        return tuple(replace(layer, backward_s=0.0) for layer in measured.layers)
 
 
 def alike(plan: Plan, other: Plan) -> bool:

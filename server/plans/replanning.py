@@ -160,14 +160,21 @@ class Replanning:
     async def _plan(self, version: int, measured: Measurements) -> None:
         """Make a plan on another thread, and put it in force if it differs from the present one."""
         plan: Plan | None = None
+        planner, manifest = self.planner, self._reported.manifest
+        assert manifest is not None
         try:
-            assert self._reported.manifest is not None
-            plan = await asyncio.to_thread(self.planner.plan, version, self._reported.manifest, measured)
+            plan = await asyncio.to_thread(planner.plan, version, manifest, measured)
         except Exception:  # the job continues with the present plan
             log.exception("no new plan could be made, so the present one stays; please report this")
         finally:
             self._planning = False
-        if plan is None or alike(plan, self._reported.plan):
+        if plan is None:
+            return
+        if planner.takes_norms and log.isEnabledFor(logging.DEBUG):
+            for index, reason in enumerate(planner.reasons(measured)):
+                names = [manifest.tensors[each].name for each in (index, index + 1)]
+                log.debug("%s and %s: %s", *names, f"not merged: {reason}" if reason else "merged")
+        if alike(plan, self._reported.plan):
             return
         log.info(
             "new plan: %d units in %d parts, because a part takes %.2f ms plus %.0f ns per byte",

@@ -48,9 +48,9 @@ def test_fifo_sends_layers_whole_as_backward_produces_them() -> None:
     model = [layer(4, backward_s=1, forward_s=2), layer(2, backward_s=1, forward_s=1)]
     found = run(model, LINK, Schedule(name="fifo", piece_bytes=1.0))
     assert order(found) == [(1, 2), (0, 4)]
-    assert [(each.start_s, each.end_s) for each in found.messages] == [(1, 4), (4, 9)]
-    assert found.forward_s == (9, 11)
-    assert found.end_s == 12
+    assert [(each.start_s, each.end_s) for each in found.messages] == [(1, 5), (5, 13)]
+    assert found.forward_s == (13, 15)
+    assert found.end_s == 16
 
 
 def test_p3_lets_the_first_layer_overtake_where_a_piece_ends() -> None:

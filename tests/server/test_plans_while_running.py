@@ -80,6 +80,21 @@ async def test_norms_are_measured_in_the_one_version_before_a_plan(replanning: s
         assert (shard.asked, len(plans)) == (3, 1)
 
 
+async def test_the_log_has_the_reason_of_each_pair(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "gradwire.server")
+    async with running(replanning="never") as (job, shard, _):
+        job.profiled(
+            "a", 1, replace(profile(MODEL), backward_seconds=(9.0,) + (0.0,) * (len(MODEL.tensors) - 1))
+        )
+        shard.reported.square_norms = (1.0,) * len(MODEL.tensors)
+        job.published(100)
+        job.published(101)
+        await settled(job)
+    names = [tensor.name for tensor in MODEL.tensors]
+    assert f"{names[0]} and {names[1]}: not merged: Q1" in caplog.text
+    assert f"{names[1]} and {names[2]}: merged" in caplog.text
+
+
 async def test_a_planner_that_fails_leaves_the_plan_and_the_job(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
