@@ -13,7 +13,8 @@ keeps the rest as a residual, which the paper does not mention. Tensors of one d
 normalization) are sent whole and have no density.
 
 ResNet-110 and VGG-16 are simulated (`planning/step`), with a machine for each process and `randk:ratio=95`
-in place of densities by norms, so that Q2 forbids nothing; their rows say so. The other models are run by daemons.
+in place of densities by norms, so that Q2 forbids nothing; their rows say so. The other models are run by
+daemons.
 
 The sparse error of a method is the sum over its units of (1 - k/d) times the square norm of the sparse
 tensors' gradients, as a fraction of that norm. It follows from the units that the planner makes at the run's
@@ -36,7 +37,7 @@ from ...planning.job import FASTEST, FRAMING, Costs, JobProfile, StepOptions
 from ...planning.models import tensors
 from ...planning.predictions import predict
 from ...planning.profile import joined
-from ...server.plans.planner import FULL
+from ...server.plans.planner import FULL, NORM_VERSIONS
 from ..bound import Overlap
 from ..shaped import WARM_UP, Setup
 from .emulated import (
@@ -211,7 +212,7 @@ def measured(setup: Setup, shares: Sequence[float]) -> Iterator[tuple[list[Metho
         exchange = simulated(replace(setup, seconds=0.0), found[0], "off").step_seconds
     for share in shares:
         step_seconds = exchange + computation(exchange, share)
-        warm_up = WARM_UP + FULL if step_seconds < SHORT_S else WARM_UP
+        warm_up = WARM_UP + FULL + NORM_VERSIONS if step_seconds < SHORT_S else WARM_UP
         fitted = replace(setup, warm_up=warm_up, seconds=computation(exchange, share))
         rows = measure(fitted, share, found) if by_daemons else measure(fitted, share, found, simulated)
         yield (

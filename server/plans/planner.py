@@ -2,7 +2,14 @@
 
 Each worker reports the times of its steps (`Profile`). The arrival times of parts that waited behind another
 part give the speed of the link, which all workers share. The shard measures the norms of the mean gradient at
-the one version before a plan is made. A part takes at least the time in which the server's processor handles
+the `NORM_VERSIONS` versions before a plan is made, and the plan is made by their mean.
+
+Deviation from (21) of Li et al. (see `planning/fusion`), which takes the norms of whole gradients: the shard
+knows only the values that were sent, which contain residuals. For compressors that choose by magnitude no
+unbiased estimate of the gradient's norm follows from them. For `randk` it would, if at these versions workers
+sent the gradient alone at the drawn indices, times elements / sent elements.
+
+A part takes at least the time in which the server's processor handles
 one part from each worker, however fast the link is.
 
 The planner makes the first measured plan from the first profile, another one after `FULL` steps, and later
@@ -26,6 +33,7 @@ from ...proto.manifest import Manifest
 from .rate_control import PartArrival, seconds_per_byte, sending_intervals
 
 FULL = 50  # Steps of a full measurement, as in the paper.
+NORM_VERSIONS = 8  # Versions over which norms are averaged for a plan.
 DRIFT = 0.2  # Relative change of a measurement that calls for a new plan.
 PARTS_REMEMBERED = 2048  # Number of last arrivals by which the link is measured.
 LEAST_PARTS = 8  # Fewest parts for a measurement of the link.
