@@ -75,6 +75,8 @@ class MethodRow(StepTimings):
         method: name of the method.
         speedup: speed-up over the first method.
         paper: the paper's speed-ups.
+        sparse_error: fraction of the square norm of the sparse tensors' gradients that is not sent, by the
+            plan; None where it is not computed.
     """
 
     model: str
@@ -83,11 +85,12 @@ class MethodRow(StepTimings):
     method: str
     speedup: float
     paper: tuple[float, ...]
+    sparse_error: float | None = None
 
 
 HEADINGS = (
     *("model", "workers", "share", "", "gc-run"),
-    *("s per step", "computing", "communicating", "MB in", "parts", "speed-up", "paper's"),
+    *("s per step", "computing", "communicating", "MB in", "parts", "sparse error", "speed-up", "paper's"),
 )
 
 
@@ -103,6 +106,7 @@ def cells(row: MethodRow, method: Method) -> list[object]:
         *(f"{row.step_seconds:.3f}", f"{row.computing_seconds:.3f}"),
         f"{row.step_seconds - row.computing_seconds:.3f}",
         *(f"{row.bytes_in / 1e6:.3f}", row.parts),
+        "–" if row.sparse_error is None else f"{row.sparse_error:.5f}",
         f"{row.speedup:.2f}",
         ", ".join(f"{each:.2f}" for each in row.paper) or "–",
     ]

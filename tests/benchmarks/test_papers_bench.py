@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,7 @@ from gradwire.benchmarks.star import Star
 from gradwire.benchmarks.traces import ComputedStep
 from gradwire.common.exits import Exit
 from gradwire.compressors import create
-from gradwire.compressors.sparsifiers import Density, RandKOptions
-from gradwire.planning import Link, fusion, layers_of, parse_fusion
-from gradwire.planning.job import FRAMING, Costs
+from gradwire.planning import fusion, parse_fusion
 from gradwire.planning.models import tensors
 from gradwire.server.job.modes import registry
 
@@ -121,7 +118,7 @@ def test_sparse_ways_send_the_same_elements_and_differ_in_their_messages() -> No
     dense, *sparse = seamgs.methods("resnet20", 269_722)
     assert dense.compressor == "none"
     assert len({method.compressor for method in sparse}) == 1
-    assert len({method.fusion for method in sparse}) == 4
+    assert len({method.fusion for method in sparse}) == 5
     assert seamgs.part_bytes([20, 300, 4]) == 1200
 
 
@@ -129,28 +126,39 @@ def test_sparse_ways_send_the_same_elements_and_differ_in_their_messages() -> No
     ("model", "parts"), [("resnet20", 20), ("resnet56", 55), ("resnet110", 90), ("vgg16-cifar", 12)]
 )
 def test_seamgs_merges_what_the_time_rule_merges_at_the_papers_densities(model: str, parts: int) -> None:
-    """Figures in docs/measurements/2026-11-papers.md: densities, norms and link as in `gc-bench paper
-    seamgs`."""
-    found = tensors(model)
-    norms = [math.sqrt(tensor.square_norm) for tensor in found]
-    sparse = [place for place, tensor in enumerate(found) if len(tensor.shape) > 1]
-    by_norm = RandKOptions(density=Density.NORM).densities([norms[place] for place in sparse])
-    assert by_norm is not None
-    densities = [1.0] * len(found)
-    for place, density in zip(sparse, by_norm, strict=True):
-        densities[place] = density
-    work = sum(tensor.multiplications for tensor in found)
-    layers = layers_of(
-        [tensor.elements for tensor in found],
-        densities,
-        sent_bytes=[2 * tensor.elements * share for tensor, share in zip(found, densities, strict=True)],
-        forward_s=[0.23 / 3 * tensor.multiplications / work for tensor in found],
-        backward_s=[0.23 * 2 / 3 * tensor.multiplications / work for tensor in found],
-        square_norms=[tensor.square_norm for tensor in found],
-    )
-    link = Link(start_s=4 * Costs().part_s, byte_s=4 * FRAMING / 62.5e6)  # four workers, 500 Mbit/s
+    """Figures in docs/papers/README.md: densities, norms and link as in `gc-bench paper seamgs`."""
+    layers = seamgs.layers_at(model, 0.23)
+    link = seamgs.link_of(dataclasses.replace(SETUP, workers=4, mbit=500))
     by_time = fusion.seamgs(layers, link, may=lambda later, earlier: True)
     assert len(fusion.seamgs(layers, link)) == len(by_time) == parts
+
+
+def test_the_sparse_error_of_seamgs_is_at_most_that_of_lags() -> None:
+    """And choosing from the whole model, as Rand-K does, has one density for all tensors."""
+    model = "resnet20"
+    setup = dataclasses.replace(SETUP, model=model, workers=4, mbit=500, seconds=0.23)
+    chosen = {each.name: each for each in seamgs.methods(model, 269_722)}
+    error = {name: seamgs.sparse_error(setup, method) for name, method in chosen.items()}
+    assert error["P-SGD"] == 0
+    assert error["SEAMGS"] <= error["LAGS"] < 1
+    densities = seamgs.densities_of(model)
+    sparse = [each for each in zip(tensors(model), densities, strict=True) if each[1] < 1]
+    kept = sum(tensor.elements * density for tensor, density in sparse)
+    assert error["Rand K"] == pytest.approx(1 - kept / sum(tensor.elements for tensor, _ in sparse))
+    norm = sum(tensor.square_norm for tensor, _ in sparse)
+    alone = sum((1 - density) * tensor.square_norm for tensor, density in sparse) / norm
+    assert error["LAGS"] == pytest.approx(alone)
+
+
+def test_deep_models_are_simulated_and_their_rows_say_so() -> None:
+    setup = dataclasses.replace(SETUP, model="resnet110", workers=4, mbit=10_000)
+    ((rows, methods),) = seamgs.measured(setup, [0.5])
+    assert [row.method for row in rows] == [method.name for method in methods]
+    assert {row.model for row in rows} == {"resnet110 (simulated)"}
+    of = {row.method: row for row in rows}
+    assert of["P-SGD"].parts == of["LAGS"].parts == 329
+    assert of["Rand K"].parts == 1
+    assert of["SEAMGS"].step_seconds <= of["LAGS"].step_seconds <= of["P-SGD"].step_seconds
 
 
 def test_the_share_of_the_multi_step_paper_follows_from_its_times() -> None:
