@@ -22,7 +22,13 @@ Learning" (SEAMGS-SGD; Journal of Jilin University, Science Edition, 2025, no. 5
 
 Deviations from SEAMGS-SGD, whose formulas have slips:
 
-- Equation (12) counts the time of l - 1 twice, and the second line of (19) needs <=.
+- Equation (12) counts the time of l - 1 twice, and the second line of (19) needs <=. In (15) the time saved
+  is not less than alpha but equal to it: the terms besides alpha cancel.
+- Equation (1) holds for indices that all workers share, as with `randk`. Masks drawn apart give
+  (1 - density)^2 * squared norm of the sum + density * (1 - density) * sum of the squared norms.
+- "Equation (2) shows" before Q2 means (22), and section 3.3.2 calls the sparse noise at least that of LAGS
+  where it has to be at most that. The abstract's 1.63 over LAGS is the one over P-SGD on ResNet-110; over
+  LAGS its table 1 has 1.25 to 1.46.
 - Equation (22) has < 0. We also merge at equality, which (18) allows: such a merge changes nothing, and
   without it layers of equal density would never be merged. With equal densities everywhere Q2 always holds.
 
