@@ -15,9 +15,9 @@ and Harsanyi (1997).
 
 Deviations: one backward pass trains all three networks, because the discriminator's gradient is reversed on
 its way to the encoder (Ganin and Lempitsky, 2015) where the paper alternates. The thesis does not say how
-background is chosen and how a pixel is scored. Errata of (2-11) and (2-12): the false alarm rate is
-FP / (TN + FP), not TP / (TN + FP), and the area under (threshold, false alarm rate), of which the text says
-that it is better if smaller, is AUC(F1, tau), not AUC(F1, F0).
+background is chosen and how a pixel is scored. Erratum of (2-11): the false alarm rate is
+FP / (TN + FP), not TP / (TN + FP). Erratum of the text on (2-12): the area that is better if smaller is
+AUC(F1, tau), under (threshold, false alarm rate), not AUC(F1, F0).
 """
 
 from __future__ import annotations
