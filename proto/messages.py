@@ -704,6 +704,8 @@ class Coding:
     # 1: it is left out) to all others that are present, also those that have computed it.
     senders: tuple[int, ...] = ()
     present: tuple[int, ...] = ()  # Positions of the workers that take part in that
+    # Samples of each block, in order; together those of the ranges. None: blocks are equally large
+    sizes: tuple[int, ...] = ()
 
 
 @stored("Outcome")
