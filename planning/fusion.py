@@ -31,6 +31,7 @@ Deviations from SEAMGS-SGD, whose formulas have slips:
 - The text after (22) says (2) and means (22).
 - Section 3.3.2 calls the noise larger than or equal to that of LAGS; by (18) it is at most as large.
 - Equation (12) counts the time of l - 1 twice, and the second line of (19) needs <=.
+- The abstract's 1.63 over LAGS is that over P-SGD on ResNet-110; over LAGS its table 1 has 1.25 to 1.46.
 - Equation (22) has < 0. We also merge at equality, which (18) allows: such a merge changes nothing, and
   without it layers of equal density would never be merged. With equal densities everywhere Q2 always holds.
 

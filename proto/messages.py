@@ -1112,7 +1112,9 @@ class Coding:
     exchange: int
     redundancy: int
     senders: tuple[int, ...] = ()
-    present: tuple[int, ...] = ()
+    present: tuple[int, ...] = ()  # Positions of the workers that take part in that
+    # Samples of each block, in order; together those of the ranges. None: blocks are equally large
+    sizes: tuple[int, ...] = ()
 
 
 @stored("Outcome")

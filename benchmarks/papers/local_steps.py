@@ -4,7 +4,8 @@ SSGD.
 The paper: four nodes with a GPU each, VGG19 and ResNet-20 on CIFAR-100, ResNet-50 on a hundred classes of
 ImageNet, batches of 64, 120 epochs, a learning rate that falls to a tenth every 30. The text on figure 16
 gives its own method speed-ups of 3.81, 2.51 and 1.49; the times of table 2 give 3.99, 2.55 and 1.67, which
-come first in our rows.
+come first in our rows. Errata: the same run differs by 5 s between its tables 2 and 3 (1311 and 1316,
+15761 and 15766). The rows of ResNet-20 in table 3 repeat those of Local SGD in table 2.
 
 The share of communication in a step follows from its table 2, where Local SGD with H steps keeps an H-th of
 it: about 0.76, 0.64 and 0.33. Nothing overlaps in SSGD and Local SGD here.

@@ -84,6 +84,11 @@ def test_the_papers_numbers_are_those_of_its_tables() -> None:
     assert of_four["2Bit"] == pytest.approx((1.373, 1.265), abs=1e-3)
     assert of_two["4Bit"] == pytest.approx((1.218, 1.193), abs=1e-3)
     assert of_two["2Bit"] == pytest.approx((1.309, 1.221), abs=1e-3)
+    pushes = {each.name: each for each in four_bit.methods("inception-cifar", 4, 0.45)}
+    assert pushes["4Bit, push only"].paper == of_four["4Bit"]
+    assert pushes["2Bit, push only"].paper == of_four["2Bit"]
+    narrow = [each for each in pushes.values() if each.paper and each.name != four_bit.BASELINE]
+    assert {each.downlink for each in narrow} == {"none"}
     for model, text in (("vgg19-cifar", 3.81), ("resnet50", 2.51), ("resnet20", 1.49)):
         corrected = local_steps.methods(model)[-1].paper
         assert corrected == pytest.approx((text, text), rel=0.13)
@@ -96,6 +101,22 @@ def test_the_papers_speedups_are_for_its_own_models_and_share() -> None:
     assert not any(each.paper for each in four_bit.methods("inception-cifar", 4, 0.9))
     assert not any(each.paper for each in four_bit.methods("resnet50", 4, 0.25))
     assert not any(each.paper for each in local_steps.methods("resnet110"))
+
+
+def test_the_shares_of_the_4bit_paper_follow_from_its_times() -> None:
+    """Saved time is the share, or the half of it that is the push, times what the codes leave out."""
+    both, push = list[float](), list[float]()
+    for table in (four_bit.TABLE_2, four_bit.TABLE_3):
+        for seconds in table.values():
+            for name, bits in (("2Bit", 2), ("4Bit", 4)):
+                both.append((1 - seconds[name] / seconds["baseline"]) / (1 - bits / 32))
+                push.append(2 * both[-1])
+    assert (min(push), max(push)) == pytest.approx(four_bit.PUSH_ONLY, abs=0.01)
+    assert max(both) == pytest.approx(four_bit.BOTH_WAYS[1], abs=0.01)
+    assert all(
+        low <= share <= high
+        for (low, high), share in zip((four_bit.BOTH_WAYS, four_bit.PUSH_ONLY), four_bit.SHARES, strict=True)
+    )
 
 
 def test_every_way_is_one_that_a_job_can_have() -> None:
@@ -179,12 +200,17 @@ def test_two_bit_overtakes_where_it_is_faster() -> None:
     def rows(share: float, two: float, four: float) -> list[MethodRow]:
         return [
             dataclasses.replace(ROW, share=share, method=name, step_seconds=seconds)
-            for name, seconds in (("2Bit", two), ("4Bit", four))
+            for name, seconds in (
+                *(("2Bit", two), ("4Bit", four)),
+                *(("2Bit, push only", 0.7), ("4Bit, push only", 0.8 * share)),
+            )
         ]
 
     found = [*rows(0.9, 0.5, 0.6), *rows(0.25, 0.91, 0.9)]
-    assert four_bit.overtaken(found) == "2 workers: 2bit is faster than 4bit from a share of 0.9 on"
-    assert "none of these" in four_bit.overtaken(found[2:])
+    both, push = four_bit.overtaken(found).splitlines()
+    assert both == "2 workers: 2Bit is faster than 4Bit from a share of 0.9 on"
+    assert push == "2 workers: 2Bit, push only is faster than 4Bit, push only from a share of 0.9 on"
+    assert "none of these" in four_bit.overtaken(found[4:])
 
 
 def test_compressing_is_timed_as_a_worker_compresses() -> None:

@@ -6,7 +6,7 @@ reconstruction error. Background pixels are those that least resemble the known 
 minimization (CEM) with the mean spectrum of the marked targets ranks the pixels, and the upper tenth does not
 train. Validation reports
 
-    auc           area under (false alarm rate, detection rate), the thesis's AUC(F1, F0)
+    auc           area under (false alarm rate, detection rate), the thesis's AUC(F0, F1)
     false_alarm   area under (threshold, false alarm rate) for scores from 0 to 1: its FPR, (2-12)
 
 Sources: Makhzani et al., "Adversarial Autoencoders" (2015); the thesis, sections 2.4, 2.5 and 3.3. Encoder,
@@ -15,8 +15,9 @@ and Harsanyi (1997).
 
 Deviations: one backward pass trains all three networks, because the discriminator's gradient is reversed on
 its way to the encoder (Ganin and Lempitsky, 2015) where the paper alternates. The thesis does not say how
-background is chosen and how a pixel is scored. Erratum of (2-11): the false alarm rate is FP / (TN + FP), not
-TP / (TN + FP).
+background is chosen and how a pixel is scored. Erratum of (2-11): the false alarm rate is
+FP / (TN + FP), not TP / (TN + FP). Erratum of the text on (2-12): the area that is better if smaller is
+AUC(F1, tau), under (threshold, false alarm rate), not AUC(F1, F0).
 """
 
 from __future__ import annotations

@@ -10,6 +10,10 @@ Source: the multi-step paper, formula (1), with H_0 outside the root as in the w
 root, as printed, H would be the root of H_0 at s = 0. The paper's text says that H falls with the rate; this
 file follows its formula.
 
+Algorithm 1 of the paper steps w before its `if` and once more in `else`; here a local step happens once. It
+prints update and correction with plus signs, which ascend and repel: both are subtracted here. It aggregates
+the last gradient of a round only, which would lose the other H - 1 steps: here the accumulated change is.
+
 With `by=time`, an addition of this project, H hides the exchange: the steps take as long as the exchange
 does.
 
