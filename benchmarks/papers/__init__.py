@@ -208,7 +208,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Measure and print what is chosen; return the exit code, 1 if a table or figure fails."""
+    """Measure and print the chosen rows; return the exit code, 1 if a table or figure fails."""
     if given.paper not in PAPERS:
         return run_entries(given)
     if given.quick or given.data or given.out:

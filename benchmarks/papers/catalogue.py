@@ -43,7 +43,7 @@ class Entry:
         kind: whether it is a table or a figure.
         number: its number in the paper.
         title: its title in English.
-        theirs: the paper's numbers, or what its picture shows, as Markdown.
+        theirs: the paper's numbers, or the content of its picture, as Markdown.
         measurement: name of the measurement that repeats it, in `repeats.MEASUREMENTS`; "" for none.
         differs: settings of the measurement that differ from the paper's.
         reason: why it is not repeated here; "" if it is.

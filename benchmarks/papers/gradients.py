@@ -49,7 +49,7 @@ def gradients_of(task: Task, *, steps: int, batch: int, rate: float = 0.1) -> di
         found = torch.autograd.grad(loss, [each for _, each in named])
         with torch.no_grad():
             for (_, parameter), gradient in zip(named, found, strict=True):
-                parameter -= rate * gradient
+                parameter.sub_(gradient, alpha=rate)
     return {name: gradient for (name, _), gradient in zip(named, found, strict=True)}
 
 

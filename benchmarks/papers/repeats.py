@@ -1,6 +1,6 @@
-"""The measurements that repeat the papers' tables and figures, by name, and the record of what they found.
+"""The measurements that repeat the papers' tables and figures, by name, and the record of their results.
 
-A catalogue entry names its measurement; several entries may share one, which then runs once. `Record` is a
+A catalogue entry names its measurement. Several entries may share one, which then runs once. `Record` is a
 line of docs/papers/results.json, from which `pages` writes the pages, so that one entry can be measured again
 without the others.
 """
@@ -67,7 +67,7 @@ class Record:
         command: command line that repeats it.
         quick: whether sizes were small.
         seconds: duration.
-        result: what it found; None if it failed.
+        result: its result; None if it failed.
         failure: reason of the failure; "" if there is a result.
     """
 
@@ -137,7 +137,10 @@ def write(folder: Path, records: Mapping[str, Record]) -> None:
 def _record(plain: Mapping[str, Any]) -> Record:
     found = dict(plain)
     if found["result"] is not None:
-        panels = [Panel(**each) for each in found["result"]["panels"]]
+        panels = [
+            Panel(**{**each, "lines": {name: (x, y) for name, (x, y) in each["lines"].items()}})
+            for each in found["result"]["panels"]
+        ]
         found["result"] = Result(**{**found["result"], "panels": panels})
     return Record(**found)
 

@@ -1,4 +1,4 @@
-"""What a measurement of a paper is given and what it returns."""
+"""Arguments and results of the measurements that repeat the papers' tables and figures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a measurement has found.
+    """The result of a measurement, which a page of docs/papers shows.
 
     Attributes:
         settings: conditions of the measurement, as Markdown.

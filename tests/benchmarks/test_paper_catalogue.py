@@ -40,8 +40,8 @@ FIGURES = {
 RESULT = Result(
     settings="two fakes",
     ours="SEAMGS 1.23",
-    headings=("method", "speed-up"),
-    rows=[("SEAMGS", "1.23")],
+    headings=["method", "speed-up"],
+    rows=[["SEAMGS", "1.23"]],
     panels=[Panel(title="fake", x="epoch", y="accuracy", lines={"one": ([1, 2], [0.5, 0.75])})],
 )
 
@@ -203,7 +203,7 @@ def test_gradients_are_those_of_one_process() -> None:
     torch.manual_seed(1)
     network = task.model()
     loss = task.loss(network, task.batch(np.random.default_rng(1).integers(task.train_samples, size=8)))
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     for name, parameter in network.named_parameters():
         assert parameter.grad is not None
         assert torch.equal(found[name], parameter.grad)
