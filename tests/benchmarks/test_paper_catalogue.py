@@ -151,7 +151,7 @@ def test_one_entry_renews_its_own_record_alone(fakes: list[Conditions], tmp_path
     assert not records["seamgs"].quick
     assert records["coded-time"].quick
     assert "thesis-accuracy" not in records
-    assert "not run yet" in (tmp_path / "000-thesis.md").read_text()
+    assert "Not run yet." in (tmp_path / "000-thesis.md").read_text()
     plain = json.loads((tmp_path / "results.json").read_text())
     assert list(plain) == [name for name in repeats.MEASUREMENTS if name in plain]
 
