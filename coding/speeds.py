@@ -4,7 +4,7 @@ Source: the coded SGD paper, section 2.1: "the number of samples on each node ca
 the node's performance, and does not affect the load of other nodes within limits". It gives no formula. The
 samples of a batch are divided into blocks of different sizes here. Packets stay as large as they are, because
 a block's gradient has the size of the model however many samples are behind it. The sum over all blocks is
-that over all samples, whatever the sizes, so the mean stays exact.
+that over all samples, independent of the sizes, so the mean stays exact.
 
 1. A node can compute at most the whole batch. So node i computes the fraction p_i = min(1, c * speed_i), with
    the c for which all p_i add up to the redundancy r.
