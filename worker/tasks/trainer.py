@@ -193,6 +193,8 @@ def _driver(
                 give_up=TaskFailedError,
                 batch_size=job.batch_size,
                 correction=work.correction,
+                by_tensor=None if job.overlap == "off" else optimizer,
+                final=job.overlap == "both",
             )
             return TaskDriver(session, computation, metrics, local, optimizer=optimizer, delayed=work.delayed)
         case CodedExchange():

@@ -26,6 +26,9 @@ H_0 steps even if a warm-up changes its rate. The loss at the start of a round i
 begun it. So F_s is the loss at the start of the last closed round: the mean over the first local step of each
 member.
 
+With `--overlap both` the server steps parts early, and the exchange runs beside the last step and the next
+first forward pass. Its time is then unknown, so `by` has to be `loss`.
+
 With `delayed=on` workers are told the samples of the next round, and begin its steps early
 (`worker/training/local`). So its H has to be known by then, and is computed one round earlier.
 """
@@ -36,11 +39,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ....common.configuration import option
+from ....common.configuration import UsageError, option
 from ....optim.optimizer import parse_optimizer
 from ....optim.steps import OptimizerOptions
 from ....settings import ServerSettings
-from .options import ModeOptions, needs_workers
+from .options import ModeOptions, needs_workers, steps_by_coordinate
 
 MOST_STEPS = 10_000  # limit of local steps in a round
 
@@ -151,7 +154,15 @@ class LocalOptions(ModeOptions):
         return max(1, min(self.most, math.ceil(min(wanted, MOST_STEPS) * (1 - 1e-12))))
 
     def check(self, settings: ServerSettings) -> None:
+        if self.by != "loss" and self.steps_parts(settings):
+            raise UsageError(
+                f"--overlap both: not with --mode local:by={self.by}: the time of an exchange beside "
+                "computation is not known; use by=loss, a number of steps, or --overlap backward"
+            )
         needs_workers(settings, 1)
+
+    def steps_parts(self, settings: ServerSettings) -> bool:
+        return not self.delayed and steps_by_coordinate(settings)
 
     def optimizer(self, settings: ServerSettings) -> tuple[OptimizerOptions, float]:
         return _parse_outer(self.outer), self.outer_rate
