@@ -7,9 +7,9 @@ gives its own method speed-ups of 3.81, 2.51 and 1.49; the times of table 2 give
 come first in our rows.
 
 The share of communication in a step follows from its table 2, where Local SGD with H steps keeps an H-th of
-it: about 0.76, 0.64 and 0.33. Nothing overlaps in SSGD and Local SGD here. The paper's own method overlaps the
-exchange with the last local step and the next first one (`--overlap both`); it is measured without overlap
-too. `delayed` is another method, CoCoD-SGD, whose rounds are stale by one.
+it: about 0.76, 0.64 and 0.33. Nothing overlaps in SSGD and Local SGD here. The paper's own method overlaps
+the exchange with the last local step and the next first one (`--overlap both`); it is measured without
+overlap too. `delayed` is another method, CoCoD-SGD, whose rounds are stale by one.
 
 The number of steps in an adaptive round depends on the loss and the learning rate. Both are emulated over a
 run that stands for the paper's: four epochs, one for each of its learning rates. In every step the loss falls

@@ -27,6 +27,16 @@ taken back. Then the last step is left out for the tensors whose change has not 
 earlier steps does. A push with `both` always counts all samples of its assignment, because the server weights
 each part before the push is committed.
 
+*Elastic* (`local:elastic=α`; EASGD: Zhang, Choromanska and LeCun, NIPS 2015), a worker keeps its own
+parameters x_i from round to round, and the replica holds the center x̃. After the steps of a round,
+
+    x_i <- x_i - α (x_i - x̃)        x̃ <- x̃ + Σ_i α (x_i - x̃)
+
+with the x̃ that the round began with on both sides. A worker begins its first round at the center. It pushes
+α (x̃ - x_i), which the server subtracts with the weight 1. A push that arrives too late goes into the
+residual like any other, and moves the center later. If the change of a round is not finite, the worker begins again at the center.
+Changes leave after the last step.
+
 *Delayed* (not in that paper: there each round begins with the model that the last one made), a worker does
 not wait for the exchange. After pushing its change c_s of round s, it takes the steps of round s + 1 at once,
 on the samples that the server has announced (`Assignment.next`). It starts from the last global model that it
@@ -122,6 +132,8 @@ class LocalStrategy(Strategy):
         by_tensor: takes the last step of each round; None if changes leave after it.
         correction: λ, 0 to 1: share of its distance from the round's first model by which a step is pulled
             back.
+        elastic: α of elastic averaging, 0 to 1; 0 without it.
+        own: this worker's parameters between rounds of elastic averaging; None to begin at the center.
         rates: learning rates of the server's step, by parameter group; empty to use the mode's own.
     """
 
@@ -134,6 +146,7 @@ class LocalStrategy(Strategy):
         give_up: type[Exception],
         batch_size: int | None,
         correction: float = 0.0,
+        elastic: float = 0.0,
         single: bool = False,
         final: bool = False,
         by_tensor: TensorOptimizer | None = None,
@@ -148,6 +161,7 @@ class LocalStrategy(Strategy):
             batch_size: largest number of samples of a local step; None to take all of an assignment's
                 samples in one step.
             correction: λ, 0 to 1, the strength of the pull.
+            elastic: α of elastic averaging, 0 to 1; 0 without it.
             single: whether each push makes a version of its own.
             final: whether the server uses parts before their push is committed.
             by_tensor: takes the last step of each round, so that changes leave during its backward pass; None
@@ -157,6 +171,8 @@ class LocalStrategy(Strategy):
         super().__init__(session, metrics, give_up=give_up, single=single, final=final)
         self.optimizer = optimizer
         self.correction = correction
+        self.elastic = elastic
+        self.own: list[torch.Tensor] | None = None
         self.rates = rates
         self._batch_size = batch_size
         self.by_tensor = by_tensor
@@ -188,11 +204,17 @@ class LocalStrategy(Strategy):
         return batches(samples, self._batch_size or samples, self.session.replica.state.least_samples)
 
     def image(self) -> dict[str, Any]:
-        return {**super().image(), "optimizer": self.optimizer.copy_state()}
+        image = {**super().image(), "optimizer": self.optimizer.copy_state()}
+        if self.own is not None:
+            image["own"] = [each.clone() for each in self.own]
+        return image
 
     def restore(self, image: Mapping[str, Any]) -> None:
         super().restore(image)
         self.optimizer.restore_state(image["optimizer"])
+        if "own" in image:
+            pairs = zip(image["own"], self.session.replica.parameters, strict=True)
+            self.own = [each.to(parameter.device) for each, parameter in pairs]
 
 
 class NonFiniteStep(Exception):
@@ -311,6 +333,8 @@ class LocalStep(TrainingStep):
             for parameter, each in zip(replica.parameters, less, strict=False):
                 if each is not None:
                     parameter.sub_(each)
+            for parameter, own in zip(replica.parameters, strategy.own or (), strict=False):
+                parameter.copy_(own)
             if less:
                 self._start = [parameter.detach().clone() for parameter in replica.parameters]
 
@@ -398,7 +422,7 @@ class LocalStep(TrainingStep):
             for index in reversed(range(len(self.changes))):
                 pushing.add(index, self.changes[index])
         except NonFiniteGradient:
-            self.changes = None
+            self.changes = strategy.own = None
             return self._contribute_nothing(UNUSABLE_CHANGE, pushing, self._loss)
         return self._commit(pushing)
 
@@ -529,9 +553,16 @@ class LocalStep(TrainingStep):
         return self._early or self.answer(self.assignment)
 
     def _changes(self) -> Changes:
-        """Return the round's change of each tensor."""
-        pairs = zip(self._start, self._strategy.session.replica.parameters, strict=True)
+        """Return the round's change of each tensor; in elastic averaging also move this worker's own
+        parameters."""
+        strategy = self._strategy
+        pairs = list(zip(self._start, strategy.session.replica.parameters, strict=True))
         with torch.no_grad():
+            if strategy.elastic and self.samples:
+                changes = [(before - own).mul_(strategy.elastic) for before, own in pairs]
+                moved = zip(pairs, changes, strict=True)
+                strategy.own = [own + change for (before, own), change in moved]
+                return changes
             return [
                 began - parameter if index in self._reached else None
                 for index, (began, parameter) in enumerate(pairs)

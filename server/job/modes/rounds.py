@@ -416,6 +416,8 @@ class Rounds(Mode):
             return []
         round_.close()
         weights = round_.division.weights(round_.answered)
+        if self.local is not None and self.local.elastic:  # the sum of those that have answered
+            weights = dict.fromkeys(round_.answered, 1.0)
         in_rank_order = [
             each if weights is None else replace(each, weight=weights.get(number, 0.0))
             for number, each in sorted(round_.contributions.items())
