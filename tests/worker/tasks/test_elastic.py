@@ -19,7 +19,12 @@ ALPHA, RATE, MOMENTUM = 0.3, 0.1, 0.5
 
 def elastic(overlap: Any = "backward", compressor: str = "none", loss: Any = squares) -> Run:
     work = f"local:correction=0.0,delayed=off,elastic={ALPHA}"
-    terms = {"work": work, "seed": 7, "batch_size": 2, "optimizer": f"sgd:momentum={MOMENTUM}"}
+    terms: dict[str, Any] = {
+        "work": work,
+        "seed": 7,
+        "batch_size": 2,
+        "optimizer": f"sgd:momentum={MOMENTUM}",
+    }
     return Run(overlap, Layers, loss, compressor, **terms)
 
 
@@ -42,7 +47,8 @@ def gradients(values: list[np.ndarray[Any, Any]], samples: Any) -> list[np.ndarr
 def test_worker_and_center_approach_each_other_as_in_the_formula() -> None:
     run, order = rounds(elastic(), 0, 4), epoch_order(7, 0, len(INPUTS))
     first = [run.first[place].view(np.float32).reshape(WIDTH, WIDTH) for place in (0, 1, 3)]
-    own, momentum = [each.copy() for each in first], [np.zeros_like(each) for each in first]
+    own: list[np.ndarray[Any, Any]] = [each.copy() for each in first]
+    momentum: list[np.ndarray[Any, Any]] = [np.zeros_like(each) for each in first]
     for version in range(4):
         center = [each * np.float32(1 + version / 8) for each in first]  # others move it too
         for at in (4 * version, 4 * version + 2):
