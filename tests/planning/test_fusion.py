@@ -272,8 +272,11 @@ def test_the_sparse_error_of_all_groups_is_at_most_that_of_all_layers(model: lis
 
 
 def greedy_by_time(model: Sequence[Layer], link: Link) -> list[FusionGroup]:
-    """Return the groups of MG-WFBP's greedy rule, from its definition: merge layer l into l - 1 if its
-    message would still be in its start when l - 1 is produced; a group starts as its first layer does."""
+    """Return the groups of MG-WFBP's greedy rule, from its definition.
+
+    Layer l is merged into l - 1 if its message would still be in its start when l - 1 is produced. A group
+    starts when its first layer does.
+    """
     ready = produced(model)
     merged = [False] * len(model)  # whether a layer goes with the one before it
     for index in reversed(range(1, len(model))):
