@@ -1107,13 +1107,14 @@ class Coding:
             its whole gradient to all other workers in `present`, even to those that computed it; 2^32 - 1:
             the block is left out.
         present: positions of the workers that take part in the repeated exchange; none without senders.
+        sizes: number of samples of each block, in order, together those of the ranges; none: blocks are
+            equally large.
     """
 
     exchange: int
     redundancy: int
     senders: tuple[int, ...] = ()
-    present: tuple[int, ...] = ()  # Positions of the workers that take part in that
-    # Samples of each block, in order; together those of the ranges. None: blocks are equally large
+    present: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
 
 

@@ -113,7 +113,8 @@ def to_accuracies(conditions: Conditions) -> Result:
     """Repeat figure 2 of the paper on sparse fusion."""
     check_network()
     epochs, mbit = (8 if conditions.quick else 30), 1000.0
-    found = list(to_target.measured(seeds=conditions.seeds, workers=WORKERS, epochs=epochs, mbit=mbit))
+    task, seed_list = "digits", conditions.seeds
+    found = list(to_target.measured(task=task, seeds=seed_list, workers=WORKERS, epochs=epochs, mbit=mbit))
     seeds = ", ".join(map(str, conditions.seeds))
     rows = [[str(cell) for cell in to_target.cells(row, method)] for row, method in found]
     return Result(

@@ -61,7 +61,7 @@ def test_equal_speeds_make_equal_blocks(nodes: int, r: int) -> None:
 def test_a_node_of_half_the_speed_computes_half_as_much() -> None:
     holders = list(combinations(range(3), 1))
     assert block_sizes(100, holders, [2.0, 2.0, 1.0]) == (40, 40, 20)
-    holders = list(combinations(range(3), 2))
+    holders: list[tuple[int, ...]] = [*combinations(range(3), 2)]
     assert loads(block_sizes(500, holders, [2.0, 2.0, 1.0]), holders, 3) == [400, 400, 200]
 
 

@@ -2,9 +2,9 @@
 
 The AAE learns to reconstruct background spectra, while a discriminator compares its codes with samples of a
 normal distribution. So it reconstructs background well and targets badly: a pixel's score is its
-reconstruction error. Background pixels are those that least resemble the known target spectrum: constrained energy
-minimization (CEM) with the mean spectrum of the marked targets ranks the pixels, and the upper tenth does not
-train. Validation reports
+reconstruction error. Background pixels are those that least resemble the known target spectrum: constrained
+energy minimization (CEM) with the mean spectrum of the marked targets ranks the pixels, and the upper tenth
+does not train. Validation reports
 
     auc           area under (false alarm rate, detection rate), the thesis's AUC(F0, F1)
     false_alarm   area under (threshold, false alarm rate) for scores from 0 to 1: its FPR, (2-12)

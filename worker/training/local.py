@@ -21,8 +21,8 @@ values until backward has ended, because it may still use them. The bits are tho
 With `both`, parts of the update come back early, and the first forward pass of the next round waits for them
 layer by layer (`worker/tasks/ahead`).
 
-If the last step is not finite or a gradient arrives twice, the optimizer's state of that step is undone,
-the push is abandoned, and the round ends as it would without overlap. With `both`, parts that have left cannot be
+If the last step is not finite or a gradient arrives twice, the optimizer's state of that step is undone, the
+push is abandoned, and the round ends as it would without overlap. With `both`, parts that have left cannot be
 taken back. Then the last step is left out for the tensors whose change has not left: their change of the
 earlier steps does. A push with `both` always counts all samples of its assignment, because the server weights
 each part before the push is committed.
@@ -34,8 +34,8 @@ parameters x_i from round to round, and the replica holds the center x̃. After 
 
 with the x̃ that the round began with on both sides. A worker begins its first round at the center. It pushes
 α (x̃ - x_i), which the server subtracts with the weight 1. A push that arrives too late goes into the
-residual like any other, and moves the center later. If the change of a round is not finite, the worker begins again at the center.
-Changes leave after the last step.
+residual like any other, and moves the center later. If the change of a round is not finite, the worker begins
+again at the center. Changes leave after the last step.
 
 *Delayed* (not in that paper: there each round begins with the model that the last one made), a worker does
 not wait for the exchange. After pushing its change c_s of round s, it takes the steps of round s + 1 at once,

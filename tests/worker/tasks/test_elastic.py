@@ -1,4 +1,5 @@
-"""Elastic averaging (`local:elastic=α`) against a loop in numpy: the worker's own parameters between rounds."""
+"""Elastic averaging (`local:elastic=α`) against a loop in numpy: the worker's own parameters between
+rounds."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_a_gradient_that_comes_twice_ends_the_overlap_or_the_worker(caplog: pyte
 
 
 def test_a_round_of_another_length_than_expected_has_the_same_bits() -> None:
-    """As when the loss changes the number of adaptive steps."""
+    """The loss may change the number of adaptive steps."""
     found: list[Any] = []
     for overlap in get_args(Overlap):
         run = local(overlap)
