@@ -436,19 +436,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--nodes", at_least_one, 4, "N", "number of workers in the parts time and speeds")
     option(parser, "--seed", at_least_one, 1, "N", "seed of the parts accuracy and target")
     option(
-        parser, "--model", _model, "mlp", "NAME", f"model of digits in the part target: {', '.join(MODELS)}"
+        parser,
+        "--model",
+        model_name,
+        "mlp",
+        "NAME",
+        f"model of digits in the part target: {', '.join(MODELS)}",
     )
     option(parser, "--sleep", amount, 0.002, "N", "seconds of sleep for each sample in the part target")
-    option(
-        parser, "--repeats", _repetitions, 1, "N", "repetitions of the part target, each with another seed"
-    )
-    option(parser, "--asgd-repeats", _repetitions, 10, "N", "repetitions of ASGD in the part target")
+    option(parser, "--repeats", repetitions, 1, "N", "repetitions of the part target, each with another seed")
+    option(parser, "--asgd-repeats", repetitions, 10, "N", "repetitions of ASGD in the part target")
     json_option(parser)
     text = "PNG or SVG file for a picture of the seconds per step"
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
-def _repetitions(text: str) -> int:
+def repetitions(text: str) -> int:
     """Return a number of repetitions, of which `estimate` can take the mean. Raises BenchError for others."""
     found = at_least_one(text)
     if found > MOST_SEEDS:
@@ -456,7 +459,7 @@ def _repetitions(text: str) -> int:
     return found
 
 
-def _model(text: str) -> str:
+def model_name(text: str) -> str:
     """Return the name of a model of digits. Raises BenchError if it is unknown."""
     if text not in MODELS:
         raise BenchError(f"--model: expected {' or '.join(MODELS)}, got {text!r}")
