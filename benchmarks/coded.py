@@ -435,14 +435,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--workers", numbers(16), "2,4,8", "N,...", text)
     option(parser, "--nodes", at_least_one, 4, "N", "number of workers in the parts time and speeds")
     option(parser, "--seed", at_least_one, 1, "N", "seed of the parts accuracy and target")
-    option(
-        parser,
-        "--model",
-        model_name,
-        "mlp",
-        "NAME",
-        f"model of digits in the part target: {', '.join(MODELS)}",
-    )
+    text = f"model of digits in the part target: {', '.join(MODELS)}"
+    option(parser, "--model", model_name, "mlp", "NAME", text)
     option(parser, "--sleep", amount, 0.002, "N", "seconds of sleep for each sample in the part target")
     option(parser, "--repeats", repetitions, 1, "N", "repetitions of the part target, each with another seed")
     option(parser, "--asgd-repeats", repetitions, 10, "N", "repetitions of ASGD in the part target")

@@ -34,10 +34,11 @@ def fractions(speeds: Sequence[float], redundancy: int) -> list[float]:
         redundancy: number of nodes that compute each block, which is the sum of the fractions.
     """
     found = [1.0] * len(speeds)
-    left, rest = float(redundancy), set(range(len(speeds)))
+    left = float(redundancy)
+    rest: set[int] = set(range(len(speeds)))
     while rest:
         scale = left / sum(speeds[node] for node in rest)
-        below = {node for node in rest if scale * speeds[node] < 1}
+        below: set[int] = {node for node in rest if scale * speeds[node] < 1}
         if len(below) == len(rest):
             for node in rest:
                 found[node] = scale * speeds[node]
