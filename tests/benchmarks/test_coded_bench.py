@@ -6,6 +6,7 @@ import pytest
 
 from gradwire.benchmarks import coded
 from gradwire.benchmarks.arguments import BenchError
+from gradwire.benchmarks.schemes import SCHEMES
 from gradwire.server.job.modes.registry import parse
 from gradwire.settings import RunSettings
 
@@ -15,7 +16,7 @@ from gradwire.settings import RunSettings
 def test_each_exchange_trains_the_model_with_a_mode_that_exists(name: str, nodes: int) -> None:
     settings, scheme = coded.target_settings(name, nodes, "cnn", 0.25, 7)
     parse(settings.mode).check_workers(settings.mode, nodes)
-    assert scheme in coded.SCHEMES
+    assert scheme in SCHEMES
     assert settings.task.endswith(":digits:model=cnn,seconds=0.25")
     assert (settings.workers, settings.seed) == (nodes, 7)
     assert settings.learning_rate == (0.1 if name == "ASGD" else pytest.approx(0.05 * nodes))
