@@ -1,6 +1,6 @@
 """`gc-bench coded`: coded exchanges on shaped links, beside competitors.
 
-Four parts, each by real processes and sockets. Every worker and the server are in a network namespace of
+Five parts, each by real processes and sockets. Every worker and the server are in a network namespace of
 their own, behind a link of --mbit in each direction (`star`); this needs root.
 
 bytes: Bytes that the server receives and sends in a step, in block gradients, beside the paper's formulas,
@@ -9,6 +9,8 @@ time: Seconds per step at every redundancy and with `auto`, beside the model. Th
     computing takes long, in the other exchanging. Computing is emulated: a model that sleeps.
 accuracy: Steps to an accuracy: real training on digits, at full speed, without shaped links. Beside it
     seconds per step as in `time`; their product is an estimate and not a run.
+speeds: Seconds per step with one worker that computes four times slower than the others, with equal blocks
+    and with blocks by speed, at every redundancy. Computing is emulated.
 target: Seconds to that accuracy by the wall: real training of a model of digits behind the links. Workers
     also sleep for each sample, so that many of them can share a few cores. Repeated with other seeds;
     the paper repeats ASGD ten times.
@@ -33,16 +35,17 @@ from ..settings import RunSettings
 from . import output
 from .arguments import BenchError, amount, at_least_one, json_option, numbers, option, plot_to_write, some_of
 from .estimates import MOST_SEEDS, estimate
-from .jobs import nodes_of, run_job, train
+from .jobs import nodes_of, one_slower, run_job, train
 from .papers.to_target import seconds_to
 from .schemes import SCHEMES
 from .star import Star, check_network
 
-PARTS = ("bytes", "time", "accuracy", "target")
+PARTS = ("bytes", "time", "accuracy", "speeds", "target")
 BATCH = 16  # samples per worker and step
 STEPS = 10
 ELEMENTS = 250_000
 TARGET = 0.90  # validation accuracy
+SLOWER = 4.0  # factor of the slow worker's times in the part speeds
 EPOCHS = 40  # of a job that trains digits
 MODELS = ("mlp", "cnn")
 # Seconds per sample of emulated computation: a batch takes much longer than an exchange, or much shorter.
@@ -94,6 +97,7 @@ def measure(
     mbit: float,
     steps: int = STEPS,
     scheme: str = "coded",
+    slower: float = 1.0,
 ) -> CodedRow:
     """Run one job to its end and return its measurements.
 
@@ -105,6 +109,7 @@ def measure(
         mbit: Mbit/s of each link in each direction.
         steps: steps of all workers; in async mode pushes of each worker.
         scheme: name in `SCHEMES`, for coded mode.
+        slower: factor of the last worker's seconds; above 1 only with the scheme `coded`.
 
     Raises:
         BenchError: if the job does not finish.
@@ -124,7 +129,7 @@ def measure(
             run,
             Path(directory),
             server=(*program, "server"),
-            worker=lambda rank: (*program, "worker"),
+            worker=(lambda rank: (*program, "worker")) if slower == 1 else one_slower(workers, slower),
             star=star,
         )
         up, down = star.carried("server")
@@ -299,6 +304,37 @@ def steps_to(target: float, mode: str, nodes: int, seed: int, directory: Path) -
     raise BenchError(f"{mode}: did not reach an accuracy of {target} in {settings.epochs} epochs")
 
 
+# ---- speeds
+
+
+def speeds_part(nodes: int, mbit: float) -> list[CodedRow]:
+    """Measure the seconds per step with one slow worker, print them, and return the rows.
+
+    Args:
+        nodes: number of workers.
+        mbit: Mbit/s of each link in each direction.
+    """
+    headings = "r", "equal blocks, s per step", "blocks by speed, s per step", "ratio"
+    print(output.table(headings, []), flush=True)
+    seconds, rows = REGIMES["computing takes long"], list[CodedRow]()
+    for r in possible(nodes):
+        found = [
+            measure(
+                f"{blocks} blocks, r = {r}",
+                f"coded:redundancy={r},blocks={blocks}",
+                workers=nodes,
+                seconds=seconds,
+                mbit=mbit,
+                slower=SLOWER,
+            )
+            for blocks in ("even", "speed")
+        ]
+        even, by_speed = (row.step_seconds for row in found)
+        print(output.row((r, f"{even:.3f}", f"{by_speed:.3f}", f"{by_speed / even:.2f}")), flush=True)
+        rows += found
+    return rows
+
+
 # ---- target
 
 
@@ -399,22 +435,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--mbit", at_least_one, 100, "N", "Mbit/s of each link in each direction")
     text = "numbers of workers in the parts bytes, accuracy and target, one run for each"
     option(parser, "--workers", numbers(16), "2,4,8", "N,...", text)
-    option(parser, "--nodes", at_least_one, 4, "N", "number of workers in the part time")
+    option(parser, "--nodes", at_least_one, 4, "N", "number of workers in the parts time and speeds")
     option(parser, "--seed", at_least_one, 1, "N", "seed of the parts accuracy and target")
-    option(
-        parser, "--model", _model, "mlp", "NAME", f"model of digits in the part target: {', '.join(MODELS)}"
-    )
+    text = f"model of digits in the part target: {', '.join(MODELS)}"
+    option(parser, "--model", model_name, "mlp", "NAME", text)
     option(parser, "--sleep", amount, 0.002, "N", "seconds of sleep for each sample in the part target")
-    option(
-        parser, "--repeats", _repetitions, 1, "N", "repetitions of the part target, each with another seed"
-    )
-    option(parser, "--asgd-repeats", _repetitions, 10, "N", "repetitions of ASGD in the part target")
+    option(parser, "--repeats", repetitions, 1, "N", "repetitions of the part target, each with another seed")
+    option(parser, "--asgd-repeats", repetitions, 10, "N", "repetitions of ASGD in the part target")
     json_option(parser)
     text = "PNG or SVG file for a picture of the seconds per step"
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
-def _repetitions(text: str) -> int:
+def repetitions(text: str) -> int:
     """Return a number of repetitions, of which `estimate` can take the mean. Raises BenchError for others."""
     found = at_least_one(text)
     if found > MOST_SEEDS:
@@ -422,7 +455,7 @@ def _repetitions(text: str) -> int:
     return found
 
 
-def _model(text: str) -> str:
+def model_name(text: str) -> str:
     """Return the name of a model of digits. Raises BenchError if it is unknown."""
     if text not in MODELS:
         raise BenchError(f"--model: expected {' or '.join(MODELS)}, got {text!r}")
@@ -466,6 +499,8 @@ def run(given: argparse.Namespace) -> int:
     if "accuracy" in given.parts:
         with tempfile.TemporaryDirectory() as name:
             plain["accuracy"] = accuracy_part(given.workers, given.seed, given.mbit, Path(name))
+    if "speeds" in given.parts:
+        plain["speeds"] = [asdict(row) for row in speeds_part(given.nodes, given.mbit)]
     if "target" in given.parts:
         rows_of_target = target_part(
             given.workers,

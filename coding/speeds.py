@@ -33,15 +33,19 @@ def fractions(speeds: Sequence[float], redundancy: int) -> list[float]:
         speeds: samples per second of each node, positive.
         redundancy: number of nodes that compute each block, which is the sum of the fractions.
     """
-    found = [0.0] * len(speeds)
-    left, rest = float(redundancy), set(range(len(speeds)))
+    found = [1.0] * len(speeds)
+    left = float(redundancy)
+    rest: set[int] = set(range(len(speeds)))
     while rest:
         scale = left / sum(speeds[node] for node in rest)
-        full = {node for node in rest if scale * speeds[node] >= 1}
-        for node in full or rest:
-            found[node] = 1.0 if full else scale * speeds[node]
-        left -= len(full)
-        rest = rest - full if full else set()
+        below: set[int] = {node for node in rest if scale * speeds[node] < 1}
+        if len(below) == len(rest):
+            for node in rest:
+                found[node] = scale * speeds[node]
+            break
+        # The fast ones compute everything; the others divide what is left.
+        left -= len(rest) - len(below)
+        rest = below
     return found
 
 

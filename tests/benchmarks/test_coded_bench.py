@@ -48,6 +48,6 @@ def test_asgd_is_repeated_with_other_seeds_and_compared_by_its_mean(
 
 def test_a_model_that_digits_lacks_is_refused() -> None:
     with pytest.raises(BenchError, match="--model: expected mlp or cnn, got 'vgg'"):
-        coded._model("vgg")
+        coded.model_name("vgg")
     with pytest.raises(BenchError, match="expected 1 to 30 repetitions, got 31"):
-        coded._repetitions("31")
+        coded.repetitions("31")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
@@ -13,7 +14,7 @@ from gradwire.coding import Exchange, block_sizes, plan
 from gradwire.coding.speeds import fractions
 
 
-def loads(sizes: tuple[int, ...], holders: list[tuple[int, ...]], nodes: int) -> list[int]:
+def loads(sizes: tuple[int, ...], holders: Sequence[tuple[int, ...]], nodes: int) -> list[int]:
     return [
         sum(size for size, each in zip(sizes, holders, strict=True) if node in each) for node in range(nodes)
     ]
