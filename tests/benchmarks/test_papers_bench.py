@@ -236,7 +236,7 @@ def test_a_target_is_reached_by_the_first_epoch_that_ends_above_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["5bit"], "got '5bit' \\(did you mean '4bit'"),
+        (["5bit"], "got '5bit' (did you mean '4bit'"),
         (["4bit", "--models", "alexnet"], "expected one of vgg16"),
         (["4bit", "--share", "1.5"], "expected shares above 0 and below 1"),
         (["target", "--models", "resnet20"], "leave out --models and --share"),
