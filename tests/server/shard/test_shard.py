@@ -16,7 +16,7 @@ import pytest
 from pushes import MANIFEST, assembly, build, cut_plan, dense
 
 from gradwire.compressors import Payload, Plan
-from gradwire.compressors.kernels import saying
+from gradwire.compressors.kernels import notices
 from gradwire.proto.messages import Update
 from gradwire.proto.wire import decode_envelope
 from gradwire.server.job.events import Apply, Contribution, Exclude, MemberLost, Open, PushKey, Substitute
@@ -697,7 +697,7 @@ def test_a_shard_says_that_it_compiles_and_leaves_the_rest_when_it_closes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def warm_up(stopped: Callable[[], bool]) -> None:
-        saying.compiling()
+        notices.compiling()
         while not stopped():
             time.sleep(0.01)
 
@@ -706,4 +706,4 @@ def test_a_shard_says_that_it_compiles_and_leaves_the_rest_when_it_closes(
     shard = LocalShard(build)
     shard.start()
     shard.close()
-    assert saying.COMPILING in caplog.messages
+    assert notices.COMPILING in caplog.messages
