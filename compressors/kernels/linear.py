@@ -101,7 +101,7 @@ def add_linear(
     check("out", out, np.float32, out.size, written=True)
     check("weights", weights, np.float32, len(datas))
     if len(scales) != len(datas):
-        raise ValueError(f"scales: expected {len(datas)} arrays, one for each payload, got {len(scales)}")
+        raise ValueError(f"scales: expected one array per payload, {len(datas)}, got {len(scales)}")
     size, buckets = code_bytes(bits, out.size), _buckets(bucket, out.size, bits)
     for scale in scales:
         check("scales", scale, np.float32, buckets)

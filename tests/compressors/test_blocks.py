@@ -250,8 +250,8 @@ MISFITS: dict[str, tuple[Callable[[], None], str]] = {
     "short codes": (lambda: add(np.array([8, 1]), data=4), "data: "),
     "few tables": (lambda: add(np.array([8, 1]), tables=16), "tables: "),
     "short sum": (lambda: add(np.array([8, 2])), "out: "),
-    "negative size": (lambda: add(np.array([10, -1])), "sizes: expected numbers"),
-    "sizes that overflow": (lambda: add(np.array([2**62, 2**62])), "sizes: expected numbers"),
+    "negative size": (lambda: add(np.array([10, -1])), "sizes: expected values"),
+    "sizes that overflow": (lambda: add(np.array([2**62, 2**62])), "sizes: expected values"),
     "narrow sizes": (lambda: add(np.array([8, 1]).astype(np.int32).view()), "sizes: expected int64"),  # type: ignore[arg-type]
 }
 

@@ -238,7 +238,7 @@ MISFITS: dict[str, tuple[Callable[[], object], str]] = {
     "short residual": (lambda: cpu.quantize(FOUR, zeros(32), zeros(31), levels_4, raw(16)), "residual: "),
     "fixed residual": (
         lambda: cpu.quantize(FOUR, zeros(32), read_only(zeros(32)), levels_4, raw(16)),
-        "residual: expected an array that can be written to",
+        "residual: expected a writeable array",
     ),
     "few levels": (lambda: cpu.quantize(FOUR, zeros(32), zeros(32), levels_4[:6], raw(16)), "levels: "),
     "strided levels": (lambda: cpu.quantize(FOUR, zeros(32), zeros(32), zeros(14)[::2], raw(16)), "levels: "),
@@ -251,7 +251,7 @@ MISFITS: dict[str, tuple[Callable[[], object], str]] = {
     "strided, to round": (lambda: cpu.encode_dense(HALF, strided, zeros(32), raw(64)), "gradient: "),
     "nothing to round": (
         lambda: cpu.encode_dense(DenseFormat.FLOAT32, zeros(32), zeros(32), raw(128)),
-        "float32 has nothing to round",
+        "expected one of 16 bits, got float32",
     ),
     "short values": (lambda: cpu.decode_dense(HALF, raw(62), zeros(32)), "data: "),
     "half a word": (lambda: cpu.has_forbidden_code(FOUR, raw(18)), "data: "),

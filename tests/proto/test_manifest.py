@@ -101,7 +101,7 @@ def test_no_name_in_an_entry_is_taken_for_another_entry() -> None:
 @pytest.mark.parametrize(
     ("group", "reason", "words"),
     [
-        (m.Group(optimizer="lion"), Reason.GROUP, "parameter group 1: expected an optimizer"),
+        (m.Group(optimizer="lion"), Reason.GROUP, "parameter group 1: expected a known optimizer"),
         (m.Group(optimizer="sgd:momentum=1.5"), Reason.GROUP, "momentum: expected at least 0 and below 1"),
         (m.Group(optimizer="sgd", learning_rate=float("nan")), Reason.GROUP, "learning rate: expected"),
         (m.Group(optimizer="sgd", learning_rate=-0.1), Reason.GROUP, "got -0.1"),

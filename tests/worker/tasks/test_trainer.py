@@ -227,7 +227,7 @@ def test_working_on_another_version_than_the_replicas_is_a_fault() -> None:
     script = Script()
     subject, replica = trainer(script)
     script.messages = [update(replica, 7), assignment(6)]
-    with pytest.raises(RuntimeError, match="version 6 with a replica of 7"):
+    with pytest.raises(RuntimeError, match="work at version 6, the replica is at 7"):
         subject.run()
 
 
