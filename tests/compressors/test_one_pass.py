@@ -219,7 +219,7 @@ MISFITS: dict[str, tuple[Callable[[], None], str]] = {
     "strided": (lambda: call(gradients=[memory[:80:2], memory[:10]]), "gradient: .* got strided"),
     "short residual": (lambda: call(residual=memory[:49]), "residual: "),
     "short rest": (lambda: call(left=memory[:49]), "left: "),
-    "in each other's way": (lambda: call(left=memory[1:51]), "left: expected the memory of the residual"),
+    "in each other's way": (lambda: call(left=memory[1:51]), "left: expected the same memory as residual"),
     "levels of one": (lambda: call(levels=7), "levels: "),
     "short codes": (lambda: call(data=24), "data: "),
 }

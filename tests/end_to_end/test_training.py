@@ -210,7 +210,7 @@ def test_a_worker_that_joins_late_takes_part_from_the_next_round_on(daemons: Dae
     late = daemons.worker(server.address, "--worker-id", "late")
     reply = finished(server)
     assert [first.wait(), late.wait()] == [0, 0]
-    late.wait_for("the job is done")
+    late.wait_for("the job has ended at version")
     assert reply.version < 120
     assert reply.refused_pushes == 0
 
