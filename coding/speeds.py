@@ -43,7 +43,7 @@ def fractions(speeds: Sequence[float], redundancy: int) -> list[float]:
             for node in rest:
                 found[node] = scale * speeds[node]
             break
-        # The fast ones compute everything; the others divide what is left.
+        # The fast ones compute everything; the others divide the remaining samples.
         left -= len(rest) - len(below)
         rest = below
     return found
