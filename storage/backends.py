@@ -103,7 +103,7 @@ class Disk:
             self._lock = None
 
     def claim(self) -> None:
-        """Has no effect, because `hold` already excludes other processes. Called before the first `write`."""
+        """Do nothing, because `hold` already excludes other processes. Called before the first `write`."""
 
     def folders(self, prefix: str) -> list[str]:
         """Return the names of complete folders that begin with `prefix`, ascending."""
@@ -171,7 +171,7 @@ class Remote:
         self._owner = ""
 
     def hold(self) -> None:
-        """Has no effect, because an object store has no locks."""
+        """Do nothing, because an object store has no locks."""
 
     def claim(self) -> None:
         """Make this process the only writer: `write` now fails in the process that claimed the folder
@@ -180,7 +180,7 @@ class Remote:
         self.put_text(OWNER, self._owner)
 
     def release(self) -> None:
-        """Has no effect: a checkpoint that is still being written has yet to compare the owner's name."""
+        """Do nothing: a checkpoint that is still being written has yet to compare the owner's name."""
 
     def folders(self, prefix: str) -> list[str]:
         """Return the names of complete folders that begin with `prefix`, ascending."""

@@ -66,7 +66,7 @@ NAMES = {  # replaced name: name of today
     "Vacate": "MemberLost",
     "Refill": "Substitute",
     "Intake": "PushLedger",
-    "Rated": "RatesAgreed",
+    "Rated": "RatesReceived",
     "still_s": "stalled_s",
 }
 LEFT_OUT = re.compile(

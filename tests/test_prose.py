@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from . import prose
@@ -69,3 +71,9 @@ def test_of_a_page_code_tables_headings_and_questions_are_left_alone() -> None:
 
 def test_code_in_backticks_counts_as_one_word() -> None:
     assert list(prose.sentences("Run `a b c d`. Then stop.")) == ["Run code.", "Then stop."]
+
+
+@pytest.mark.parametrize("name", prose.NAMES.values())
+def test_the_name_of_today_is_in_the_code(name: str) -> None:
+    search = ["git", "grep", "-qw", name, "--", "*.py", ":!tests"]
+    assert subprocess.run(search, cwd=prose.ROOT).returncode == 0
