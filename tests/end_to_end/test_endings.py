@@ -47,7 +47,7 @@ def test_a_server_that_is_told_to_stop_writes_the_last_version(
     worker = daemons.worker(server.address)
     poll(lambda: asked(server).version > 2, "no progress")
     assert stop(server, number) == 128 + number
-    assert worker.wait() == 5
+    assert worker.wait() == 5, worker.log
     (written,) = tmp_path.iterdir()
     version = re.fullmatch(r"model\.unfinished-v(\d+)\.safetensors", written.name)
     assert version
