@@ -28,7 +28,7 @@ from .common.spec import Length, Spec, SpecError, parse_length, parse_spec, unkn
 from .optim.optimizer import parse_optimizer
 
 DEFAULT_PORT = 50051
-BUILT_IN_TASKS = ("digits", "characters")
+BUILT_IN_TASKS = ("digits", "characters", "cifar10", "cifar100", "mnist", "hyperspectral")
 
 # Each declares an option in one group of --help.
 training = partial(option, group="training")

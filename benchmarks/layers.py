@@ -5,7 +5,7 @@ The tensors are those of `planning.models`.
 `task` computes for a given number of seconds per step: a third of it forward, the rest backward, divided
 among the tensors by their multiplications. Weights have the initial spread of He et al. Gradients are noise,
 different in every step, as large as the weights of their tensor. The loss follows a given curve.
-Alternatively `task` computes with the real network (`networks`), on images that are noise.
+Alternatively `task` computes with the real network (`worker.tasks.networks`), on images that are noise.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch.nn import functional
 
 from ..planning.models import Shape, tensors
 from ..worker.tasks import Task
+from ..worker.tasks.networks import NETWORKS, noise
 from ..worker.tasks.task import TaskSpecError
-from .networks import NETWORKS, noise
 from .traces import TraceWriter
 
 FORWARD = 1 / 3  # share of the forward pass in the computation
@@ -124,6 +124,11 @@ class Layers(nn.Module):
         return passed.sum() + self._loss**self._steps
 
 
+def _real(model: str) -> nn.Module:
+    network = NETWORKS[model]
+    return network.make(3, network.classes)
+
+
 def task(
     model: str = "4x1048576",
     seconds: float = 0.0,
@@ -151,7 +156,7 @@ def task(
     images, labels = noise(model, real) if real else (torch.zeros(1, 1), torch.zeros(1))
 
     def make() -> nn.Module:
-        network = NETWORKS[model][0]() if real else Layers(model, seconds, loss)
+        network = _real(model) if real else Layers(model, seconds, loss)
         if trace:
             TraceWriter(network, Path(trace))
         return network

@@ -7,7 +7,7 @@ sent. A run takes seconds instead of half a minute.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,16 +32,21 @@ class SimulatedRun:
     """The result of a simulated training.
 
     Attributes:
-        accuracies: accuracy on the validation data after each epoch.
+        metrics: metrics of the validation data after each epoch.
         wire_bytes: bytes of the payloads of all workers and steps.
         down_bytes: bytes of the updates to all workers.
         raw_bytes: bytes of the gradients as float32, of all workers and steps.
     """
 
-    accuracies: Sequence[float]
+    metrics: Sequence[Mapping[str, float]]
     wire_bytes: int
     down_bytes: int
     raw_bytes: int
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Accuracy on the validation data after each epoch; empty if the task has no accuracy."""
+        return [each["accuracy"] for each in self.metrics if "accuracy" in each]
 
 
 def train(
@@ -52,6 +57,10 @@ def train(
     epochs: int,
     optimizer: str = "sgd",
     downlink: str = "auto",
+    learning_rate: float = LEARNING_RATE,
+    decay: float = 1.0,
+    count: int = WORKERS,
+    batch: int = BATCH,
 ) -> SimulatedRun:
     """Train a task with simulated workers and a simulated server, and return accuracies and bytes.
 
@@ -62,6 +71,10 @@ def train(
         epochs: number of epochs.
         optimizer: spec of the optimizer.
         downlink: spec of the compressor of updates.
+        learning_rate: learning rate of the first epoch.
+        decay: factor of the learning rate from one epoch to the next.
+        count: number of workers.
+        batch: samples of each worker in a step.
     """
     torch.manual_seed(seed)
     network = task.model()
@@ -73,7 +86,7 @@ def train(
     elements = [spec.elements for spec in specs]
     plan = divide(elements, 4 * sum(elements))  # in one part: parts do not affect the bits
     workers = [
-        ModelCompressor(specs, compressor, LayerRule(), seed, rank, plan=plan) for rank in range(WORKERS)
+        ModelCompressor(specs, compressor, LayerRule(), seed, rank, plan=plan) for rank in range(count)
     ]
     steps = parse_optimizer(optimizer)
     values = [parameter.detach().clone().view(-1).numpy() for parameter in replica.parameters]
@@ -81,49 +94,58 @@ def train(
         replica.manifest,
         values,
         downlink,
-        lambda parameters: Optimizer(steps, parameters, LEARNING_RATE),
+        lambda parameters: Optimizer(steps, parameters, learning_rate),
         seed,
         plan=plan,
     )
     order = np.random.default_rng(seed)
-    per_epoch = task.train_samples // (WORKERS * BATCH)
-    accuracies: list[float] = []
+    per_epoch = task.train_samples // (count * batch)
+    metrics: list[Mapping[str, float]] = []
     sent = received = raw = 0
     for epoch in range(epochs):
-        samples = order.permutation(task.train_samples)[: per_epoch * WORKERS * BATCH]
-        for number, shares in enumerate(samples.reshape(per_epoch, WORKERS, BATCH)):
+        network.train()
+        samples = order.permutation(task.train_samples)[: per_epoch * count * batch]
+        for number, shares in enumerate(samples.reshape(per_epoch, count, batch)):
             pushes: list[list[Payload]] = []
             for worker, share in zip(workers, shares, strict=True):
                 loss = task.loss(network, task.batch(share))
                 gradients = list(torch.autograd.grad(loss, replica.parameters))
                 payloads = worker.compress(
                     gradients,
-                    BATCH,
+                    batch,
                     version=epoch * per_epoch + number,
                     epoch=epoch + number / per_epoch,
-                    workers=WORKERS,
+                    workers=count,
                 )
                 raw += replica.manifest.raw_bytes
                 sent += sum(map(wire_bytes, payloads))
                 if payloads:  # empty if the compressor delays the gradient to a later step
                     pushes.append(payloads)
             if pushes:
-                received += WORKERS * _step(store, pushes)
+                received += count * _step(store, pushes, batch, decay**epoch)
                 with torch.no_grad():
                     for parameter, value in zip(replica.parameters, store.replica, strict=True):
                         parameter.copy_(value)
+        network.eval()
         with torch.no_grad():
-            accuracies.append(task.evaluate(network)["accuracy"])
-    return SimulatedRun(accuracies=accuracies, wire_bytes=sent, down_bytes=received, raw_bytes=raw)
+            metrics.append(task.evaluate(network))
+    return SimulatedRun(metrics=metrics, wire_bytes=sent, down_bytes=received, raw_bytes=raw)
 
 
-def _step(store: Store, pushes: Sequence[Sequence[Payload]]) -> int:
-    """Apply these pushes, each in one part, as the next version, and return the bytes of its update."""
+def _step(store: Store, pushes: Sequence[Sequence[Payload]], samples: int, rate_factor: float) -> int:
+    """Apply these pushes, each in one part, as the next version, and return the bytes of its update.
+
+    Args:
+        store: the server's parameters.
+        pushes: payloads of each worker.
+        samples: samples of each push.
+        rate_factor: factor of the base learning rate.
+    """
     parts = tuple(
-        Contribution(key=PushKey("worker", 1, rank), rank=rank, samples=BATCH, loss=0.0)
+        Contribution(key=PushKey("worker", 1, rank), rank=rank, samples=samples, loss=0.0)
         for rank in range(len(pushes))
     )
-    order = Apply(version=store.version + 1, contributions=parts, rate_factor=1.0, opened_at=0.0)
+    order = Apply(version=store.version + 1, contributions=parts, rate_factor=rate_factor, opened_at=0.0)
     update = Broadcast(order.version)
     store.apply(order, [{0: payloads} for payloads in pushes], update.add)
     return update.wire_bytes

@@ -1,8 +1,8 @@
 """Coding across workers: several workers compute the same samples, which shortens messages or tolerates
 stragglers.
 
-`plan`, `exchange` and `redundancy` serve coded mode; `straggler` serves gradient coding. `fixed_point` holds
-the integer format of exchanged gradients.
+`plan`, `exchange`, `redundancy` and `speeds` serve coded mode; `straggler` serves gradient coding.
+`fixed_point` holds the integer format of exchanged gradients.
 
 Pure functions and numpy. The server and the workers call them with the same numbers and get the same plan.
 """
@@ -26,6 +26,7 @@ from .redundancy import fastest as fastest
 from .redundancy import possible as possible
 from .redundancy import step_seconds as step_seconds
 from .redundancy import without_redundancy as without_redundancy
+from .speeds import block_sizes as block_sizes
 from .straggler import StragglerCode as StragglerCode
 from .straggler import parts_of as parts_of
 from .straggler import straggler_code as straggler_code

@@ -12,6 +12,10 @@ of which each of the other nodes lacks one.
 Source: the coded SGD paper. Its pseudo-code makes packets of all r-subsets of a node's blocks. For r >= 3
 this includes packets that belong to no group of r + 1 nodes, against the paper's own count. This module lists
 groups instead.
+
+Errata of the paper, which is read as above. Its text swaps the P and J of algorithm 3. Algorithm 2 uses i for
+two things in lines 7 and 8. Equation (9) has q where the block's index is i. The last index in (16) is r - 1.
+In (24) the packets go to subsets of a group, not to an intersection.
 """
 
 from __future__ import annotations

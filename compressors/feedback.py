@@ -4,7 +4,8 @@ In this order, for each tensor, with gradient g, velocity u, residual e:
 
     momentum: u = momentum * u + g, and u takes the place of g below; only with momentum correction
     residual: r = u + decay * e;  send p = compress(r);  e = r - decode(p); decay 1 forgets nothing
-    masking:  u = 0 at the elements that a sparse p holds, because their momentum has been sent
+    masking:  u = 0 at the elements that a sparse p holds, because their momentum has been sent; with
+              masking=off u stays, as in equation 4-13 of the thesis on near-centroid compression
 
 Before that, `step` applies clipping and then the delay, once for the whole model. After that, the server
 applies the weighted mean, then weight decay and the step of its optimizer. With momentum correction that
@@ -63,11 +64,13 @@ class ErrorFeedback:
         compressor: the wrapped compressor.
         decay: factor of the residual at each step; 1 keeps all of it.
         momentum: momentum of the correction; 0 for none.
+        masking: True to set the velocity to 0 at the elements that a sparse payload holds.
     """
 
     compressor: Compressor
     decay: float = 1.0
     momentum: float = 0.0
+    masking: bool = True
 
     @property
     def plain(self) -> bool:
@@ -132,11 +135,10 @@ class ErrorFeedback:
         torch.add(gradient, state.velocity, alpha=self.momentum, out=state.velocity)
         return devices.saturate(state.velocity)
 
-    @staticmethod
-    def _masked(payload: Payload, inner: Any, state: FeedbackState) -> tuple[Payload, FeedbackState]:
-        """Set the velocity of the elements in a sparse payload to 0; return the payload and the next
-        state."""
-        if state.velocity is not None and isinstance(payload, SparsePayload):
+    def _masked(self, payload: Payload, inner: Any, state: FeedbackState) -> tuple[Payload, FeedbackState]:
+        """Set the velocity of the elements in a sparse payload to 0, unless masking is off; return the
+        payload and the next state."""
+        if self.masking and state.velocity is not None and isinstance(payload, SparsePayload):
             indices = decode_indices(payload)
             devices.put(state.velocity, indices, np.zeros(indices.size, np.float32))
         return payload, replace(state, inner=inner, before=None)

@@ -16,8 +16,10 @@ and step:
               absolute scale is needed.
 
               A level X is sent from 0.75 X on, the middle between it and the level below, and not from X on.
-              Rounded to the nearest, the error has either sign equally often. Cut off towards zero, the
-              residual has the gradient's sign, and Adam lost by that (docs/explanation/accuracy.md#adam).
+              For the first level the middle between it and 0 would be 0.5 X: that was tried, and did not
+              change losses (docs/measurements/2026-11-4bit-first-level.md). Rounded to the nearest, the error
+              has either sign equally often. Cut off towards zero, the residual has the gradient's sign, and
+              Adam lost by that (docs/explanation/accuracy.md#adam).
 
 Where the paper is silent: a mean of exactly 0.1 or 0.5 takes the first group. See `quantizers.Scale` for the
 factor between a summed and a mean gradient, which decides whether the fixed groups work at all.

@@ -138,7 +138,12 @@ class CompressorSpec:
             return made
         from .feedback import ErrorFeedback
 
-        return ErrorFeedback(compressor=made, decay=wrapping.decay, momentum=wrapping.momentum)
+        return ErrorFeedback(
+            compressor=made,
+            decay=wrapping.decay,
+            momentum=wrapping.momentum,
+            masking=wrapping.masking,
+        )
 
 
 def parse_compressor(spec: str | CompressorSpec) -> CompressorSpec:

@@ -47,6 +47,16 @@ class Values(StrEnum):
         return {Values.FLOAT32: 32, Values.EIGHT_BIT: 8, Values.FOUR_BIT: 4, Values.ONE_BIT: 1}.get(self, 16)
 
 
+class Ramp(StrEnum):
+    """The course of the ratio over the epochs of a warm-up: it grows exponentially, or everything is sent.
+
+    The thesis on near-centroid compression calls five epochs of them wm5 and wm5o (section 4.3.2).
+    """
+
+    EXPONENTIAL = "exponential"
+    DENSE = "dense"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseOptions:
     """The options that all sparsifiers share.
@@ -54,11 +64,13 @@ class SparseOptions:
     Attributes:
         ratio: number of elements per kept element, at least 1.
         warmup: number of epochs over which the ratio grows to its full value.
+        ramp: course of the ratio in these epochs.
         values: format of the values.
     """
 
     ratio: float = 100.0
     warmup: int = 0
+    ramp: Ramp = Ramp.EXPONENTIAL
     values: Values = Values.BFLOAT16
 
     def __post_init__(self) -> None:
@@ -77,14 +89,16 @@ class SparseOptions:
 
     def ratio_at(self, epoch: float, density: float | None = None) -> float:
         """Return the ratio at an epoch: it grows exponentially to `ratio`, or to 1 / `density` if that is
-        given.
+        given; with a dense ramp it is 1 until the warm-up ends.
 
-        The formula is ratio**((epoch + 1) / (warmup + 1)). For ratio 1000 and 4 epochs these are the steps of
-        DGC: 75, 93.75, 98.4, 99.6 and then 99.9 % of the elements are not sent.
+        The formula of the exponential ramp is ratio**((epoch + 1) / (warmup + 1)). For ratio 1000 and 4
+        epochs these are the steps of DGC: 75, 93.75, 98.4, 99.6 and then 99.9 % of the elements are not sent.
         """
         ratio = self.ratio if density is None else 1 / density
         if epoch >= self.warmup:
             return ratio
+        if self.ramp is Ramp.DENSE:
+            return 1.0
         return float(ratio ** ((int(epoch) + 1) / (self.warmup + 1)))
 
     def keep(self, elements: int, epoch: float, density: float | None = None) -> int:

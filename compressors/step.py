@@ -477,13 +477,16 @@ class Step:
 
     def _whole_tensor(self, index: int) -> Payload:
         """Return a tensor as float32, with all of its residual and velocity; nothing of it stays in the
-        ledger."""
+        ledger, except for the velocity with masking=off."""
         start, end = self.plan.starts[index : index + 2]
         ledger, gradient = self._ledger, self._gradients[index]
         if ledger.velocity is not None and ledger.draft_velocity is not None:
             velocity = ledger.velocity[start:end].to(gradient.device)
             gradient = devices.saturate(torch.add(gradient, velocity, alpha=self._model.wrapping.momentum))
-            ledger.draft_velocity[start:end].zero_()  # masking: all of it has been sent
+            if self._model.wrapping.masking:
+                ledger.draft_velocity[start:end].zero_()  # all of it has been sent
+            else:
+                ledger.draft_velocity[start:end].copy_(gradient)
         total = devices.saturate(gradient + ledger.residual[start:end].to(gradient.device))
         ledger.draft[start:end].zero_()
         return dense_payload(DenseFormat.FLOAT32, total.cpu().numpy())

@@ -9,8 +9,10 @@ randk:      one element in each of k equal ranges of the tensor, drawn from a se
             With draw=uniform any k of d elements, each set of k equally likely, as Rand-K of the papers.
             With density=norm a tensor's k follows from the norm of its parameters. Source: SEAMGS-SGD,
             section 3.2: densities in [0.001, 0.02] that rise with it. The paper does not say how they rise;
-            see `RandKOptions`. All workers have to agree on k, and one that joins late cannot compute it.
-            The shard therefore takes the norms of the first parameters once, and every plan has them
+            see `RandKOptions`. Tensors of one dimension are left out: they are sent whole, as with every
+            sparsifier here, where the paper has a density for every layer. All workers have to agree on k,
+            and one that joins late cannot compute it. The shard therefore takes the norms of the first
+            parameters once, and every plan has them
             (`Plan.norms`).
 threshold:  every element of magnitude tau or more, sent as +-tau; the excess over tau stays in the residual.
             Source: Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing"

@@ -19,6 +19,8 @@ class Wrapping:
         decay: factor of the residual at each step; 1 keeps all of it.
         momentum: momentum of the correction at the worker; 0 for none. The server's optimizer then has to be
             plain SGD.
+        masking: True to set the velocity to 0 at the elements that were sent; False to keep all of it, as the
+            thesis's equation 4-13 does.
         clip: largest Euclidean norm of the whole model's gradient after aggregation; 0 for none. Each of N
             workers clips its own gradient to clip / sqrt(N), as DGC does.
         delay: number of versions between two pushes; gradients in between are summed in the residual.
@@ -27,6 +29,7 @@ class Wrapping:
     feedback: bool = True
     decay: float = 1.0
     momentum: float = 0.0
+    masking: bool = True
     clip: float = 0.0
     delay: int = 1
 
@@ -35,6 +38,8 @@ class Wrapping:
             raise ValueError(f"decay: expected above 0 and at most 1, got {self.decay:g}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum: expected at least 0 and below 1, got {self.momentum:g}")
+        if not self.masking and not self.momentum:
+            raise ValueError("masking: off needs a velocity to keep; set momentum, such as momentum=0.9")
         if not 0 <= self.clip < float("inf"):
             raise ValueError(f"clip: expected a finite norm of at least 0, got {self.clip:g}")
         if not 1 <= self.delay <= 1000:

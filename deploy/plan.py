@@ -22,7 +22,8 @@ from ..common.exits import Exit, command
 from ..common.spec import SpecError
 from ..compressors import parse_compressor
 from ..planning import models
-from ..planning.job import JobProfile, StepOptions
+from ..planning.fusion import Reason
+from ..planning.job import JobProfile, StepOptions, seamgs_reasons
 from ..planning.predictions import Prediction, predict, rank, recommend
 from .arguments import (
     access_files_of,
@@ -240,6 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(job.comparison())
         print(reason)
         print(*(f"    {line}" for line in commands(profile, chosen.choice)), sep="\n")
+        print(seamgs_line(profile, chosen))
         if profile.servers > 1:
             print(f"A job has one server: the prediction for {profile.servers} servers is hypothetical.")
     if given.plot is not None:
@@ -313,6 +315,16 @@ def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Predict
     return found + f"{best} would make it {times[best]:.3g} s."
 
 
+def seamgs_line(profile: JobProfile, chosen: Prediction) -> str:
+    """Return a line with the number of neighbouring tensors that `--fusion seamgs` would leave apart, and
+    why, with the recommended compressor."""
+    found = seamgs_reasons(profile, chosen.choice.compressor)
+    counts = [f"{found.count(reason)} by {reason}" for reason in Reason if reason in found]
+    apart = len(found) - found.count(None)
+    why = f": {', '.join(counts)}" if counts else ""
+    return f"--fusion seamgs would not merge {apart} of {len(found)} neighbours{why}."
+
+
 def to_json(
     model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: Prediction, reason: str
 ) -> str:
@@ -343,6 +355,8 @@ def to_json(
             "reason": reason,
             "commands": commands(profile, chosen.choice),
             "spans": [dataclasses.asdict(span) for span in timeline],
+            # By tensor but the last, in forward order: why it is not merged with the next one; null if it is.
+            "seamgs": seamgs_reasons(profile, chosen.choice.compressor),
         },
     }
     return json.dumps(content, indent=2, allow_nan=False) + "\n"

@@ -289,12 +289,31 @@ class Optimizer:
             indices = [index for index, number in enumerate(self._group_of) if number == group]
             self._step_group(group, indices, ranges)
 
+    def step_copy(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Step a copy of a parameter in place, to the same bits as `step`; the optimizer's state is that of
+        the parameter.
+
+        Args:
+            index: index of the parameter.
+            parameter: the copy.
+            gradient: its gradient, of the same shape.
+        """
+        runs = self._runs[index]
+        parameters, gradients = [run.of(parameter) for run in runs], [run.of(gradient) for run in runs]
+        self._step_runs(self._group_of[index], runs, parameters, gradients)
+
+    def copy_memory(self, index: int) -> list[Remembered]:
+        """Return a copy of a parameter's state, for `restore_memory`."""
+        return [Remembered(run.start, run.end, _copied(run.memory)) for run in self._runs[index]]
+
+    def restore_memory(self, index: int, memory: Sequence[Remembered]) -> None:
+        """Continue from the state of a parameter that `copy_memory` returned, without copying it."""
+        self._runs[index] = list(memory)
+
     def _step_group(
         self, group: int, indices: Sequence[int], ranges: Sequence[tuple[int, int]] | None
     ) -> None:
         """Step the parameters `indices`, all of group `group`; `ranges` limits the elements as in `step`."""
-        import torch
-
         parameters: Tensors = []
         gradients: Tensors = []
         runs: list[Remembered] = []
@@ -306,8 +325,15 @@ class Optimizer:
                 runs.append(run)
                 parameters.append(run.of(parameter))
                 gradients.append(run.of(parameter.grad))
-        if not runs:
-            return
+        if runs:
+            self._step_runs(group, runs, parameters, gradients)
+
+    def _step_runs(
+        self, group: int, runs: Sequence[Remembered], parameters: Tensors, gradients: Tensors
+    ) -> None:
+        """Step tensors of one group in place, each with the state of its run."""
+        import torch
+
         memories = {name: [run.memory[name] for run in runs] for name in runs[0].memory}
         options, learning_rate = self._groups[group].options, self.learning_rates[group]
         with torch.no_grad():

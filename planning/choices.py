@@ -165,7 +165,7 @@ def turns(order: Order, units: Sequence[Layer], parts: Sequence[int], link: Link
     """Return the priority of each part, 0 first; return an empty tuple if parts are sent as they become
     ready.
 
-    For `two-phase` the fastest of the schedules two-phase, p3 and fifo is used.
+    For `two-phase` it is the order of `p3`, but for the units that `schedules.two_phase` raises.
 
     Args:
         order: rule of the order.
@@ -178,10 +178,7 @@ def turns(order: Order, units: Sequence[Layer], parts: Sequence[int], link: Link
     raised: dict[int, int] = {}
     if order.ordering is Ordering.TWO_PHASE and link is not None and units:
         most = max(unit.sent_bytes / count for unit, count in zip(units, reversed(parts), strict=True))
-        found = schedules.best(units, link, max(1.0, most))
-        if found.name == "fifo":
-            return ()
-        raised = found.raised
+        raised = schedules.two_phase(units, link, max(1.0, most)).raised
     last = len(parts) - 1
     of_unit: list[tuple[tuple[int, bool, int], int, int]] = []
     part = 0

@@ -20,9 +20,18 @@ Sources. Q1: Shi et al., "MG-WFBP: Efficient Data Communication for Distributed 
 (INFOCOM 2019). Q2: Li et al., "Accuracy-Aware Sparse Gradient Fusion Algorithm for Data-Parallel Deep
 Learning" (SEAMGS-SGD; Journal of Jilin University, Science Edition, 2025, no. 5), algorithm 1.
 
+With Q2 always true SEAMGS is MG-WFBP's greedy rule, Q1 alone. A merge never raises the sum over all groups
+of (1 - density) * square norm, the sparse error (2). This error holds for indices that all workers share, as
+`randk` draws them. If every worker draws its own, the elements of the workers' sum are not left out together:
+the expected error is (1 - density)^2 ||sum g||^2 + density (1 - density) sum_p ||g_p||^2.
+
 Deviations from SEAMGS-SGD, whose formulas have slips:
 
+- Equation (15) has t_reduce < alpha, and its derivation needs t_reduce = alpha.
+- The text after (22) says (2) and means (22).
+- Section 3.3.2 calls the noise larger than or equal to that of LAGS; by (18) it is at most as large.
 - Equation (12) counts the time of l - 1 twice, and the second line of (19) needs <=.
+- The abstract's 1.63 over LAGS is that over P-SGD on ResNet-110; over LAGS its table 1 has 1.25 to 1.46.
 - Equation (22) has < 0. We also merge at equality, which (18) allows: such a merge changes nothing, and
   without it layers of equal density would never be merged. With equal densities everywhere Q2 always holds.
 
@@ -42,6 +51,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
 
 from .profile import Layer, Link, produced
 
@@ -60,6 +71,15 @@ class FusionGroup:
 
     first: int
     last: int
+
+
+class Reason(StrEnum):
+    """The reasons why SEAMGS does not merge two neighbours: their parameter groups differ; the later one
+    would wait too long for the earlier one (Q1); the sparse error would grow (Q2)."""
+
+    GROUP = "group"
+    TIME = "Q1"
+    ACCURACY = "Q2"
 
 
 def layer_by_layer(layers: Sequence[Layer]) -> list[FusionGroup]:
@@ -96,10 +116,11 @@ def keeps_accuracy(later: Layer, earlier: Layer) -> bool:
     return (earlier.density - later.density) * (earlier.weight - later.weight) <= 0
 
 
-def seamgs(
+def reasons(
     layers: Sequence[Layer], link: Link, may: Callable[[Layer, Layer], bool] = keeps_accuracy
-) -> list[FusionGroup]:
-    """Return the groups of SEAMGS, the last layers first.
+) -> list[Reason | None]:
+    """Return for each layer but the last why SEAMGS does not merge it with the layer behind it; None where
+    it does.
 
     A layer joins the group behind it if backward produces the layer's gradient before the group's message
     could have started to carry bytes (Q1), and if `may` allows it. It takes time O(layers).
@@ -112,19 +133,34 @@ def seamgs(
     """
     if not layers:
         return []
-    ready, groups, free = produced(layers), list[FusionGroup](), 0.0
-    last, held = len(layers), layers[-1]
+    ready, found, free = produced(layers), list[Reason | None](), 0.0
+    held = layers[-1]
     for index in reversed(range(1, len(layers))):
-        start = max(ready[index], free)
-        earlier = layers[index - 1]
-        if start + link.start_s > ready[index - 1] and _alike(held, earlier) and may(held, earlier):
+        start, earlier = max(ready[index], free), layers[index - 1]
+        reason: Reason | None = None
+        if not _alike(held, earlier):
+            reason = Reason.GROUP
+        elif start + link.start_s <= ready[index - 1]:
+            reason = Reason.TIME
+        elif not may(held, earlier):
+            reason = Reason.ACCURACY
+        found.append(reason)
+        if reason is None:
             held = held.with_(earlier)
-            continue
-        groups.append(FusionGroup(index, last))
-        free = start + link.seconds(held.sent_bytes)
-        last, held = index, earlier
-    groups.append(FusionGroup(0, last))
-    return groups
+        else:
+            free = start + link.seconds(held.sent_bytes)
+            held = earlier
+    return found[::-1]
+
+
+def seamgs(
+    layers: Sequence[Layer], link: Link, may: Callable[[Layer, Layer], bool] = keeps_accuracy
+) -> list[FusionGroup]:
+    """Return the groups of SEAMGS, the last layers first: merge a layer into the group behind it unless
+    `reasons`, which takes the same arguments, has a reason against it."""
+    apart = reasons(layers, link, may)
+    borders = [0, *(index + 1 for index, reason in enumerate(apart) if reason is not None), len(layers)]
+    return [FusionGroup(first, last) for first, last in pairwise(borders) if last > first][::-1]
 
 
 def fastest(layers: Sequence[Layer], link: Link) -> list[FusionGroup]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from .choices import parse_fusion, parse_order
 from .compression import NONE, CompressionCosts
+from .fusion import Reason, reasons
 from .parts import Plan
 from .plans import make_plan
 from .profile import Layer, Link, layers_of
@@ -202,15 +203,26 @@ def plan_of(profile: JobProfile, chosen: StepOptions) -> Plan:
         parse_fusion(chosen.fusion),
         parse_order(chosen.order),
         layers=_layers(profile, sent),
-        link=Link(
-            # However fast the link is, the server receives a part from each worker, one after another.
-            start_s=max(profile.start_s, profile.workers * profile.costs.part_s),
-            byte_s=profile.workers * profile.server_byte_s,
-        ),
+        link=_shared_link(profile),
         part_bytes=chosen.part_bytes,
         slices=chosen.redundancy,
         groups=profile.groups,
         least_bytes=sent.least_part_bytes,
+    )
+
+
+def seamgs_reasons(profile: JobProfile, sent: CompressionCosts) -> list[Reason | None]:
+    """Return for each tensor but the last why `--fusion seamgs` would not merge it with the next one; None
+    where it would."""
+    return reasons(_layers(profile, sent), _shared_link(profile))
+
+
+def _shared_link(profile: JobProfile) -> Link:
+    """Return the link to the server with all workers sending, as the planners of fusion and order take it."""
+    return Link(
+        # However fast the link is, the server receives a part from each worker, one after another.
+        start_s=max(profile.start_s, profile.workers * profile.costs.part_s),
+        byte_s=profile.workers * profile.server_byte_s,
     )
 
 

@@ -8,8 +8,8 @@ measurements of a running server (`deploy/live`).
 A step of a sync job, with slices (`sync:redundancy=R`) too, is simulated (`step`). The other modes do not
 pass part by part through a server, and have formulas:
 
-    local:steps=H:  H - 1 steps of computation and one step without overlap, divided by H. With delayed=on,
-                    where the exchange runs beside the steps, the longer of both.
+    local:steps=H:  H - 1 steps of computation and one simulated step of sync with the same overlap, divided
+                    by H. With delayed=on, where the exchange runs beside the steps, the longer of both.
     stale, async:   each push is applied by itself. A worker's own step is computation, one push and one
                     update. All steps together take at least the time of the links. Each worker downloads the
                     update of every push, or a snapshot where that is smaller.
@@ -136,11 +136,12 @@ def _local(profile: JobProfile, chosen: StepOptions) -> Prediction:
             f"mode: expected local:steps=H with a number H, or local:steps=H,delayed=on, got {chosen.mode!r}"
         )
     steps = int(text)
-    whole = predict(profile, replace(chosen, mode="sync", overlap="off"))
+    overlap = "off" if rest else chosen.overlap
+    whole = predict(profile, replace(chosen, mode="sync", overlap=overlap))
     exchange_s = (whole.step_s - profile.computation_s) / steps
     return replace(
         whole,
-        choice=replace(chosen, overlap="off"),
+        choice=replace(chosen, overlap=overlap),
         step_s=max(profile.computation_s, exchange_s) if rest else profile.computation_s + exchange_s,
         up_bytes=whole.up_bytes / steps,
         down_bytes=whole.down_bytes / steps,
@@ -310,8 +311,9 @@ def _rounds(
         yield [replace(fused.choice, order=order) for order in orders]
     copies = [r for r in (2, 4) if profile.workers % r == 0 and r <= profile.workers]
     yield [replace(first, mode=f"sync:redundancy={r}") for r in copies]
-    others = ["local:steps=8"] if profile.workers > 1 else []
-    yield [replace(first, mode=mode, overlap="off") for mode in (*others, "stale")]
+    if profile.workers > 1:
+        yield [replace(first, mode="local:steps=8", overlap=overlap) for overlap in overlaps]
+    yield [replace(first, mode="stale", overlap="off")]
 
 
 # A recommended step may be longer than the fastest by this fraction, if it sends more of the gradients or is

@@ -2,9 +2,9 @@
 
 Layers are in forward order. A layer's gradient is cut into pieces of equal size, but for the last (3). One
 message is on the link at a time. It begins once backward has the gradients in it and the previous message has
-been sent (4). Forward of a layer begins once that of the previous layer is done, and all of its own pieces
-have arrived (5). The time to be minimized is that from the beginning of backward to the end of the next
-forward pass (6).
+been sent (4). It takes the time of its bytes, and `Link.start_s` for each piece in it. Forward of a layer
+begins once that of the previous layer is done, and all of its own pieces have arrived (5). The time to be
+minimized is that from the beginning of backward to the end of the next forward pass (6).
 
 fifo         whole layers, in the order in which backward produces them: wait-free backpropagation
 p3           piece by piece. Of the gradients that are ready, those that the next forward pass needs first
@@ -14,6 +14,18 @@ two-phase    while backward runs, the same as p3, except that a layer may be *ra
 
              Once backward is over, the rest of each layer goes in one message, in forward order. A search
              from the last layer to the second raises a layer if that makes the iteration shorter
+
+The worth of merging pieces. Algorithm 3 of the paper merges the waiting pieces of a layer to pay for one
+start instead of several. On Gradwire's wire a piece is a part: the parts of a merged message still travel one
+by one, each with its start, so a merge saves nothing and only fixes an order. For any layers and link, then:
+
+- two-phase <= p3 <= fifo. The search begins with the order of p3. And with fifo the first layer arrives last,
+  at the time at which any schedule that never leaves the link idle has sent everything.
+- p3 ends at most the time of one piece after any other schedule. An iteration ends at the largest sum of a
+  layer's arrival and the forward time from it on, so the layers have due times in forward order. Sending the
+  layer that is due first is optimal if a message may be interrupted, and p3 waits for one piece at most.
+
+The gain of two-phase over p3 is therefore at most the time of one piece.
 
 Sources:
 
@@ -28,6 +40,7 @@ Deviations from the last one, whose formulas have slips:
 - Algorithm 2 ends with the second layer, as its text says: there is no layer before the first one over which
   it could be raised.
 - A layer that was preempted continues as soon as the link is free, not only once backward is over.
+- A merged message pays for as many starts as it has pieces, see above. The paper's pays for one.
 """
 
 from __future__ import annotations
@@ -124,7 +137,9 @@ def run(layers: Sequence[Layer], link: Link, schedule: Schedule) -> MessageTimel
             schedule.name == "two-phase" and (backward_over or layer in schedule.raised)
         )
         pieces = left[layer] if whole else 1
-        free = now + link.byte_s * _bytes(layers[layer], schedule, left[layer], pieces) + link.start_s
+        free = (
+            now + link.byte_s * _bytes(layers[layer], schedule, left[layer], pieces) + pieces * link.start_s
+        )
         left[layer] -= pieces
         if not left[layer]:
             heapq.heappop(waiting)
@@ -174,7 +189,8 @@ def _with_forward(layers: Sequence[Layer], over: float, messages: Sequence[Messa
 
 
 def two_phase(layers: Sequence[Layer], link: Link, piece_bytes: float) -> Schedule:
-    """Search for the layers to raise (algorithm 2); return the best two-phase schedule found.
+    """Search for the layers to raise (algorithm 2); return the best two-phase schedule found, which is
+    neither slower than p3 nor than fifo.
 
     It simulates at most one iteration for each layer. piece_bytes: size of a full piece.
     """
@@ -183,7 +199,7 @@ def two_phase(layers: Sequence[Layer], link: Link, piece_bytes: float) -> Schedu
     least = run(layers, link, found)
     layer = len(layers) - 1
     while layer > 0:
-        over = _raised_over(layer, layers, link, ready, least)
+        over = _raised_over(layer, layers, link, ready, found, least)
         if over is not None:
             tried = Schedule(name="two-phase", piece_bytes=piece_bytes, raised={**found.raised, layer: over})
             timeline = run(layers, link, tried)
@@ -195,24 +211,20 @@ def two_phase(layers: Sequence[Layer], link: Link, piece_bytes: float) -> Schedu
 
 
 def _raised_over(
-    layer: int, layers: Sequence[Layer], link: Link, ready: Sequence[float], now: MessageTimeline
+    layer: int,
+    layers: Sequence[Layer],
+    link: Link,
+    ready: Sequence[float],
+    schedule: Schedule,
+    now: MessageTimeline,
 ) -> int | None:
     """Return the layer over which `layer` would be raised (7); return None if backward is over by then.
 
     It is the last layer whose gradient backward has finished when the whole of `layer` would have been sent.
     """
     start = min(message.start_s for message in now.messages if message.layer == layer)
-    end = start + link.seconds(layers[layer].sent_bytes)
+    pieces = _pieces(layers[layer], schedule)
+    end = start + pieces * link.start_s + link.byte_s * layers[layer].sent_bytes
     if end > ready[0]:
         return None
     return max((each for each in range(1, layer + 1) if ready[each] < end <= ready[each - 1]), default=None)
-
-
-def best(layers: Sequence[Layer], link: Link, piece_bytes: float) -> Schedule:
-    """Return the schedule that ends first, of two-phase, p3 and fifo. piece_bytes: size of a full piece."""
-    candidates = (
-        two_phase(layers, link, piece_bytes),
-        Schedule(name="p3", piece_bytes=piece_bytes),
-        Schedule(name="fifo"),
-    )
-    return min(candidates, key=lambda each: run(layers, link, each).end_s)

@@ -863,16 +863,18 @@ class Assignment(_message.Message):
     def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ..., pace: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., plan: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., checked: _Optional[int] = ..., checksum: _Optional[int] = ..., collection: _Optional[int] = ..., take_buffers: bool = ..., total_steps: _Optional[int] = ..., earlier_steps: _Optional[int] = ...) -> None: ...
 
 class Coding(_message.Message):
-    __slots__ = ("exchange", "redundancy", "senders", "present")
+    __slots__ = ("exchange", "redundancy", "senders", "present", "sizes")
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     REDUNDANCY_FIELD_NUMBER: _ClassVar[int]
     SENDERS_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
     exchange: int
     redundancy: int
     senders: _containers.RepeatedScalarFieldContainer[int]
     present: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, exchange: _Optional[int] = ..., redundancy: _Optional[int] = ..., senders: _Optional[_Iterable[int]] = ..., present: _Optional[_Iterable[int]] = ...) -> None: ...
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, exchange: _Optional[int] = ..., redundancy: _Optional[int] = ..., senders: _Optional[_Iterable[int]] = ..., present: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("seq", "decision", "version", "refusal", "part", "counted")

@@ -1107,12 +1107,15 @@ class Coding:
             its whole gradient to all other workers in `present`, even to those that computed it; 2^32 - 1:
             the block is left out.
         present: positions of the workers that take part in the repeated exchange; none without senders.
+        sizes: number of samples of each block, in order, together those of the ranges; none: blocks are
+            equally large.
     """
 
     exchange: int
     redundancy: int
     senders: tuple[int, ...] = ()
     present: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
 @stored("Outcome")

@@ -4,7 +4,7 @@ it.
 
 from __future__ import annotations
 
-from .messages import Assignment
+from .messages import Assignment, Coding
 
 
 def share(samples: int, position: int, world: int, least: int = 1) -> tuple[int, int]:
@@ -24,6 +24,14 @@ def share(samples: int, position: int, world: int, least: int = 1) -> tuple[int,
     base, extra = divmod(samples, world)
     start = position * base + min(position, extra)
     return start, start + base + (1 if position < extra else 0)
+
+
+def block_share(coding: Coding, samples: int, block: int, blocks: int, least: int = 1) -> tuple[int, int]:
+    """Start and end of a block's part of `samples`: by `coding.sizes`, or an equal part as in `share`."""
+    if not coding.sizes:
+        return share(samples, block, blocks, least)
+    start = sum(coding.sizes[:block])
+    return start, start + coding.sizes[block]
 
 
 def assigned_samples(assignment: Assignment) -> int:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 TREE, TENSORS = "state.json", "tensors.safetensors"
-FORMAT = 2  # format 1 stored paths of Python classes
+FORMAT = 3  # format 2 had no sizes of coded blocks
 
 
 class FormatError(Exception):

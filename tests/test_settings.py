@@ -153,6 +153,28 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
         ("gc-server", "--host 300.1.1.1", "--host (flag): expected an IP address without a port, or a name"),
         ("gc-server", "--host 127.0.0.1:50051", "got '127.0.0.1:50051'"),
         ("gc-server", "--mode coded --downlink 4bit", "--mode coded has no updates"),
+        (
+            "gc-server",
+            "--mode local:by=time --overlap both",
+            "--overlap both: not with --mode local:by=time",
+        ),
+        ("gc-server", "--mode local:steps=8,elastic=0.1", "correction: expected 0 with elastic=0.1, got 0.1"),
+        ("gc-server", "--mode local:elastic=0.1,correction=0", "steps: expected a number with elastic=0.1"),
+        (
+            "gc-server",
+            "--mode local:steps=8,elastic=0.1,correction=0,delayed=on",
+            "delayed: expected off with elastic=0.1",
+        ),
+        (
+            "gc-server",
+            "--mode local:steps=8,elastic=0.1,correction=0,outer=adam",
+            "outer: expected sgd at outer_rate=1 with elastic=0.1",
+        ),
+        (
+            "gc-server",
+            "--mode local:steps=8,elastic=0.1,correction=0 --overlap both",
+            "--overlap both: not with --mode local:elastic=0.1",
+        ),
         ("gc-worker", "--server x --compressor 4bti", "did you mean '4bit'?"),
         ("gc-worker", "--server x --compressor topk:ration=4", "did you mean 'ratio'?"),
         ("gc-worker", "--server http://x", "--server (flag): expected host or host:port"),

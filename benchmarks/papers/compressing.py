@@ -2,7 +2,7 @@
 
 The thesis: four nodes with a GPU each, CIFAR-10, batches of 128. It does not say at which ratio these tables
 were made. In table 4.5 the time includes computing, T_calculate + T_compress, and an iteration of k-RNGC with
-a delay of 3 is three batches.
+a delay of 3 is three batches. Erratum: table 3.5 has every compressor slower than the baseline.
 
 Compressing is the whole call of a worker, in one thread, on noise, as if each worker had a core for it. The
 step is one of real daemons on shaped links with emulated computation, and nothing overlaps; four workers that

@@ -28,12 +28,13 @@ class Method:
     Attributes:
         name: the paper's name.
         paper: the paper's speed-ups over the first method, one for each of its tables that has this method.
-        compressor, overlap, fusion, mode: values of the options of gc-run.
+        compressor, downlink, overlap, fusion, mode: values of the options of gc-run.
     """
 
     name: str
     paper: tuple[float, ...] = ()
     compressor: str = "none"
+    downlink: str = "auto"
     overlap: Overlap = "off"
     fusion: str = "bytes"
     mode: str = "sync"
@@ -41,7 +42,9 @@ class Method:
     @property
     def options(self) -> str:
         """The command-line options of gc-run for this method, as Markdown code."""
-        parts = [f"--compressor {self.compressor}", f"--overlap {self.overlap}"]
+        parts = [f"--compressor {self.compressor}"]
+        parts += [f"--downlink {self.downlink}"] if self.downlink != "auto" else []
+        parts += [f"--overlap {self.overlap}"]
         parts += [f"--fusion {self.fusion}"] if self.fusion != "bytes" else []
         parts += [f"--mode {self.mode}"] if self.mode != "sync" else []
         return f"`{' '.join(parts)}`"
@@ -75,6 +78,8 @@ class MethodRow(StepTimings):
         method: name of the method.
         speedup: speed-up over the first method.
         paper: the paper's speed-ups.
+        sparse_error: fraction of the square norm of the sparse tensors' gradients that is not sent, by the
+            plan; None where it is not computed.
     """
 
     model: str
@@ -83,11 +88,12 @@ class MethodRow(StepTimings):
     method: str
     speedup: float
     paper: tuple[float, ...]
+    sparse_error: float | None = None
 
 
 HEADINGS = (
     *("model", "workers", "share", "", "gc-run"),
-    *("s per step", "computing", "communicating", "MB in", "parts", "speed-up", "paper's"),
+    *("s per step", "computing", "communicating", "MB in", "parts", "sparse error", "speed-up", "paper's"),
 )
 
 
@@ -103,6 +109,7 @@ def cells(row: MethodRow, method: Method) -> list[object]:
         *(f"{row.step_seconds:.3f}", f"{row.computing_seconds:.3f}"),
         f"{row.step_seconds - row.computing_seconds:.3f}",
         *(f"{row.bytes_in / 1e6:.3f}", row.parts),
+        "–" if row.sparse_error is None else f"{row.sparse_error:.5f}",
         f"{row.speedup:.2f}",
         ", ".join(f"{each:.2f}" for each in row.paper) or "–",
     ]
@@ -141,7 +148,7 @@ def exchange_seconds(setup: Setup, method: Method) -> float:
 def record(setup: Setup, method: Method) -> Recorded:
     """Train a setup with a method, on real daemons, and return the recorded run."""
     fitted = replace(setup, fusion=method.fusion, mode=method.mode)
-    return run_ours(fitted, method.compressor, "auto", method.overlap)
+    return run_ours(fitted, method.compressor, method.downlink, method.overlap)
 
 
 def split(recorded: Recorded, first: int, last: int) -> tuple[float, float]:

@@ -80,11 +80,14 @@ def seconds_to(
     return next((at for accuracy, at in pairs if accuracy is not None and accuracy >= target), None)
 
 
-def train(method: Method, *, workers: int, epochs: int, seed: int, mbit: float, size: int) -> RunResult:
+def train(
+    method: Method, *, task: str, workers: int, epochs: int, seed: int, mbit: float, size: int
+) -> RunResult:
     """Run one job of real daemons behind shaped links and return its result.
 
     Args:
         method: compressor, overlap and fusion of the job.
+        task: spec of the task.
         workers: number of workers.
         epochs: number of epochs.
         seed: seed of the job.
@@ -92,6 +95,7 @@ def train(method: Method, *, workers: int, epochs: int, seed: int, mbit: float, 
         size: bytes of a part as float32.
     """
     settings = RunSettings(
+        task=task,
         workers=workers,
         epochs=epochs,
         seed=seed,
@@ -105,15 +109,23 @@ def train(method: Method, *, workers: int, epochs: int, seed: int, mbit: float, 
 
 
 def measured(
-    *, seeds: Sequence[int], workers: int, epochs: int, mbit: float
+    *, task: str, seeds: Sequence[int], workers: int, epochs: int, mbit: float
 ) -> Iterator[tuple[TargetRow, Method]]:
-    """Train with each method and every seed, and yield each method with its row."""
-    sizes = [each.numel() for each in load("digits").model().parameters()]
-    for method in methods("digits", sum(sizes)):
+    """Train a task with each method and every seed, and yield each method with its row."""
+    sizes = [each.numel() for each in load(task).model().parameters()]
+    for method in methods(task, sum(sizes)):
         results: list[RunResult] = []
         for seed in seeds:
             results.append(
-                train(method, workers=workers, epochs=epochs, seed=seed, mbit=mbit, size=part_bytes(sizes))
+                train(
+                    method,
+                    task=task,
+                    workers=workers,
+                    epochs=epochs,
+                    seed=seed,
+                    mbit=mbit,
+                    size=part_bytes(sizes),
+                )
             )
             output.say(f"{method.name}, seed {seed}: {results[-1].seconds:.1f} s")
         row = TargetRow(

@@ -58,10 +58,9 @@ class Drawn:
         shares = [share(self.count, position, world) for position in range(world)]
         return [Drawn(epoch=self.epoch, ranges=self._between(*each)) for each in shares]
 
-    def part(self, position: int, parts: int, least: int = 1) -> Drawn:
-        """Return piece number `position` of `parts` equal pieces. It is empty, or has at least `least`
-        samples."""
-        return Drawn(epoch=self.epoch, ranges=self._between(*share(self.count, position, parts, least)))
+    def part(self, start: int, end: int) -> Drawn:
+        """Return the samples with the indices `start` to `end` - 1, counted over all ranges."""
+        return Drawn(epoch=self.epoch, ranges=self._between(start, end))
 
     def _between(self, start: int, end: int) -> tuple[Range, ...]:
         """Return the ranges of the samples with the indices `start` to `end` - 1, counted over all ranges."""

@@ -2,7 +2,14 @@
 
 Each worker reports the times of its steps (`Profile`). The arrival times of parts that waited behind another
 part give the speed of the link, which all workers share. The shard measures the norms of the mean gradient at
-the one version before a plan is made. A part takes at least the time in which the server's processor handles
+the `NORM_VERSIONS` versions before a plan is made, and the plan is made by their mean.
+
+Deviation from (21) of Li et al. (see `planning/fusion`), which takes the norms of whole gradients: the shard
+knows only the values that were sent, which contain residuals. For compressors that choose by magnitude no
+unbiased estimate of the gradient's norm follows from them. For `randk` it would, if at these versions workers
+sent the gradient alone at the drawn indices, times elements / sent elements.
+
+A part takes at least the time in which the server's processor handles
 one part from each worker, however fast the link is.
 
 The planner makes the first measured plan from the first profile, another one after `FULL` steps, and later
@@ -19,12 +26,14 @@ from dataclasses import dataclass, replace
 
 from ...compressors import LEAST_BYTES, Plan
 from ...planning import Fusion, Layer, Link, Merging, Order, Replan, fit, layers_of, make_plan
+from ...planning.fusion import Reason, reasons
 from ...planning.job import Costs
 from ...proto import messages as m
 from ...proto.manifest import Manifest
 from .rate_control import PartArrival, seconds_per_byte, sending_intervals
 
 FULL = 50  # Steps of a full measurement, as in the paper.
+NORM_VERSIONS = 8  # Versions over which norms are averaged for a plan.
 DRIFT = 0.2  # Relative change of a measurement that calls for a new plan.
 PARTS_REMEMBERED = 2048  # Number of last arrivals by which the link is measured.
 LEAST_PARTS = 8  # Fewest parts for a measurement of the link.
@@ -233,20 +242,29 @@ class Planner:
 
     def _plan(self, manifest: Manifest, measured: Measurements | None) -> Plan:
         """Return a plan by the measurements, or without any."""
-        layers = () if measured is None else measured.layers
-        if self._at_once:
-            layers = tuple(replace(layer, backward_s=0.0) for layer in layers)
         return make_plan(
             [spec.elements for spec in manifest.specs],
             self._fusion,
             self._order,
-            layers=layers,
+            layers=() if measured is None else self._layers(measured),
             link=None if measured is None else measured.link,
             part_bytes=self._part_bytes,
             slices=self._slices,
             groups=[tensor.group for tensor in manifest.tensors],
             least_bytes=self._least_bytes,
         )
+
+    def reasons(self, measured: Measurements) -> list[Reason | None]:
+        """Return for each tensor but the last why SEAMGS does not merge it with the next one; None where it
+        does."""
+        return reasons(self._layers(measured), measured.link)
+
+    def _layers(self, measured: Measurements) -> tuple[Layer, ...]:
+        """Return the measured layers as plans take them: produced at once, if workers send nothing before
+        they have all gradients."""
+        if not self._at_once:
+            return measured.layers
+        return tuple(replace(layer, backward_s=0.0) for layer in measured.layers)
 
 
 def alike(plan: Plan, other: Plan) -> bool:

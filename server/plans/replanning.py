@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from statistics import fmean
 
 from ...compressors import Plan
 from ...planning import parse_fusion, parse_order, parse_replan
@@ -32,7 +33,7 @@ from ...planning.predictions import predict
 from ...proto import messages as m
 from ..metrics import ServerMetrics
 from ..shard.shard import Shard
-from .planner import FULL, Measurements, Planner, alike
+from .planner import FULL, NORM_VERSIONS, Measurements, Planner, alike
 from .rate_control import PartArrival
 
 log = logging.getLogger("gradwire.server")
@@ -75,7 +76,12 @@ class Replanning:
         self._shard, self._reported, self._metrics = shard, shard.reported, metrics
         self._adopt, self._work, self._chosen = adopt, work, chosen
         self.predicted_s = 0.0  # time of a step by the last profile; 0 if unknown
-        self._norms_asked = False  # whether norms are being measured for the next plan
+        # Norms are being measured for the next plan; the measurements so far, one per version; the last that
+        # the shard reported. And their mean for the last plan, empty before the first.
+        self._norms_asked = False
+        self._norms: list[tuple[float, ...]] = []
+        self._last_norms: tuple[float, ...] = ()
+        self._mean_norms: tuple[float, ...] = ()
         self._planning = self._predicting = False
         self._predicted_for = 0, 0  # plan and version of the last prediction
 
@@ -130,44 +136,65 @@ class Replanning:
     def measured(self) -> Measurements | None:
         """Return the measurements so far; None before the first profile."""
         manifest = self._reported.manifest
-        return None if manifest is None else self.planner.measured(manifest, self._reported.square_norms)
+        norms = self._mean_norms or self._reported.square_norms
+        return None if manifest is None else self.planner.measured(manifest, norms)
 
     def published(self, version: int) -> None:
         """Start to make a plan, if one is due and its inputs are known. Called after each published
         version."""
-        planner, shard = self.planner, self._shard
+        planner = self.planner
         if (
             self._planning
             or self._reported.manifest is None
             or not (self._norms_asked or planner.due(version))
         ):
             return
-        if planner.takes_norms and not self._norms_asked:
-            self._norms_asked = True
-            shard.measure_norms(version)
+        if planner.takes_norms and not self._norms_known(version):
             return
         measured = self.measured()
         if measured is None:
-            return
-        # Without norms, that version had no gradient or is not measured yet.
-        if planner.takes_norms and not any(self._reported.square_norms):
-            shard.measure_norms(version)
             return
         self._norms_asked = False
         self._planning = True
         self._work(self._plan(version, measured))
 
+    def _norms_known(self, version: int) -> bool:
+        """Return True if the norms for the next plan are known; otherwise have the shard measure them at one
+        more version.
+
+        version: present version.
+        """
+        norms, last = self._reported.square_norms, self._last_norms
+        self._last_norms = norms
+        if not self._norms_asked:
+            self._norms_asked, self._norms = True, []
+        # Without norms, that version had no gradient. The same object as before is no new measurement.
+        elif norms is not last and any(norms):
+            self._norms.append(norms)
+        if len(self._norms) < NORM_VERSIONS:
+            self._shard.measure_norms(version)
+            return False
+        self._mean_norms = tuple(fmean(each) for each in zip(*self._norms, strict=True))
+        return True
+
     async def _plan(self, version: int, measured: Measurements) -> None:
         """Make a plan on another thread, and put it in force if it differs from the present one."""
         plan: Plan | None = None
+        planner, manifest = self.planner, self._reported.manifest
+        assert manifest is not None
         try:
-            assert self._reported.manifest is not None
-            plan = await asyncio.to_thread(self.planner.plan, version, self._reported.manifest, measured)
+            plan = await asyncio.to_thread(planner.plan, version, manifest, measured)
         except Exception:  # the job continues with the present plan
             log.exception("no new plan could be made, so the present one stays; please report this")
         finally:
             self._planning = False
-        if plan is None or alike(plan, self._reported.plan):
+        if plan is None:
+            return
+        if planner.takes_norms and log.isEnabledFor(logging.DEBUG):
+            for index, reason in enumerate(planner.reasons(measured)):
+                names = [manifest.tensors[each].name for each in (index, index + 1)]
+                log.debug("%s and %s: %s", *names, f"not merged: {reason}" if reason else "merged")
+        if alike(plan, self._reported.plan):
             return
         log.info(
             "new plan: %d units in %d parts, because a part takes %.2f ms plus %.0f ns per byte",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,7 @@ from gradwire.benchmarks.star import Star
 from gradwire.benchmarks.traces import ComputedStep
 from gradwire.common.exits import Exit
 from gradwire.compressors import create
-from gradwire.compressors.sparsifiers import Density, RandKOptions
-from gradwire.planning import Link, fusion, layers_of, parse_fusion
-from gradwire.planning.job import FRAMING, Costs
+from gradwire.planning import fusion, parse_fusion
 from gradwire.planning.models import tensors
 from gradwire.server.job.modes import registry
 
@@ -87,6 +84,11 @@ def test_the_papers_numbers_are_those_of_its_tables() -> None:
     assert of_four["2Bit"] == pytest.approx((1.373, 1.265), abs=1e-3)
     assert of_two["4Bit"] == pytest.approx((1.218, 1.193), abs=1e-3)
     assert of_two["2Bit"] == pytest.approx((1.309, 1.221), abs=1e-3)
+    pushes = {each.name: each for each in four_bit.methods("inception-cifar", 4, 0.45)}
+    assert pushes["4Bit, push only"].paper == of_four["4Bit"]
+    assert pushes["2Bit, push only"].paper == of_four["2Bit"]
+    narrow = [each for each in pushes.values() if each.paper and each.name != four_bit.BASELINE]
+    assert {each.downlink for each in narrow} == {"none"}
     for model, text in (("vgg19-cifar", 3.81), ("resnet50", 2.51), ("resnet20", 1.49)):
         corrected = local_steps.methods(model)[-1].paper
         assert corrected == pytest.approx((text, text), rel=0.13)
@@ -99,6 +101,22 @@ def test_the_papers_speedups_are_for_its_own_models_and_share() -> None:
     assert not any(each.paper for each in four_bit.methods("inception-cifar", 4, 0.9))
     assert not any(each.paper for each in four_bit.methods("resnet50", 4, 0.25))
     assert not any(each.paper for each in local_steps.methods("resnet110"))
+
+
+def test_the_shares_of_the_4bit_paper_follow_from_its_times() -> None:
+    """Saved time is the share, or the half of it that is the push, times what the codes leave out."""
+    both, push = list[float](), list[float]()
+    for table in (four_bit.TABLE_2, four_bit.TABLE_3):
+        for seconds in table.values():
+            for name, bits in (("2Bit", 2), ("4Bit", 4)):
+                both.append((1 - seconds[name] / seconds["baseline"]) / (1 - bits / 32))
+                push.append(2 * both[-1])
+    assert (min(push), max(push)) == pytest.approx(four_bit.PUSH_ONLY, abs=0.01)
+    assert max(both) == pytest.approx(four_bit.BOTH_WAYS[1], abs=0.01)
+    assert all(
+        low <= share <= high
+        for (low, high), share in zip((four_bit.BOTH_WAYS, four_bit.PUSH_ONLY), four_bit.SHARES, strict=True)
+    )
 
 
 def test_every_way_is_one_that_a_job_can_have() -> None:
@@ -121,7 +139,7 @@ def test_sparse_ways_send_the_same_elements_and_differ_in_their_messages() -> No
     dense, *sparse = seamgs.methods("resnet20", 269_722)
     assert dense.compressor == "none"
     assert len({method.compressor for method in sparse}) == 1
-    assert len({method.fusion for method in sparse}) == 4
+    assert len({method.fusion for method in sparse}) == 5
     assert seamgs.part_bytes([20, 300, 4]) == 1200
 
 
@@ -129,28 +147,39 @@ def test_sparse_ways_send_the_same_elements_and_differ_in_their_messages() -> No
     ("model", "parts"), [("resnet20", 20), ("resnet56", 55), ("resnet110", 90), ("vgg16-cifar", 12)]
 )
 def test_seamgs_merges_what_the_time_rule_merges_at_the_papers_densities(model: str, parts: int) -> None:
-    """Figures in docs/measurements/2026-11-papers.md: densities, norms and link as in `gc-bench paper
-    seamgs`."""
-    found = tensors(model)
-    norms = [math.sqrt(tensor.square_norm) for tensor in found]
-    sparse = [place for place, tensor in enumerate(found) if len(tensor.shape) > 1]
-    by_norm = RandKOptions(density=Density.NORM).densities([norms[place] for place in sparse])
-    assert by_norm is not None
-    densities = [1.0] * len(found)
-    for place, density in zip(sparse, by_norm, strict=True):
-        densities[place] = density
-    work = sum(tensor.multiplications for tensor in found)
-    layers = layers_of(
-        [tensor.elements for tensor in found],
-        densities,
-        sent_bytes=[2 * tensor.elements * share for tensor, share in zip(found, densities, strict=True)],
-        forward_s=[0.23 / 3 * tensor.multiplications / work for tensor in found],
-        backward_s=[0.23 * 2 / 3 * tensor.multiplications / work for tensor in found],
-        square_norms=[tensor.square_norm for tensor in found],
-    )
-    link = Link(start_s=4 * Costs().part_s, byte_s=4 * FRAMING / 62.5e6)  # four workers, 500 Mbit/s
+    """Figures in docs/papers/README.md: densities, norms and link as in `gc-bench paper seamgs`."""
+    layers = seamgs.layers_at(model, 0.23)
+    link = seamgs.link_of(dataclasses.replace(SETUP, workers=4, mbit=500))
     by_time = fusion.seamgs(layers, link, may=lambda later, earlier: True)
     assert len(fusion.seamgs(layers, link)) == len(by_time) == parts
+
+
+def test_the_sparse_error_of_seamgs_is_at_most_that_of_lags() -> None:
+    """And choosing from the whole model, as Rand-K does, has one density for all tensors."""
+    model = "resnet20"
+    setup = dataclasses.replace(SETUP, model=model, workers=4, mbit=500, seconds=0.23)
+    chosen = {each.name: each for each in seamgs.methods(model, 269_722)}
+    error = {name: seamgs.sparse_error(setup, method) for name, method in chosen.items()}
+    assert error["P-SGD"] == 0
+    assert error["SEAMGS"] <= error["LAGS"] < 1
+    densities = seamgs.densities_of(model)
+    sparse = [each for each in zip(tensors(model), densities, strict=True) if each[1] < 1]
+    kept = sum(tensor.elements * density for tensor, density in sparse)
+    assert error["Rand K"] == pytest.approx(1 - kept / sum(tensor.elements for tensor, _ in sparse))
+    norm = sum(tensor.square_norm for tensor, _ in sparse)
+    alone = sum((1 - density) * tensor.square_norm for tensor, density in sparse) / norm
+    assert error["LAGS"] == pytest.approx(alone)
+
+
+def test_deep_models_are_simulated_and_their_rows_say_so() -> None:
+    setup = dataclasses.replace(SETUP, model="resnet110", workers=4, mbit=10_000)
+    ((rows, methods),) = seamgs.measured(setup, [0.5])
+    assert [row.method for row in rows] == [method.name for method in methods]
+    assert {row.model for row in rows} == {"resnet110 (simulated)"}
+    of = {row.method: row for row in rows}
+    assert of["P-SGD"].parts == of["LAGS"].parts == 329
+    assert of["Rand K"].parts == 1
+    assert of["SEAMGS"].step_seconds <= of["LAGS"].step_seconds <= of["P-SGD"].step_seconds
 
 
 def test_the_share_of_the_multi_step_paper_follows_from_its_times() -> None:
@@ -171,12 +200,17 @@ def test_two_bit_overtakes_where_it_is_faster() -> None:
     def rows(share: float, two: float, four: float) -> list[MethodRow]:
         return [
             dataclasses.replace(ROW, share=share, method=name, step_seconds=seconds)
-            for name, seconds in (("2Bit", two), ("4Bit", four))
+            for name, seconds in (
+                *(("2Bit", two), ("4Bit", four)),
+                *(("2Bit, push only", 0.7), ("4Bit, push only", 0.8 * share)),
+            )
         ]
 
     found = [*rows(0.9, 0.5, 0.6), *rows(0.25, 0.91, 0.9)]
-    assert four_bit.overtaken(found) == "2 workers: 2bit is faster than 4bit from a share of 0.9 on"
-    assert "none of these" in four_bit.overtaken(found[2:])
+    both, push = four_bit.overtaken(found).splitlines()
+    assert both == "2 workers: 2Bit is faster than 4Bit from a share of 0.9 on"
+    assert push == "2 workers: 2Bit, push only is faster than 4Bit, push only from a share of 0.9 on"
+    assert "none of these" in four_bit.overtaken(found[4:])
 
 
 def test_compressing_is_timed_as_a_worker_compresses() -> None:
@@ -202,7 +236,7 @@ def test_a_target_is_reached_by_the_first_epoch_that_ends_above_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["5bit"], "invalid choice: '5bit'"),
+        (["5bit"], "got '5bit' (did you mean '4bit'"),
         (["4bit", "--models", "alexnet"], "expected one of vgg16"),
         (["4bit", "--share", "1.5"], "expected shares above 0 and below 1"),
         (["target", "--models", "resnet20"], "leave out --models and --share"),

@@ -17,13 +17,13 @@ from gradwire.benchmarks import ddp
 from gradwire.benchmarks.arguments import BenchError
 from gradwire.benchmarks.cli import main
 from gradwire.benchmarks.layers import shapes, task
-from gradwire.benchmarks.networks import NETWORKS
 from gradwire.benchmarks.recorder import LinkRecorder, ProcessUsage, Sample, memory_and_cpu
 from gradwire.benchmarks.shaped import WARM_UP, Recorded
 from gradwire.benchmarks.star import Star
 from gradwire.benchmarks.step import HEADINGS, cells, summarize
 from gradwire.benchmarks.traces import ComputedStep, read
 from gradwire.common.exits import Exit
+from gradwire.worker.tasks.networks import NETWORKS
 from gradwire.worker.tasks.task import TaskSpecError
 
 

@@ -321,6 +321,19 @@ def test_the_warm_up_takes_the_steps_of_dgc() -> None:
     assert counts == [251, 251, 63, 15, 3, 1, 1]
 
 
+@pytest.mark.parametrize("name", ["topk", "l1", "randk", "dgc", "gcac", "krngc"])
+def test_a_dense_ramp_sends_every_element_until_the_warm_up_is_over(name: str) -> None:
+    values, spec = normal(1000), f"{name}:ratio=50,warmup=2,ramp=dense,values=float32,momentum=0"
+    compressor = model(spec, 1000)
+    for version, epoch in enumerate((0.0, 1.99)):
+        (payload,) = compressor.compress(
+            [torch.from_numpy(values).view(1, -1)], 1, version=version, epoch=epoch
+        )
+        assert decode(payload).tolist() == values.tolist()
+    (payload,) = compressor.compress([torch.from_numpy(values).view(1, -1)], 1, version=2, epoch=2.0)
+    assert len(indices(payload)) == 20
+
+
 def test_as_many_elements_are_kept_as_the_ratio_fits_in_whole() -> None:
     options = SparseOptions(ratio=10)
     assert [options.keep(elements, 0.0) for elements in (0, 1, 10, 15, 19, 20, 1000)] == [

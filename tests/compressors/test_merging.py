@@ -296,11 +296,11 @@ def test_every_compressor_is_here() -> None:
 NORMS = (4.0, 99.0, 1.0, 1.0, 3.0, 0.0, 2.0, 5.0, 5.0, 0.0)  # those of the others have no say
 
 
-def by_norm(*, merged: bool, epoch: float = 0.0, warmup: int = 0) -> list[SparsePayload]:
+def by_norm(*, merged: bool, warmup: str = "0") -> list[SparsePayload]:
     plan = replace(plan_of(UNITS[0] if merged else UNITS[2], merged=merged), norms=NORMS)
     spec = f"randk:density=norm,ratio=3,warmup={warmup}"
     subject = ModelCompressor(SPECS, spec, LayerRule(), 1, 0, plan=plan)
-    payloads = subject.compress(gradients(0), 8, version=0, epoch=epoch)
+    payloads = subject.compress(gradients(0), 8, version=0, epoch=0.0)
     return [payload for payload in payloads if isinstance(payload, SparsePayload) and payload.elements]
 
 
@@ -316,8 +316,14 @@ def test_a_merged_unit_keeps_as_many_as_the_densities_of_its_tensors_say() -> No
 
 
 def test_a_warm_up_grows_to_each_density() -> None:
-    kept_of = {payload.elements: payload.count for payload in by_norm(merged=False, warmup=1)}
+    kept_of = {payload.elements: payload.count for payload in by_norm(merged=False, warmup="1")}
     assert kept_of[18_000] == int(18_000 * 0.02**0.5)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_dense_ramp_sends_everything_whatever_the_densities(merged: bool) -> None:
+    payloads = by_norm(merged=merged, warmup="1,ramp=dense")
+    assert [payload.count for payload in payloads] == [payload.elements for payload in payloads]
 
 
 def test_planners_are_told_the_densities_by_norms() -> None:

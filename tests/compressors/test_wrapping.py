@@ -192,6 +192,43 @@ def test_momentum_and_decay_to_the_bit_over_twenty_steps() -> None:
     assert state.velocity.tolist() == u.tolist()
 
 
+def test_without_masking_momentum_is_equation_4_13_of_the_thesis() -> None:
+    """u = m u + g, v = v + u, send sparse(v): nothing of u is cleared, and v keeps what was not sent."""
+    rng = np.random.default_rng(3)
+    steps = [rng.integers(-64, 65, 50).astype(np.float32) for _ in range(12)]
+    sent, state = one_tensor(
+        "topk:ratio=5,values=float32,momentum=0.5,masking=off", [torch.from_numpy(g) for g in steps]
+    )
+    u, v = np.zeros(50, np.float32), np.zeros(50, np.float32)
+    for g, out in zip(steps, sent, strict=True):
+        u = np.float32(0.5) * u + g
+        v = v + u
+        sparse = np.zeros_like(v)
+        chosen = np.argsort(-np.abs(v), kind="stable")[:10]
+        sparse[chosen] = v[chosen]
+        assert out.tolist() == sparse.tolist()
+        v = v - sparse
+    assert state.velocity is not None
+    assert state.residual.tolist() == v.tolist()
+    assert state.velocity.tolist() == u.tolist()
+
+
+def test_without_masking_a_model_is_the_reference_that_leaves_it_out() -> None:
+    compressor, pushes = model(f"{FULL},masking=off"), list[list[Array] | None]()
+    for version in range(21):
+        payloads = compressor.compress(gradients(version), 8, version=version, workers=WORKERS)
+        pushes.append([decode(payload) for payload in payloads] or None)
+    assert alike(pushes, reference(21, "no masking"))
+
+
+@pytest.mark.parametrize(
+    "spec", ["topk:masking=off", "dgc:feedback=off,masking=off", "krngc:momentum=0,masking=off"]
+)
+def test_masking_is_refused_without_momentum(spec: str) -> None:
+    with pytest.raises(SpecError, match="masking: off needs a velocity to keep; set momentum"):
+        create(spec)
+
+
 @pytest.mark.parametrize("spec", ["topk:ratio=1,values=float32", "randk:ratio=1,values=float32"])
 def test_where_everything_is_sent_masking_leaves_no_momentum(spec: str) -> None:
     """The rule is DGC's: the velocity of elements that have been sent is 0, so at ratio 1 the gradient itself

@@ -68,6 +68,9 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     found = planned(capsys, GIVEN)
     times = [each["step_s"] for each in found["predictions"]]
     assert times == sorted(times)
+    apart = found["recommended"]["seamgs"]
+    assert len(apart) == 58
+    assert set(apart) <= {None, "Q1", "Q2", "group"}
     assert {each["compressor"] for each in found["predictions"]} >= {"none", "4bit", "topk:ratio=100"}
     assert {each["mode"] for each in found["predictions"]} >= {"sync", "stale", "ring fp32", "local:steps=8"}
     assert found["recommended"]["spans"]

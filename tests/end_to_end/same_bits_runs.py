@@ -49,8 +49,8 @@ class Mode:
     """A mode of the matrix, and what it admits of that.
 
     Attributes:
-        overlaps: values of --overlap that differ in it. `both` is `backward` in all modes but `sync`, which
-            one run each is enough for.
+        overlaps: values of --overlap that differ in it. `both` is `backward` in all modes but `sync` and
+            `local`, which one run each is enough for.
         compressors, states: all that it admits.
     """
 
@@ -68,7 +68,7 @@ MATRIX = (
     Mode(REDUNDANT, 4),
     Mode("stale:bound=1", 1),
     Mode("async:rate=inverse", 1),
-    Mode("local:steps=3", 3),
+    Mode("local:steps=3", 3, overlaps=("off", "backward", "both")),
     Mode("local:steps=2,delayed=on", 3),
     # Nothing is compressed, and --state is refused: the server has nothing of its own to continue from.
     Mode("coded:redundancy=2", 3, compressors=("none",), states=(False,)),
@@ -135,7 +135,9 @@ OPTIMIZERS = (
 
 def _options() -> Iterator[Run]:
     yield from OTHERS
-    for each in MATRIX[1:]:
+    for each in MATRIX:
+        if "both" in each.overlaps:  # the matrix has it
+            continue
         compressor = each.compressors[:2][-1]
         options = ("--mode", each.mode, "--overlap", "both")
         yield Run(f"{each.mode}/{compressor}/overlap=both", options, compressor, workers=each.workers)

@@ -139,3 +139,53 @@ def test_what_a_worker_left_that_was_killed_between_two_parts_another_computes(d
     assert (status.version, status.pushes, status.refused_pushes) == (11, 25, 0)
     assert status.repeated_samples == 0
     stop(server)
+
+
+@pytest.mark.parametrize(
+    ("steps", "optimizer", "compressor"),
+    [
+        ("steps=3,correction=0.1", "sgd:momentum=0.9", "topk:ratio=10"),
+        ("steps=adaptive,first=2,most=4,correction=0", "adamw", "none"),
+    ],
+)
+def test_local_steps_come_to_the_same_bits_however_their_changes_travel(
+    daemons: Daemons, steps: str, optimizer: str, compressor: str
+) -> None:
+    found: set[str] = set()
+    for overlap in ("off", "backward", "both"):
+        server = daemons.server(
+            *("--task", "digits", "--mode", f"local:{steps}", "--min-workers", "3", "--epochs", "2"),
+            *("--batch-size", "16", "--seed", "3", "--optimizer", optimizer, "--overlap", overlap),
+            *("--learning-rate", "0.01", "--schedule", "cosine", "--part-bytes", "16384"),
+        )
+        workers = [
+            daemons.worker(server.address, "--worker-id", f"w{n}", "--compressor", compressor)
+            for n in range(3)
+        ]
+        found.add(outcome(server, workers))
+        assert f"overlap {overlap}" in server.log
+    assert len(found) == 1
+
+
+def test_another_worker_sends_the_changes_that_a_killed_one_had_not(daemons: Daemons) -> None:
+    """It dies in the last of three steps of its first round."""
+    server = daemons.server(
+        *("--task", "small_tasks:dying:width=4000,samples=384", "--min-workers", "3", "--epochs", "1"),
+        *("--mode", "local:steps=3,correction=0.1", "--batch-size", "8"),
+        *("--overlap", "both", "--part-bytes", "16384", "--lease-seconds", "2"),
+    )
+    workers = [
+        daemons.worker(
+            server.address,
+            *("--worker-id", f"w{place}", "--compressor", "topk:ratio=10"),
+            environ={"DIES": "1"} if place == 1 else None,
+        )
+        for place in range(3)
+    ]
+    status = finished(server)
+    assert [worker.wait() for worker in workers] == [0, -signal.SIGKILL, 0]
+    server.wait_for(r"rank \d \(w1\) is lost: rank \d \(w[02]\) computes its part of version \d+")
+    missing = server.wait_for(r"worker 'w[02]' pushes the missing parts: (\d+) of (\d+)")
+    assert 0 < int(missing[1]) < int(missing[2])
+    assert (status.refused_pushes, status.repeated_samples) == (0, 0)
+    stop(server)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from typing import Any
@@ -13,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.planning import Layer, Link, layers_of
-from gradwire.planning.fusion import FusionGroup, by_bytes, fastest, keeps_accuracy, layer_by_layer, seamgs
+from gradwire.planning.fusion import (
+    FusionGroup,
+    Reason,
+    by_bytes,
+    fastest,
+    keeps_accuracy,
+    layer_by_layer,
+    reasons,
+    seamgs,
+)
 from gradwire.planning.profile import joined, produced
 
 SECONDS = st.floats(0, 1)
@@ -234,3 +244,63 @@ def test_seamgs_never_ends_before_the_best_that_keeps_accuracy(model: list[Layer
     kept = [groups for groups in divisions(len(model)) if allowed(model, groups)]
     least = min(end(model, link, groups) for groups in kept)
     assert end(model, link, seamgs(model, link)) >= least - 1e-9
+
+
+def test_each_pair_that_is_not_merged_has_its_reason() -> None:
+    heavy = layer(elements=100, kept=50, square_norm=100.0)
+    light = layer(elements=100, kept=1, square_norm=1.0)
+    other = replace(light, group=1)
+    model = [replace(other, backward_s=9.0), other, heavy, light, light]
+    found = [Reason.TIME, Reason.GROUP, Reason.ACCURACY, None]
+    assert reasons(model, Link(start_s=1.0, byte_s=0.0)) == found
+    assert reasons([], Link(start_s=1.0, byte_s=0.0)) == []
+
+
+@given(layers(), links)
+def test_the_sparse_error_of_all_groups_is_at_most_that_of_all_layers(model: list[Layer], link: Link) -> None:
+    """Over the tensors from which a sparsifier chooses, (1 - k/d) times the square norm, by hand."""
+    error = 0.0
+    for group in seamgs(model, link):
+        sparse = [each for each in model[group.first : group.last] if each.sparse_elements]
+        if sparse:
+            kept = sum(each.kept for each in sparse) / sum(each.sparse_elements for each in sparse)
+            error += (1 - kept) * sum(each.square_norm for each in sparse)
+    alone = sum(
+        (1 - each.kept / each.sparse_elements) * each.square_norm for each in model if each.sparse_elements
+    )
+    assert error <= alone * (1 + 1e-9) + 1e-6
+
+
+def greedy_by_time(model: Sequence[Layer], link: Link) -> list[FusionGroup]:
+    """Return the groups of MG-WFBP's greedy rule, from its definition.
+
+    Layer l is merged into l - 1 if its message would still be in its start when l - 1 is produced. A group
+    starts when its first layer does.
+    """
+    ready = produced(model)
+    merged = [False] * len(model)  # whether a layer goes with the one before it
+    for index in reversed(range(1, len(model))):
+        groups = divided(merged)
+        last = next(group for group in groups if group.first == index)
+        start, free = 0.0, 0.0
+        for group in groups:
+            start = max(ready[group.first], free)
+            if group == last:
+                break
+            free = start + link.seconds(
+                sum(each.sent_bytes for each in model[group.first : group.last][::-1])
+            )
+        merged[index] = start + link.start_s > ready[index - 1]
+    return divided(merged)
+
+
+def divided(merged: Sequence[bool]) -> list[FusionGroup]:
+    borders = [*(index for index, each in enumerate(merged) if not each), len(merged)]
+    return [FusionGroup(first, last) for first, last in pairwise(borders)][::-1]
+
+
+@given(layers(), links)
+def test_seamgs_with_neutral_norms_is_the_greedy_rule_by_time(model: list[Layer], link: Link) -> None:
+    """With one weight for all sparse tensors Q2 holds for every pair."""
+    neutral = [replace(each, square_norm=float(each.sparse_elements)) for each in model]
+    assert seamgs(neutral, link) == greedy_by_time(neutral, link)

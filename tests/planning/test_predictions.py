@@ -130,8 +130,11 @@ def test_slices_divide_what_goes_up_and_multiply_what_is_computed() -> None:
 
 def test_local_steps_divide_the_exchange() -> None:
     known = profile(seconds=0.1)
-    whole = predict(known, four_bit(overlap="off")).step_s
-    assert predict(known, four_bit(mode="local:steps=8")).step_s == pytest.approx(0.1 + (whole - 0.1) / 8)
+    for overlap in ("both", "backward", "off"):
+        whole = predict(known, four_bit(overlap=overlap)).step_s
+        local = predict(known, four_bit(mode="local:steps=8", overlap=overlap))
+        assert local.step_s == pytest.approx(0.1 + (whole - 0.1) / 8)
+        assert local.choice.overlap == overlap
     for steps in (1, 8):
         delayed = predict(known, four_bit(mode=f"local:steps={steps},delayed=on")).step_s
         assert delayed == pytest.approx(max(0.1, (whole - 0.1) / steps))

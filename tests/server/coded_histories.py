@@ -25,7 +25,7 @@ from gradwire.benchmarks.schemes import SCHEMES
 from gradwire.coding import Exchange, ExchangePlan, plan, planning_with, resent
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
-from gradwire.proto.shares import share
+from gradwire.proto.shares import block_share
 from gradwire.server.job import events as e
 from gradwire.server.job.modes.coded.exchanges import HOPE_LEASES
 
@@ -89,6 +89,8 @@ class Cluster:
         self.calm_from = chance.choice([0, 300, 600, 10**9])  # step from which nothing goes wrong any more
         min_workers = chance.randint(1, self.members)
         self.mode = f"coded:redundancy={chance.choice(['auto', 1, 2, 3])}"
+        if not self.mode.endswith("auto") and self.scheme is not SCHEMES["multicast"]:
+            self.mode += chance.choice(["", ",blocks=speed"])
         self.core = core_of(
             self.mode, min_workers=min_workers, batch_size=BATCH, epochs=EPOCHS, lease_seconds=LEASE_S
         )
@@ -248,7 +250,7 @@ class Cluster:
         trained: list[tuple[int, int]] = []
         samples = samples_of(assignment)
         for block in worker.plan.blocks:
-            start, end = share(len(samples), block, len(worker.plan.holders))
+            start, end = block_share(coding, len(samples), block, len(worker.plan.holders))
             trained += [(assignment.epoch, sample) for sample in samples[start:end]]
         worker.replica = stepped(replica, version, worker.exchange.sums(), tuple(trained))
         known = self.versions.setdefault(version, worker.replica)
@@ -276,12 +278,13 @@ class Cluster:
             assignment.position,
             assignment.world,
             coding.redundancy,
+            coding.sizes,
         )
         if worker.blocks_of != key:
             samples = samples_of(assignment)
             worker.blocks_of, worker.blocks = key, {}
             for block in original.held[assignment.position]:
-                start, end = share(len(samples), block, len(original.holders))
+                start, end = block_share(coding, len(samples), block, len(original.holders))
                 total = np.zeros(ELEMENTS, np.uint32)
                 for sample in samples[start:end]:
                     total += gradient(assignment.epoch, sample, worker.replica.values)
@@ -348,7 +351,7 @@ class Cluster:
                 if relayed:
                     self.happen(e.PacketRelayed(**names, exchange=exchange, index=index))
             case ("report", seq, assignment, version):
-                exchanged = m.Exchanged(crc32c=0, computing_seconds=0.1)
+                exchanged = m.Exchanged(crc32c=0, computing_seconds=self.chance.choice([0.1, 0.1, 0.5]))
                 self.happen(
                     e.Pushed(
                         **names,

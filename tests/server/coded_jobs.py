@@ -16,9 +16,11 @@ T = TypeVar("T")
 class Job:
     """A job of workers a, b, c, … that are ready, and what it wants done."""
 
-    def __init__(self, workers: int, redundancy: int | None = 2, samples: int = 80, **rules: Any) -> None:
+    def __init__(
+        self, workers: int, redundancy: int | None = 2, samples: int = 80, blocks: str = "even", **rules: Any
+    ) -> None:
         self.names = "abcdefgh"[:workers]
-        mode = f"coded:redundancy={redundancy or 'auto'}"
+        mode = f"coded:redundancy={redundancy or 'auto'},blocks={blocks}"
         self.core = core_of(mode, min_workers=workers, **{"batch_size": 2, **rules})
         self.now = 0.0
         self.assigned: dict[str, e.Assign] = {}

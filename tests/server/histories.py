@@ -58,6 +58,7 @@ MODES: dict[str, dict[str, Any]] = {
     "async:rate=inverse": {},
     "async:compensation=0.1": {},
     "local:first=2,most=3": {},
+    "local:first=2,most=3 overlap=both": {"overlap": "both"},
     "local:first=2,most=5,by=both": {},
     "local:first=2,most=3,delayed=on": {},
 }

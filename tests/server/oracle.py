@@ -157,6 +157,7 @@ class Oracle:
         self.applied_parts: dict[str, dict[int, bool]] = {}  # which are not empty
         self.replica = replica() if self.in_parts else None
         self.opened: tuple[int, list[tuple[str, int]]] = (-1, [])  # version and members of the last
+        self.most_samples = 0  # of a member in the last round
         self.expected_ranges: list[tuple[Range, ...]] = []  # by place, of the round after that
         self.came_as_expected = 0
 
@@ -234,7 +235,8 @@ class Oracle:
         self.shard.open_round(action, self.sent.append, self.server._final)  # pyright: ignore[reportPrivateUsage]
 
     def check_expected(self) -> None:
-        """If nothing has happened, members are given what they were told to expect."""
+        """If nothing has happened, members are given what they were told to expect. A round in parts may have
+        another number of local steps than the last, which the loss decides too late to tell."""
         round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
         assert round_ is not None
         given = [self.assignments.get(slot.work) for slot in round_.slots]
@@ -242,7 +244,9 @@ class Oracle:
         now = (self.core.version, [slot.member for slot in round_.slots])
         (version, before), expected = self.opened, self.expected_ranges
         self.opened, self.expected_ranges = now, told
+        most, self.most_samples = self.most_samples, round_.division.parts[0].samples
         lost = any((each, worker) in self.gone for each in (version, now[0]) for worker in self.sims)
+        lost |= self.in_parts and most != self.most_samples
         if lost or (version + 1, before) != now:
             return
         for part, ranges in zip(round_.division.parts, expected, strict=False):

@@ -15,7 +15,7 @@ from gradwire.compressors import Plan
 from gradwire.planning import parse_fusion, parse_order, parse_replan
 from gradwire.planning.job import StepOptions
 from gradwire.server.metrics import ServerMetrics
-from gradwire.server.plans.planner import FULL, Planner
+from gradwire.server.plans.planner import FULL, NORM_VERSIONS, Planner
 from gradwire.server.plans.replanning import Replanning
 from gradwire.server.shard.reports import Reported
 
@@ -62,22 +62,56 @@ async def settled(job: Any) -> None:
     await asyncio.gather(*job.tasks)
 
 
+def norms(value: float) -> tuple[float, ...]:
+    """A new tuple of one norm for each tensor, as the shard reports one after each measurement."""
+    return tuple([value] * len(MODEL.tensors))
+
+
+def measured_at_all_versions(job: Any, shard: Shard, first: int) -> None:
+    """Have norms measured at as many versions as a plan needs."""
+    job.published(first)
+    for version in range(first + 1, first + 1 + NORM_VERSIONS):
+        shard.reported.square_norms = norms(float(version - first))
+        job.published(version)
+
+
 @pytest.mark.parametrize("replanning", ["100", "drift"])
-async def test_norms_are_measured_in_the_one_version_before_a_plan(replanning: str) -> None:
+async def test_norms_are_averaged_over_the_versions_before_a_plan(replanning: str) -> None:
     async with running(replanning=replanning) as (job, shard, plans):
         job.profiled("a", 1, profile(MODEL))
         job.published(100)
         assert (shard.asked, plans) == (1, [])
-        job.published(101)  # no gradient had a part in it
-        shard.reported.square_norms = (0.0,) * len(MODEL.tensors)
+        job.published(101)  # not measured yet
+        shard.reported.square_norms = norms(0.0)  # no gradient had a part in it
         job.published(102)
         assert (shard.asked, plans) == (3, [])
-        shard.reported.square_norms = (1.0,) * len(MODEL.tensors)
-        job.published(103)
+        for version in range(NORM_VERSIONS - 1):
+            shard.reported.square_norms = norms(1.0 + version)
+            job.published(103 + version)
+            job.published(103 + version)  # the same measurement counts once
+        await settled(job)
+        assert (shard.asked, plans) == (3 + 2 * (NORM_VERSIONS - 1), [])
+        asked = shard.asked
+        shard.reported.square_norms = norms(float(NORM_VERSIONS))
+        job.published(150)
         await settled(job)
         assert [len(plan.units) for plan in plans] == [1]
-        job.published(104)
-        assert (shard.asked, len(plans)) == (3, 1)
+        assert job.measured().square_norms == norms((1 + NORM_VERSIONS) / 2)
+        job.published(151)
+        assert (shard.asked, len(plans)) == (asked, 1)
+
+
+async def test_the_log_has_the_reason_of_each_pair(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "gradwire.server")
+    async with running(replanning="never") as (job, shard, _):
+        job.profiled(
+            "a", 1, replace(profile(MODEL), backward_seconds=(9.0,) + (0.0,) * (len(MODEL.tensors) - 1))
+        )
+        measured_at_all_versions(job, shard, 100)
+        await settled(job)
+    names = [tensor.name for tensor in MODEL.tensors]
+    assert f"{names[0]} and {names[1]}: not merged: Q1" in caplog.text
+    assert f"{names[1]} and {names[2]}: merged" in caplog.text
 
 
 async def test_a_planner_that_fails_leaves_the_plan_and_the_job(

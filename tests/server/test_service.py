@@ -74,7 +74,8 @@ def test_other_modes_take_them(mode: str) -> None:
         ("sync:redundancy=2", "mean", "backward"),
         ("sync:stragglers=1", "mean", "backward"),
         ("stale", "mean", "backward"),
-        ("local", "mean", "backward"),
+        ("local", "mean", "both"),
+        ("local:delayed=on", "mean", "backward"),
     ],
 )
 def test_workers_hear_of_overlap_both_only_where_parts_go_down_early(

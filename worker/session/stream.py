@@ -38,7 +38,7 @@ from .receiving import Received, ReceivedPacket, Receiver
 log = logging.getLogger("gradwire.worker")
 
 LEAVE_TIMEOUT_S = 5.0
-LAST_WORD_S = 10.0  # longest wait for the reader after the writer has failed: it may have messages to read first
+LAST_WORD_S = 10.0  # longest wait for the reader after the writer has failed: it may have messages to read
 SMALL_PART_BYTES = 1 << 16  # up to this size, checking on another thread would cost more than the check
 
 

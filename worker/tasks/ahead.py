@@ -160,17 +160,20 @@ def look_ahead(
     computation: Computation,
     times: StepTimes,
     expected: m.Assignment,
+    first_batch: Callable[[int], slice],
     *,
     after: int,
     seeds: Sequence[int],
 ) -> Early | None:
-    """Run the forward pass of an expected assignment, waiting for each parameter's part of the update.
+    """Run the first forward pass of an expected assignment, waiting for each parameter's part of the
+    update.
 
     Args:
         session: this worker's session, which receives the update.
         computation: the task.
         times: times of the step that begins here.
         expected: the expected assignment.
+        first_batch: returns the first batch of a number of samples, as a range of positions.
         after: id of the assignment that was answered just before.
         seeds: seeds of the pass's random numbers, besides the job's seed.
 
@@ -202,6 +205,7 @@ def look_ahead(
         replica.check()
 
     indices, frames = computation.indices(expected), _compiled_frames()
+    indices = indices[first_batch(len(indices))]
     watch = _Watch(replica.parameters, needed)
     times.begin()
     try:

@@ -49,7 +49,7 @@ class Computation:
         self._replica = replica
         self._device = device
         self._seed = seed
-        self.indices = Shards(seed, replica.manifest.train_samples).of
+        self.indices = Shards(seed, replica.manifest.train_samples, task.split).of
 
     def forward(self, indices: Indices, seeds: Sequence[int]) -> torch.Tensor:
         """Return the mean loss over some samples, a scalar tensor for `backward`. Earlier gradients are

@@ -21,23 +21,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .task import Task, TaskError
+from ..training.splits import parse_split
+from .task import Task, TaskError, TaskSpecError
 
 VALIDATION_SAMPLES = 389
 SPLIT_SEED = 0  # seed of the split into training and validation images; independent of the job's seed
 LARGEST_PIXEL = 16.0
 
 
-def digits(model: Literal["mlp", "cnn"] = "mlp") -> Task:
+def digits(model: Literal["mlp", "cnn"] = "mlp", split: str = "") -> Task:
     """Return the task of classifying handwritten digits.
 
     Args:
         model: `mlp`, 64-256-128-10 with ReLU; `cnn`, two convolutions and two linear layers.
 
+        split: how samples are divided among workers; see `splits.parse_split`.
+
     Raises:
+        TaskSpecError: a split that there is not.
         TaskError: scikit-learn is not installed.
     """
     train_images, validation_images, train_labels, validation_labels = _load()
+    try:
+        shares = parse_split(split, train_labels.numpy())
+    except ValueError as error:
+        raise TaskSpecError(f"task 'digits': option {error}") from None
 
     def batch(indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         rows = torch.as_tensor(indices)
@@ -63,6 +71,7 @@ def digits(model: Literal["mlp", "cnn"] = "mlp") -> Task:
         batch=batch,
         loss=loss,
         evaluate=evaluate,
+        split=shares,
     )
 
 

@@ -10,7 +10,8 @@ completely.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from ...proto import messages as m
 from ..metrics import WorkerMetrics
 from ..session.replica import as_dense
 from ..session.session import Session
-from ..training.gradients import GradientStrategy
 from ..training.local import Changes, LocalStep, LocalStrategy
 from ..training.sharding import Indices, coded_parts
 from ..training.step import Strategy, TrainingStep
@@ -31,7 +31,8 @@ log = logging.getLogger("gradwire.worker")
 
 
 class WorkersOptimizer:
-    """The job's optimizer where workers take its steps; a `LocalOptimizer`.
+    """The job's optimizer where workers take its steps; a `LocalOptimizer` and a
+    `TensorOptimizer`.
 
     Attributes:
         optimizer: optimizer of the replica's parameters; the driver sets its learning rates from assignments.
@@ -47,6 +48,13 @@ class WorkersOptimizer:
             if parameter.grad is not None:
                 parameter.grad = as_dense(parameter.grad)
         self.optimizer.step()
+
+    def step_copy(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> Callable[[], None]:
+        """Take one local step on a copy of one parameter; return a function that takes the optimizer's state
+        back."""
+        before = self.optimizer.copy_memory(index)
+        self.optimizer.step_copy(index, parameter, gradient)
+        return partial(self.optimizer.restore_memory, index, before)
 
     def copy_state(self) -> Any:
         """Return a copy of the optimizer's state."""
@@ -129,7 +137,7 @@ class TaskDriver:
             return
         if self._delayed and isinstance(step, LocalStep) and step.changes is not None:
             self._begin_round(assignment, step.changes)
-        elif self._looks_ahead and isinstance(self.strategy, GradientStrategy) and self.strategy.hooks:
+        elif self._looks_ahead and self.strategy.hooks is not None:
             self._look_ahead(assignment)
 
     # ---- inside
@@ -161,6 +169,7 @@ class TaskDriver:
                     early = None
                     self._stop_looking_ahead(error)
                     continue
+                early = None  # only the first batch was begun early
                 usable = step.push(loss)
         except Exception:
             step.withdraw()
@@ -196,6 +205,7 @@ class TaskDriver:
                     self._computation,
                     self.strategy.times,
                     expected,
+                    self.strategy.first_batch,
                     after=assignment.id,
                     seeds=self.strategy.seeds(expected),
                 )

@@ -24,6 +24,8 @@ from .task import Task, TaskError, TaskSpecError
 
 # Exceptions of a task's code. SystemExit too: a script that is not a task must not end the worker silently.
 _RAISED = (Exception, SystemExit)
+# Modules of built-in tasks that do not have the task's name.
+_MODULES = {"cifar10": "images", "cifar100": "images", "mnist": "images"}
 
 
 def load(spec: str) -> Task:
@@ -122,7 +124,8 @@ def _parse(spec: str) -> tuple[str, str, Mapping[str, str]]:
     except SpecError as error:
         raise TaskSpecError(str(error)) from None
     module, colon, function = parsed.name.partition(":")
-    return (module, function, parsed.options) if colon else (f".{module}", module, parsed.options)
+    built_in = f".{_MODULES.get(module, module)}"
+    return (module, function, parsed.options) if colon else (built_in, module, parsed.options)
 
 
 def _find(spec: str, module_name: str, name: str) -> Callable[..., object]:

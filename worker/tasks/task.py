@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor, nn
 
+    from ..training.splits import SampleSplit
+
 
 class TaskError(ValueError):
     """A task that cannot be used: it raised an exception while loading, or its function returned no usable
@@ -45,6 +47,8 @@ class Task:
             `params` holds the parameters. Other keys hold the options that differ from the job's, as in
             `{"params": biases, "weight_decay": 0.0}`. The key `lr` is the group's learning rate before the
             job's schedule. Parameters in no group have the job's options. None if the task has no groups.
+        split: division of the samples among workers that are not to have identically distributed samples: a
+            worker takes samples of its own share in place of the assigned ones. None for no division.
 
     Raises:
         TaskError: `train_samples` is below 1, or an attribute that must be a function is not one.
@@ -57,6 +61,7 @@ class Task:
     loss: Callable[[nn.Module, Any], Tensor]
     evaluate: Callable[[nn.Module], Mapping[str, float]]
     groups: Callable[[nn.Module], Iterable[Mapping[str, Any]]] | None = None
+    split: SampleSplit | None = None
 
     def __post_init__(self) -> None:
         if self.train_samples < 1:

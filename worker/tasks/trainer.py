@@ -193,6 +193,9 @@ def _driver(
                 give_up=TaskFailedError,
                 batch_size=job.batch_size,
                 correction=work.correction,
+                elastic=work.elastic,
+                by_tensor=None if job.overlap == "off" or work.elastic else optimizer,
+                final=job.overlap == "both",
             )
             return TaskDriver(session, computation, metrics, local, optimizer=optimizer, delayed=work.delayed)
         case CodedExchange():

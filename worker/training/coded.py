@@ -29,7 +29,7 @@ from ...coding import (
 )
 from ...optim.optimizer import Optimizer
 from ...proto import messages as m
-from ...proto.shares import assigned_samples, share
+from ...proto.shares import assigned_samples, block_share
 from ...proto.wire import crc32c
 from ..metrics import WorkerMetrics
 from ..session.receiving import ReceivedPacket
@@ -51,7 +51,7 @@ def _key(assignment: m.Assignment) -> tuple[object, ...]:
     """Return the fields on which an assignment's gradients depend: equal keys mean equal gradients."""
     return (
         *(assignment.version, assignment.epoch, assignment.ranges, assignment.position, assignment.world),
-        _coding(assignment).redundancy,
+        *(_coding(assignment).redundancy, _coding(assignment).sizes),
     )
 
 
@@ -215,7 +215,8 @@ class CodedStrategy(Strategy):
             return
         total = assigned_samples(step.assignment)
         blocks = len(step.plan.holders)
-        bounds = [share(total, block, blocks, self.least) for block in step.plan.blocks]
+        coding = _coding(step.assignment)
+        bounds = [block_share(coding, total, block, blocks, self.least) for block in step.plan.blocks]
         samples = sum(end - start for start, end in bounds)
         mean = np.empty(self.elements, np.float32)
         from_fixed_point(step.exchange.sums(), mean, 1.0 / samples if samples else 0.0)
@@ -264,7 +265,8 @@ class CodedStep(TrainingStep):
         self.checksums: dict[int, int] = {}
         self.loss, self.clipped, self.unusable, self.computing_s = 0.0, 0, "", 0.0
         self.exchange: Exchange | None = None
-        bounds = [share(samples, block, len(self.original.holders), strategy.least) for block in held]
+        coding, blocks = _coding(assignment), len(self.original.holders)
+        bounds = [block_share(coding, samples, block, blocks, strategy.least) for block in held]
         # Blocks that have samples, the last one first.
         self._left = [(block, slice(*each)) for block, each in zip(held, bounds, strict=True)][::-1]
         self._left = [(block, batch) for block, batch in self._left if batch.stop > batch.start]

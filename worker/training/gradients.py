@@ -28,7 +28,6 @@ class GradientStrategy(Strategy):
     """The strategy of work `gradients`: pushes the gradient of each assignment's samples.
 
     Attributes:
-        hooks: hooks that send gradients during backward; None if gradients leave at the end of their step.
         rates: returns the learning rates of the server's step that a push carries, by parameter group; an
             empty tuple stands for the job's schedule.
         remedy: advice, appended to the warning that a gradient arrived twice; may be empty.
@@ -62,21 +61,11 @@ class GradientStrategy(Strategy):
         super().__init__(session, metrics, give_up=give_up, single=single, final=final)
         self.rates = rates
         self.remedy = remedy
-        self.hooks: GradientHooks | None = None
         if overlap:
             self.hooks = GradientHooks(session.replica.parameters, self.times, checked=user_steps)
 
     def begin(self, assignment: m.Assignment, samples: int) -> GradientStep:
         return GradientStep(self, assignment, samples)
-
-    def stop_overlap(self, why: str) -> None:
-        """Send gradients only after the backward pass from now on, and warn of that.
-
-        Args:
-            why: reason, a clause for the warning.
-        """
-        log.warning("from now on gradients leave after the backward pass, not during it: %s", why)
-        self.hooks = None
 
 
 class GradientStep(TrainingStep):

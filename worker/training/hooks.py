@@ -1,4 +1,4 @@
-"""Hooks that hand each gradient to a push as soon as backward has accumulated it.
+"""Hooks that hand each gradient to a push, or to a local step, as soon as backward has accumulated it.
 
 A script may change gradients between `backward()` and `step()`, for instance by clipping or unscaling.
 Checksums detect that: one is taken of each gradient when a hook hands it to the push, and compared at the
@@ -9,31 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ...proto.wire import crc32c
-from ..session.pushing import Pushing
 from ..session.replica import as_dense
 from ..session.timing import StepTimes
 
 COLUMNS = 1024  # values in a row, in `sums`
 
 
+class Receiver(Protocol):
+    """Receives the gradients of one backward pass, such as a push."""
+
+    def add(self, index: int, gradient: torch.Tensor) -> None:
+        """Take the gradient, dense float32, of the parameter with this index."""
+        ...
+
+
 class GradientHooks:
-    """Hooks on a model's parameters, which hand gradients to one push at a time (`follow`, then `stop`).
+    """Hooks on a model's parameters, which hand gradients to one receiver at a time (`follow`, then `stop`).
 
     Hooks stay registered for as long as the parameters live. Autograd calls a hook once for each parameter
     that the loss reaches, also where several modules share it. A gradient that arrives twice, as with
     reentrant checkpoints, was incomplete the first time: the push is unusable.
 
     Attributes:
-        error: exception raised by a hook during the present push; None if there was none. It is kept here
+        error: exception raised by a hook during the present pass; None if there was none. It is kept here
             because autograd would raise it as another type.
-        repeated: whether a gradient arrived twice during the present push.
+        repeated: whether a gradient arrived twice during the present pass.
     """
 
     def __init__(
@@ -50,9 +57,9 @@ class GradientHooks:
         self._parameters = parameters
         self._times = times
         self._checked = checked
-        self._pushing: Pushing | None = None
+        self._receiver: Receiver | None = None
         self._added: set[int] = set()
-        self._checksums: dict[int, int] = {}  # by parameter, of the gradient when it was handed to the push
+        self._checksums: dict[int, int] = {}  # by parameter, of the gradient when it was handed on
         self._hooked: set[int] = set()
         self._hook()
 
@@ -66,20 +73,20 @@ class GradientHooks:
                 any_parameter.register_post_accumulate_grad_hook(partial(self._hand_on, index))
                 self._hooked.add(index)
 
-    def follow(self, pushing: Pushing) -> None:
-        """Hand gradients to `pushing` from now on, until `stop`."""
-        self._pushing, self.error, self.repeated = pushing, None, False
+    def follow(self, receiver: Receiver) -> None:
+        """Hand gradients to `receiver` from now on, until `stop`."""
+        self._receiver, self.error, self.repeated = receiver, None, False
         self._added.clear()
         self._checksums.clear()
         self._hook()
 
     def stop(self) -> list[int]:
-        """Stop handing gradients to the push.
+        """Stop handing on gradients.
 
         Returns:
             Indices of the parameters whose gradients have not arrived, in descending order.
         """
-        self._pushing = None
+        self._receiver = None
         return [index for index in reversed(range(len(self._parameters))) if index not in self._added]
 
     def changed(self) -> list[int]:
@@ -92,8 +99,8 @@ class GradientHooks:
         return None if gradient is None else checksum(gradient)
 
     def _hand_on(self, index: int, parameter: torch.Tensor) -> None:
-        """Called by autograd when a parameter's gradient is accumulated: add the gradient to the push."""
-        if self._pushing is None or self.error is not None:
+        """Called by autograd when a parameter's gradient is accumulated: hand the gradient on."""
+        if self._receiver is None or self.error is not None:
             return
         if index in self._added:
             self.repeated = True
@@ -105,7 +112,7 @@ class GradientHooks:
         try:
             if self._checked:
                 self._checksums[index] = checksum(parameter.grad)
-            self._pushing.add(index, as_dense(parameter.grad))
+            self._receiver.add(index, as_dense(parameter.grad))
         except Exception as error:
             self.error = error
         self._times.handed()

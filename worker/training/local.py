@@ -14,9 +14,33 @@ After the round's last step the parameters return to w_global, so the replica ho
 expects. A script may take its own steps in the other modes too (`job.attach(steps="local")`). An assignment
 is one batch there, and therefore one step, and the server subtracts the mean of the changes.
 
-*Delayed* (figure 3b of that paper), a worker does not wait for the exchange. After pushing its change c_s of
-round s, it takes the steps of round s + 1 at once, on the samples that the server has announced
-(`Assignment.next`). It starts from the last global model that it has, less its own change:
+*Overlapped* (figures 1 and 3b of that paper; `--overlap backward` and `both`), the change of each parameter
+leaves during the backward pass of the last step (`LastStep`). Once the parameter's gradient is there, a copy
+of the parameter takes the last step, and the change goes into the push. The parameters themselves keep their
+values until backward has ended, because it may still use them. The bits are those of steps without overlap.
+With `both`, parts of the update come back early, and the first forward pass of the next round waits for them
+layer by layer (`worker/tasks/ahead`).
+
+If the last step is not finite or a gradient arrives twice, the optimizer's state of that step is undone, the
+push is abandoned, and the round ends as it would without overlap. With `both`, parts that have left cannot be
+taken back. Then the last step is left out for the tensors whose change has not left: their change of the
+earlier steps does. A push with `both` always counts all samples of its assignment, because the server weights
+each part before the push is committed.
+
+*Elastic* (`local:elastic=α`; EASGD: Zhang, Choromanska and LeCun, NIPS 2015), a worker keeps its own
+parameters x_i from round to round, and the replica holds the center x̃. After the steps of a round,
+
+    x_i <- x_i - α (x_i - x̃)        x̃ <- x̃ + Σ_i α (x_i - x̃)
+
+with the x̃ that the round began with on both sides. A worker begins its first round at the center. It pushes
+α (x̃ - x_i), which the server subtracts with the weight 1. A push that arrives too late goes into the
+residual like any other, and moves the center later. If the change of a round is not finite, the worker begins
+again at the center. Changes leave after the last step.
+
+*Delayed* (not in that paper: there each round begins with the model that the last one made), a worker does
+not wait for the exchange. After pushing its change c_s of round s, it takes the steps of round s + 1 at once,
+on the samples that the server has announced (`Assignment.next`). It starts from the last global model that it
+has, less its own change:
 
     x_0 = w_s - c_s
     c_{s+1} = x_0 - x_H, after H steps from x_0
@@ -50,13 +74,16 @@ import torch
 from ...compressors import NonFiniteGradient
 from ...proto import messages as m
 from ..metrics import WorkerMetrics
+from ..session.pushing import Pushing
 from ..session.session import Session
+from .hooks import GradientHooks
 from .sharding import batches
 from .step import Strategy, TrainingStep, all_finite
 
 log = logging.getLogger("gradwire.worker")
 
 Changes = Sequence[torch.Tensor | None]
+UNUSABLE_CHANGE = "the local update contains NaN or infinity"
 
 
 class LocalOptimizer(Protocol):
@@ -80,13 +107,33 @@ class LocalOptimizer(Protocol):
         ...
 
 
+class TensorOptimizer(Protocol):
+    """The same optimizer, where it can step each parameter by itself."""
+
+    def step_copy(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> Callable[[], None]:
+        """Take one step on a copy of one parameter, in place.
+
+        Args:
+            index: index of the parameter in the replica.
+            parameter: the copy.
+            gradient: its gradient, dense float32.
+
+        Returns:
+            A function that takes the optimizer's state of the parameter back.
+        """
+        ...
+
+
 class LocalStrategy(Strategy):
     """The strategy of work `local`: takes rounds of local steps, and pushes the change that each has made.
 
     Attributes:
         optimizer: takes the local steps.
+        by_tensor: takes the last step of each round; None if changes leave after it.
         correction: λ, 0 to 1: share of its distance from the round's first model by which a step is pulled
             back.
+        elastic: α of elastic averaging, 0 to 1; 0 without it.
+        own: this worker's parameters between rounds of elastic averaging; None to begin at the center.
         rates: learning rates of the server's step, by parameter group; empty to use the mode's own.
     """
 
@@ -99,8 +146,10 @@ class LocalStrategy(Strategy):
         give_up: type[Exception],
         batch_size: int | None,
         correction: float = 0.0,
+        elastic: float = 0.0,
         single: bool = False,
         final: bool = False,
+        by_tensor: TensorOptimizer | None = None,
         rates: tuple[float, ...] = (),
     ) -> None:
         """
@@ -112,15 +161,26 @@ class LocalStrategy(Strategy):
             batch_size: largest number of samples of a local step; None to take all of an assignment's
                 samples in one step.
             correction: λ, 0 to 1, the strength of the pull.
+            elastic: α of elastic averaging, 0 to 1; 0 without it.
             single: whether each push makes a version of its own.
             final: whether the server uses parts before their push is committed.
+            by_tensor: takes the last step of each round, so that changes leave during its backward pass; None
+                to send them after it.
             rates: learning rates of the server's step, by parameter group; empty to use the mode's own.
         """
         super().__init__(session, metrics, give_up=give_up, single=single, final=final)
         self.optimizer = optimizer
         self.correction = correction
+        self.elastic = elastic
+        self.own: list[torch.Tensor] | None = None
         self.rates = rates
         self._batch_size = batch_size
+        self.by_tensor = by_tensor
+        if by_tensor is not None:
+            self.hooks = GradientHooks(session.replica.parameters, self.times)
+
+    def first_batch(self, samples: int) -> slice:
+        return self._batches(samples)[0]
 
     def begin(self, assignment: m.Assignment, samples: int) -> LocalStep:
         return LocalStep(self, assignment, self._batches(samples))
@@ -144,11 +204,89 @@ class LocalStrategy(Strategy):
         return batches(samples, self._batch_size or samples, self.session.replica.state.least_samples)
 
     def image(self) -> dict[str, Any]:
-        return {**super().image(), "optimizer": self.optimizer.copy_state()}
+        image = {**super().image(), "optimizer": self.optimizer.copy_state()}
+        if self.own is not None:
+            image["own"] = [each.clone() for each in self.own]
+        return image
 
     def restore(self, image: Mapping[str, Any]) -> None:
         super().restore(image)
         self.optimizer.restore_state(image["optimizer"])
+        if "own" in image:
+            pairs = zip(image["own"], self.session.replica.parameters, strict=True)
+            self.own = [each.to(parameter.device) for each, parameter in pairs]
+
+
+class NonFiniteStep(Exception):
+    """The loss or a gradient of the last local step is not finite; the text says which."""
+
+
+class LastStep:
+    """The last local step of a round, taken tensor by tensor while backward produces gradients.
+
+    It receives gradients from `GradientHooks`, and passes changes to a push.
+
+    Attributes:
+        pushing: push that receives the changes.
+        changes: changes that were passed on, by index of the tensor; None for a tensor without one.
+    """
+
+    def __init__(
+        self,
+        pushing: Pushing,
+        optimizer: TensorOptimizer,
+        parameters: Sequence[torch.Tensor],
+        start: Sequence[torch.Tensor],
+        pull: float,
+    ) -> None:
+        """
+        Args:
+            pushing: push that receives the changes.
+            optimizer: takes the steps.
+            parameters: parameters after the earlier steps of the round.
+            start: parameters at the round's start.
+            pull: share of its distance from `start` by which the step is pulled back.
+        """
+        self.pushing = pushing
+        self.changes: dict[int, torch.Tensor | None] = {}
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._start = start
+        self._pull = pull
+        self._undo: list[Callable[[], None]] = []
+
+    def add(self, index: int, gradient: torch.Tensor) -> None:
+        """Take the step of one tensor on a copy, and pass on its change.
+
+        Raises:
+            NonFiniteStep: the gradient is not finite; no state was changed.
+            NonFiniteGradient: the change is not finite.
+        """
+        if not all_finite((gradient,)):
+            raise NonFiniteStep("a gradient is not finite")
+        parameter, began = self._parameters[index].detach(), self._start[index]
+        with torch.no_grad():
+            stepped = parameter.clone()
+            pull = (parameter - began).mul_(self._pull) if self._pull else None
+            self._undo.append(self._optimizer.step_copy(index, stepped, gradient))
+            if pull is not None:
+                stepped.sub_(pull)
+            self.pass_on(index, torch.sub(began, stepped, out=stepped))
+
+    def leave_out(self, index: int, *, reached: bool) -> None:
+        """Pass on the change of a tensor's earlier steps; `reached` tells whether there is any."""
+        with torch.no_grad():
+            self.pass_on(index, self._start[index] - self._parameters[index] if reached else None)
+
+    def pass_on(self, index: int, change: torch.Tensor | None) -> None:
+        """Add a tensor's change to the push."""
+        self.pushing.add(index, change)
+        self.changes[index] = change
+
+    def undo(self) -> None:
+        """Restore the optimizer's state from before this step."""
+        for undo in self._undo:
+            undo()
 
 
 class LocalStep(TrainingStep):
@@ -180,6 +318,7 @@ class LocalStep(TrainingStep):
         self.changes: Changes | None = None
         self._strategy = strategy
         self._batches = bounds
+        self._last: LastStep | None = None  # the last step, while its changes leave during backward
         self._at = 0  # the present batch
         self._early = early
         self._reached: set[int] = set()
@@ -194,6 +333,8 @@ class LocalStep(TrainingStep):
             for parameter, each in zip(replica.parameters, less, strict=False):
                 if each is not None:
                     parameter.sub_(each)
+            for parameter, own in zip(replica.parameters, strategy.own or (), strict=False):
+                parameter.copy_(own)
             if less:
                 self._start = [parameter.detach().clone() for parameter in replica.parameters]
 
@@ -205,7 +346,43 @@ class LocalStep(TrainingStep):
     def seeds(self) -> tuple[int, ...]:
         return (*super().seeds, self._at) if self._at else super().seeds
 
+    def follow(self) -> None:
+        super().follow()
+        strategy = self._strategy
+        if (
+            strategy.hooks is None
+            or strategy.by_tensor is None
+            or self._early
+            or self._at < len(self._batches) - 1
+        ):
+            return
+        self._last = LastStep(
+            strategy.begin_push(self.assignment, self._counted(with_batch=True), strategy.rates),
+            strategy.by_tensor,
+            strategy.session.replica.parameters,
+            self._start,
+            strategy.correction if self.samples else 0.0,
+        )
+        strategy.hooks.follow(self._last)
+
+    @property
+    def sent(self) -> bool:
+        return self._last is not None and bool(self._last.pushing.checksums)
+
+    def withdraw(self) -> bool:
+        last, self._last = self._last, None
+        if last is None or self._strategy.hooks is None:
+            return False
+        self._strategy.hooks.stop()
+        last.undo()
+        self._strategy.session.abandon(last.pushing)
+        return bool(last.changes)
+
     def push(self, loss: float, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
+        if self._last is not None and self._strategy.hooks is not None:
+            answered = self._finish_last(self._last, self._strategy.hooks, loss)
+            if answered is not None:
+                return answered
         why = self._take_step(loss, scale, evaluate)
         if why:
             self._unusable = why
@@ -240,18 +417,102 @@ class LocalStep(TrainingStep):
             return False
         session.doing("compressing")
         assert self.changes is not None
-        pushing = strategy.begin_push(assignment, self.samples, strategy.rates)
+        pushing = strategy.begin_push(assignment, self._counted(), strategy.rates)
         try:
             for index in reversed(range(len(self.changes))):
                 pushing.add(index, self.changes[index])
         except NonFiniteGradient:
-            self.changes = None
-            return self._contribute_nothing("the local update contains NaN or infinity", pushing, self._loss)
+            self.changes = strategy.own = None
+            return self._contribute_nothing(UNUSABLE_CHANGE, pushing, self._loss)
+        return self._commit(pushing)
+
+    # ---- inside
+
+    def _counted(self, *, with_batch: bool = False) -> int:
+        """Return the number of samples that the push counts.
+
+        Args:
+            with_batch: whether the present batch counts besides those before.
+        """
+        if self._strategy.final:  # the server weights parts by it before it knows which steps were left out
+            return int(self._batches[-1].stop)
+        return self.samples + (self.batch.stop - self.batch.start if with_batch else 0)
+
+    def _finish_last(self, last: LastStep, hooks: GradientHooks, loss: float) -> bool | None:
+        """Complete the push that hooks have filled during the last backward pass, and answer.
+
+        Returns:
+            True if the push contributes to the job. None if it was withdrawn: the last step is then taken as
+            without hooks.
+
+        Raises:
+            The strategy's `give_up`: a gradient arrived twice, and parts that have left cannot be taken back;
+            or too many steps in a row have contributed nothing.
+        """
+        strategy = self._strategy
+        hooks.stop()
+        if hooks.repeated:
+            why = "a gradient arrived twice in one step"
+            if strategy.final and self.sent:
+                raise strategy.give_up(f"{why}, and some parts have left: use --overlap off for this model")
+            self.withdraw()
+            strategy.stop_overlap(why)
+            return None
+        try:
+            if hooks.error is not None:
+                raise hooks.error
+            if not math.isfinite(loss):
+                raise NonFiniteStep(f"the loss is {loss}")
+            for index in self._rest(last):
+                gradient = strategy.session.replica.gradient(index)
+                if gradient is None:
+                    last.leave_out(index, reached=index in self._reached)
+                else:
+                    last.add(index, gradient)
+        except (NonFiniteStep, NonFiniteGradient) as error:
+            if not (strategy.final and self.sent):
+                self.withdraw()
+                return None
+            return self._answer_in_part(last, error)
+        if not self.samples:
+            self._loss = loss
+        self._end_last(last)
+        return self._commit(last.pushing)
+
+    def _answer_in_part(self, last: LastStep, error: Exception) -> bool:
+        """Answer although the last step failed for some tensors, because parts of the push count already."""
+        why = str(error) if isinstance(error, NonFiniteStep) else UNUSABLE_CHANGE
+        if isinstance(error, NonFiniteStep) and self.samples:
+            version = self.assignment.version
+            log.warning("version %d: %s; tensors that have not left leave out this local step", version, why)
+            try:
+                for index in self._rest(last):
+                    last.leave_out(index, reached=index in self._reached)
+                self._end_last(last)
+                return self._commit(last.pushing)
+            except NonFiniteGradient:
+                why = UNUSABLE_CHANGE
+        self._end_last(last)
+        self.changes = None
+        return self._contribute_nothing(why, last.pushing, self._loss)
+
+    def _rest(self, last: LastStep) -> list[int]:
+        """Return the indices of the tensors whose changes were not passed on, in descending order."""
+        return [index for index in reversed(range(len(self._start))) if index not in last.changes]
+
+    def _end_last(self, last: LastStep) -> None:
+        """End the round after its last step, which was taken tensor by tensor."""
+        self._last, self.open = None, False
+        self._at += 1
+        self.samples = last.pushing.samples
+        self._put_back([last.changes.get(index) for index in range(len(self._start))])
+
+    def _commit(self, pushing: Pushing) -> bool:
+        """Commit a push that contributes to the job."""
+        strategy = self._strategy
         strategy.reset_unusable()
         strategy.commit(pushing, self._loss, computing_s=0.0 if strategy.rates else self._seconds)
         return True
-
-    # ---- inside
 
     def _take_step(self, loss: float, scale: float, evaluate: Callable[[], Any] | None) -> str:
         """Take the local step of the present batch; return why it is left out, or "" if it is taken."""
@@ -288,17 +549,30 @@ class LocalStep(TrainingStep):
         self.open = self._at < len(self._batches)
         if self.open:
             return True
-        self._put_back()
+        self._put_back(self._changes())
         return self._early or self.answer(self.assignment)
 
-    def _put_back(self) -> None:
-        """Compute the round's change, and restore the parameters to the global model."""
-        replica = self._strategy.session.replica
-        changes: list[torch.Tensor | None] = []
+    def _changes(self) -> Changes:
+        """Return the round's change of each tensor; in elastic averaging also move this worker's own
+        parameters."""
+        strategy = self._strategy
+        pairs = list(zip(self._start, strategy.session.replica.parameters, strict=True))
         with torch.no_grad():
-            rows = zip(replica.parameters, self._start, self._global, strict=True)
-            for index, (parameter, began, before) in enumerate(rows):
-                changes.append(began - parameter if index in self._reached else None)
+            if strategy.elastic and self.samples:
+                changes = [(before - own).mul_(strategy.elastic) for before, own in pairs]
+                moved = zip(pairs, changes, strict=True)
+                strategy.own = [own + change for (_, own), change in moved]
+                return changes
+            return [
+                began - parameter if index in self._reached else None
+                for index, (began, parameter) in enumerate(pairs)
+            ]
+
+    def _put_back(self, changes: Changes) -> None:
+        """Restore the parameters to the global model, and keep the round's change."""
+        replica = self._strategy.session.replica
+        with torch.no_grad():
+            for parameter, before in zip(replica.parameters, self._global, strict=True):
                 parameter.copy_(before)
         replica.wrote()
         self._start = self._global = []

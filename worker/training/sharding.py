@@ -15,28 +15,49 @@ import numpy.typing as npt
 from ...coding import parts_of, straggler_code
 from ...proto.messages import Assignment
 from ...proto.shares import share
+from .splits import SampleSplit
 
 Indices = npt.NDArray[np.int64]
 
 
 class Shards:
-    """Maps assignments to indices of training samples. Caches the order of the last epoch."""
+    """Finds the samples of assignments. Caches the order of one epoch, and one worker's share of a split."""
 
-    def __init__(self, seed: int, train_samples: int) -> None:
+    def __init__(self, seed: int, train_samples: int, split: SampleSplit | None = None) -> None:
         """
         Args:
-            seed: seed of the job.
-            train_samples: number of training samples.
+            seed: the job's seed.
+            train_samples: number of samples in an epoch.
+            split: how samples are divided among workers; None for samples that are distributed alike.
         """
-        self._seed, self._samples = seed, train_samples
+        self._seed, self._samples, self._split = seed, train_samples, split
         self._epoch, self._order = -1, np.empty(0, np.int64)
+        self._of = (-1, -1, -1)  # epoch, position and world of `_order` in a split
 
     def of(self, assignment: Assignment) -> Indices:
-        """Return the indices of an assignment's training samples: shape (samples assigned,), int64."""
+        """Return the indices of an assignment's samples: int64, shape (samples,)."""
+        if self._split is not None:
+            return self._of_share(assignment, self._split)
         if assignment.epoch != self._epoch:
             self._epoch = assignment.epoch
             self._order = epoch_order(self._seed, assignment.epoch, self._samples)
         return shard(self._order, assignment)
+
+    def _of_share(self, assignment: Assignment, split: SampleSplit) -> Indices:
+        """Return as many samples of the worker's own share as the assignment has.
+
+        A round of `world` workers advances in the epoch by `world` times as much as one of them. So the
+        start of a range, divided by `world`, is the worker's place in its own share. A small share repeats.
+        """
+        world = max(1, assignment.world)
+        place = (assignment.epoch, assignment.position % world, world)
+        if place != self._of:
+            self._of = place
+            own = split.share(place[1], world)
+            self._order = own[np.random.default_rng([self._seed, *place]).permutation(len(own))]
+        steps = [np.arange(each.count) + each.start // world for each in assignment.ranges]
+        wanted: Indices = np.concatenate([np.empty(0, np.int64), *steps]) % len(self._order)
+        return self._order[wanted]
 
 
 def epoch_order(seed: int, epoch: int, train_samples: int) -> Indices:

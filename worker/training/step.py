@@ -63,6 +63,7 @@ from ..metrics import WorkerMetrics
 from ..session.pushing import Pushing
 from ..session.session import Session
 from ..session.timing import StepTimes
+from .hooks import GradientHooks
 
 log = logging.getLogger("gradwire.worker")
 
@@ -82,6 +83,7 @@ class Strategy(ABC):
         times: durations of the forward and backward passes, by tensor.
         steps: number of pushes committed so far.
         give_up: exception raised after `MAX_UNUSABLE` steps in a row that contributed nothing.
+        hooks: hooks by which parts leave during the backward pass; None if they leave at the end of it.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Strategy(ABC):
         self.times = StepTimes(len(session.replica.parameters))
         self.steps = 0
         self.give_up = give_up
+        self.hooks: GradientHooks | None = None
         self._held = 0  # commits since the last one with payloads: the compressor's delay holds them back
         self._unusable = 0  # steps in a row that contributed nothing
 
@@ -123,6 +126,20 @@ class Strategy(ABC):
         Returns:
             The step, with its first batch open.
         """
+
+    def first_batch(self, samples: int) -> slice:
+        """Return the first batch of an assignment of `samples` samples, as a range of positions among
+        them."""
+        return slice(0, samples)
+
+    def stop_overlap(self, why: str) -> None:
+        """Send parts only after the backward pass from now on, and warn of that.
+
+        Args:
+            why: reason, a clause for the warning.
+        """
+        log.warning("from now on gradients leave after the backward pass, not during it: %s", why)
+        self.hooks = None
 
     @property
     def busy(self) -> bool:

@@ -29,10 +29,12 @@ class Local:
             is pulled back.
         delayed: whether the local steps of the next round begin while the changes of this round are
             exchanged.
+        elastic: α of elastic averaging, 0 to 1; 0 without it.
     """
 
     correction: float = 0.0
     delayed: bool = False
+    elastic: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -186,6 +186,7 @@ class Arrivals(Mode):
                 drawn,
                 now,
                 share=member.pace.share,
+                position=member.rank,
                 world=state.roster.ready_members,
                 progress=state.samples.progress,
                 total_steps=state.total_steps(state.version + ahead + 1, state.rules.batch_size),

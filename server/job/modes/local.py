@@ -10,6 +10,10 @@ Source: the multi-step paper, formula (1), with H_0 outside the root as in the w
 root, as printed, H would be the root of H_0 at s = 0. The paper's text says that H falls with the rate; this
 file follows its formula.
 
+Algorithm 1 of the paper steps w before its `if` and once more in `else`; here a local step happens once. It
+prints update and correction with plus signs, which ascend and repel: both are subtracted here. It aggregates
+the last gradient of a round only, which would lose the other H - 1 steps: here the accumulated change is.
+
 With `by=time`, an addition of this project, H hides the exchange: the steps take as long as the exchange
 does.
 
@@ -26,6 +30,12 @@ H_0 steps even if a warm-up changes its rate. The loss at the start of a round i
 begun it. So F_s is the loss at the start of the last closed round: the mean over the first local step of each
 member.
 
+With `--overlap both` the server steps parts early, and the exchange runs beside the last step and the next
+first forward pass. Its time is then unknown, so `by` has to be `loss`.
+
+With `elastic=α` a round ends with elastic averaging (`worker/training/local`), and the server adds the sum of
+the workers' differences to the center: each push has the weight 1 instead of its share of the samples.
+
 With `delayed=on` workers are told the samples of the next round, and begin its steps early
 (`worker/training/local`). So its H has to be known by then, and is computed one round earlier.
 """
@@ -36,11 +46,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ....common.configuration import option
+from ....common.configuration import UsageError, option
 from ....optim.optimizer import parse_optimizer
-from ....optim.steps import OptimizerOptions
+from ....optim.steps import OptimizerOptions, Sgd
 from ....settings import ServerSettings
-from .options import ModeOptions, needs_workers
+from .options import ModeOptions, needs_mean, needs_workers, steps_by_coordinate
 
 MOST_STEPS = 10_000  # limit of local steps in a round
 
@@ -75,6 +85,8 @@ class LocalOptions(ModeOptions):
         outer: spec of the optimizer that is applied to the mean change.
         outer_rate: learning rate of the outer optimizer.
         delayed: True if workers begin the next round's steps while the changes of this round are exchanged.
+        elastic: α of elastic averaging: share of its distance from the center by which each worker moves, and
+            pulls the center, after a round; 0 for rounds that begin at the global model.
     """
 
     steps: str = option("adaptive", "local steps of a round, a number or adaptive", parse=_parse_steps)
@@ -96,6 +108,12 @@ class LocalOptions(ModeOptions):
     delayed: bool = option(
         False, "whether workers begin the next round's steps while the changes of this one are exchanged"
     )
+    elastic: float = option(
+        0.0,
+        "elastic averaging: part of the way by which worker and center approach each other after each round",
+        least=0,
+        most=1,
+    )
 
     def __post_init__(self) -> None:
         _check_steps("first", self.first)
@@ -110,6 +128,27 @@ class LocalOptions(ModeOptions):
                 "the time of the exchange; set a number of steps instead"
             )
 
+        if self.elastic:
+            self._check_elastic()
+
+    def _check_elastic(self) -> None:
+        """Raise ValueError for options that elastic averaging does not define."""
+        expected = f"with elastic={self.elastic:g}"
+        if self.steps == "adaptive":
+            raise ValueError(f"steps: expected a number {expected}, got adaptive")
+        if self.correction:
+            raise ValueError(
+                f"correction: expected 0 {expected}, got {self.correction:g}: the elastic term already "
+                "pulls; add correction=0"
+            )
+        if self.delayed:
+            raise ValueError(f"delayed: expected off {expected}, got on")
+        if _parse_outer(self.outer) != Sgd() or self.outer_rate != 1:
+            raise ValueError(
+                f"outer: expected sgd at outer_rate=1 {expected}, got {self.outer} at {self.outer_rate:g}: "
+                "the center moves by the sum of the differences itself"
+            )
+
     @property
     def workers_step(self) -> bool:
         return True
@@ -117,7 +156,8 @@ class LocalOptions(ModeOptions):
     @property
     def work(self) -> str:
         delayed = "on" if self.delayed else "off"
-        return f"local:correction={self.correction!r},delayed={delayed}"
+        elastic = f",elastic={self.elastic!r}" if self.elastic else ""
+        return f"local:correction={self.correction!r},delayed={delayed}{elastic}"
 
     def next_steps(self, loss_ratio: float, rate_ratio: float, time_ratio: float = math.nan) -> int:
         """Return the number of local steps in the next round.
@@ -154,7 +194,24 @@ class LocalOptions(ModeOptions):
         return max(1, min(self.most, math.ceil(min(wanted, MOST_STEPS) * (1 - 1e-12))))
 
     def check(self, settings: ServerSettings) -> None:
+        if self.by != "loss" and self.steps_parts(settings):
+            raise UsageError(
+                f"--overlap both: not with --mode local:by={self.by}: the time of an exchange beside "
+                "computation is not known; use by=loss, a number of steps, or --overlap backward"
+            )
+        if self.elastic:
+            needs_mean(settings)
+            given = {
+                "--overlap both": settings.overlap == "both",
+                "--clip-norm": bool(settings.clip_norm),
+                "--script": settings.script,
+            }
+            for name in (name for name, is_given in given.items() if is_given):
+                raise UsageError(f"{name}: not with --mode local:elastic={self.elastic:g}")
         needs_workers(settings, 1)
+
+    def steps_parts(self, settings: ServerSettings) -> bool:
+        return not self.delayed and not self.elastic and steps_by_coordinate(settings)
 
     def optimizer(self, settings: ServerSettings) -> tuple[OptimizerOptions, float]:
         return _parse_outer(self.outer), self.outer_rate

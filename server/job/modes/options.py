@@ -92,6 +92,12 @@ class ModeOptions(ABC):
         return None
 
 
+def steps_by_coordinate(settings: ServerSettings) -> bool:
+    """Return True if the server is asked to step parts early, and each coordinate by itself."""
+    wanted = settings.overlap == "both" and not settings.clip_norm
+    return wanted and parse_aggregation(settings.aggregation).by_coordinate
+
+
 def needs_mean(settings: ServerSettings) -> None:
     """Raise UsageError if `--aggregation` is not `mean`."""
     if settings.aggregation != "mean":

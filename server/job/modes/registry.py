@@ -60,7 +60,7 @@ def create(options: ModeOptions, state: JobState) -> Mode:
             bound = options.staleness_bound
             return Arrivals(state, bound=bound, inverse=inverse, compensated=compensated)
         case CodedOptions():
-            return Coded(state, redundancy=options.copies)
+            return Coded(state, redundancy=options.copies, by_speed=options.blocks == "speed")
         case _:
             raise TypeError(f"{type(options).__name__}: no class runs a job with these options")
 

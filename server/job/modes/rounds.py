@@ -110,7 +110,7 @@ class Rounds(Mode):
         # Divide the next samples among the idle members.
         steps = self._next_steps or self._steps()
         late = len(ready) - len(idle)
-        in_parts = self.local is None and self.wanted.steps_parts(state.rules)
+        in_parts = (self.local or self.wanted).steps_parts(state.rules)
         each = state.rules.batch_size * steps
         division = divide(
             self.wanted,
@@ -157,11 +157,15 @@ class Rounds(Mode):
                 slot.work: (*slot.member, part.samples)
                 for slot, part in zip(round_.slots, division.parts, strict=False)
             }
-            opened = e.Open(version=round_.version + 1, members=members, rate_factor=round_.rate_factor)
-            actions.append(opened)
+            factor = self._server_factor(round_)
+            actions.append(e.Open(version=round_.version + 1, members=members, rate_factor=factor))
         state.local_steps = steps
         state.wait_from(now)
         return actions
+
+    def _server_factor(self, round_: Round) -> float:
+        """Return the factor of the learning rate of the server's step: local steps have the schedule's."""
+        return 1.0 if self.local is not None else round_.rate_factor
 
     def _total_steps(self, division: Division, members: int, steps: int) -> int:
         """Return the number of steps of the whole job (`JobState.total_steps`); in local mode, those of one
@@ -417,6 +421,8 @@ class Rounds(Mode):
             return []
         round_.close()
         weights = round_.division.weights(round_.answered)
+        if self.local is not None and self.local.elastic:  # the sum of those that have answered
+            weights = dict.fromkeys(round_.answered, 1.0)
         in_rank_order = [
             each if weights is None else replace(each, weight=weights.get(number, 0.0))
             for number, each in sorted(round_.contributions.items())
@@ -436,7 +442,7 @@ class Rounds(Mode):
                 version=round_.version + 1,
                 contributions=tuple(in_rank_order),
                 members=tuple(member.worker for member in members),
-                rate_factor=1.0 if self.local is not None else round_.rate_factor,
+                rate_factor=self._server_factor(round_),
                 opened_at=round_.opened_at,
             )
         ]

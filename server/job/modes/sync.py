@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ....common.configuration import UsageError, option
 from ....settings import ServerSettings
 from ..aggregation import parse_aggregation
-from .options import MAX_UINT32, ModeOptions, needs_mean, needs_workers
+from .options import MAX_UINT32, ModeOptions, needs_mean, needs_workers, steps_by_coordinate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +53,7 @@ class SyncOptions(ModeOptions):
 
     def steps_parts(self, settings: ServerSettings) -> bool:
         plain = not self.backup and self.redundancy == 1 and not self.stragglers
-        wanted = settings.overlap == "both" and plain and not settings.clip_norm
-        return wanted and parse_aggregation(settings.aggregation).by_coordinate
+        return plain and steps_by_coordinate(settings)
 
     @property
     def slices(self) -> int:

@@ -60,7 +60,7 @@ def _task(
     def evaluate(model: nn.Module) -> Mapping[str, float]:
         return {"loss": float(mse_loss(model(inputs), targets))}
 
-    optional = {} if groups is None else {"groups": groups}
+    optional: dict[str, Any] = {} if groups is None else {"groups": groups}
     return Task(
         name=name, train_samples=samples, model=model, batch=batch, loss=loss, evaluate=evaluate, **optional
     )

@@ -505,10 +505,10 @@ async def test_checkpoints_of_which_none_is_whole_stay_where_they_are_and_are_re
     kept = [each.read_text() for each in manifests]
     for damage, why in (
         ("", "none of its 2 checkpoints is whole"),
-        ('"format": 99', "format 99, and this release reads 2"),
+        ('"format": 99', "format 99, and this release reads 3"),
     ):
         for manifest, text in zip(manifests, kept, strict=True):
-            manifest.write_text(text.replace('"format": 2', damage))
+            manifest.write_text(text.replace('"format": 3', damage))
         for _ in range(2):
             found = StateFolder(folder, syncs=False)
             with pytest.raises(StateError, match=why):

@@ -41,6 +41,39 @@ def test_all_are_told_the_same_samples() -> None:
     assert [job.assigned[name].assignment.position for name in "abc"] == [0, 1, 2]
 
 
+def test_blocks_by_speed_give_a_slow_worker_fewer_samples() -> None:
+    """Each report stands for one sample, in one second or in three."""
+    job = Job(3, redundancy=1, samples=800, blocks="speed", batch_size=14)
+    seconds = {"a": 1.0, "b": 1.0, "c": 3.0}
+
+    def sizes() -> tuple[int, ...]:
+        assert job.mode.round is not None
+        return job.mode.round.coding.sizes
+
+    assert sizes() == ()  # no speed is known yet
+    for _ in range(2):
+        for name in "abc":
+            job.send(name)
+        for name in "abc":
+            job.report(name, seconds=seconds[name])
+        assert sizes() == (18, 18, 6)
+    coding = {job.assigned[name].assignment.coding for name in "abc"}
+    assert {each.sizes for each in coding if each is not None} == {(18, 18, 6)}
+    # A block that is left out has the samples of its size.
+    job.step(e.Left(worker="c", incarnation=1, failed=True, reason="told to"))
+    assert job.mode.round is not None
+    assert [sum(r.count for r in part.ranges) for part in job.mode.round.parts] == [18, 18]
+    assert [sum(r.count for r in part.ranges) for part in job.mode.round.left_out] == [6]
+
+
+def test_even_blocks_have_no_sizes_however_long_workers_take() -> None:
+    job = Job(3)
+    for seconds in (1.0, 2.0):
+        job.round(seconds=seconds)
+    assert job.mode.round is not None
+    assert job.mode.round.coding.sizes == ()
+
+
 def test_a_packet_that_is_not_ones_own_is_refused_and_changes_nothing() -> None:
     job = Job(3)
     assert job.mode.round is not None

@@ -69,6 +69,17 @@ def whole(job: Job) -> None:
 # ---- which rounds
 
 
+def test_the_server_steps_the_parts_of_local_changes_at_its_own_rate() -> None:
+    """The schedule is for the local steps."""
+    job = both(2, "local:steps=2", schedule="cosine", batch_size=4, epochs=3)
+    rates: list[float] = []
+    for _ in range(2):
+        assert [each.rate_factor for each in job.all(e.Open)] == [1.0]
+        rates.append(job.told["w0"].learning_rate)
+        job.round(["w0", "w1"])
+    assert rates[0] > rates[1]
+
+
 def test_a_round_says_to_the_shard_who_is_in_it_behind_the_assignments() -> None:
     job = both(3)
     order = [type(action) for action in job.actions if isinstance(action, e.Assign | e.Open)]
@@ -92,7 +103,11 @@ def test_a_round_says_to_the_shard_who_is_in_it_behind_the_assignments() -> None
         ("sync:redundancy=2", {}, False),
         ("sync:redundancy=4", {}, False),
         ("sync:stragglers=1", {}, False),
-        ("local", {}, False),
+        ("local", {}, True),
+        ("local", {"aggregation": "median"}, True),
+        ("local", {"clip_norm": 1.0}, False),
+        ("local:delayed=on", {}, False),
+        ("local:steps=2,elastic=0.1,correction=0", {}, False),
         ("stale", {}, False),
         ("async", {}, False),
     ],

@@ -6,8 +6,8 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from jobs import MODEL, Job
-from stepping import Refuse, state
+from jobs import LEASE_S, MODEL, Job
+from stepping import Refuse, core_of, state
 
 from gradwire.proto.messages import Decision, Phase
 from gradwire.proto.refusal import Reason
@@ -250,3 +250,19 @@ def test_a_replica_that_was_not_the_servers_is_named_and_begins_anew() -> None:
     assert "w1" in note.text
     assign = job.one(e.Assign)
     assert (assign.worker, assign.has) == ("w1", None)
+
+
+def test_a_center_of_elastic_averaging_moves_by_the_sum_of_those_that_answered() -> None:
+    """Also of shares of different sizes, and without one that is lost."""
+    terms = {"batch_size": 4, "epochs": 9, "lease_seconds": LEASE_S, "min_workers": 3}
+    for lost in (False, True):
+        job = Job(3, samples=11, core=core_of("local:steps=1,correction=0,elastic=0.1", **terms))
+        job.push("w0")
+        job.push("w1")
+        if lost:
+            job.step(e.Left(worker="w2", incarnation=1, failed=True, reason=""))
+        else:
+            job.push("w2")
+        found = job.one(e.Apply).contributions
+        assert [each.weight for each in found] == [1.0] * (2 if lost else 3)
+        assert lost or len({each.samples for each in found}) == 2

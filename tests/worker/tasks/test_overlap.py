@@ -95,7 +95,7 @@ def test_where_nothing_can_be_taken_back_the_other_parts_go_empty() -> None:
 def test_that_goes_too_where_parts_leave_after_backward() -> None:
     """The model's gradients come twice before any part has left."""
     run = Run("both", loss=late_nan)
-    run.trainer._driver.strategy.hooks = None  # type: ignore[attr-defined]  # pyright: ignore
+    run.trainer._driver.strategy.hooks = None  # pyright: ignore
     run.steps()
     assert run.script.abandoned == []
     assert run.empty_parts() == [len(run.replica.plan.parts) - 1]

@@ -90,7 +90,14 @@ def test_options_reach_the_function_as_it_annotates_them(spec: str, name: str) -
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("digit", ["unknown task 'digit'", "known tasks: characters, digits", "module:function"]),
+        (
+            "digit",
+            [
+                "unknown task 'digit'",
+                "known tasks: characters, cifar10, cifar100, digits, hyperspectral, mnist",
+                "module:function",
+            ],
+        ),
         ("digit:model=cnn", ["unknown task", "did you mean 'digits'?"]),
         ("", ["task ''", "name[:key=value,...]"]),
         (":make", ["unknown task ':make'"]),
@@ -108,7 +115,7 @@ def test_options_reach_the_function_as_it_annotates_them(spec: str, name: str) -
         ("own_tasks:make:width=1,width=2", ["key 'width' is given twice"]),
         ("own_tasks:unresolved", ["option 'size' is required"]),
         ("digits:model=rnn", ["option model", "mlp, cnn", "'rnn'"]),
-        ("digits:size=3", ["unknown option 'size'", "known options: model"]),
+        ("digits:size=3", ["unknown option 'size'", "known options: model, split"]),
     ],
 )
 def test_a_spec_to_correct_says_what_would_do(spec: str, words: list[str]) -> None:
@@ -183,7 +190,10 @@ def test_importing_the_package_leaves_torch_alone() -> None:
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-@pytest.mark.parametrize("name", BUILT_IN_TASKS)
+@pytest.mark.parametrize(
+    "name",
+    [f"{name}:synthetic=200" if name not in ("digits", "characters") else name for name in BUILT_IN_TASKS],
+)
 def test_built_in_names_are_importable(name: str) -> None:
     assert load(name).train_samples > 0
 

@@ -39,13 +39,22 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from .....coding import MAX_NODES, AdaptiveRedundancy, UncodedTimes, packet_elements, possible
+from .....coding import (
+    MAX_NODES,
+    AdaptiveRedundancy,
+    UncodedTimes,
+    block_sizes,
+    packet_elements,
+    plan,
+    possible,
+)
 from .....common.stored import DERIVED, stored
 from .....proto.messages import Coding
 from .....proto.refusal import Refused
 from ... import events as e
 from ... import refusals
 from ...roster import AssignedWork, Member, Name
+from ...samples import Drawn
 from ...state import JobState
 from ...waiting import Awaited, describe, waiting_for
 from ..mode import Mode
@@ -68,6 +77,9 @@ class Coded(Mode):
     Attributes:
         redundancy: largest number of workers that compute each block, as far as the number of members allows;
             None to choose it by measured times.
+        by_speed: True to size the blocks by the speeds of their workers.
+        _paces: seconds that each member takes for a sample, by worker and incarnation: a running mean over
+            steps, of which each has half the weight of the next one.
         _choice: choice of the redundancy by measured times.
         round: the running round; None between rounds.
         _exchanges: number of exchanges so far, which is the number of the last one.
@@ -84,6 +96,8 @@ class Coded(Mode):
 
     _state: JobState = field(metadata=DERIVED)
     redundancy: int | None = field(metadata=DERIVED)
+    by_speed: bool = field(default=False, metadata=DERIVED)
+    _paces: dict[Name, float] = field(default_factory=dict[Name, float])
     _choice: AdaptiveRedundancy = field(default_factory=AdaptiveRedundancy)
     round: CodedRound | None = None
     _exchanges: int = 0
@@ -180,12 +194,36 @@ class Coded(Mode):
             version=state.version,
             opened_at=now,
             drawn=drawn,
-            coding=Coding(exchange=self._exchanges, redundancy=redundancy),
+            coding=Coding(
+                exchange=self._exchanges,
+                redundancy=redundancy,
+                sizes=self._sizes(drawn, redundancy, [member.id for member in ready]),
+            ),
             members={node: member.id for node, member in enumerate(ready)},
             least=state.samples.least,
         )
         state.wait_from(now)
         return actions + self._assign(round_, now, evaluate=True)
+
+    def _sizes(self, drawn: Drawn, redundancy: int, nodes: list[Name]) -> tuple[int, ...]:
+        """Return the number of samples of each block; empty for equal blocks, until every node's speed is
+        measured."""
+        if not self.by_speed or not all(name in self._paces for name in nodes):
+            return ()
+        speeds = [1 / self._paces[name] for name in nodes]
+        return block_sizes(
+            drawn.count, plan(len(nodes), redundancy).holders, speeds, self._state.samples.least
+        )
+
+    def _measure_paces(self, round_: CodedRound) -> None:
+        """Take the seconds per sample of each member from its report, and forget those of other members."""
+        known = {name: self._paces[name] for name in round_.members.values() if name in self._paces}
+        for node, report in round_.reports.items():
+            seconds = report.exchanged.computing_seconds
+            if report.samples and math.isfinite(seconds) and seconds > 0:
+                name, pace = round_.members[node], seconds / report.samples
+                known[name] = (known[name] + pace) / 2 if name in known else pace
+        self._paces = known
 
     def _redundancy_for(self, nodes: int) -> int:
         if self.redundancy is None:
@@ -440,6 +478,8 @@ class Coded(Mode):
         self.round, self._copy.asked = None, None
         self._copy.due |= state.epoch > epochs
         computing = max(report.exchanged.computing_seconds for report in reports)
+        if self.by_speed:
+            self._measure_paces(round_)
         if not round_.irregular and not round_.lost and math.isfinite(computing) and computing >= 0:
             measured = UncodedTimes(computing, max(0.0, now - round_.opened_at - computing))
             self._choice.note(len(reports), round_.coding.redundancy, measured)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .....common.configuration import UsageError, option
 from .....settings import ServerSettings
@@ -20,10 +21,14 @@ class CodedOptions(ModeOptions):
 
     Attributes:
         redundancy: number of workers that compute each block, as text; "auto" to choose it by measured times.
+        blocks: "even", or "speed" to size blocks so that all workers compute for equally long.
     """
 
     redundancy: str = option(
         "1", "workers that compute each block; auto chooses by measured times", parse=_parse_copies
+    )
+    blocks: Literal["even", "speed"] = option(
+        "even", "size of blocks: even, or speed: so that all workers compute for equally long"
     )
 
     @property
@@ -49,6 +54,9 @@ class CodedOptions(ModeOptions):
 
     def check(self, settings: ServerSettings) -> None:
         needs_mean(settings)
+        if self.blocks == "speed" and self.copies is None:
+            why = "its model of a step's time is that of equal blocks; give a number"
+            raise UsageError(f"--mode {settings.mode}: redundancy=auto not with blocks=speed: {why}")
         if settings.downlink not in ("auto", "none"):
             raise UsageError(
                 f"--downlink {settings.downlink}: --mode {settings.mode} has no updates; use none"

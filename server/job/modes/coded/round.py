@@ -20,6 +20,7 @@ from enum import Enum
 from .....coding import NOBODY, ExchangePlan, plan, resent
 from .....common.stored import DERIVED, stored
 from .....proto.messages import Coding, Exchanged
+from .....proto.shares import block_share
 from ...roster import Name
 from ...samples import Drawn
 from ...transitions import move
@@ -228,5 +229,7 @@ class CodedRound:
         return self._samples(sorted(set(range(len(self.plan.holders))) - set(self.plan.blocks)))
 
     def _samples(self, blocks: Sequence[int]) -> list[Drawn]:
-        parts = [self.drawn.part(block, len(self.plan.holders), self.least) for block in blocks]
+        total, count = self.drawn.count, len(self.plan.holders)
+        bounds = [block_share(self.coding, total, block, count, self.least) for block in blocks]
+        parts = [self.drawn.part(*each) for each in bounds]
         return [part for part in parts if part.count]
