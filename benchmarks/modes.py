@@ -6,7 +6,7 @@ on digits. Workers also sleep for a given time per sample (`paced`), so that fou
 speeds are compared within one invocation.
 
 `--local` compares numbers of local steps instead, at full speed: adaptive, 8 and 16, each with and without
-correction, against sync, over several seeds.
+correction, and elastic averaging, against sync, over several seeds.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ LOCAL = (
         for correction in (0.1, 0.0)
         for steps in ("adaptive", "8", "16")
     ),
+    "local:steps=8,elastic=0.225,correction=0",  # 0.9 / workers, as Zhang et al. (2015) recommend
 )
 
 
@@ -170,10 +171,13 @@ def plot(path: Path, rows: Sequence[ModesRow]) -> None:
     figure.savefig(path, dpi=150)
 
 
-def local_table(seeds: Sequence[int], epochs: int, directory: Path) -> tuple[str, list[dict[str, Any]]]:
+def local_table(
+    task: str, seeds: Sequence[int], epochs: int, directory: Path
+) -> tuple[str, list[dict[str, Any]]]:
     """Train with each number of local steps and with sync, over several seeds.
 
     Args:
+        task: spec of the task.
         seeds: seeds of the runs.
         epochs: number of epochs.
         directory: for logs and parameters.
@@ -185,7 +189,9 @@ def local_table(seeds: Sequence[int], epochs: int, directory: Path) -> tuple[str
     for mode in LOCAL:
         runs: list[RunResult] = []
         for seed in seeds:
-            settings = RunSettings(workers=WORKERS, compressor="none", epochs=epochs, seed=seed, mode=mode)
+            settings = RunSettings(
+                task=task, workers=WORKERS, compressor="none", epochs=epochs, seed=seed, mode=mode
+            )
             runs.append(train(settings, directory / f"{seed}"))
             output.say(f"{mode}, seed {seed}: {runs[-1].validation_accuracy}")
         per_step = [run.steps / (run.local_steps or run.steps) for run in runs]
@@ -205,6 +211,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=at_least_one, default=None, metavar="N", help=text)
     option(parser, "--seed", at_least_one, 1, "N", "seed of all runs; not used with --local")
     parser.add_argument("--local", action="store_true", help="compare numbers of local steps instead")
+    option(parser, "--task", str, "digits", "SPEC", "task with --local, such as digits:split=classes:2")
     option(parser, "--seeds", seed_list, "1,2,3,4,5", "N,...", "seeds of the runs with --local")
     json_option(parser)
     text = "PNG or SVG file for a picture of accuracy over time"
@@ -217,7 +224,7 @@ def run(given: argparse.Namespace) -> int:
         raise BenchError("--plot: cannot be used with --local, which draws no picture")
     with tempfile.TemporaryDirectory() as name:
         if given.local:
-            text, plain = local_table(given.seeds, given.epochs or 30, Path(name))
+            text, plain = local_table(given.task, given.seeds, given.epochs or 30, Path(name))
         else:
             rows: list[ModesRow] = []
             for mode in MODES:

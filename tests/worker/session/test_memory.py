@@ -21,9 +21,9 @@ def resident_bytes() -> int:
 
 def test_memory_that_has_come_free_goes_back_to_the_system() -> None:
     subject = FreeMemory(LEAST_BYTES)
-    subject.limit()  # of glibc 2.33 or later
     # Blocks of the heap; the last stays, so that the heap cannot shrink by itself.
     blocks = [bytearray(os.urandom(64 << 10)) for _ in range(4096)]
+    subject.limit()  # of glibc 2.33 or later; after the blocks, which may fill memory that was free before
     del blocks[:-1]
     before = resident_bytes()
     time.sleep(memory.EVERY_S)
