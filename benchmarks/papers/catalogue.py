@@ -474,7 +474,7 @@ _FOUR_BIT = (
             title=f"Seconds of an epoch, {data} and Inception, 4 and 2 nodes",
             theirs=theirs,
             measurement="4bit",
-            differs=_SHAPES + ", a share of communication of 0.25",
+            differs=_SHAPES + ", a share of communication of 0.25; ResNet-56 with `--quick`",
         )
         for number, data, theirs in (
             ("2", "CIFAR-10", "speed-ups of 2bit 1.373, 1.309; of 4bit 1.281, 1.218"),

@@ -16,6 +16,7 @@ from .result import Conditions, Panel, Result
 
 WORKERS = 4
 MBIT = 500.0
+QUICK_MBIT = 2000.0  # shorter exchanges, and so shorter emulated computation
 CODED_MBIT = 100.0
 Measured = Iterable[tuple[list[emulated.MethodRow], list[emulated.Method]]]
 
@@ -67,6 +68,7 @@ def sparse_fusion(conditions: Conditions) -> Result:
         models,
         lambda setup: seamgs.measured(setup, seamgs.SHARES),
         steps=4 if conditions.quick else 12,
+        mbit=QUICK_MBIT if conditions.quick else MBIT,
     )
 
 
@@ -74,9 +76,9 @@ def speedups_of_4bit(conditions: Conditions) -> Result:
     """Repeat tables 2 and 3 of the 4-bit paper."""
     nodes = four_bit.NODES[:1] if conditions.quick else four_bit.NODES
     return of_methods(
-        [four_bit.MODEL],
+        ["resnet56"] if conditions.quick else [four_bit.MODEL],
         lambda setup: four_bit.measured(setup, four_bit.SHARES, nodes),
-        steps=2 if conditions.quick else 12,
+        steps=8 if conditions.quick else 12,
     )
 
 
@@ -84,7 +86,10 @@ def local(conditions: Conditions) -> Result:
     """Repeat figures 15 and 16 of the multi-step paper."""
     models = ["resnet20"] if conditions.quick else [*local_steps.TABLE_2]
     return of_methods(
-        models, lambda setup: local_steps.measured(setup, None), steps=8 if conditions.quick else 12
+        models,
+        lambda setup: local_steps.measured(setup, None),
+        steps=8 if conditions.quick else 12,
+        mbit=QUICK_MBIT if conditions.quick else MBIT,
     )
 
 
@@ -92,16 +97,16 @@ def shares_of_compressing(conditions: Conditions) -> Result:
     """Repeat tables 3.5 and 4.5 of the thesis."""
     check_network()
     models = ["resnet56"] if conditions.quick else [*compressing.TABLE_3_5]
-    steps = 3 if conditions.quick else 12
+    steps, mbit = (3, QUICK_MBIT) if conditions.quick else (12, MBIT)
     found = [
         row
         for model in models
         for row in compressing.measured(
-            Setup(model=model, workers=WORKERS, mbit=MBIT, steps=steps), compressing.SHARE, compressing.RATIO
+            Setup(model=model, workers=WORKERS, mbit=mbit, steps=steps), compressing.SHARE, compressing.RATIO
         )
     ]
     return Result(
-        settings=f"ratio {compressing.RATIO}, {WORKERS} workers, {MBIT:g} Mbit/s, {steps} steps, "
+        settings=f"ratio {compressing.RATIO}, {WORKERS} workers, {mbit:g} Mbit/s, {steps} steps, "
         "emulated computation",
         ours=", ".join(f"{row.model} {row.name} {100 * row.share:.0f} %" for row in found),
         headings=compressing.HEADINGS,
@@ -112,7 +117,7 @@ def shares_of_compressing(conditions: Conditions) -> Result:
 def to_accuracies(conditions: Conditions) -> Result:
     """Repeat figure 2 of the paper on sparse fusion."""
     check_network()
-    epochs, mbit = (8 if conditions.quick else 30), 1000.0
+    epochs, mbit = (5 if conditions.quick else 30), 1000.0
     task, seed_list = "digits", conditions.seeds
     found = list(to_target.measured(task=task, seeds=seed_list, workers=WORKERS, epochs=epochs, mbit=mbit))
     seeds = ", ".join(map(str, conditions.seeds))
@@ -133,6 +138,7 @@ def coded_bytes(conditions: Conditions) -> Result:
     check_network()
     rows: list[list[str]] = []
     lines: dict[str, tuple[list[float], list[float]]] = {}
+    steps = 2 if conditions.quick else 4
     for nodes in [4] if conditions.quick else [2, 4, 8]:
         for scheme in SCHEMES:
             for r in possible(nodes) if scheme == "coded" else [1]:
@@ -142,7 +148,7 @@ def coded_bytes(conditions: Conditions) -> Result:
                     workers=nodes,
                     seconds=0.0,
                     mbit=CODED_MBIT,
-                    steps=4,
+                    steps=steps,
                     scheme=scheme,
                 )
                 up, down = coded.formula(scheme, nodes, r)
@@ -158,7 +164,7 @@ def coded_bytes(conditions: Conditions) -> Result:
                     xs.append(r)
                     ys.append(row.blocks_up)
     return Result(
-        settings=f"{coded.ELEMENTS:,} elements, {CODED_MBIT:g} Mbit/s, 4 steps; in gradients of a block",
+        settings=f"{coded.ELEMENTS:,} elements, {CODED_MBIT:g} Mbit/s, {steps} steps; in blocks' gradients",
         ours="sent with coding: " + ", ".join(f"r = {row[2]} {row[3]}" for row in rows if row[1] == "coded"),
         headings=("nodes", "exchange", "r", "sent", "paper's formula", "received", "formula"),
         rows=rows,
@@ -169,7 +175,7 @@ def coded_bytes(conditions: Conditions) -> Result:
 def redundancies(conditions: Conditions) -> Result:
     """Repeat figures 12 and 13 of the coded paper: seconds of a step by redundancy."""
     check_network()
-    nodes, steps = (4, 6) if conditions.quick else (8, 10)
+    nodes, steps = (4, 4) if conditions.quick else (8, 10)
     rows: list[list[str]] = []
     panels: list[Panel] = []
     told: list[str] = []

@@ -259,7 +259,7 @@ def strategies_on_images(conditions: Conditions, *, name: str, model: str) -> Re
         conditions,
         STRATEGIES,
         task=conditions.task(name, f"model={model}", made),
-        epochs=2 if conditions.quick else 30,
+        epochs=6 if conditions.quick else 30,
         batch=16,
         decay=RATE_DECAY,
         downlink="none",
@@ -345,7 +345,7 @@ def local_steps(conditions: Conditions, theirs: Mapping[str, str]) -> Result:
         conditions: the conditions.
         theirs: the paper's numbers by mode.
     """
-    epochs = 12 if conditions.quick else 40
+    epochs = 8 if conditions.quick else 40
     task = conditions.task("cifar100", "model=resnet20", DIGITS)
     return modes(conditions, theirs, task=task, epochs=epochs, schedule=f"step:every={epochs // 4},gamma=0.1")
 
@@ -364,7 +364,7 @@ def coded(conditions: Conditions, network: str) -> Result:
         conditions,
         {"coded:redundancy=2": goal, "coded:redundancy=1": goal, "async": goal},
         task=conditions.task(name, files, f"digits:model={network}"),
-        epochs=8 if conditions.quick else 30,
+        epochs=4 if conditions.quick else 30,
     )
 
 
