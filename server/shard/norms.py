@@ -14,9 +14,9 @@ them. The estimate depends on how the pushes of a version hold a tensor:
 
 For `draw=stratified` the probability is k / d exactly where k divides d, and otherwise within one element of
 a stratum. Several tensors from which one draw was made, in a merged unit, share its d and k; a tensor that is
-cut into parts has those of its parts together. With momentum correction the gradient is the velocity, which
-is what the sparsifier leaves elements out of. A tensor that one worker sends whole, for a spike or because
-it leaves, counts as sent whole.
+cut into parts has those of its parts together. With momentum correction the gradient is the velocity,
+because the sparsifier chooses among its elements. A tensor that one worker sends whole, for a spike or
+because it leaves, counts as sent whole.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from gradwire.planning.parts import ALIGNMENT, arrange
 Array = npt.NDArray[np.float32]
 
 # Two dimensions: the compressor's. One: sent as bfloat16, and between the others.
-SHAPES = [(30, 30), (7,), (1, 1), (5, 601), (40,), (17, 3), (2, 900), (3,)]
+SHAPES = [(30, 30), (7,), (1, 1), (5, 2000), (40,), (17, 3), (2, 900), (3,)]
 SPECS = [TensorSpec(name=f"t{place}", shape=shape) for place, shape in enumerate(SHAPES)]
 SIZES = [spec.elements for spec in SPECS]
 DRAWN = [place for place, shape in enumerate(SHAPES) if len(shape) == 2]
