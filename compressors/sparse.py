@@ -27,7 +27,6 @@ from .dense import Dense
 from .four_bit import FourBit
 from .indices import seeded_payload, sparse_payload
 from .kernels import devices, selection
-from .kernels.reference import add_saturating
 from .kernels.selection_reference import Selection
 from .linear import eight_bit
 from .one_bit import OneBit
@@ -100,8 +99,7 @@ class Sparse:
         context: StepContext,
         left: torch.Tensor | None = None,
     ) -> tuple[SparsePayload, Any]:
-        """Compress `gradient + residual`, or with `context.alone` the gradient; return the payload and the
-        next state of the coder.
+        """Compress `gradient + residual`; return the payload and the next state of the coder.
 
         left: tensor that receives the new residual, only if `out_of_place`; None to write it to `residual`.
         """
@@ -113,14 +111,9 @@ class Sparse:
             residual = left
         else:
             devices.add_to(residual, gradient)
-            chosen = self.select(gradient if context.alone else residual, keep, context)
+            chosen = self.select(residual, keep, context)
         payload, state = self._encode(elements, chosen, state, context)
-        sent = decode(payload.value_payload())
-        if context.alone:
-            rest = add_saturating(residual.numpy()[chosen.indices], -sent)
-        else:
-            rest = chosen.values - sent
-        devices.put(residual, chosen.indices, rest)
+        devices.put(residual, chosen.indices, chosen.values - decode(payload.value_payload()))
         return payload, state
 
     def spanning(self, tensors: Neighbours) -> Sparse:
