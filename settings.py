@@ -209,6 +209,13 @@ class JobSettings:
         "backward pass; both also sends parts of an update before all gradients have arrived, and begins the "
         "next forward pass before all parts of the update have",
     )
+    fusion: str = connection(
+        "bytes",
+        "rule that joins neighbouring tensors into units, which are compressed at once: none (a unit per "
+        "tensor), bytes or bytes=N (up to the size of a part, or N), mgwfbp, mgs or mgs=N (N compressed "
+        "bytes), seamgs; with the last three, sparsifiers select among all elements of a unit",
+        metavar="NAME[=BYTES]",
+    )
     downlink: str = compression(
         "auto",
         "compressor of the updates sent to workers: auto (the encoding of most pushes), none (float32), or "
@@ -245,13 +252,6 @@ class ServingSettings:
         "model, but at least 2 MiB, and more if the first worker's compressor is sparse",
         unit="bytes",
         least=0,
-    )
-    fusion: str = connection(
-        "bytes",
-        "rule that joins neighbouring tensors into units, which are compressed at once: none (a unit per "
-        "tensor), bytes or bytes=N (up to the size of a part, or N), mgwfbp, mgs or mgs=N (N compressed "
-        "bytes), seamgs; with the last three, sparsifiers select among all elements of a unit",
-        metavar="NAME[=BYTES]",
     )
     order: str = connection(
         "fifo",

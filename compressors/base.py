@@ -85,6 +85,8 @@ class StepContext:
         density: fraction of the elements to send, where each tensor has its own (`Choosing`); None otherwise.
         keep: number of elements to send, from a plan for the whole model (`ModelWide`) or for several tensors
             that are merged (`Choosing`); None if the compressor decides.
+        alone: True to send the gradient without the residual, which then keeps everything else, so that the
+            server can measure the norm of the mean gradient. Set only for compressors that are `seeded`.
     """
 
     samples: int
@@ -95,6 +97,7 @@ class StepContext:
     magnitudes: Magnitudes | None = None
     density: float | None = None
     keep: int | None = None
+    alone: bool = False
 
     @property
     def rng(self) -> np.random.Generator:

@@ -173,7 +173,8 @@ def _cut_sparse(payload: SparsePayload, borders: Sequence[int]) -> list[list[Pay
             stop = first + part.elements
             # If values were cut to several payloads, each begins at the index of its first value.
             border = end if index == len(parts) - 1 else int(indices[stop])
-            cuts.append(sparse_payload(border - start, indices[first:stop] - np.uint32(start), part))
+            piece = sparse_payload(border - start, indices[first:stop] - np.uint32(start), part)
+            cuts.append(replace(piece, seed=payload.seed))  # drawn indices still say so
             first, start = stop, border
         found.append(cuts)
     return found

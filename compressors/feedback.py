@@ -7,6 +7,9 @@ In this order, for each tensor, with gradient g, velocity u, residual e:
     masking:  u = 0 at the elements that a sparse p holds, because their momentum has been sent; with
               masking=off u stays, as in equation 4-13 of the thesis on near-centroid compression
 
+Where the server measures norms (`StepContext.alone`), p = compress(u): r - decode(p) still keeps everything
+else, so that the older residual waits for a later step.
+
 Before that, `step` applies clipping and then the delay, once for the whole model. After that, the server
 applies the weighted mean, then weight decay and the step of its optimizer. With momentum correction that
 optimizer has to be plain SGD, or momentum would be applied twice.
@@ -87,13 +90,20 @@ class ErrorFeedback:
     def compress(
         self, gradient: torch.Tensor, state: FeedbackState, context: StepContext
     ) -> tuple[Payload, FeedbackState]:
-        # 1. One pass reads the present residual and writes the next one to another buffer.
+        # 1. The gradient or velocity is sent alone, and the residual of before the step stays.
+        if context.alone:
+            velocity = self.accumulate(gradient, state)
+            payload, inner = self.compressor.compress(velocity, state.inner, context)
+            reduce_payloads([payload], [-1.0], state.residual.numpy(), keep=True)
+            devices.saturate(state.residual)
+            return self._masked(payload, inner, state)
+        # 2. One pass reads the present residual and writes the next one to another buffer.
         if state.before is not None and self.plain and is_out_of_place(self.compressor):
             sent = self.compressor.compress_with_residual(
                 gradient, state.before, state.inner, context, state.residual
             )
             return self._masked(*sent, state)
-        # 2. The residual is updated in place.
+        # 3. The residual is updated in place.
         velocity = self._advance(gradient, state)
         if velocity is not gradient:
             context = replace(context, magnitudes=None)

@@ -67,7 +67,10 @@ def compress_together(
         ledger.take(ranges, state)
         inner = state.inner
     else:
-        if with_residual:
+        if with_residual and context.alone:
+            for start, end in ranges:
+                ledger.draft[start:end].copy_(ledger.residual[start:end])
+        elif with_residual:
             gradient = devices.saturate(gradient + gathered(ledger.residual, ranges, gradient.device))
             for start, end in ranges:
                 ledger.draft[start:end].zero_()

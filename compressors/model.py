@@ -31,6 +31,7 @@ class ModelCompressor(ModelTensors):
         workers: int = 1,
         wanted: frozenset[int] | None = None,
         flush: bool = False,
+        measured: bool = False,
     ) -> Step:
         """Begin a step; return the `Step`, to which the gradients are added one by one.
 
@@ -43,10 +44,13 @@ class ModelCompressor(ModelTensors):
             wanted: numbers of the parts to send; None for all. The ledger's contents for other parts stay as
                 they are.
             flush: True for a worker's last push: send everything in the ledger too, of all parts, as float32.
+            measured: True if the server measures norms at this version: where the indices are drawn, send the
+                gradient without the residual.
         """
         if samples < 1:
             raise ValueError(f"samples: expected at least 1, got {samples}")
-        return Step(self, samples, version, version if step is None else step, epoch, workers, wanted, flush)
+        number = version if step is None else step
+        return Step(self, samples, version, number, epoch, workers, wanted, flush, measured)
 
     def compress(self, gradients: Sequence[torch.Tensor | None], samples: int, **step: Any) -> list[Payload]:
         """Compress all gradients of a step and commit it; return the payloads.

@@ -295,7 +295,8 @@ class SparsePayload:
         coding: coding of their indices.
         low_bits: for GAPS, number of low bits of a gap that are not coded in unary; otherwise 0.
         index_bytes: bytes of the indices at the beginning of `data`; 0 for SEEDED and UNIFORM.
-        seed: for SEEDED and UNIFORM, seed of the indices, below 2**64; otherwise 0.
+        seed: for SEEDED and UNIFORM, seed of the indices, below 2**64. For GAPS and BITMAP, the seed of the
+            draw from which the indices were cut, or 0 if they were chosen by values.
         values: form of the values: a payload of `count` elements with empty data.
         data: uint8: the indices, then the data of the values.
     """

@@ -60,11 +60,13 @@ class Step:
         workers: int,
         wanted: frozenset[int] | None,
         flush: bool,
+        measured: bool,
     ) -> None:
         """Take the model and the arguments of `ModelCompressor.begin`."""
         self._model, self._ledger, self.plan = model, model.ledger, model.plan
         self._samples, self._version, self._epoch = samples, version, epoch
         self._workers, self._wanted, self._flush = workers, wanted, flush
+        self._measured = measured and not flush
         self.sends = flush or (step + 1) % model.wrapping.delay == 0
         self.sent: dict[int, list[Payload]] = {}
         self.spikes: list[Spike] = []
@@ -147,7 +149,7 @@ class Step:
         if self._with_residual:
             before = self._ledger.commit(self._states, self._usual, undoable=undoable)
             all_of_it = len(self._compressed_units) == len(self.plan.units) and not self._absent
-            whole = self.sends and self._wanted is None and all_of_it
+            whole = self.sends and self._wanted is None and all_of_it and not self._measured
             if whole and before is None and not any(self._model.feedback):
                 self._ledger.clear()
             return before
@@ -506,9 +508,13 @@ class Step:
     def _without_feedback(self, index: int) -> list[Payload]:
         """Compress one tensor whose compressor has no error feedback; return its payloads."""
         start, end = self.plan.starts[index : index + 2]
-        gradient = self._gradients[index] if index in self._keep else self._plus_residual(index)
-        if self._with_residual:
-            self._ledger.draft[start:end].zero_()
+        if self._alone(index):
+            gradient = self._gradients[index]
+            self._leave(start, end)
+        else:
+            gradient = self._gradients[index] if index in self._keep else self._plus_residual(index)
+            if self._with_residual:
+                self._ledger.draft[start:end].zero_()
         if self._flush:
             self._ledger.draft[start:end].copy_(gradient)
             return []
@@ -554,6 +560,11 @@ class Step:
         """Return the range of a tensor in flat order."""
         return [(self.plan.starts[index], self.plan.starts[index + 1])]
 
+    def _alone(self, index: int) -> bool:
+        """Return True if a tensor's gradient is sent without its residual, so that its norm can be
+        measured."""
+        return self._measured and self._model.drawn[index]
+
     def _context(self, index: int) -> StepContext:
         """Return the context in which a tensor is compressed."""
         model = self._model
@@ -566,4 +577,5 @@ class Step:
             magnitudes=self._magnitudes.get(index),
             density=model.densities.get(index),
             keep=self._keep.get(index),
+            alone=self._alone(index),
         )

@@ -43,6 +43,7 @@ class ModelTensors:
         keeps_spikes: True for each tensor whose residual would keep a spike.
         checks: True for each tensor whose compression finds a gradient that is not finite.
         on_gpu: True for each tensor that can be compressed on a GPU.
+        drawn: True for each tensor of which all workers send the same elements, drawn from a seed.
         planned: indices of the tensors whose compressor divides a budget for the whole model.
     """
 
@@ -118,6 +119,7 @@ class ModelTensors:
             each.entry.on_gpu and (not isinstance(made, ErrorFeedback) or is_fused(made.compressor))
             for each, made in pairs
         ]
+        self.drawn = [bool(getattr(without_feedback(made), "seeded", False)) for made in self.compressors]
         self.runs = [
             runs_of(self.chosen, self.specs, unit.first, unit.last, merged=self.plan.merged)
             for unit in self.plan.units

@@ -7,6 +7,8 @@ randk:      one element in each of k equal ranges of the tensor, drawn from a se
             index travels, and the workers choose the same elements. Values are not scaled up, because
             feedback returns the rest.
             With draw=uniform any k of d elements, each set of k equally likely, as Rand-K of the papers.
+            Where the server measures norms (`StepContext.alone`), the values are those of the gradient alone,
+            with momentum correction those of the velocity, and the residual keeps everything else.
             With density=norm a tensor's k follows from the norm of its parameters. Source: SEAMGS-SGD,
             section 3.2: densities in [0.001, 0.02] that rise with it. The paper does not say how they rise;
             see `RandKOptions`. Tensors of one dimension are left out: they are sent whole, as with every

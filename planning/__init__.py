@@ -11,6 +11,8 @@ from .choices import parse_fusion as parse_fusion
 from .choices import parse_order as parse_order
 from .choices import parse_replan as parse_replan
 from .links import fit as fit
+from .norms import NORM_VERSIONS as NORM_VERSIONS
+from .norms import is_measured as is_measured
 from .plans import make_plan as make_plan
 from .profile import Layer as Layer
 from .profile import Link as Link

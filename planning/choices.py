@@ -59,6 +59,11 @@ class Fusion:
         """
         return self.merging in (Merging.MG_WFBP, Merging.MGS, Merging.SEAMGS)
 
+    @property
+    def takes_norms(self) -> bool:
+        """True if the rule depends on the norms of gradients, which are then measured (`norms`)."""
+        return self.merging is Merging.SEAMGS
+
     def groups(self, layers: Sequence[Layer], link: Link) -> list[FusionGroup]:
         """Return the groups of layers that this rule merges, the layers of backward's first gradients first.
 

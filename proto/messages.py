@@ -642,7 +642,7 @@ class SparseHeader:
         coding: coding of the indices.
         low_bits: with GAPS, bits of a gap that are not in unary, 0 to 31; otherwise 0.
         index_bytes: bytes of the indices; 0 if they are drawn from the seed.
-        seed: seed of SEEDED and UNIFORM; otherwise 0.
+        seed: seed of SEEDED and UNIFORM; otherwise that of the draw that was cut, or 0.
         values: header of the values; there are `count` of them.
     """
 

@@ -88,6 +88,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
             keep_last=bool(options.output),
             plan=plan,
             clip_norm=options.clip_norm,
+            takes_norms=parse_fusion(options.fusion).takes_norms,
         )
 
     return LocalShard(build)

@@ -20,8 +20,8 @@ The sparse error of a method is the sum over its units of (1 - k/d) times the sq
 tensors' gradients, as a fraction of that norm. It follows from the units that the planner makes at the run's
 computation and links, with gradients as large as the initial weights; no gradient is measured.
 
-The server makes plans by measurement after the first steps and after 50. Where steps are short, the
-measurement begins after the second plan.
+The server makes plans by measurement after the first steps and after 50, for SEAMGS once the norms of the
+window after that are known. Where steps are short, the measurement begins after the second plan.
 
 Deviations: `randk` draws one element in each of k equal ranges where the paper draws any k, and keeps the
 rest as a residual, of which the paper says nothing. Biases and normalizations, tensors of one dimension, are
@@ -39,9 +39,10 @@ from ...compressors.sparsifiers import Density, RandKOptions
 from ...planning import Layer, Link, layers_of, parse_fusion
 from ...planning.job import FASTEST, FRAMING, Costs, JobProfile, StepOptions
 from ...planning.models import tensors
+from ...planning.norms import NORM_VERSIONS
 from ...planning.predictions import predict
 from ...planning.profile import joined
-from ...server.plans.planner import FULL, NORM_VERSIONS
+from ...server.plans.planner import FULL
 from ..bound import Overlap
 from ..shaped import WARM_UP, Setup
 from .emulated import (

@@ -2,12 +2,12 @@
 
 Each worker reports the times of its steps (`Profile`). The arrival times of parts that waited behind another
 part give the speed of the link, which all workers share. The shard measures the norms of the mean gradient at
-the `NORM_VERSIONS` versions before a plan is made, and the plan is made by their mean.
+some versions (`planning/norms`, `server/shard/norms`), and a plan takes their mean over the last
+`NORM_VERSIONS`.
 
-Deviation from (21) of Li et al. (see `planning/fusion`), which takes the norms of whole gradients: the shard
-knows only the values that were sent, which contain residuals. For compressors that choose by magnitude no
-unbiased estimate of the gradient's norm follows from them. For `randk` it would, if at these versions workers
-sent the gradient alone at the drawn indices, times elements / sent elements.
+Deviation from (21) of Li et al. (see `planning/fusion`), which takes the norms of whole gradients: only for
+`randk` are the norms estimates of these. With every other sparsifier the shard knows the values that were
+sent, which contain residuals, and no unbiased estimate follows from elements chosen by magnitude.
 
 A part takes at least the time in which the server's processor handles
 one part from each worker, however fast the link is.
@@ -25,7 +25,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ...compressors import LEAST_BYTES, Plan
-from ...planning import Fusion, Layer, Link, Merging, Order, Replan, fit, layers_of, make_plan
+from ...planning import Fusion, Layer, Link, Order, Replan, fit, layers_of, make_plan
 from ...planning.fusion import Reason, reasons
 from ...planning.job import Costs
 from ...proto import messages as m
@@ -33,7 +33,6 @@ from ...proto.manifest import Manifest
 from .rate_control import PartArrival, seconds_per_byte, sending_intervals
 
 FULL = 50  # Steps of a full measurement, as in the paper.
-NORM_VERSIONS = 8  # Versions over which norms are averaged for a plan.
 DRIFT = 0.2  # Relative change of a measurement that calls for a new plan.
 PARTS_REMEMBERED = 2048  # Number of last arrivals by which the link is measured.
 LEAST_PARTS = 8  # Fewest parts for a measurement of the link.
@@ -117,7 +116,7 @@ class Planner:
     @property
     def takes_norms(self) -> bool:
         """Whether plans depend on the norms of gradients."""
-        return self._fusion.merging is Merging.SEAMGS
+        return self._fusion.takes_norms
 
     @property
     def _measures(self) -> bool:

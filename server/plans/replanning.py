@@ -24,16 +24,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from statistics import fmean
 
 from ...compressors import Plan
-from ...planning import parse_fusion, parse_order, parse_replan
+from ...planning import is_measured, parse_fusion, parse_order, parse_replan
 from ...planning.job import StepOptions, observed
 from ...planning.predictions import predict
 from ...proto import messages as m
 from ..metrics import ServerMetrics
 from ..shard.shard import Shard
-from .planner import FULL, NORM_VERSIONS, Measurements, Planner, alike
+from .planner import FULL, Measurements, Planner, alike
 from .rate_control import PartArrival
 
 log = logging.getLogger("gradwire.server")
@@ -66,22 +65,17 @@ class Replanning:
         """
         Args:
             planner: keeps the measurements and makes plans.
-            shard: measures norms, and reports version and plan.
+            shard: reports version, plan and norms.
             metrics: receive measurements and predictions.
             adopt: called with each new plan, to put it in force.
             work: runs an awaitable in the background, and handles its failure.
             chosen: returns the options of the job's steps and the number of workers; None if they are
                 unknown."""
         self.planner = planner
-        self._shard, self._reported, self._metrics = shard, shard.reported, metrics
+        self._reported, self._metrics = shard.reported, metrics
         self._adopt, self._work, self._chosen = adopt, work, chosen
         self.predicted_s = 0.0  # time of a step by the last profile; 0 if unknown
-        # Norms are being measured for the next plan; the measurements so far, one per version; the last that
-        # the shard reported. And their mean for the last plan, empty before the first.
-        self._norms_asked = False
-        self._norms: list[tuple[float, ...]] = []
-        self._last_norms: tuple[float, ...] = ()
-        self._mean_norms: tuple[float, ...] = ()
+        self._due = False  # a plan is due, and may have to wait for norms
         self._planning = self._predicting = False
         self._predicted_for = 0, 0  # plan and version of the last prediction
 
@@ -136,46 +130,28 @@ class Replanning:
     def measured(self) -> Measurements | None:
         """Return the measurements so far; None before the first profile."""
         manifest = self._reported.manifest
-        norms = self._mean_norms or self._reported.square_norms
-        return None if manifest is None else self.planner.measured(manifest, norms)
+        return None if manifest is None else self.planner.measured(manifest, self._reported.square_norms)
 
     def published(self, version: int) -> None:
-        """Start to make a plan, if one is due and its inputs are known. Called after each published
-        version."""
+        """Start to make a plan, if one is due and its inputs are known. Called after each published version.
+
+        A plan that takes norms waits until there are some, and until the versions that are being measured
+        are over.
+        """
         planner = self.planner
-        if (
-            self._planning
-            or self._reported.manifest is None
-            or not (self._norms_asked or planner.due(version))
-        ):
+        if self._planning or self._reported.manifest is None:
             return
-        if planner.takes_norms and not self._norms_known(version):
+        self._due = self._due or planner.due(version)
+        if not self._due or (
+            planner.takes_norms and (is_measured(version) or not self._reported.square_norms)
+        ):
             return
         measured = self.measured()
         if measured is None:
             return
-        self._norms_asked = False
+        self._due = False
         self._planning = True
         self._work(self._plan(version, measured))
-
-    def _norms_known(self, version: int) -> bool:
-        """Return True if the norms for the next plan are known; otherwise have the shard measure them at one
-        more version.
-
-        version: present version.
-        """
-        norms, last = self._reported.square_norms, self._last_norms
-        self._last_norms = norms
-        if not self._norms_asked:
-            self._norms_asked, self._norms = True, []
-        # Without norms, that version had no gradient. The same object as before is no new measurement.
-        elif norms is not last and any(norms):
-            self._norms.append(norms)
-        if len(self._norms) < NORM_VERSIONS:
-            self._shard.measure_norms(version)
-            return False
-        self._mean_norms = tuple(fmean(each) for each in zip(*self._norms, strict=True))
-        return True
 
     async def _plan(self, version: int, measured: Measurements) -> None:
         """Make a plan on another thread, and put it in force if it differs from the present one."""

@@ -104,7 +104,6 @@ class LocalShard:
         self.reported = Reported()
         self._round: _Round | None = None
         self._ordered = 0  # the last version that was ordered, by `apply` or `replace`
-        self._measured = -1  # number of the last `measure_norms`
         # Encoded values by version and whether they are moments; kept as long as some call still sends them.
         self._values = WeakValueDictionary[tuple[int, bool], EncodedValues]()
         self._reducer = ThreadPoolExecutor(1, "reducer")
@@ -323,16 +322,6 @@ class LocalShard:
 
     def _replaced(self, version: int) -> None:
         self.reported.version = version
-
-    def measure_norms(self, version: int) -> None:
-        if version <= self._measured:
-            return
-        self._measured = version
-
-        def begin() -> None:
-            self._opened.measures_norms = True
-
-        self._submit(begin)
 
     def snapshot(self) -> Awaitable[list[Encoded]]:
         return self._run(self._opened.snapshot)

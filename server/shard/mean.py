@@ -56,7 +56,7 @@ def add_up(pushes: Sequence[Payloads], weights: Sequence[float], out: Float32, *
         keep: add the sum to the content of `out` instead; sparse payloads then touch their own elements only.
     """
     start = 0
-    for end, group in _segments(pushes, out.size):
+    for end, group in segments(pushes) or [(out.size, [])]:
         if all(len(payloads) == 1 for payloads in group):
             reduce_payloads([payloads[0] for payloads in group], weights, out[start:end], keep=keep)
         else:  # payloads of different compressors, whose borders differ
@@ -70,11 +70,11 @@ def add_up(pushes: Sequence[Payloads], weights: Sequence[float], out: Float32, *
         start = end
 
 
-def _segments(pushes: Sequence[Payloads], elements: int) -> list[tuple[int, list[Payloads]]]:
+def segments(pushes: Sequence[Payloads]) -> list[tuple[int, list[Payloads]]]:
     """Return the pieces of a part between borders that all pushes share: where each piece ends, and its
-    payloads by push."""
+    payloads by push. There is none without a push."""
     if not pushes:
-        return [(elements, [])]
+        return []
     ends = [list(accumulate(payload.elements for payload in payloads)) for payloads in pushes]
     if all(each == ends[0] for each in ends[1:]):
         return [(end, [payloads[n : n + 1] for payloads in pushes]) for n, end in enumerate(ends[0])]

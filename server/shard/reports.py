@@ -41,8 +41,8 @@ class Applied:
         version: version of the parameters now.
         passed_over: number of gradients that had no effect, because the aggregation needs more of them.
         gradient_norm: norm of the mean gradient before clipping; NaN if gradients are never clipped.
-        square_norms: square norm of the mean gradient of each tensor, from the last version at which they
-            were measured; empty before the first one.
+        square_norms: square norm of the mean gradient of each tensor, as the mean of the last measured
+            versions (`norms`); empty before the first one.
         checked: the last version at which a checksum of the replica was computed, and that checksum; (0, 0)
             before the first one.
     """
@@ -63,8 +63,8 @@ class Reported:
         manifest: list of the model's tensors; None until the shard has parameters.
         version: version of the parameters; 0 before the first `Apply`.
         gradient_norm: norm of the last mean gradient before clipping; NaN if gradients are never clipped.
-        square_norms: last measured square norm of the mean gradient of each tensor; empty before the first
-            one.
+        square_norms: square norm of the mean gradient of each tensor, as the mean of the last measured
+            versions; empty before the first one.
         checked: the last version at which a checksum of the replica was computed, and that checksum; (0, 0)
             before the first one.
     """

@@ -2,7 +2,7 @@
 rule of a job. `local` implements the protocol in the server's process.
 
 The conductor and its components give orders, and the shard answers with reports. No other code reads a
-shard's state: `reported` holds its last reports, on the event loop. The protocol has these 15 messages and no
+shard's state: `reported` holds its last reports, on the event loop. The protocol has these 14 messages and no
 others:
 
     | no. | order         | identified by      | a repeated order                                      |
@@ -15,14 +15,13 @@ others:
     | 6   | apply         | version            | is ignored and answered with the last report          |
     | 7   | replace       | version            | is ignored if it is older, else has the same effect   |
     | 8   | adopt         | number of the plan | is ignored                                            |
-    | 9   | measure_norms | version            | is ignored                                            |
-    | 10  | image         | none: a read       | is answered again                                     |
-    | 11  | snapshot      | none: a read       | is answered again                                     |
-    | 12  | values        | none: a read       | is answered again                                     |
-    | 13  | copy          | none: a read       | is answered again                                     |
+    | 9   | image         | none: a read       | is answered again                                     |
+    | 10  | snapshot      | none: a read       | is answered again                                     |
+    | 11  | values        | none: a read       | is answered again                                     |
+    | 12  | copy          | none: a read       | is answered again                                     |
     |     | **report**    |                    |                                                       |
-    | 14  | Final         | version and part   | a part of the open round is about to be stepped       |
-    | 15  | Encoded       | version and part   | a part of an update, through `send`                   |
+    | 13  | Final         | version and part   | a part of the open round is about to be stepped       |
+    | 14  | Encoded       | version and part   | a part of an update, through `send`                   |
 
 `apply` is answered with `Applied`, and a read with the values that it requests. A caller may repeat an order
 with all orders that followed it, up to the last `apply`. The shard then ends with the same bits and sends
@@ -206,16 +205,6 @@ class Shard(Protocol):
 
     def adopt(self, plan: Plan) -> Awaitable[None]:
         """Divide the model by another plan. A plan whose number is not above the current one's is ignored."""
-        ...
-
-    def measure_norms(self, version: int) -> None:
-        """Measure the square norms of the mean gradient (`Applied.square_norms`) once more, for the next
-        version that has no stepped part yet.
-
-        Args:
-            version: current version, which identifies the order: one that is not above that of an earlier
-                order is ignored.
-        """
         ...
 
     def image(self) -> Awaitable[Image]:

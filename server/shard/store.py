@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ import torch
 
 from ...compressors import AbsentPayload, DensePayload, Part, Payload, Plan, decode, finite, wire_bytes
 from ...optim.optimizer import Optimizer, OptimizerGroup, Remembered
+from ...planning import NORM_VERSIONS, is_measured
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
 from ...proto.replicas import checksum, is_checked
@@ -47,6 +49,7 @@ from .downlink import Downlink, PartUpdate
 from .encodings import DownlinkEncoding
 from .mean import Push, Share, add_up, weights
 from .missing import Stretch, absent, filled, ranges, stretches
+from .norms import SquareNorms
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -109,6 +112,7 @@ class PendingVersion:
         base_version: version that the gradient was computed at, where pushes are applied singly; otherwise
             None.
         contributions: all pushes of the version that have samples.
+        norms: square norms of the mean gradient, if they are measured at this version; otherwise None.
     """
 
     version: int
@@ -123,6 +127,7 @@ class PendingVersion:
     weight: float = 1.0
     base_version: int | None = None
     contributions: Sequence[Contribution] = ()
+    norms: SquareNorms | None = None
 
 
 class DivergedError(ArithmeticError):
@@ -145,6 +150,7 @@ class Store:
         keep_last: bool = False,
         plan: Plan | None = None,
         clip_norm: float = 0.0,
+        takes_norms: bool = False,
     ) -> None:
         """
         Args:
@@ -161,7 +167,9 @@ class Store:
             keep_last: keep a copy of the replica from before each step, to roll back to if the step fails.
             plan: division of the model into parts; None for the default plan.
             clip_norm: largest Euclidean norm of the whole model's gradient that a step takes, 0 for no limit.
-                With a limit, no part is stepped before all are summed."""
+                With a limit, no part is stepped before all are summed.
+            takes_norms: measure the square norms of the mean gradient at the versions that `is_measured`
+                names."""
         self._aggregation = aggregation
         self._compensation = delay_compensation
         self._clip_norm = clip_norm
@@ -184,9 +192,10 @@ class Store:
         self._last: torch.Tensor | None = None
         self._bases: dict[int, torch.Tensor] = {}  # replicas by version, for delay compensation
         self.checked = 0, 0  # version of the replica's last checksum, and that checksum
-        self.measures_norms = False  # whether to measure the square norms at the next version
+        self._takes_norms = takes_norms
+        # Square norms by tensor, of the last measured versions at which some tensor had a gradient.
+        self._norms: deque[tuple[float, ...]] = deque(maxlen=NORM_VERSIONS)
         self.square_norms: tuple[float, ...] = ()
-        self._norms: list[float] | None = None  # square norms by tensor, while they are measured
         if delay_compensation:
             self._keep_base(0, frozenset())
 
@@ -211,7 +220,13 @@ class Store:
         self._downlink.adopt(plan)
         self._unit_of = _unit_of(plan)
 
-    def begin(self, version: int, rate_factor: float, learning_rates: Sequence[float] = ()) -> None:
+    def begin(
+        self,
+        version: int,
+        rate_factor: float,
+        learning_rates: Sequence[float] = (),
+        base_version: int | None = None,
+    ) -> None:
         """Start a new version whose parts will be added.
 
         Args:
@@ -219,9 +234,12 @@ class Store:
             rate_factor: multiplies the base learning rate of each parameter group.
             learning_rates: learning rates of this step, by parameter group, which replace the multiplied
                 ones; empty for none.
+            base_version: version that the gradient was computed at, where pushes are applied singly; None for
+                the previous version.
         """
-        self._step = PendingVersion(version)
-        self._norms = [0.0] * len(self.manifest.tensors) if self.measures_norms else None
+        self._step = PendingVersion(version, base_version=base_version)
+        if self._takes_norms and is_measured(version - 1 if base_version is None else base_version):
+            self._step.norms = SquareNorms(self.plan.starts)
         self._optimizer.follow(rate_factor)
         if learning_rates:
             self._optimizer.learning_rates = list(learning_rates)
@@ -268,10 +286,10 @@ class Store:
             DivergedError: a parameter is not finite any more.
         """
         if self._step is None or self._step.version != order.version:
-            self.begin(order.version, order.rate_factor, learning_rates)
+            self.begin(order.version, order.rate_factor, learning_rates, order.base_version)
         step, self._step = self._step, None
         assert step is not None
-        step.weight, step.base_version = order.weight, order.base_version
+        step.weight = order.weight
         step.contributions = [each for each in order.contributions if each.samples]
         pairs = [
             (contribution, push)
@@ -301,8 +319,9 @@ class Store:
         self.version = order.version
         if is_checked(self.version):
             self.checked = self.version, checksum(self._downlink.replica.numpy())
-        if self._norms is not None:
-            self.square_norms, self._norms, self.measures_norms = tuple(self._norms), None, False
+        if step.norms is not None and any(totals := step.norms.totals()):
+            self._norms.append(totals)
+            self._average_norms()
         if self._compensation:
             self._keep_base(order.version, order.bases)
         return 0 if enough else len(pairs)
@@ -407,9 +426,10 @@ class Store:
         for stretch in found:
             here = slice(part.start + stretch.start, part.start + stretch.end)
             self._sum(stretch, factors, self._gradient[here].numpy())
+            if step.norms is not None:
+                step.norms.add(here.start, self._gradient[here].numpy(), stretch.pushes)
             if self._compensation and step.base_version is not None:
                 self._compensate(here, step.base_version, step.weight)
-            self._add_norms(here.start, self._gradient[here].numpy())
 
     def _clip(self, step: PendingVersion, shares: Mapping[int, Sequence[Share]]) -> None:
         """Sum all parts, and clip the gradient of the whole model."""
@@ -439,8 +459,11 @@ class Store:
         gradient[places] = 0.0
         for stretch in found:
             self._sum(stretch, factors, gradient[stretch.start : stretch.end], keep=True)
+            if step.norms is not None:
+                first, last = np.searchsorted(places, (stretch.start, stretch.end))
+                held = gradient[places[first:last]], stretch.pushes, places[first:last] - stretch.start
+                step.norms.add(part.start + stretch.start, *held)
         stepped = torch.from_numpy(values[places])
-        self._add_norms(part.start, gradient[places], places)
         self._optimizer.step_apart(number, stepped, torch.from_numpy(gradient[places]), places, ranges(found))
         values[places] = stepped.numpy()
         if not finite(stepped):
@@ -463,29 +486,6 @@ class Store:
             add_up([push for push, _ in held], [factor for _, factor in held], out, keep=keep)
         else:
             combine(self._aggregation, stretch.pushes, out)
-
-    def _add_norms(self, start: int, gradient: Float32, places: Int64 | None = None) -> None:
-        """Add the square norms of a piece of the mean gradient to those of its tensors, if they are measured
-        at this version.
-
-        Args:
-            start: first element of the piece, in flat order.
-            gradient: values of the piece.
-            places: position of each value in the piece, ascending; None if they are consecutive.
-        """
-        if self._norms is None:
-            return
-        end = start + (gradient.size if places is None else int(places[-1]) + 1 if places.size else 0)
-        starts = self.plan.starts
-        tensor = bisect_right(starts, start) - 1
-        while tensor < len(self._norms) and starts[tensor] < end:
-            borders = np.array([starts[tensor], starts[tensor + 1]]) - start
-            if places is not None:
-                borders = np.searchsorted(places, borders)
-            first, last = np.clip(borders, 0, gradient.size)
-            piece = gradient[first:last]
-            self._norms[tensor] += float(np.dot(piece, piece))
-            tensor += 1
 
     def _before(self) -> torch.Tensor:
         """Return the values to roll back to if the step fails: the replica, or a copy of it if `keep_last` is
@@ -533,8 +533,7 @@ class Store:
             "downlink": self._downlink.image(),
             "bases": {version: base.clone() for version, base in self._bases.items()},
             "checked": self.checked,
-            "measures_norms": self.measures_norms,
-            "square_norms": self.square_norms,
+            "norms": list(self._norms),
         }
 
     def restore(self, image: Mapping[str, Any]) -> None:
@@ -545,7 +544,12 @@ class Store:
         self._optimizer.restore(image["optimizer"])
         self._downlink.restore(image["downlink"])
         self._bases = dict(image["bases"])
-        self.measures_norms, self.square_norms = image["measures_norms"], image["square_norms"]
+        self._norms = deque(image["norms"], maxlen=NORM_VERSIONS)
+        self._average_norms()
+
+    def _average_norms(self) -> None:
+        """Set `square_norms` to the mean of the measured versions."""
+        self.square_norms = tuple(fmean(each) for each in zip(*self._norms, strict=True))
 
     def recall(self, remembered: Recall) -> None:
         """Replace the optimizer's state by the one that `remembered` supplies for the manifest and groups;

@@ -99,6 +99,26 @@ def test_a_job_whose_server_is_killed_ends_with_the_same_bits(
     assert len(list(tmp_path.glob("checkpoint-*"))) <= 2
 
 
+@pytest.mark.parametrize("every", ["1000steps", "3steps"])
+def test_a_job_that_measures_norms_ends_with_the_same_bits(
+    daemons: Daemons, tmp_path: Path, every: str
+) -> None:
+    """The server is killed while it measures. One tensor is sparse, so that no plan changes the bits."""
+    options = ("--fusion", "seamgs", "--replan", "10", "--checkpoint-every", every)
+    compressor = ("--compressor", "randk:ratio=4", "--dense-layers", "0.*")
+    calm = begun(daemons, None, *options[:4])
+    expected = result(calm, joined(daemons, calm, *compressor))
+    server = begun(daemons, tmp_path, *options)
+    workers = joined(daemons, server, *compressor)
+    for version in (3, 6, 12):
+        reach(server, version)
+        server.signal(signal.SIGKILL)
+        server.wait()
+        server = begun(daemons, tmp_path, *options, port=server.port)
+        server.wait_for("resuming at version")
+    assert result(server, workers) == expected
+
+
 def test_a_job_that_is_stopped_goes_on_elsewhere_with_the_same_bits(daemons: Daemons, tmp_path: Path) -> None:
     state = tmp_path / "server"
     for stops in range(2):

@@ -12,10 +12,10 @@ import pytest
 from test_planner import link, manifest, profile
 
 from gradwire.compressors import Plan
-from gradwire.planning import parse_fusion, parse_order, parse_replan
+from gradwire.planning import NORM_VERSIONS, is_measured, parse_fusion, parse_order, parse_replan
 from gradwire.planning.job import StepOptions
 from gradwire.server.metrics import ServerMetrics
-from gradwire.server.plans.planner import FULL, NORM_VERSIONS, Planner
+from gradwire.server.plans.planner import FULL, Planner
 from gradwire.server.plans.replanning import Replanning
 from gradwire.server.shard.reports import Reported
 
@@ -23,15 +23,11 @@ MODEL = manifest()
 
 
 class Shard:
-    """Measures norms when it is asked to."""
+    """Only reports."""
 
     def __init__(self) -> None:
         self.reported = Reported()
         self.reported.manifest, self.reported.plan = MODEL, MODEL.plan()
-        self.asked = 0
-
-    def measure_norms(self, version: int) -> None:
-        self.asked += 1
 
 
 @asynccontextmanager
@@ -63,42 +59,50 @@ async def settled(job: Any) -> None:
 
 
 def norms(value: float) -> tuple[float, ...]:
-    """A new tuple of one norm for each tensor, as the shard reports one after each measurement."""
+    """One norm for each tensor."""
     return tuple([value] * len(MODEL.tensors))
 
 
-def measured_at_all_versions(job: Any, shard: Shard, first: int) -> None:
-    """Have norms measured at as many versions as a plan needs."""
-    job.published(first)
-    for version in range(first + 1, first + 1 + NORM_VERSIONS):
-        shard.reported.square_norms = norms(float(version - first))
-        job.published(version)
-
-
-@pytest.mark.parametrize("replanning", ["100", "drift"])
-async def test_norms_are_averaged_over_the_versions_before_a_plan(replanning: str) -> None:
+@pytest.mark.parametrize("replanning", ["10", "drift"])
+async def test_a_plan_waits_for_norms_and_for_the_end_of_a_window(replanning: str) -> None:
     async with running(replanning=replanning) as (job, shard, plans):
         job.profiled("a", 1, profile(MODEL))
-        job.published(100)
-        assert (shard.asked, plans) == (1, [])
-        job.published(101)  # not measured yet
-        shard.reported.square_norms = norms(0.0)  # no gradient had a part in it
-        job.published(102)
-        assert (shard.asked, plans) == (3, [])
-        for version in range(NORM_VERSIONS - 1):
-            shard.reported.square_norms = norms(1.0 + version)
-            job.published(103 + version)
-            job.published(103 + version)  # the same measurement counts once
-        await settled(job)
-        assert (shard.asked, plans) == (3 + 2 * (NORM_VERSIONS - 1), [])
-        asked = shard.asked
-        shard.reported.square_norms = norms(float(NORM_VERSIONS))
-        job.published(150)
+        for version in range(1, NORM_VERSIONS):  # these are being measured
+            shard.reported.square_norms = norms(float(version))
+            job.published(version)
+        assert plans == []
+        assert not is_measured(NORM_VERSIONS)
+        shard.reported.square_norms = ()  # as if no version had had a gradient
+        job.published(NORM_VERSIONS)
+        assert plans == []
+        shard.reported.square_norms = norms(3.0)
+        job.published(NORM_VERSIONS + 1)
         await settled(job)
         assert [len(plan.units) for plan in plans] == [1]
-        assert job.measured().square_norms == norms((1 + NORM_VERSIONS) / 2)
-        job.published(151)
-        assert (shard.asked, len(plans)) == (asked, 1)
+        assert job.measured().square_norms == norms(3.0)
+        job.published(NORM_VERSIONS + 2)
+        await settled(job)
+        assert len(plans) == 1
+
+
+async def test_a_plan_that_falls_due_within_a_window_is_made_after_it() -> None:
+    """With `drift` a plan is due at each 50th version only, and stays due until it is made."""
+    async with running(replanning="drift") as (job, shard, plans):
+        shard.reported.square_norms = norms(1.0)
+        job.profiled("a", 1, profile(MODEL))
+        job.published(8)
+        await settled(job)
+        assert len(plans) == 1
+        job.profiled("a", 1, replace(profile(MODEL), backward_seconds=(9.0,) * len(MODEL.tensors)))
+        window = [version for version in range(790, 810) if is_measured(version)]
+        assert window[0] < 800 < window[-1]
+        for version in window:
+            job.published(version)
+        await settled(job)
+        assert len(plans) == 1
+        job.published(window[-1] + 1)
+        await settled(job)
+        assert len(plans) == 2
 
 
 async def test_the_log_has_the_reason_of_each_pair(caplog: pytest.LogCaptureFixture) -> None:
@@ -107,7 +111,8 @@ async def test_the_log_has_the_reason_of_each_pair(caplog: pytest.LogCaptureFixt
         job.profiled(
             "a", 1, replace(profile(MODEL), backward_seconds=(9.0,) + (0.0,) * (len(MODEL.tensors) - 1))
         )
-        measured_at_all_versions(job, shard, 100)
+        shard.reported.square_norms = norms(1.0)
+        job.published(100)
         await settled(job)
     names = [tensor.name for tensor in MODEL.tensors]
     assert f"{names[0]} and {names[1]}: not merged: Q1" in caplog.text

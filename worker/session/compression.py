@@ -3,6 +3,9 @@
 1. All parts of the model.
 2. A slice, where members of a round compute the same gradient and divide the parts among them.
 3. The parts that a lost worker had not pushed.
+
+In a job whose plans depend on norms (`--fusion seamgs`), the version of the assignment decides whether the
+server measures the push (`planning/norms`).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from ...compressors import (
     suited,
 )
 from ...optim.steps import OptimizerOptions
+from ...planning import is_measured, parse_fusion
 from ...proto.messages import Assignment
 from ...settings import JobTerms
 
@@ -48,7 +52,7 @@ def compression_of(
         local: whether workers take the optimizer's steps (work `local`).
         specs: names and shapes of the tensors, in manifest order.
         rule: selects the tensors to compress.
-        terms: the job's terms: seed and overlap.
+        terms: the job's terms: seed, overlap and fusion.
         rank: this worker's rank, from 0.
     """
     chosen = spec if auto else suited(spec, optimizer, local=local)
@@ -59,7 +63,8 @@ def compression_of(
     for line in advice(chosen, optimizer, local=local):
         log.warning("%s", line)
     compressor = ModelCompressor(specs, chosen, rule, terms.seed, rank)
-    return Compression(compressor, in_parts=terms.overlap == "both")
+    takes_norms = parse_fusion(terms.fusion).takes_norms
+    return Compression(compressor, in_parts=terms.overlap == "both", takes_norms=takes_norms)
 
 
 class Compression:
@@ -69,15 +74,18 @@ class Compression:
         compressor: compressor of the whole model, with the residual ledger.
     """
 
-    def __init__(self, compressor: ModelCompressor, *, in_parts: bool = False) -> None:
+    def __init__(
+        self, compressor: ModelCompressor, *, in_parts: bool = False, takes_norms: bool = False
+    ) -> None:
         """
         Args:
             compressor: compressor of the whole model.
             in_parts: whether parts count before their commit (`--overlap both`), so that a substitute may
                 push the remaining parts of this worker's push.
+            takes_norms: whether the server measures the norms of gradients.
         """
         self.compressor = compressor
-        self._in_parts = in_parts
+        self._in_parts, self._takes_norms = in_parts, takes_norms
         self._slice = 0, 0  # number of the slice, and number of slices; 0 of 0 stands for all parts
 
     @property
@@ -130,6 +138,7 @@ class Compression:
             workers=assignment.world,
             wanted=wanted,
             flush=leaving and not assignment.parts,
+            measured=self._takes_norms and is_measured(assignment.version),
         )
 
     def undoable(self, assignment: Assignment) -> bool:

@@ -52,9 +52,14 @@ def parts_of_one_element(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
-    """With something to remember: moments, and a replica that is apart from the parameters."""
+    """With something to remember: moments, norms, and a replica that is apart from the parameters."""
     options = parse_optimizer("adam")
-    return Store(manifest, values, "bf16", lambda ps: Optimizer(options, ps, 0.1), keep_last=True, plan=plan)
+    return Store(
+        *(manifest, values, "bf16", lambda ps: Optimizer(options, ps, 0.1)),
+        keep_last=True,
+        plan=plan,
+        takes_norms=True,
+    )
 
 
 class Kept(Wired):
@@ -119,6 +124,7 @@ class Kept(Wired):
                 for name, each in self.conductor.ledger.image()["members"].items()
             },
             "counted": self.conductor.ledger.image()["counted"],
+            "norms": (image["norms"], self.shard.reported.square_norms),
             "tensors": [
                 image["parameters"].tolist(),
                 image["downlink"]["replica"].tolist(),

@@ -597,8 +597,6 @@ def history(shard: LocalShard, sent: list[Encoded], finals: list[Final], random:
             *puts[lost],
             partial(shard.apply, closing, [*pushes.values()], sent.append),
         ]
-        if version == 1:
-            orders.append(partial(shard.measure_norms, version))
         if version == 2:
             plan = replace(cut_plan((2, 1)), number=plan.number + 1)
             orders += [partial(shard.adopt, plan), partial(shard.replace, 3)]
@@ -608,7 +606,7 @@ def history(shard: LocalShard, sent: list[Encoded], finals: list[Final], random:
 @pytest.mark.parametrize("seed", range(8))
 def test_orders_that_are_repeated_change_nothing(seed: int) -> None:
     def run(repeats: Random | None) -> Any:
-        shard, sent, finals = LocalShard(build), list[Encoded](), list[Final]()
+        shard, sent, finals = LocalShard(partial(build, takes_norms=True)), list[Encoded](), list[Final]()
 
         async def carry_out(orders: Sequence[Order]) -> None:
             for order in orders:
@@ -636,7 +634,7 @@ def test_orders_that_are_repeated_change_nothing(seed: int) -> None:
             reported = shard.reported
             assert reported.version == image["version"] == 5
             assert any(reported.square_norms)
-            bits = image["parameters"].tolist(), image["square_norms"], image["measures_norms"]
+            bits = image["parameters"].tolist(), image["norms"]
             return bits, [part.messages for part in sent], finals, reported.square_norms
 
         try:

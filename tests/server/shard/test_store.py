@@ -139,23 +139,6 @@ def test_the_learning_rate_follows_the_factor() -> None:
     assert slow.sha256() == fast.sha256()
 
 
-@pytest.mark.parametrize("spec", ["none", "topk:ratio=3", "4bit"])
-def test_the_norms_of_the_mean_gradient_are_measured_when_they_are_asked_for(spec: str) -> None:
-    ours, workers = store(rate=1.0), compressors(spec)
-    apply(ours, version=1, shares=shares(0, workers))
-    assert ours.square_norms == ()
-    ours.measures_norms = True
-    before = [parameter.clone() for parameter in ours.parameters]
-    apply(ours, version=2, shares=shares(1, workers))
-    measured = ours.square_norms
-    steps = zip(before, ours.parameters, strict=True)
-    changes = [float((was.double() - now.double()).square().sum()) for was, now in steps]
-    assert measured == pytest.approx(changes, rel=1e-4)
-    assert min(measured) > 0
-    apply(ours, version=3, shares=shares(2, workers))
-    assert ours.square_norms == measured
-
-
 def test_fewer_gradients_than_the_aggregation_needs_change_nothing() -> None:
     ours = Store(
         manifest(),

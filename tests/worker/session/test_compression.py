@@ -18,10 +18,14 @@ from gradwire.compressors import (
     TensorSpec,
     decode,
     divide,
+    parse_compressor,
 )
+from gradwire.optim.steps import Sgd
+from gradwire.planning import is_measured
 from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto.messages import Assignment
-from gradwire.worker.session.compression import Compression
+from gradwire.settings import JobTerms
+from gradwire.worker.session.compression import Compression, compression_of
 
 SPECS = [TensorSpec(name="w", shape=(100, 100)), TensorSpec(name="b", shape=(11,))]
 PLAN = divide([spec.elements for spec in SPECS], 4 * ALIGNMENT)
@@ -145,3 +149,34 @@ def test_a_push_can_be_undone_where_somebody_else_may_have_to_compute_it() -> No
     model = ModelCompressor(SPECS, "4bit", LayerRule(), 1, 0, plan=PLAN)
     plain = Assignment(id=1, world=1, version=0)
     assert [Compression(model, in_parts=each).undoable(plain) for each in (False, True)] == [False, True]
+
+
+@pytest.mark.parametrize(("fusion", "measures"), [("seamgs", True), ("mgwfbp", False), ("bytes", False)])
+def test_gradients_leave_alone_where_the_server_measures_their_norms(fusion: str, measures: bool) -> None:
+    """By the version of the assignment, whatever number seeds the draw."""
+    terms = JobTerms(id="1", work="gradients", fusion=fusion)
+    subject = compression_of(
+        parse_compressor("randk:ratio=4,values=float32"),
+        auto=False,
+        optimizer=Sgd(),
+        local=False,
+        specs=SPECS,
+        rule=LayerRule(),
+        terms=terms,
+        rank=0,
+    )
+    alone: list[int] = []
+    for version in range(60):
+        tensors = gradients(version)
+        given = Assignment(id=1, world=1, version=version)
+        step = subject.begin(given, 8, rank=0, version=version + 7, step=version, leaving=False)
+        for place in (1, 0):
+            step.add(place, tensors[place])
+        step.commit()
+        (payloads,) = step.sent.values()
+        sent = decode(payloads[0])
+        places = np.flatnonzero(sent)
+        if np.array_equal(sent[places], tensors[0].numpy().reshape(-1)[places]):
+            alone.append(version)
+    # Before the first step there is no residual that could be sent too.
+    assert alone == [version for version in range(60) if version == 0 or (measures and is_measured(version))]
