@@ -55,7 +55,10 @@ def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
     """With something to remember: moments, norms, and a replica that is apart from the parameters."""
     options = parse_optimizer("adam")
     return Store(
-        *(manifest, values, "bf16", lambda ps: Optimizer(options, ps, 0.1)),
+        manifest,
+        values,
+        "bf16",
+        lambda parameters: Optimizer(options, parameters, 0.1),
         keep_last=True,
         plan=plan,
         takes_norms=True,

@@ -153,7 +153,7 @@ def test_a_push_can_be_undone_where_somebody_else_may_have_to_compute_it() -> No
 
 @pytest.mark.parametrize(("fusion", "measures"), [("seamgs", True), ("mgwfbp", False), ("bytes", False)])
 def test_gradients_leave_alone_where_the_server_measures_their_norms(fusion: str, measures: bool) -> None:
-    """By the version of the assignment, whatever number seeds the draw."""
+    """The version of the assignment decides, whatever number seeds the draw."""
     terms = JobTerms(id="1", work="gradients", fusion=fusion)
     subject = compression_of(
         parse_compressor("randk:ratio=4,values=float32"),
