@@ -111,15 +111,17 @@ def test_the_gradient_is_sent_without_the_residual_and_the_rest_stays(spec: str,
             assert held[of_randk].any()
             assert not held[~of_randk].any()
             if measured and "4bit" not in spec:
-                exact = "float32" in spec
-                np.testing.assert_allclose(sent[held], gradient[held], rtol=0 if exact else 2**-8)
+                exact, tolerance = "float32" in spec, 1e-5 if momentum else 0.0
+                np.testing.assert_allclose(
+                    sent[held], gradient[held], rtol=0 if exact else 2**-8, atol=tolerance
+                )
             expected = total - sent
         else:  # the delay holds it back
             expected = total
         if not feedback:
             expected = residual if measured else np.zeros_like(total)
         if momentum:  # fused multiply-add may round once where numpy rounds twice
-            np.testing.assert_allclose(left[of_randk], expected[of_randk], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(left[of_randk], expected[of_randk], rtol=1e-5, atol=1e-5)
             assert held is not None
             velocity[held & of_randk] = 0.0
         else:
