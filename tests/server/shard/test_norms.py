@@ -47,10 +47,9 @@ TOGETHER = [(STARTS[0], STARTS[1]), (STARTS[2], STARTS[4])]
 def store(plan: Plan, downlink: str = "none", **options: Any) -> Store:
     values = [np.zeros(size, np.float32) for size in SIZES]
     sgd = parse_optimizer("sgd")
+    chosen: dict[str, Any] = {"takes_norms": True, **options}
     return Store(
-        *(MANIFEST, values, downlink, lambda ps: Optimizer(sgd, ps, 0.0)),
-        plan=plan,
-        **{"takes_norms": True, **options},
+        MANIFEST, values, downlink, lambda parameters: Optimizer(sgd, parameters, 0.0), plan=plan, **chosen
     )
 
 
@@ -66,7 +65,7 @@ def workers(*specs: str, plan: Plan, owed: float = 0.0) -> list[ModelCompressor]
 
 
 def gradients(rank: int) -> list[torch.Tensor]:
-    """Of another size in each tensor."""
+    """Each tensor has gradients of another size."""
     rng = np.random.default_rng(rank)
     return [
         torch.from_numpy(((place + 1) * rng.standard_normal(shape)).astype(np.float32))
@@ -108,7 +107,8 @@ def step(
             bounds = compressor.plan.parts[part]
             whole[bounds.start : bounds.end] = np.concatenate([decode(each) for each in payloads])
         sent.append(whole)
-    apply(ours, **{"version": base + 1, "shares": shares, **order})
+    chosen: dict[str, Any] = {"version": base + 1, "shares": shares, **order}
+    apply(ours, **chosen)
     return sent
 
 
