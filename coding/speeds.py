@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import comb, floor
 
-# Shorter stretches of u come from rounding.
-SHORTEST = 1e-9
+# Shorter stretches of u come from rounding, and smaller differences of speed count as none. A division by the
+# difference enlarges the rounding, so this is far above the resolution of float64.
+SHORTEST = 1e-6
 
 
 def fractions(speeds: Sequence[float], redundancy: int) -> list[float]:

@@ -13,10 +13,17 @@ NORM_VERSIONS = 8  # Number of measured versions over which norms are averaged.
 PERIOD = 53
 
 
-def is_measured(version: int) -> bool:
+def is_measured(version: int, delay: int = 1) -> bool:
     """Return True if gradients that are computed at `version` are measured.
 
     These are versions 0 to 7, then 52 to 60, 105 to 113 and so on. The windows begin one version before a
-    multiple of `PERIOD`, which is where delays of 53 or 106 versions send.
+    multiple of `PERIOD`, which is where delays of 53 or 106 versions send. With such a delay a residual would
+    never leave, so every second push is sent with it. The server measures these too, residuals included.
+
+    Args:
+        version: version of the parameters.
+        delay: number of versions from one push of the compressor to the next.
     """
+    if delay % PERIOD == 0 and (version + 1) // delay % 2:
+        return False
     return (version + 1) % PERIOD <= NORM_VERSIONS

@@ -102,3 +102,14 @@ def test_decoded_sums_of_uneven_blocks_are_the_plain_sum(nodes: int, r: int) -> 
     for exchange in exchanges:
         assert exchange.complete
         assert exchange.sums().tolist() == gradients.sum(0).tolist()
+
+
+@pytest.mark.parametrize("spread", [1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5])
+@pytest.mark.parametrize(("nodes", "r"), [(2, 1), (4, 2), (5, 3)])
+def test_speeds_that_hardly_differ_make_blocks_that_hardly_differ(nodes: int, r: int, spread: float) -> None:
+    """Rounding must not leave a node out."""
+    holders, draw = list(combinations(range(nodes), r)), np.random.default_rng(1)
+    for _ in range(100):
+        sizes = block_sizes(1000, holders, (1 + spread * draw.random(nodes)).tolist())
+        assert sum(sizes) == 1000
+        assert max(sizes) - min(sizes) <= 1

@@ -17,7 +17,8 @@ def test_windows_begin_with_the_job_and_have_enough_versions_for_a_mean() -> Non
     assert min(windows) >= NORM_VERSIONS
 
 
-def test_no_delay_misses_all_windows() -> None:
-    """With a delay of n, versions n - 1, 2n - 1, 3n - 1, ... are sent."""
+def test_every_delay_sends_at_versions_of_both_kinds() -> None:
+    """With a delay of n, versions n - 1, 2n - 1, 3n - 1, ... are sent. Unmeasured ones carry the residual."""
     for delay in range(1, MOST_DELAY + 1):
-        assert any(is_measured(turn * delay - 1) for turn in range(1, PERIOD + 1)), delay
+        kinds = {is_measured(turn * delay - 1, delay) for turn in range(1, 2 * PERIOD + 1)}
+        assert kinds == {False, True}, delay

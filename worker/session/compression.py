@@ -138,7 +138,7 @@ class Compression:
             workers=assignment.world,
             wanted=wanted,
             flush=leaving and not assignment.parts,
-            measured=self._takes_norms and is_measured(assignment.version),
+            measured=self._takes_norms and is_measured(assignment.version, self.compressor.wrapping.delay),
         )
 
     def undoable(self, assignment: Assignment) -> bool:

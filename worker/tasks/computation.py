@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...proto.messages import Assignment
 from ..session.replica import Replica
 from ..training.nests import to_device
 from ..training.sharding import CodedPart, Indices, Shards
@@ -49,7 +50,7 @@ class Computation:
         self._replica = replica
         self._device = device
         self._seed = seed
-        self.indices = Shards(seed, replica.manifest.train_samples, task.split).of
+        self._shards = Shards(seed, replica.manifest.train_samples, task.split)
 
     def forward(self, indices: Indices, seeds: Sequence[int]) -> torch.Tensor:
         """Return the mean loss over some samples, a scalar tensor for `backward`. Earlier gradients are
@@ -61,6 +62,22 @@ class Computation:
         """
         self._draw(seeds)
         return self._forward(indices)
+
+    def indices(self, assignment: Assignment) -> Indices:
+        """Return the indices of an assignment's samples: int64, shape (samples,).
+
+        Raises:
+            TaskFailedError: workers have shares of their own, and the assignment needs several of them to
+                compute the same samples.
+        """
+        coded = assignment.coding is not None and assignment.coding.redundancy > 1
+        if self._task.split is not None and (coded or assignment.stragglers):
+            option = "coded:redundancy" if coded else "sync:stragglers"
+            raise TaskFailedError(
+                f"task {self._task.name!r}: split: each worker has samples of its own, but with --mode "
+                f"{option} several workers compute the same ones; leave out split, or choose another mode"
+            )
+        return self._shards.of(assignment)
 
     def combined_loss(self, version: int, parts: Sequence[CodedPart]) -> float:
         """Compute the gradients of a round that is coded for stragglers, and return the mean loss over its

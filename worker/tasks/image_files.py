@@ -17,6 +17,7 @@ Sources: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" 
 from __future__ import annotations
 
 import gzip
+import lzma
 import struct
 import tarfile
 import zlib
@@ -31,7 +32,7 @@ from .task import TaskError
 
 Bytes = npt.NDArray[np.uint8]
 
-_DAMAGED = (OSError, EOFError, zlib.error, tarfile.TarError)
+_DAMAGED = (OSError, EOFError, KeyError, zlib.error, lzma.LZMAError, tarfile.TarError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,14 @@ def _matlab(path: Path, dimensions: int) -> npt.NDArray[Any]:
         raise DataFileError(
             f"{path}: expected one array of {dimensions} dimensions, got {len(names)}: {', '.join(names)}"
         )
-    return np.asarray(found[names[0]])
+    return _real(path, np.asarray(found[names[0]]))
+
+
+def _real(path: Path, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the values if they are real numbers; raise DataFileError otherwise."""
+    if values.dtype.kind not in "biuf":
+        raise DataFileError(f"{path}: expected real numbers, got {values.dtype}")
+    return values
 
 
 def _envi(path: Path, dimensions: int) -> npt.NDArray[Any]:
@@ -97,12 +104,22 @@ def _envi(path: Path, dimensions: int) -> npt.NDArray[Any]:
         raise DataFileError(
             f"{path}: expected an ENVI header with its data file beside it: {error}"
         ) from None
-    rows, columns, bands = opened.shape
+    header: dict[str, str] = opened.metadata
+    sizes: tuple[int, ...] = getattr(opened, "shape", ())
+    if len(sizes) != 3 or min(sizes) < 1 or opened.offset < 0:
+        raise DataFileError(f"{path}: expected an image, got {sizes} lines, samples and bands")
+    interleave, compressed = header.get("interleave", ""), header.get("file compression", "0")
+    if interleave.lower() not in ("bsq", "bil", "bip") or compressed != "0":
+        raise DataFileError(
+            f"{path}: expected interleave bsq, bil or bip, and no compression, got interleave {interleave!r} "
+            f"and file compression {compressed!r}"
+        )
+    rows, columns, bands = sizes
     size: int = opened.offset + rows * columns * bands * opened.sample_size
     got = Path(opened.filename).stat().st_size
     if got < size:
         raise DataFileError(f"{opened.filename}: at byte {got}: expected {size} bytes, as {path} says")
-    cube: npt.NDArray[Any] = np.asarray(opened.open_memmap(interleave="bip"))
+    cube: npt.NDArray[Any] = _real(path, np.asarray(opened.open_memmap(interleave="bip")))
     if dimensions == 3:
         return cube
     if bands != 1:

@@ -273,10 +273,23 @@ class LastStep:
                 stepped.sub_(pull)
             self.pass_on(index, torch.sub(began, stepped, out=stepped))
 
-    def leave_out(self, index: int, *, reached: bool) -> None:
-        """Pass on the change of a tensor's earlier steps; `reached` tells whether there is any."""
+    def leave_out(self, index: int, *, reached: bool, pulled: bool = False) -> None:
+        """Pass on the change of a tensor's earlier steps.
+
+        Args:
+            index: number of the tensor.
+            reached: whether an earlier step had a gradient of it.
+            pulled: whether the correction of this step applies, although the step has no gradient of it.
+        """
+        if not reached:
+            return self.pass_on(index, None)
+        began = self._start[index]
         with torch.no_grad():
-            self.pass_on(index, self._start[index] - self._parameters[index] if reached else None)
+            ended = self._parameters[index].detach().clone()
+            if pulled and self._pull:
+                ended.sub_((ended - began).mul_(self._pull))
+            self.pass_on(index, torch.sub(began, ended, out=ended))
+        return None
 
     def pass_on(self, index: int, change: torch.Tensor | None) -> None:
         """Add a tensor's change to the push."""
@@ -466,13 +479,15 @@ class LocalStep(TrainingStep):
             for index in self._rest(last):
                 gradient = strategy.session.replica.gradient(index)
                 if gradient is None:
-                    last.leave_out(index, reached=index in self._reached)
+                    last.leave_out(index, reached=index in self._reached, pulled=True)
                 else:
                     last.add(index, gradient)
         except (NonFiniteStep, NonFiniteGradient) as error:
             if not (strategy.final and self.sent):
                 self.withdraw()
                 return None
+            if math.isfinite(loss) and not self.samples:
+                self._loss = loss
             return self._answer_in_part(last, error)
         if not self.samples:
             self._loss = loss

@@ -34,6 +34,7 @@ from gradwire.server.recovery.recovery import recover
 from gradwire.server.shard.local import LocalShard
 from gradwire.server.shard.model_state import Deposit
 from gradwire.server.shard.store import Float32, Store
+from gradwire.storage.checkpoint import FORMAT
 
 MODES: list[tuple[str, dict[str, Any]]] = [
     ("sync", {}),
@@ -514,10 +515,10 @@ async def test_checkpoints_of_which_none_is_whole_stay_where_they_are_and_are_re
     kept = [each.read_text() for each in manifests]
     for damage, why in (
         ("", "none of its 2 checkpoints is whole"),
-        ('"format": 99', "format 99, and this release reads 3"),
+        ('"format": 99', f"format 99, and this release reads {FORMAT}"),
     ):
         for manifest, text in zip(manifests, kept, strict=True):
-            manifest.write_text(text.replace('"format": 3', damage))
+            manifest.write_text(text.replace(f'"format": {FORMAT}', damage))
         for _ in range(2):
             found = StateFolder(folder, syncs=False)
             with pytest.raises(StateError, match=why):

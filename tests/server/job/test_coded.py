@@ -66,6 +66,21 @@ def test_blocks_by_speed_give_a_slow_worker_fewer_samples() -> None:
     assert [sum(r.count for r in part.ranges) for part in job.mode.round.left_out] == [6]
 
 
+def test_a_worker_that_was_slow_at_first_gets_its_samples_back() -> None:
+    """Its first step takes so long that it would have no sample ever after."""
+    job = Job(2, redundancy=1, samples=100_000, blocks="speed", batch_size=14)
+    found: list[tuple[int, ...]] = []
+    for turn in range(60):
+        for name in "ab":
+            job.send(name)
+        for name in "ab":
+            job.report(name, seconds=300.0 if turn == 0 and name == "b" else 1.0)
+        assert job.mode.round is not None
+        found.append(job.mode.round.coding.sizes)
+    assert min(found[0]) == 0
+    assert found[10] == found[-1] == (14, 14)
+
+
 def test_even_blocks_have_no_sizes_however_long_workers_take() -> None:
     job = Job(3)
     for seconds in (1.0, 2.0):

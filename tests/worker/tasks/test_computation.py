@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from gradwire.compressors import AbsentPayload
+from gradwire.proto.messages import Assignment, Coding, Range
 from gradwire.worker.session.replica import ModelError, Replica
+from gradwire.worker.tasks import load
+from gradwire.worker.tasks.computation import Computation, TaskFailedError
 from gradwire.worker.training.nests import to_device
 
 ELSEWHERE = torch.device("meta")
@@ -264,3 +267,22 @@ def test_a_lazy_module_is_refused_with_the_remedy(model: Callable[[], nn.Module]
     made = model()
     made(INPUTS)
     Replica(made, 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({"stragglers": 1}, "sync:stragglers"),
+        ({"coding": Coding(exchange=1, redundancy=2, senders=(), present=(0, 1))}, "coded:redundancy"),
+    ],
+)
+def test_shares_of_their_own_are_refused_where_workers_compute_the_same_samples(
+    fields: dict[str, Any], option: str
+) -> None:
+    task = load("digits:split=classes:2")
+    replica = Replica(task.model(), task.train_samples)
+    computation = Computation(task, replica, torch.device("cpu"), 1, lambda _: None)
+    assignment = Assignment(id=1, version=1, world=3, ranges=(Range(start=0, count=6),))
+    assert len(computation.indices(assignment)) == 6
+    with pytest.raises(TaskFailedError, match=f"split: each worker.*--mode {option}.*leave out split"):
+        computation.indices(replace(assignment, **fields))

@@ -77,6 +77,22 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     refused("at pixel 1: expected finite values", envi(tmp_path, "nan", wrong, "bip"))
     (tmp_path / "scene.img").write_bytes(CUBE.tobytes()[:-4])
     refused("scene.img: at byte 236: expected 240 bytes")
+    header = scene.read_text()
+    (tmp_path / "scene.img").write_bytes(CUBE.tobytes())
+    for old, new, words in (
+        ("interleave = bip", "interleave = xyz", "expected interleave bsq, bil or bip"),
+        ("interleave = bip", "interleave = bip\nfile compression = 1", "and no compression"),
+        ("lines = 3", "lines = -3", "expected an image"),
+        ("header offset = 0", "header offset = -4", "expected an image"),
+        ("data type = 4", "data type = 6", "at byte 240: expected 480 bytes"),
+    ):
+        assert old in header
+        scene.write_text(header.replace(old, new))
+        refused(f"scene.*{words}")
+    (tmp_path / "scene.img").write_bytes(CUBE.tobytes() * 2)
+    refused("scene.hdr: expected real numbers, got complex64")
+    MATLAB.savemat(tmp_path / "complex.mat", {"data": CUBE * 1j, "map": MAP})
+    refused("complex.mat: expected real numbers, got complex", tmp_path / "complex.mat", None)
     scene.write_text("ENVI\nsamples = 4\n")
     refused("scene.hdr: expected an ENVI header with its data file")
     (tmp_path / "cut.mat").write_bytes(b"MATLAB 5.0 MAT-file" + bytes(50))

@@ -153,6 +153,12 @@ def test_compressed_files_that_are_damaged_are_named(tmp_path: Path, how: str) -
     damaged.write_bytes(archive(tmp_path / "whole.tar.gz", cifar10_files()).read_bytes()[:300])
     with pytest.raises(DataFileError, match=r"c.tar.gz: .*data_batch_\d.bin"):
         read_images(CIFAR10, damaged)
+    with tarfile.open(tmp_path / "link.tar", "w") as dangling:
+        link = tarfile.TarInfo("data_batch_1.bin")
+        link.type, link.linkname = tarfile.SYMTYPE, "nowhere"
+        dangling.addfile(link)
+    with pytest.raises(DataFileError, match=r"link.tar: at data_batch_1.bin: cannot be read"):
+        read_images(CIFAR10, tmp_path / "link.tar")
 
 
 @pytest.mark.parametrize(

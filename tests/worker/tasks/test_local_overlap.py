@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
@@ -53,13 +53,24 @@ def poisoned(steps: tuple[int, ...], value: float = math.nan) -> Callable[[nn.Mo
     return loss
 
 
+class Turns(Layers):
+    """Only every second pass reaches the second layer."""
+
+    passes = 0
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        hidden = torch.tanh(self.first(batch))
+        return cast(torch.Tensor, self.third(torch.tanh(self.second(hidden)) if self.passes % 2 else hidden))
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("correction", [0.0, 0.5])
 @pytest.mark.parametrize("compressor", ["none", "4bit", "topk:ratio=8"])
 def test_changes_do_not_depend_on_when_they_leave(compressor: str, correction: float, optimizer: str) -> None:
     """Also of a weight that two layers share, of a layer that the loss does not reach, and with buffers and
     random numbers."""
-    for build in (Normed, Tied):
+    for build in (Normed, Tied, Turns):
         terms: dict[str, Any] = {
             "compressor": compressor,
             "optimizer": optimizer,

@@ -63,6 +63,7 @@ from .round import CodedRound, ExchangeLife, ExchangeReport
 
 MAX_DAMAGED = 3  # A member is removed if more exchanges in a row fail because of its packets.
 SAID_DISAGREEMENTS = 4  # Steps in a row with differing gradients of a block, before the log has the remedy.
+WARM_UP, RENEWED = 5, 50  # Exchanges after which speeds are measured anew: once, and again and again.
 HOPE_LEASES = 3  # Leases for which members wait for departed ones that have the only current version.
 
 # The mode saves objects of these classes. They are named here, because the room coding imports nothing.
@@ -78,8 +79,8 @@ class Coded(Mode):
         redundancy: largest number of workers that compute each block, as far as the number of members allows;
             None to choose it by measured times.
         by_speed: True to size the blocks by the speeds of their workers.
-        _paces: seconds that each member takes for a sample, by worker and incarnation: a running mean over
-            steps, of which each has half the weight of the next one.
+        _paces: seconds that each member takes for a sample, by worker and incarnation: a running mean since
+            the last exchange with equal blocks, in which each exchange has half the weight of the next one.
         _choice: choice of the redundancy by measured times.
         round: the running round; None between rounds.
         _exchanges: number of exchanges so far, which is the number of the last one.
@@ -190,6 +191,10 @@ class Coded(Mode):
             less = self.redundancy is not None and redundancy < self.redundancy
             actions.append(e.Note(text=text, warning=less and nodes > 1))
         self._exchanges += 1
+        # A speed measured while a worker warmed up or was disturbed would stay wrong: with few samples, or
+        # none, no better one is measured. So blocks are equal again from time to time.
+        if self._exchanges == WARM_UP or self._exchanges % RENEWED == 0:
+            self._paces = {}
         self.round = round_ = CodedRound(
             version=state.version,
             opened_at=now,
