@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from .common.configuration import REQUIRED, option
 from .common.naming import why_no_name
+from .common.presets import parse_preset, values_by_preset
 from .common.spec import Length, Spec, SpecError, parse_length, parse_spec, unknown
 from .optim.optimizer import parse_optimizer
 
@@ -143,6 +144,14 @@ class JobSettings:
     script: bool = training(
         False, "job without a task: its workers are your own scripts, which call gradwire.connect"
     )
+    preset: str = training(
+        "",
+        "preset: settings that belong together, by name; a flag, variable or file entry overrides any of its "
+        "values; presets are listed below",
+        metavar="NAME",
+        parse=parse_preset,
+        sets=values_by_preset(),
+    )
     mode: str = training(
         "sync",
         "mode, which decides when pushes become a new version of the parameters; modes are listed below",
@@ -208,6 +217,12 @@ class JobSettings:
         "overlap of communication with computation: off for none; backward sends gradients during the "
         "backward pass; both also sends parts of an update before all gradients have arrived, and begins the "
         "next forward pass before all parts of the update have",
+    )
+    compressor: str = compression(
+        "4bit",
+        "compressor of gradients, such as topk:ratio=100, for workers without a --compressor of their own; "
+        "auto for 4bit where it saves time",
+        metavar=_SPEC,
     )
     downlink: str = compression(
         "auto",
@@ -284,11 +299,6 @@ class ServingSettings:
 class TrainingSettings:
     """Options of a worker that gc-run passes to all of its workers."""
 
-    compressor: str = compression(
-        "4bit",
-        "compressor of gradients, such as topk:ratio=100; auto for 4bit where it saves time",
-        metavar=_SPEC,
-    )
     dense_layers: str = compression(
         "",
         "name patterns of parameters to send uncompressed, such as *.head.*,embed*",
@@ -408,6 +418,18 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
         parse=_parse_worker_id,
     )
     state: str = lasting("", _STATE, metavar="DIR|URL")
+    compressor: str = compression(
+        "",
+        "compressor of gradients, such as topk:ratio=100; auto for 4bit where it saves time; empty for the "
+        "one that the server names",
+        metavar=_SPEC,
+    )
+    preset: str = training(
+        "",
+        "only preset whose jobs this worker joins; empty for any job",
+        metavar="NAME",
+        parse=parse_preset,
+    )
     task: str = training(
         "",
         "only task that this worker trains; empty for the task that the server names, if it is built in or "

@@ -47,17 +47,8 @@ def check_together(settings: RunSettings) -> None:
     """Raise UsageError for options that conflict with each other or with the number of workers."""
     if settings.script:
         raise UsageError("--script: gc-run trains a task; start gc-server --script and your scripts")
-    mode, compressor = registry.parse(settings.mode), settings.compressor
-    why = ""
-    if not mode.pushes_parts and compressor != "none":
-        why = "exchanges gradients in fixed point"
-    elif mode.lossless and compressor != "none":
-        from ..compressors import compressor_of  # late: it imports numpy, which --help does not need
-
-        why = "" if compressor_of(compressor)[0].lossless else "amplifies the errors of a lossy compressor"
-    if why:
-        raise UsageError(f"--compressor {compressor}: --mode {settings.mode} {why}; use none")
-    mode.check_workers(settings.mode, settings.workers)
+    checks.check_lossless(settings)
+    registry.parse(settings.mode).check_workers(settings.mode, settings.workers)
     try:
         checks.check(_server_settings(settings, port=0, output=Path("parameters")))
     except UsageError as error:  # gc-run's --workers is the server's --min-workers

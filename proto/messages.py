@@ -352,7 +352,7 @@ class JoinRequest:
         incarnation: number of the worker process, greater than that of every earlier process with this id.
         software: release of gradwire on the worker, for messages; empty if unknown.
         compressors: names of the compressors that the worker can use.
-        compressor: spec of the compressor that the worker will use; empty if not decided.
+        compressor: spec of the compressor that the worker will use; empty for the job's.
     """
 
     worker: str

@@ -41,6 +41,7 @@ from gradwire.settings import (
 from gradwire.worker import cli as worker
 
 SPECS = {
+    "preset": "diloco",
     "task": "spirals:task:points=64",
     "optimizer": "adamw:weight_decay=0.1",
     "evaluate_every": "500steps",
@@ -117,7 +118,7 @@ def test_an_option_means_the_same_in_every_command() -> None:
         for other in COMMANDS:
             mine, theirs = options_of(cls), options_of(other)
             apart |= {name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]}
-    assert apart == {"task", "http_port"}
+    assert apart == {"task", "http_port", "compressor", "preset"}
 
 
 @pytest.mark.parametrize("cls", COMMANDS)

@@ -63,15 +63,20 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
     def __init__(self, compressor: str) -> None:
         """
         Args:
-            compressor: name of the compressor without options, the value of the label `compressor`.
+            compressor: name of the compressor without options, the value of the label `compressor`; empty if
+                the job is to name it.
         """
         super().__init__()
+        self.name_compressor(compressor)
+        self._stepped_at: float | None = None
+        self._inside = 0.0  # seconds of the blocks nested in the current block
+
+    def name_compressor(self, compressor: str) -> None:
+        """Set the value of the label `compressor` of all bytes that are counted from now on."""
         self.wire_up = self._wire.labels("up", compressor)
         self.wire_down = self._wire.labels("down", compressor)
         self.raw_up = self._raw.labels("up", compressor)
         self.raw_down = self._raw.labels("down", compressor)
-        self._stepped_at: float | None = None
-        self._inside = 0.0  # seconds of the blocks nested in the current block
 
     def step(self) -> None:
         """Mark the start of a step, and observe the seconds since the previous start."""

@@ -66,7 +66,7 @@ class Attached:
         Raises:
             ScriptError: the job cannot train this model or run this optimizer.
         """
-        check_attached(member.terms, member.work, clip_norm, steps)
+        check_attached(member.terms, member.work, optimizer, clip_norm, steps)
         self.session: Session | None = None
         self._member, self._model = member, model
         self._overlap = overlaps(member.terms, overlap)
