@@ -58,7 +58,7 @@ PRESETS: Mapping[str, Preset] = {
         suits={"mode": ("local",), "optimizer": _ADAM},
     ),
     "adam-4bit": Preset(
-        purpose="AdamW at the server with the loss of float32, at an eighth of the bytes",
+        purpose="transformers with AdamW at the server, at an eighth of the bytes",
         sets={
             "mode": "sync",
             "optimizer": "adamw",

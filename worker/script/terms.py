@@ -76,7 +76,7 @@ def check_attached(
     name = type(optimizer).__name__
     if name.lower() in OPTIMIZERS and (why := why_unsuited(terms.preset, "optimizer", name.lower())):
         raise ScriptError(
-            f"job.attach: optimizer {name}: the server has {why}; use one of these, or start the server with "
+            f"job.attach: optimizer {name}: the server's {why}; use one of these, or start the server with "
             "another preset"
         )
     if steps not in ("server", "local"):

@@ -22,6 +22,8 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import gradwire
+from gradwire import ScriptError
+from gradwire.common.configuration import UsageError
 from gradwire.compressors import AbsentPayload
 from gradwire.compressors.four_bit import RunningMagnitude
 from gradwire.planning.parts import arrange
@@ -143,7 +145,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
         monkeypatch.setattr(membership, "connection_of", connection_of)
         if "MASTER_ADDR" not in os.environ:
             options = {"server": "localhost", **options}
-        job = gradwire.connect(compressor="none", **options)
+        job = gradwire.connect(**{"compressor": "none", **options})
         begin = job._begin  # pyright: ignore
 
         def begun(*given: Any) -> Any:
@@ -346,6 +348,26 @@ def test_a_loader_is_begun_anew_within_an_epoch(connect: Connect) -> None:
             take(model, optimizer, inputs)
     assert epochs == [0, 1]
     assert len(server.pushed) == EPOCHS * STEPS
+
+
+def test_a_script_takes_the_jobs_compressor_unless_it_names_one(connect: Connect) -> None:
+    server = Server(preset="low-communication", compressor="1bit:decay=0.9")
+    assert connect(server, compressor="")[1]._member.compressor.text == "1bit:decay=0.9"  # pyright: ignore
+    assert connect(server, compressor="8bit")[1]._member.compressor.text == "8bit"  # pyright: ignore
+
+
+def test_a_script_whose_optimizer_does_not_suit_the_preset_is_refused(connect: Connect) -> None:
+    _, job = connect(preset="low-communication")
+    model = network()
+    with pytest.raises(ScriptError, match="optimizer SGD: the server's --preset low-communication expects"):
+        job.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    job.attach(model, torch.optim.AdamW(model.parameters()))
+
+
+def test_a_script_may_insist_on_a_preset(connect: Connect) -> None:
+    connect(Server(preset="sparse-sgd"), preset="sparse-sgd")
+    with pytest.raises(UsageError, match="--preset diloco: job j has --preset sparse-sgd"):
+        connect(Server(preset="sparse-sgd"), preset="diloco")
 
 
 def test_a_loader_without_batches_is_refused(connect: Connect) -> None:
