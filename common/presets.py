@@ -1,8 +1,8 @@
 """Presets: settings for a kind of training by name, for `--preset NAME`.
 
-`PRESETS` is pure data. A preset gives values to options that have no flag, variable or entry in a file; so
-any of these overrides it. `suits` names the alternatives that a preset allows for some of its options, and
-`check` refuses all others. docs/reference/commands.md has a table of this data (`make docs`).
+`PRESETS` is pure data. A preset's value counts for an option without a flag, variable or entry in a file.
+`suits` names the modes and optimizers that may override a preset's own, and `check` refuses all others. The
+table in docs/reference/commands.md is made from this data (`make docs`).
 """
 
 from __future__ import annotations
@@ -150,7 +150,11 @@ def why_unsuited(preset: str, option: str, name: str) -> str:
 
 
 def describe(effective: Effective[Any]) -> str:
-    """Return a line that says what the preset sets, and which of its values are overridden and by what."""
+    """Return a line with the values that the preset sets, and those that override it, with their origins.
+
+    Args:
+        effective: options of gc-server or gc-run, with a preset.
+    """
     settings = effective.settings
     preset = PRESETS[settings.preset]
     kept, replaced = list[str](), list[str]()
@@ -169,7 +173,7 @@ def describe(effective: Effective[Any]) -> str:
 
 
 def listed() -> str:
-    """Return a text with what each preset sets, for --help."""
+    """Return a text with the values that each preset sets, for --help."""
     lines = ["", "presets, and the values that they set:"]
     for name, each in PRESETS.items():
         values = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in each.sets.items())
