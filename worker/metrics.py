@@ -22,7 +22,13 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
     info = gauge(
         "info", "1 once the worker has joined; labels name release, mode and job", "version", "mode", "job"
     )
-    _wire = counter("wire_bytes", "bytes sent (up) and received (down)", "direction", "compressor")
+    _wire = counter(
+        "wire_bytes",
+        "bytes sent (up) and received (down); `compressor` is `unattributed` until a worker without its own "
+        "has heard the job's",
+        "direction",
+        "compressor",
+    )
     _raw = counter(
         "raw_bytes",
         "bytes as float32 of accepted pushes and of uploaded initial parameters (up), and of applied updates "
@@ -67,7 +73,7 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
                 the job is to name it.
         """
         super().__init__()
-        self.name_compressor(compressor)
+        self.name_compressor(compressor or "unattributed")
         self._stepped_at: float | None = None
         self._inside = 0.0  # seconds of the blocks nested in the current block
 

@@ -60,4 +60,4 @@ def test_bytes_are_counted_under_the_compressor_that_is_named_later() -> None:
     count = metrics.registry.get_sample_value
     labels = {"direction": "up", "compressor": "1bit"}
     assert count("gradwire_worker_wire_bytes_total", labels) == 5
-    assert count("gradwire_worker_wire_bytes_total", {**labels, "compressor": ""}) == 3
+    assert count("gradwire_worker_wire_bytes_total", {**labels, "compressor": "unattributed"}) == 3
