@@ -8,16 +8,16 @@ length.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..common.presets import PRESETS
+from ..common.spec import parse_spec
 from ..compressors import compressor_of
 from ..planning.job import JobProfile, StepOptions
 from ..planning.predictions import Prediction, predict
-from ..server.job.modes import registry
-from ..server.job.modes.local import LocalOptions
 
+PREDICTED = ("steps", "delayed", "redundancy")  # options of modes that the planner knows
 RESULTS = Path(__file__).with_name("preset_results.json")
 
 
@@ -80,13 +80,11 @@ def ranked_presets(profile: JobProfile) -> dict[str, Prediction]:
 
 
 def _choice(name: str) -> StepOptions:
-    """Return a preset in the planner's terms.
-
-    Of a mode's options, the planner knows the number of local steps alone.
-    """
+    """Return a preset in the planner's terms, without the options of its mode that do not affect the time."""
     sets = PRESETS[name].sets
-    mode = registry.parse(str(sets["mode"]))
+    mode = parse_spec("mode", str(sets["mode"]))
+    known = {key: value for key, value in mode.options.items() if key in PREDICTED}
     return StepOptions(
         compressor=compressor_of(str(sets["compressor"]))[0].compression(),
-        mode=f"local:steps={mode.steps}" if isinstance(mode, LocalOptions) else str(sets["mode"]),
+        mode=str(replace(mode, options=known)),
     )

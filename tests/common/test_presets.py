@@ -118,7 +118,10 @@ def test_gc_run_hands_a_preset_on_with_every_value() -> None:
         ("--preset diloco --mode sync", "--mode sync: --preset diloco expects local"),
         ("--preset adam-4bit --mode local", "expects sync or stale or async"),
         ("--preset adam-4bit --optimizer adam", "has a learning rate for adamw, 0.003; give --learning-rate"),
-        ("--preset adam-4bit --mode sync:stragglers=1", "--compressor 4bit: --mode sync:stragglers=1"),
+        (
+            "--preset adam-4bit --mode sync:stragglers=1 --min-workers 4",
+            "--compressor 4bit: --mode sync:stragglers=1",
+        ),
     ],
 )
 def test_what_does_not_suit_is_refused_by_name(
