@@ -175,6 +175,33 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
             "--mode local:steps=8,elastic=0.1,correction=0 --overlap both",
             "--overlap both: not with --mode local:elastic=0.1",
         ),
+        ("gc-server", "--mode local:overlay=on", "correction: expected 0 with overlay=on, got 0.1"),
+        (
+            "gc-server",
+            "--mode local:overlay=on,correction=0,delayed=on",
+            "delayed: expected off with overlay=on",
+        ),
+        (
+            "gc-server",
+            "--mode local:overlay=on,correction=0,steps=4,elastic=0.1",
+            "elastic: expected 0 with overlay=on, got 0.1",
+        ),
+        (
+            "gc-server",
+            "--mode local:overlay=on,correction=0,outer=sgd/momentum=0.9",
+            "outer: expected sgd at outer_rate=1 with overlay=on",
+        ),
+        (
+            "gc-server",
+            "--mode local:overlay=on,correction=0 --overlap both",
+            "--overlap both: not with --mode local:overlay=on",
+        ),
+        ("gc-server", "--mode local:clip=1 --overlap both", "--overlap both: not with --mode local:clip"),
+        (
+            "gc-server",
+            "--mode local:clip=1 --script",
+            "--script: not with --mode local:clip=1: scripts take their own steps",
+        ),
         ("gc-worker", "--server x --compressor 4bti", "did you mean '4bit'?"),
         ("gc-worker", "--server x --compressor topk:ration=4", "did you mean 'ratio'?"),
         ("gc-worker", "--server http://x", "--server (flag): expected host or host:port"),
