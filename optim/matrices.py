@@ -1,4 +1,4 @@
-"""Which parameters of a model Muon steps: a rule for models without a declaration, and groups by it.
+"""Divides a model's parameters between Muon and AdamW, by a rule and by declared groups.
 
 Muon is meant for matrices that map one hidden state to another. AdamW steps the other parameters, at the same
 rate. The rule, for each parameter:
@@ -13,10 +13,10 @@ rate. The rule, for each parameter:
     | other parameters of two dimensions | Muon |
     | other parameters of more dimensions | AdamW |
 
-The output layer is the last linear or convolutional layer in the order of registration, except in two cases,
-in which a model shares the weight of its embedding with the output: the layer belongs to a block whose class
-occurs more than once, or its outputs are as wide as an embedding. Layers called head, lm_head, classifier or
-logits are output layers, too.
+The output layer is the last linear or convolutional layer in the order of registration. There are two
+exceptions, which are signs that the embedding's weight computes the output: the layer belongs to a block
+whose class occurs more than once, or its outputs are as wide as an embedding. Layers called head, lm_head,
+classifier or logits are output layers, too.
 
 Weight decay acts on parameters of two and more dimensions, unless a declared group has its own.
 """
@@ -109,7 +109,8 @@ def declared(
     """Check a user's parameter groups, and return them with the rest of the trainable parameters.
 
     Trainable parameters in none of the groups form one more group, the last, with the job's options. With
-    Muon, each group is divided by the rule at the head of this file.
+    Muon, each group is divided by the rule at the head of this file. Without Muon, the keys `optimizer` and
+    `split` of a group have no effect.
 
     Args:
         model: model whose parameters are grouped.
@@ -129,6 +130,8 @@ def declared(
     for index, each in enumerate(given):
         try:
             overrides = dict(each)
+            if not isinstance(options, Muon) and not _without_muon(overrides):
+                continue
             members: dict[str, torch.Tensor] = {}
             for parameter in _members(overrides.pop("params", ())):
                 name = names.get(id(parameter))
@@ -162,8 +165,16 @@ def declared(
     return found
 
 
+def _without_muon(overrides: dict[str, Any]) -> bool:
+    """Remove the keys of a group that count for Muon alone; return False if no other key is left."""
+    of_muon = [key for key in ("optimizer", "split") if overrides.pop(key, None) is not None]
+    return not of_muon or overrides.keys() != {"params"}
+
+
 def _members(given: Any) -> Sequence[torch.Tensor]:
     """Return the tensors of a group's `params`. Raises ValueError if an element is no tensor."""
+    import torch
+
     members = [given] if isinstance(given, torch.Tensor) else list(cast(Iterable[object], given))
     for each in members:
         if not isinstance(each, torch.Tensor):
@@ -221,6 +232,11 @@ def divided(
     return [Declared(options, learning_rate, tuple(each)) for options, each in names.items()]
 
 
+def _pattern(name: str) -> str:
+    """Return a parameter's name with a star in place of each number between dots."""
+    return re.sub(r"(?<![^.])\d+(?=\.)", "*", name)
+
+
 def described(model: nn.Module, groups: Sequence[Declared]) -> str:
     """Return a text that tells which parameters Muon and AdamW step, with numbers in names as a star."""
     parameters = dict(model.named_parameters())
@@ -228,7 +244,8 @@ def described(model: nn.Module, groups: Sequence[Declared]) -> str:
     for kind, verb in ((Muon, "Muon steps"), (AdamW, "AdamW steps")):
         names = [name for each in groups if isinstance(each.options, kind) for name in each.names]
         elements = sum(parameters[name].numel() for name in names)
-        patterns = dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name) for name in names)
+        times = Counter(map(_pattern, names))
+        patterns = dict.fromkeys(_pattern(name) if times[_pattern(name)] > 1 else name for name in names)
         text = f"{verb} {len(names)} parameters of {elements} elements"
         texts.append(f"{text} ({', '.join(patterns)})" if names else text)
     return "; ".join(texts)

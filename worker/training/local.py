@@ -67,7 +67,7 @@ moved by its own change since. Overlap Local-SGD (Wang et al., 2020) is differen
 model, and is pulled part of the way to that mean.
 
 A step pulls towards x_0, the worker's estimate of the global model. A pull towards w_s would undo c_s, which
-is being exchanged. The learning rate is that of round s, because the next one is not known yet.
+is being exchanged. The learning rates are those of round s, because the next ones are not known yet.
 
 While a round is computed early, updates wait in the connection: the parameters return to w_s before
 `Session.next` applies any update. The shard takes no part in this. Control only determines the number of
@@ -368,6 +368,22 @@ class LocalStep(TrainingStep):
     @property
     def seeds(self) -> tuple[int, ...]:
         return (*super().seeds, self._at) if self._at else super().seeds
+
+    @property
+    def taken(self) -> int:
+        """Number of batches of this round before the present one."""
+        return self._at
+
+    @property
+    def done(self) -> float:
+        """Fraction of this round's batches that come before the present one."""
+        return self._at / len(self._batches)
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the present batch's step, by the server's schedule."""
+        rates = self.assignment.local_rates
+        return rates[min(self._at, len(rates) - 1)] if rates else self.assignment.learning_rate
 
     def follow(self) -> None:
         super().follow()
