@@ -175,6 +175,17 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
             "--mode local:steps=8,elastic=0.1,correction=0 --overlap both",
             "--overlap both: not with --mode local:elastic=0.1",
         ),
+        (
+            "gc-server",
+            "--optimizer muon",
+            "--optimizer muon: not with --mode sync: Muon steps whole matrices",
+        ),
+        (
+            "gc-server",
+            "--optimizer muon --mode coded --downlink none",
+            "--optimizer muon: not with --mode coded",
+        ),
+        ("gc-server", "--mode local:outer=muon", "expected sgd, adam, adamw or adagrad, got muon"),
         ("gc-server", "--mode local:overlay=on", "correction: expected 0 with overlay=on, got 0.1"),
         (
             "gc-server",

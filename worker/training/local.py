@@ -44,8 +44,7 @@ residual e, the decay β of the compressor, and W workers in the round:
 
 The server would subtract e / W if the worker could send all of its residual. So the steps of a round continue
 from all earlier steps of the worker. The change that is pushed is measured from `base`, and the replica still
-returns to w_global. Source: this project's recipe for slow links, of which docs/reference/modes.md has the
-measurements.
+returns to w_global. This is an addition of this project.
 
 *Clipped* (`local:clip=c`), each local step of a task scales its gradient down to the Euclidean norm c.
 Changes leave after the last step, because the norm needs all gradients.
