@@ -58,10 +58,9 @@ class Declared:
 def matrices(model: nn.Module) -> frozenset[str]:
     """Return the names of the parameters that Muon steps by the rule at the head of this file."""
     from torch import nn
-    from torch.nn.modules.conv import _ConvNd
 
     convolutions = {
-        id(each.weight): each for each in model.modules() if isinstance(each, _ConvNd) and not each.transposed
+        id(each.weight) for each in model.modules() if isinstance(each, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     }
     embeddings = {
         id(parameter)
@@ -80,13 +79,16 @@ def matrices(model: nn.Module) -> frozenset[str]:
     return frozenset(found)
 
 
-def _output_layers(model: nn.Module) -> list[nn.Linear | nn.Conv1d]:
+def _output_layers(model: nn.Module) -> list[nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d]:
     """Return the layers that compute the model's output, by the rule at the head of this file."""
     from torch import nn
-    from torch.nn.modules.conv import _ConvNd
 
-    modules = dict(model.named_modules())
-    layers = {name: each for name, each in modules.items() if isinstance(each, nn.Linear | _ConvNd)}
+    modules: dict[str, nn.Module] = dict(model.named_modules())
+    layers = {
+        name: each
+        for name, each in modules.items()
+        if isinstance(each, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    }
     if not layers:
         return []
     found = [each for name, each in layers.items() if name.rpartition(".")[2] in _OUTPUTS]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 if TYPE_CHECKING:
     import torch
@@ -323,7 +323,8 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     found = matrix.to(torch.bfloat16 if matrix.is_cuda else torch.float32)
     wide = matrix.shape[0] <= matrix.shape[1]
     found = found if wide else found.T
-    found = found / found.norm().clamp(min=1e-7)
+    length = cast("torch.Tensor", found.norm())
+    found = found / length.clamp(min=1e-7)
     for _ in range(5):
         squared = found @ found.T
         found = torch.addmm(found, torch.addmm(squared, squared, squared, beta=b, alpha=c), found, beta=a)

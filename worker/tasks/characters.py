@@ -101,7 +101,7 @@ def characters(
     )
 
 
-def _attentions(network: nn.Module) -> list[nn.Parameter]:
+def _attentions(network: nn.Module) -> list[Tensor]:
     """Return the weights that hold query, key and value one above the other, as Muon has to know."""
     return [block.attention.weight for block in network.modules() if isinstance(block, Block)]
 

@@ -3,7 +3,9 @@ themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -29,7 +31,9 @@ def task_groups(task: Task, model: nn.Module, job: JobTerms) -> ParameterGroups:
     groups, options = task.groups, parse_optimizer(job.optimizer)
     if groups is None and not isinstance(options, Muon):
         return ONE_GROUP
-    given = [] if groups is None else guarded(f"task {task.name!r}: groups", lambda: [*groups(model)])
+    given: list[Mapping[str, Any]] = []
+    if groups is not None:
+        given = guarded(f"task {task.name!r}: groups", lambda: [*groups(model)])
     try:
         return parameter_groups(model, given, options)
     except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ from gradwire.compressors import decode
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.settings import JobTerms
+from gradwire.worker.script.schedules import Each
 
 EACH = 2  # local steps of a round
 WORK = "local:correction=0.0,delayed=off"
+Make = Callable[[torch.optim.Optimizer, gradwire.Job], LambdaLR]
 OF_JOB = EPOCHS * STEPS * EACH
 
 
@@ -38,7 +41,7 @@ class LocalServer(Server):
         return dataclasses.replace(found, local_steps=EACH * found.version)
 
 
-def trained(connect: Connect, begins: int, make: Any, each: str, optimizer: Any = None) -> list[Any]:
+def trained(connect: Connect, begins: int, make: Make, each: Each, optimizer: Any = None) -> list[Any]:
     """The rate of each step, and the job's progress then."""
     server, job = connect(LocalServer(begins=begins))
     model = network()

@@ -124,7 +124,7 @@ def test_muon_needs_no_groups_and_the_server_hears_of_none(
     assert set(replica.manifest.group_of) == {0}
     assert len(replica.manifest.plan().parts) == len(Replica(three_layers(), 64).manifest.plan().parts)
     ours = workers_optimizer(replica, MUON)
-    given = [] if groups is None else groups(plain)
+    given: list[dict[str, Any]] = [] if groups is None else groups(plain)
     reference = muon(plain, 0.1, given, weight_decay=0.2)
     for rate in (0.1, 0.05, 0.2):
         ours.follow(rate)
