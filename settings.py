@@ -190,7 +190,8 @@ class JobSettings:
     )
     optimizer: str = training(
         "sgd",
-        "optimizer: sgd, adam, adamw or adagrad, such as sgd:momentum=0.9,weight_decay=1e-4",
+        "optimizer: sgd, adam, adamw or adagrad, such as sgd:momentum=0.9,weight_decay=1e-4; in mode local, "
+        "whose workers step by it, also muon",
         metavar=_SPEC,
         parse=parse_optimizer,
     )

@@ -1064,6 +1064,8 @@ class Assignment:
         total_steps: number of steps that the job will have taken at its end with the current number of
             members; 0: unknown.
         earlier_steps: number of steps that scripts took before version 0, as in InitializeHeader.steps.
+        local_rates: learning rate of each local step, in order; none: learning_rate for all of them.
+        local_steps: number of local steps of one worker in all rounds before; 0 outside local mode.
     """
 
     version: int
@@ -1091,6 +1093,8 @@ class Assignment:
     take_buffers: bool = False
     total_steps: int = 0
     earlier_steps: int = 0
+    local_rates: tuple[float, ...] = ()
+    local_steps: int = 0
 
 
 @stored("Coding")

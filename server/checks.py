@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from ..common.configuration import Effective, UsageError
 from ..common.spec import SpecError
+from ..optim.steps import Muon
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..settings import JobSettings, ServerSettings
 from ..storage.backends import is_url, shown
@@ -49,6 +50,12 @@ def check(settings: ServerSettings) -> None:
     """
     mode = registry.parse(settings.mode)
     mode.check(settings)
+    if isinstance(mode.optimizer(settings)[0], Muon):
+        raise UsageError(
+            f"--optimizer {settings.optimizer}: not with --mode {settings.mode}: Muon steps whole matrices, "
+            "and the server has them in parts; use --mode local, whose workers take the steps, such as "
+            "local:steps=8,correction=0"
+        )
     try:
         limits.check(settings)
     except SpecError as error:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 TREE, TENSORS = "state.json", "tensors.safetensors"
-FORMAT = 3  # format 2 had no sizes of coded blocks
+FORMAT = 4  # format 3 had no rates of local steps
 
 
 class FormatError(Exception):

@@ -112,14 +112,18 @@ class JobState:
     waiting_since: float | None = None
     reported: tuple[str, float] | None = None
 
-    def rate_factor(self, progress: float) -> float:
-        """Return the factor of the base learning rate in the next step.
+    def rate_factor(self, progress: float, *, part: float = 0.5, local_step: float = 0.5) -> float:
+        """Return the factor of the base learning rate in the next step, or in a local step of the next round.
+
+        A schedule counts local steps where there are any, and versions otherwise.
 
         Args:
             progress: epochs trained on when the step is half done, with a fraction.
+            part: fraction of the next version's work that is then done.
+            local_step: number of steps of the next round that a worker has then taken, with a fraction.
         """
-        steps = self.version + 0.5
-        of_job = limits.fraction_done(self.rules, progress, steps)
+        of_job = limits.fraction_done(self.rules, progress, self.version + part)
+        steps = (self.all_local_steps or self.version) + local_step
         return self.schedule.factor(Passed(epochs=progress, steps=steps, of_job=of_job))
 
     @property

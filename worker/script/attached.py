@@ -139,6 +139,7 @@ class Attached:
                 give_up=ScriptError,
                 batch_size=terms.batch_size,
                 correction=work.correction,
+                overlay=work.overlay,
                 final=final,
             )
         if self._steps_here:

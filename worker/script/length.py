@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from ...proto import messages as m
-from ...proto.shares import draws
+from ...proto.shares import assigned_samples, draws
 from ...settings import JobTerms
 from .terms import ScriptError
 
@@ -21,6 +21,7 @@ class JobLength:
     Attributes:
         samples: number of samples in an epoch; 0 before the script has given a data set or a loader.
         least: smallest number of samples that a batch may have.
+        done: fraction of the last assignment's local steps that come before the present batch, 0 to 1.
     """
 
     def __init__(self, terms: JobTerms, *, workers: int, single: bool) -> None:
@@ -36,10 +37,11 @@ class JobLength:
         self._total_steps = 0  # the last total from the server; 0 before the first
         self.samples = 0
         self.least = 1
+        self.done = 0.0
 
     def update(self, assignment: m.Assignment) -> None:
         """Update the numbers from an assignment."""
-        self._assignment = assignment
+        self._assignment, self.done = assignment, 0.0
         # Assignments that ask for an evaluation or end the job carry no total.
         self._total_steps = assignment.total_steps or self._total_steps
         if assignment.ranges:
@@ -77,15 +79,17 @@ class JobLength:
         """Fraction of the job that is done, 0 to 1, by the limit that is reached first; 0 if only time ends
         the job.
 
-        It is the same for all workers that compute the same step.
+        It is the same for all workers that compute the same step, and in local mode differs by less than one
+        local step.
         """
         assignment, terms = self._assignment, self._terms
         if assignment is None:
             return 0.0
         if assignment.finished:
             return 1.0
-        by_epochs = assignment.progress / terms.epochs if terms.epochs else 0.0
-        by_steps = assignment.version / terms.max_steps if terms.max_steps else 0.0
+        of_round = assigned_samples(assignment) * assignment.world * self.done / (self.samples or 1)
+        by_epochs = (assignment.progress + of_round) / terms.epochs if terms.epochs else 0.0
+        by_steps = (assignment.version + self.done) / terms.max_steps if terms.max_steps else 0.0
         return min(1.0, max(by_epochs, by_steps))
 
 

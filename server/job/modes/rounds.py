@@ -125,11 +125,12 @@ class Rounds(Mode):
             return []
         progress = state.samples.progress
         count = sum(drawn.count for drawn, _ in division.portions())
+        middle = progress + count / 2 / state.samples.per_epoch
         self.round = round_ = Round(
             version=state.version,
             opened_at=now,
             progress=progress,
-            rate_factor=state.rate_factor(progress + count / 2 / state.samples.per_epoch),
+            rate_factor=state.rate_factor(middle, local_step=_steps_of(division, state) / 2),
             division=division,
             parts=in_parts,
             total_steps=self._total_steps(division, len(state.roster.members), steps),
@@ -181,8 +182,7 @@ class Rounds(Mode):
         at_once = max(1, round(members * each_once)) * state.rules.batch_size
         if self.local is None:
             return state.total_steps(state.version + 1, at_once)
-        most = max(part.samples for part in division.parts)
-        taken = state.all_local_steps + -(-most // state.rules.batch_size)
+        taken = state.all_local_steps + _steps_of(division, state)
         return state.total_steps(taken, at_once, of_version=steps)
 
     def _following(self, round_: Round, each: int, members: int) -> list[tuple[Range, ...]]:
@@ -217,6 +217,8 @@ class Rounds(Mode):
             progress=round_.progress,
             total_steps=round_.total_steps,
             learning_rate=self._state.rules.learning_rate * round_.rate_factor,
+            local_rates=self._local_rates(round_),
+            local_steps=self._state.all_local_steps,
             slice=part.slice,
             slices=part.slices,
             stragglers=part.stragglers,
@@ -224,6 +226,24 @@ class Rounds(Mode):
         )
         round_.fill(number, member.rank, member.id, self._state.assignments)
         return actions
+
+    def _local_rates(self, round_: Round) -> tuple[float, ...]:
+        """Return the learning rate of each local step of a round, the schedule's when the step is half done;
+        nothing if all are the same, or a script chooses them."""
+        state = self._state
+        if self.local is None or state.rules.script:
+            return ()
+        count = sum(drawn.count for drawn, _ in round_.division.portions())
+        steps = _steps_of(round_.division, state)
+        factors = [
+            state.rate_factor(
+                round_.progress + count * part / state.samples.per_epoch, part=part, local_step=part * steps
+            )
+            for part in ((number + 0.5) / steps for number in range(steps))
+        ]
+        if all(factor == round_.rate_factor for factor in factors):
+            return ()
+        return tuple(state.rules.learning_rate * factor for factor in factors)
 
     def _fill(self, round_: Round, idle: Sequence[Member], now: float) -> list[e.Action]:
         """Assign the slots of lost members that the round needs to idle members."""
@@ -473,8 +493,7 @@ class Rounds(Mode):
             if self._first_loss is None:
                 self._first_loss = self._loss
             if self.local is not None:
-                most = max(part.samples for part in round_.division.parts)
-                self._state.all_local_steps += -(-most // self._state.rules.batch_size)
+                self._state.all_local_steps += _steps_of(round_.division, self._state)
 
     def done(self, event: e.Published | e.SnapshotInstalled) -> None:
         round_ = self.round
@@ -497,6 +516,11 @@ class Rounds(Mode):
             return Awaited()
         text = f"version {state.version + 1} is being computed ({state.waited(now)} so far)"
         return Awaited(subject="computed", text=text, for_others=False)
+
+
+def _steps_of(division: Division, state: JobState) -> int:
+    """Return the number of steps that the member with the most samples of a round takes."""
+    return -(-max(part.samples for part in division.parts) // state.rules.batch_size)
 
 
 def _substitute(lost: int, slot: Slot) -> e.Substitute:
