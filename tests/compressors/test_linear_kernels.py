@@ -412,7 +412,7 @@ def test_without_a_residual_codes_are_those_with_one_of_zeros(elements: int) -> 
     signs = [raw(code_bytes(1, elements)) for _ in range(2)]
     linear.quantize_signs(64, values, np.zeros_like(values), linear.bucket_maxima(values, None, 64), signs[0])
     linear.quantize_signs(64, values, None, linear.bucket_maxima(values, None, 64), signs[1])
-    assert np.array_equal(*signs)
+    assert same_bits(signs[0], signs[1])
     scales = linear.bucket_maxima(values, None, 64)
     for residual, (linear_codes, ternary, binary) in ((np.zeros_like(values), datas), (None, again)):
         sides = linear.side_sums(values, residual)
