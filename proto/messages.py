@@ -620,10 +620,10 @@ class QuantizedHeader:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearHeader:
     """The description of a linear payload: one float32 scale for each bucket of elements, then signed
-    integers of a fixed number of bits.
+    integers of a fixed number of bits, of which the most negative is never sent, or signs.
 
     Attributes:
-        bits: bits of a code, 2 to 8; two's complement, the most negative code is never sent.
+        bits: bits of a code, 1 to 8; 1 bit is a sign, 1 for +1 and 0 for -1; others are two's complement.
         bucket: number of elements that share a scale, a multiple of 32, at most 2^24.
     """
 
