@@ -8,12 +8,13 @@ table in docs/reference/commands.md is made from this data (`make docs`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from .configuration import Effective, UsageError
-from .spec import unknown
+from .spec import parse_spec, unknown
 
+T = TypeVar("T")
 _ADAM = ("adam", "adamw")
 
 
@@ -34,28 +35,28 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = {
     "low-communication": Preset(
-        purpose="transformers over a slow link: 8 local steps, 1 bit per element",
+        purpose="transformers over a slow link: 8 local steps of Muon, 1 bit per element",
         sets={
-            "mode": "local:steps=8,correction=0",
-            "optimizer": "adamw:beta2=0.99,weight_decay=0.1",
-            "learning_rate": 0.003,
-            "schedule": "cosine:warmup=12steps",
-            "compressor": "1bit:decay=0.9",
+            "mode": "local:steps=8,correction=0,overlay=on,clip=1",
+            "optimizer": "muon:beta2=0.99",
+            "learning_rate": 0.024,
+            "schedule": "cosine:warmup=100steps",
+            "compressor": "1bit:block=4096,decay=0.9",
             "downlink": "auto",
         },
-        suits={"mode": ("local",), "optimizer": _ADAM},
+        suits={"mode": ("local",), "optimizer": ("muon", *_ADAM)},
     ),
     "lowest-communication": Preset(
         purpose="the same over a very slow link, for a higher loss: 16 local steps",
         sets={
-            "mode": "local:steps=16,correction=0",
-            "optimizer": "adamw:beta2=0.99,weight_decay=0.1",
-            "learning_rate": 0.003,
-            "schedule": "cosine:warmup=6steps",
-            "compressor": "1bit:decay=0.9",
+            "mode": "local:steps=16,correction=0,overlay=on,clip=1",
+            "optimizer": "muon:beta2=0.99",
+            "learning_rate": 0.024,
+            "schedule": "cosine:warmup=100steps",
+            "compressor": "1bit:block=4096,decay=0.9",
             "downlink": "auto",
         },
-        suits={"mode": ("local",), "optimizer": _ADAM},
+        suits={"mode": ("local",), "optimizer": ("muon", *_ADAM)},
     ),
     "adam-4bit": Preset(
         purpose="transformers with AdamW at the server, at an eighth of the bytes",
@@ -79,7 +80,7 @@ PRESETS: Mapping[str, Preset] = {
             "compressor": "none",
             "downlink": "none",
         },
-        suits={"mode": ("local",), "optimizer": _ADAM},
+        suits={"mode": ("local",), "optimizer": ("muon", *_ADAM)},
     ),
     "sparse-sgd": Preset(
         purpose="models that train with SGD and momentum, such as CNNs: a hundredth of the elements",
@@ -107,6 +108,19 @@ def parse_preset(text: str) -> None:
 def values_by_preset() -> dict[str, Mapping[str, Any]]:
     """Return the values that each preset sets by option name, by the preset's name."""
     return {name: each.sets for name, each in PRESETS.items()}
+
+
+def adapted(effective: Effective[T]) -> Effective[T]:
+    """Return the options of gc-server or gc-run as scripts need them: they clip the gradients of their steps
+    themselves, so the mode of a preset leaves out `clip`."""
+    settings: Any = effective.settings
+    if not settings.script or effective.origins["mode"] != f"preset {settings.preset}":
+        return effective
+    mode = parse_spec("mode", settings.mode)
+    without = {key: value for key, value in mode.options.items() if key != "clip"}
+    if without == mode.options:
+        return effective
+    return effective.changed("because of --script", mode=str(replace(mode, options=without)))
 
 
 def check(effective: Effective[Any]) -> None:

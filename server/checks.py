@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TypeVar
 
+from ..common import presets
 from ..common.configuration import Effective, UsageError
 from ..common.spec import SpecError
 from ..optim.steps import Muon
@@ -81,8 +82,12 @@ def check(settings: ServerSettings) -> None:
 
 
 def adapted(effective: Effective[T]) -> Effective[T]:
-    """Return the options of gc-server or gc-run with the compressor `none` if the mode needs it and the user
-    has chosen no other."""
+    """Return the options of gc-server or gc-run with values that follow from others.
+
+    The compressor is `none` if the mode needs it and the user has chosen no other. A preset's mode is one for
+    scripts with --script.
+    """
+    effective = presets.adapted(effective)
     options: JobSettings = effective.settings
     mode = registry.parse(options.mode)
     if (mode.lossless or not mode.pushes_parts) and not effective.chosen("compressor"):

@@ -84,6 +84,20 @@ def test_without_a_preset_nothing_is_set() -> None:
     presets.check(told("--optimizer", "adamw"))
 
 
+def test_scripts_clip_for_themselves() -> None:
+    given = told("--preset", "low-communication", "--script")
+    found = checks.adapted(given)
+    assert found.settings.mode == "local:steps=8,correction=0,overlay=on"
+    assert found.origins["mode"] == "because of --script"
+    checks.check(found.settings)
+    with pytest.raises(UsageError, match="scripts take their own steps"):
+        checks.check(given.settings)
+    own = told("--preset", "low-communication", "--script", "--mode", "local:clip=2")
+    assert checks.adapted(own) is own
+    tasks = told("--preset", "low-communication")
+    assert checks.adapted(tasks) is tasks
+
+
 def test_scripts_bring_their_own_optimizer_and_rate() -> None:
     said = presets.describe(told("--preset", "adam-4bit", "--script"))
     assert said == (
@@ -116,6 +130,10 @@ def test_gc_run_hands_a_preset_on_with_every_value() -> None:
         ("--preset lowest-communication --mode stale:bound=2", "--mode stale:bound=2: --preset lowest"),
         ("--preset low-communication --optimizer sgd", "--optimizer sgd: --preset low-communication expects"),
         ("--preset diloco --mode sync", "--mode sync: --preset diloco expects local"),
+        (
+            "--preset low-communication --optimizer adamw",
+            "has a learning rate for muon, 0.024; give --learning-rate for adamw too",
+        ),
         ("--preset adam-4bit --mode local", "expects sync or stale or async"),
         ("--preset adam-4bit --optimizer adam", "has a learning rate for adamw, 0.003; give --learning-rate"),
         (

@@ -351,8 +351,8 @@ def test_a_loader_is_begun_anew_within_an_epoch(connect: Connect) -> None:
 
 
 def test_a_script_takes_the_jobs_compressor_unless_it_names_one(connect: Connect) -> None:
-    server = Server(preset="low-communication", compressor="1bit:decay=0.9")
-    assert connect(server, compressor="")[1]._member.compressor.text == "1bit:decay=0.9"  # pyright: ignore
+    server = Server(preset="low-communication", compressor="1bit:block=4096,decay=0.9")
+    assert connect(server, compressor="")[1]._member.compressor.text == "1bit:block=4096,decay=0.9"  # pyright: ignore
     assert connect(server, compressor="8bit")[1]._member.compressor.text == "8bit"  # pyright: ignore
 
 
