@@ -31,7 +31,7 @@ from .forward import after_forward
 from .membership import Membership
 from .moments import moments_of, state_of
 from .optimizer import JobOptimizer, averaging_groups, parameter_groups
-from .terms import Overlap, ScriptError, Steps, check_attached, overlaps
+from .terms import Overlap, ScriptError, Steps, check_attached, check_optimizer, overlaps
 
 log = logging.getLogger("gradwire.worker")
 
@@ -66,7 +66,8 @@ class Attached:
         Raises:
             ScriptError: the job cannot train this model or run this optimizer.
         """
-        check_attached(member.terms, member.work, optimizer, clip_norm, steps)
+        check_optimizer(member.terms, optimizer)
+        check_attached(member.terms, member.work, clip_norm, steps)
         self.session: Session | None = None
         self._member, self._model = member, model
         self._overlap = overlaps(member.terms, overlap)

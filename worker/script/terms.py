@@ -69,16 +69,18 @@ def script_work(terms: JobTerms) -> Gradients | Local:
     return work
 
 
-def check_attached(
-    terms: JobTerms, work: Gradients | Local, optimizer: object, clip_norm: float, steps: str
-) -> None:
-    """Raise ScriptError for arguments of `job.attach` that contradict the job's options or its preset."""
+def check_optimizer(terms: JobTerms, optimizer: object) -> None:
+    """Raise ScriptError for an optimizer of `job.attach` that does not suit the job's preset."""
     name = type(optimizer).__name__
     if name.lower() in OPTIMIZERS and (why := why_unsuited(terms.preset, "optimizer", name.lower())):
         raise ScriptError(
             f"job.attach: optimizer {name}: the server's {why}; use one of these, or start the server with "
             "another preset"
         )
+
+
+def check_attached(terms: JobTerms, work: Gradients | Local, clip_norm: float, steps: str) -> None:
+    """Raise ScriptError for arguments of `job.attach` that contradict the job's options."""
     if steps not in ("server", "local"):
         raise ScriptError(f"job.attach(steps={steps!r}): expected 'server' or 'local'")
     if clip_norm and (steps == "local" or isinstance(work, Local)):
