@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,11 @@ def muon(
         ValueError: an option is unknown or has an invalid value, or Muon cannot step a parameter.
     """
     from .combined import MuonWithAdamW
-    from .matrices import declared
+    from .matrices import declared, described
     from .optimizer import check_learning_rate, overridden
     from .steps import Muon
 
     check_learning_rate(lr)
-    return MuonWithAdamW(model, declared(model, groups, overridden(Muon(), options)), lr)
+    divided = declared(model, groups, overridden(Muon(), options))
+    logging.getLogger("gradwire.worker").info("optimizer muon: %s", described(model, divided))
+    return MuonWithAdamW(model, divided, lr)

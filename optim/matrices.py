@@ -83,7 +83,7 @@ def _output_layers(model: nn.Module) -> list[nn.Linear | nn.Conv1d | nn.Conv2d |
     """Return the layers that compute the model's output, by the rule at the head of this file."""
     from torch import nn
 
-    modules: dict[str, nn.Module] = dict(model.named_modules())
+    modules: dict[str, nn.Module] = dict(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
     layers = {
         name: each
         for name, each in modules.items()

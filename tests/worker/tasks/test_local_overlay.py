@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layered import INPUTS, WIDTH, Layers, Overlap, Run, squares
-from test_elastic import gradients, rounds
+from layered import INPUTS, WIDTH, Layers, Overlap, Run, gradients, rounds, squares
 
 from gradwire.worker.training.sharding import epoch_order
 

@@ -6,8 +6,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from layered import INPUTS, WIDTH, Layers, Overlap, Run, squares
-from test_elastic import gradients
+from layered import INPUTS, WIDTH, Layers, Overlap, Run, gradients, squares
 
 from gradwire.proto import messages as m
 from gradwire.worker.training.sharding import epoch_order
