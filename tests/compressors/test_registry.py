@@ -73,12 +73,12 @@ def test_options_reach_the_compressor() -> None:
         ),
         (
             "4bit:size=3",
-            "'4bit': unknown key 'size'; known keys: clip, decay, delay, feedback, levels, momentum, scale",
+            "known keys: clip, decay, delay, feedback, levels, masking, momentum, scale",
         ),
         ("none:feedback=on", "compressor 'none': unknown key 'feedback'; it has no keys"),
         (
             "bf16:x=1",
-            "compressor 'bf16': unknown key 'x'; known keys: clip, decay, delay, feedback, momentum",
+            "compressor 'bf16': unknown key 'x'; known keys: clip, decay, delay, feedback, masking, momentum",
         ),
         (
             "4bit:levels=many",
@@ -209,7 +209,7 @@ def test_a_third_party_compressor(offer: Offer) -> None:
     offer(("toy", "toy"))
     assert isinstance(create("toy:rate=0.5"), ErrorFeedback)
     assert names() == sorted([*BUILT_IN, "toy"])
-    with pytest.raises(SpecError, match="known keys: clip, decay, delay, feedback, momentum, rate"):
+    with pytest.raises(SpecError, match="known keys: clip, decay, delay, feedback, masking, momentum, rate"):
         create("toy:speed=1")
 
 
