@@ -26,7 +26,10 @@ MANIFEST = Manifest((Tensor(name="weight", shape=(3,), dtype="float32"),), 8)
 def build(manifest: Manifest, values: Sequence[Float32], plan: Plan, *, takes_norms: bool = False) -> Store:
     options = parse_optimizer("sgd")
     return Store(
-        *(manifest, values, "none", lambda ps: Optimizer(options, ps, 1.0)),
+        manifest,
+        values,
+        "none",
+        lambda ps: Optimizer(options, ps, 1.0),
         keep_last=True,
         plan=plan,
         takes_norms=takes_norms,

@@ -76,6 +76,6 @@ def test_another_format_is_named(tmp_path: Path, number: int) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": number}))
     with pytest.raises(
         checkpoint.FormatError,
-        match=f"format {number}, and this release reads 3; start the release of gradwire",
+        match=f"format {number}, and this release reads 4; start the release of gradwire",
     ):
         checkpoint.read_folder(tmp_path / "a")

@@ -55,7 +55,10 @@ def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
     """With something to remember: moments, norms, and a replica that is apart from the parameters."""
     options = parse_optimizer("adam")
     return Store(
-        *(manifest, values, "bf16", lambda ps: Optimizer(options, ps, 0.1)),
+        manifest,
+        values,
+        "bf16",
+        lambda ps: Optimizer(options, ps, 0.1),
         keep_last=True,
         plan=plan,
         takes_norms=True,
@@ -511,10 +514,10 @@ async def test_checkpoints_of_which_none_is_whole_stay_where_they_are_and_are_re
     kept = [each.read_text() for each in manifests]
     for damage, why in (
         ("", "none of its 2 checkpoints is whole"),
-        ('"format": 99', "format 99, and this release reads 3"),
+        ('"format": 99', "format 99, and this release reads 4"),
     ):
         for manifest, text in zip(manifests, kept, strict=True):
-            manifest.write_text(text.replace('"format": 3', damage))
+            manifest.write_text(text.replace('"format": 4', damage))
         for _ in range(2):
             found = StateFolder(folder, syncs=False)
             with pytest.raises(StateError, match=why):

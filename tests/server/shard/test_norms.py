@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from pushes import apply, cut_plan, pushed
+from pushes import Share, apply, cut_plan, pushed
 
 from gradwire.compressors import LayerRule, ModelCompressor, Plan, TensorSpec, decode, divide
 from gradwire.optim.optimizer import Optimizer, parse_optimizer
@@ -44,13 +44,17 @@ SEPARATE = [(STARTS[place], STARTS[place + 1]) for place in (0, 2, 3)]
 TOGETHER = [(STARTS[0], STARTS[1]), (STARTS[2], STARTS[4])]
 
 
-def store(plan: Plan, downlink: str = "none", **options: Any) -> Store:
+def store(plan: Plan, downlink: str = "none", *, takes_norms: bool = True, **options: Any) -> Store:
     values = [np.zeros(size, np.float32) for size in SIZES]
     sgd = parse_optimizer("sgd")
     return Store(
-        *(MANIFEST, values, downlink, lambda ps: Optimizer(sgd, ps, 0.0)),
+        MANIFEST,
+        values,
+        downlink,
+        lambda ps: Optimizer(sgd, ps, 0.0),
         plan=plan,
-        **{"takes_norms": True, **options},
+        takes_norms=takes_norms,
+        **options,
     )
 
 
@@ -90,13 +94,14 @@ def step(
     *,
     measured: bool = True,
     absent: Sequence[tuple[int, int]] = (),
+    version: int | None = None,
     **order: Any,
 ) -> list[Array]:
-    """Make version base + 1, or the one in `order`; return the decoded push of each worker.
+    """Make a version, base + 1 if none is given; return the decoded push of each worker.
 
     absent: pairs of a rank and a tensor without a gradient.
     """
-    shares, sent = [], list[Array]()
+    shares, sent = list[Share](), list[Array]()
     for rank, compressor in enumerate(compressors):
         begun = compressor.begin(8, version=base, measured=measured)
         for place, gradient in reversed([*enumerate(gradients(rank))]):
@@ -108,7 +113,7 @@ def step(
             bounds = compressor.plan.parts[part]
             whole[bounds.start : bounds.end] = np.concatenate([decode(each) for each in payloads])
         sent.append(whole)
-    apply(ours, **{"version": base + 1, "shares": shares, **order})
+    apply(ours, version=base + 1 if version is None else version, shares=shares, **order)
     return sent
 
 
@@ -261,7 +266,7 @@ def test_where_pushes_are_applied_singly_the_version_of_the_gradient_decides(
 
 
 def test_delay_compensation_is_no_part_of_the_gradient() -> None:
-    plan, found = PLANS["a unit for each"], []
+    plan, found = PLANS["a unit for each"], list[tuple[float, ...]]()
     for strength in (0.0, 1e4):
         ours = store(plan, delay_compensation=strength)
         step(ours, workers("none", plan=plan), 0, base_version=0)
