@@ -130,15 +130,18 @@ def test_the_gradient_is_sent_without_the_residual_and_the_rest_stays(spec: str,
 
 
 def test_a_residual_near_the_largest_float_stays_finite() -> None:
+    """Values are rounded up to bfloat16, so that the rest is larger than the residual was."""
     subject = compressor_of("randk:ratio=4", PLANS["a unit for each tensor"])
-    huge = [torch.full(each, float(LARGEST)) for each in SHAPES]
-    subject.ledger.put_back(
-        as_push(ModelCompressor(SPECS, "none", LayerRule(), 1, 0).compress(huge, 8, version=0))
-    )
-    back = [torch.full(each, -1.0039e38) for each in SHAPES]
-    for version in range(3):
-        subject.compress(back, 8, version=version, measured=True)
-        assert torch.isfinite(subject.ledger.residual).all()
+    subject.ledger.residual.fill_(float(LARGEST))
+    back = [
+        -torch.linspace(1.0e38, 1.2e38, size).view(shape) for size, shape in zip(SIZES, SHAPES, strict=True)
+    ]
+    payloads = subject.compress(back, 8, version=0, measured=True)
+    sent, held = np.concatenate([decode(each) for each in payloads]), drawn(payloads)
+    assert (sent[held] < flat(back)[held]).any()
+    left = subject.ledger.residual.numpy()
+    assert np.isfinite(left).all()
+    assert (left[held] == LARGEST).any()
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
