@@ -525,46 +525,22 @@ _CODED = (
             title=title,
             theirs=theirs,
             measurement=measurement,
-            differs=differs,
+            differs=_EMULATED,
         )
-        for number, title, theirs, measurement, differs in (
-            ("8", "Time to 82 %, DNN: SSGD and CSSGD", "bars; CSSGD is faster", "coded-time", _EMULATED),
-            (
-                "9",
-                "Bytes to 82 %, DNN",
-                "bars; CSSGD sends less than SSGD multicast",
-                "coded-bytes",
-                _EMULATED,
-            ),
-            ("10", "Time to 70 %, CNN: SSGD and CSSGD", "bars; CSSGD gains less", "coded-time", _EMULATED),
-            (
-                "11",
-                "Bytes to 70 %, CNN",
-                "bars; CSSGD sends less than SSGD multicast",
-                "coded-bytes",
-                _EMULATED,
-            ),
-            (
-                "12",
-                "Time of a batch by redundancy, DNN",
-                "curve with a least value; 8 nodes",
-                "redundancy",
-                _EMULATED,
-            ),
-            (
-                "13",
-                "Time of a batch by redundancy, CNN",
-                "curve with a least value; 8 nodes",
-                "redundancy",
-                _EMULATED,
-            ),
+        for number, title, theirs, measurement in (
+            ("8", "Time to 82 %, DNN: SSGD and CSSGD", "bars; CSSGD is faster", "coded-time"),
+            ("9", "Bytes to 82 %, DNN", "bars; CSSGD sends less than SSGD multicast", "coded-bytes"),
+            ("10", "Time to 70 %, CNN: SSGD and CSSGD", "bars; CSSGD gains less", "coded-time"),
+            ("11", "Bytes to 70 %, CNN", "bars; CSSGD sends less than SSGD multicast", "coded-bytes"),
+            ("12", "Time of a batch by redundancy, DNN", "curve with a least value; 8 nodes", "redundancy"),
+            ("13", "Time of a batch by redundancy, CNN", "curve with a least value; 8 nodes", "redundancy"),
             (
                 *("14", "Time to 82 %, DNN: SSGD, ASGD, CSSGD with the best r"),
-                *("53.97 % less time than SSGD, 26.89 % less than ASGD", "coded-time", _EMULATED),
+                *("53.97 % less time than SSGD, 26.89 % less than ASGD", "coded-time"),
             ),
             (
                 *("15", "Time to 70 %, CNN: SSGD, ASGD, CSSGD with the best r"),
-                *("39.11 % less time than SSGD, 26.37 % less than ASGD", "coded-time", _EMULATED),
+                *("39.11 % less time than SSGD, 26.37 % less than ASGD", "coded-time"),
             ),
         )
     ),
@@ -606,41 +582,41 @@ _MULTI_STEP = (
         )
         for number, model in zip(numbers, ("VGG19", "ResNet-50", "ResNet-20"), strict=True)
     ),
-    Entry(
-        paper="004",
-        kind="table",
-        number="2",
-        title="Accuracy, loss and seconds of SSGD, Local SGD and adaptive steps",
-        theirs="VGG19: SSGD 0.8688, H = 8 0.8572, H = 16 0.8461, adaptive 0.8564, corrected 0.8651",
-        measurement="multi-step",
-        differs=_LOOPBACK + "; validation accuracy, the paper's is of training",
+    *(
+        Entry(
+            paper="004",
+            kind="table",
+            number=number,
+            title=f"Accuracy, loss and seconds {title}",
+            theirs=f"VGG19: {theirs}",
+            measurement=measurement,
+            differs=_LOOPBACK + "; validation accuracy, the paper's is of training",
+        )
+        for number, measurement, title, theirs in (
+            (
+                *("2", "multi-step", "of SSGD, Local SGD and adaptive steps"),
+                "SSGD 0.8688, H = 8 0.8572, H = 16 0.8461, adaptive 0.8564, corrected 0.8651",
+            ),
+            (
+                *("3", "intervals", "with intervals of 1, 8, 16 and adaptive, corrected"),
+                "0.8688, 0.8606, 0.8563, adaptive 0.8651",
+            ),
+        )
     ),
-    Entry(
-        paper="004",
-        kind="table",
-        number="3",
-        title="Accuracy, loss and seconds with intervals of 1, 8, 16 and adaptive, corrected",
-        theirs="VGG19: 0.8688, 0.8606, 0.8563, adaptive 0.8651",
-        measurement="intervals",
-        differs=_LOOPBACK + "; validation accuracy, the paper's is of training",
-    ),
-    Entry(
-        paper="004",
-        kind="figure",
-        number="15",
-        title="Computing and communicating of an epoch",
-        theirs="stacked bars",
-        measurement="local",
-        differs="Emulated computation with the share that table 2 implies, shaped links",
-    ),
-    Entry(
-        paper="004",
-        kind="figure",
-        number="16",
-        title="Speed-ups over SSGD",
-        theirs="3.81 (VGG19), 2.51 (ResNet-50), 1.49 (ResNet-20)",
-        measurement="local",
-        differs="Emulated computation with the share that table 2 implies, shaped links",
+    *(
+        Entry(
+            paper="004",
+            kind="figure",
+            number=number,
+            title=title,
+            theirs=theirs,
+            measurement="local",
+            differs="Emulated computation with the share that table 2 implies, shaped links",
+        )
+        for number, title, theirs in (
+            ("15", "Computing and communicating of an epoch", "stacked bars"),
+            ("16", "Speed-ups over SSGD", "3.81 (VGG19), 2.51 (ResNet-50), 1.49 (ResNet-20)"),
+        )
     ),
 )
 

@@ -11,6 +11,8 @@ from daemons import Daemon, Daemons, Server, stop
 from relay import Plan, Relay
 from test_training import finished
 
+from gradwire.proto import messages as m
+
 OVERLAPS: list[tuple[str, int, int | None]] = [
     *(("off", 0, None), ("backward", 16384, None)),
     *(("both", 0, None), ("both", 16384, None), ("both", 16384, 0), ("both", 8192, 2), ("both", 65536, None)),
@@ -116,13 +118,8 @@ def test_unusual_models_and_a_slow_worker_come_to_the_same_bits(daemons: Daemons
     assert len(found) == 1
 
 
-def test_what_a_worker_left_that_was_killed_between_two_parts_another_computes(daemons: Daemons) -> None:
-    """384 samples: three rounds of three times 16, the last with a push in the lost worker's place, and eight
-    rounds of twice 16."""
-    server = daemons.server(
-        *("--task", "small_tasks:dying:width=4000,samples=384", "--min-workers", "3", "--epochs", "1"),
-        *("--batch-size", "16", "--overlap", "both", "--part-bytes", "16384", "--lease-seconds", "2"),
-    )
+def with_a_substitute(daemons: Daemons, server: Server, version: str) -> m.StatusResponse:
+    """Train with three workers; the second is killed between two parts, and another one pushes the rest."""
     workers = [
         daemons.worker(
             server.address,
@@ -133,9 +130,20 @@ def test_what_a_worker_left_that_was_killed_between_two_parts_another_computes(d
     ]
     status = finished(server)
     assert [worker.wait() for worker in workers] == [0, -signal.SIGKILL, 0]
-    server.wait_for(r"rank \d \(w1\) is lost: rank \d \(w[02]\) computes its part of version 3")
+    server.wait_for(rf"rank \d \(w1\) is lost: rank \d \(w[02]\) computes its part of version {version}")
     missing = server.wait_for(r"worker 'w[02]' pushes the missing parts: (\d+) of (\d+)")
     assert 0 < int(missing[1]) < int(missing[2])
+    return status
+
+
+def test_what_a_worker_left_that_was_killed_between_two_parts_another_computes(daemons: Daemons) -> None:
+    """384 samples: three rounds of three times 16, the last with a push in the lost worker's place, and eight
+    rounds of twice 16."""
+    server = daemons.server(
+        *("--task", "small_tasks:dying:width=4000,samples=384", "--min-workers", "3", "--epochs", "1"),
+        *("--batch-size", "16", "--overlap", "both", "--part-bytes", "16384", "--lease-seconds", "2"),
+    )
+    status = with_a_substitute(daemons, server, version=r"3")
     assert (status.version, status.pushes, status.refused_pushes) == (11, 25, 0)
     assert status.repeated_samples == 0
     stop(server)
@@ -174,18 +182,6 @@ def test_another_worker_sends_the_changes_that_a_killed_one_had_not(daemons: Dae
         *("--mode", "local:steps=3,correction=0.1", "--batch-size", "8"),
         *("--overlap", "both", "--part-bytes", "16384", "--lease-seconds", "2"),
     )
-    workers = [
-        daemons.worker(
-            server.address,
-            *("--worker-id", f"w{place}", "--compressor", "topk:ratio=10"),
-            environ={"DIES": "1"} if place == 1 else None,
-        )
-        for place in range(3)
-    ]
-    status = finished(server)
-    assert [worker.wait() for worker in workers] == [0, -signal.SIGKILL, 0]
-    server.wait_for(r"rank \d \(w1\) is lost: rank \d \(w[02]\) computes its part of version \d+")
-    missing = server.wait_for(r"worker 'w[02]' pushes the missing parts: (\d+) of (\d+)")
-    assert 0 < int(missing[1]) < int(missing[2])
+    status = with_a_substitute(daemons, server, version=r"\d+")
     assert (status.refused_pushes, status.repeated_samples) == (0, 0)
     stop(server)
