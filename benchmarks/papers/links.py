@@ -14,15 +14,14 @@ from ..star import check_network
 from . import compressing, emulated, four_bit, local_steps, seamgs, to_target
 from .result import Conditions, Panel, Result
 
-WORKERS = 4
-MBIT = 500.0
-QUICK_MBIT = 2000.0  # shorter exchanges, and so shorter emulated computation
-CODED_MBIT = 100.0
+WORKERS, QUICK_WORKERS = 4, 2  # three processes rather than five on two cores
+MBIT, QUICK_MBIT = 500.0, 2000.0  # shorter exchanges, and so shorter emulated computation
+CODED_MBIT, QUICK_NODES = 100.0, 3
 Measured = Iterable[tuple[list[emulated.MethodRow], list[emulated.Method]]]
 
 
 def of_methods(
-    models: Sequence[str], measured: Callable[[Setup], Measured], *, steps: int, mbit: float = MBIT
+    models: Sequence[str], measured: Callable[[Setup], Measured], *, steps: int, quick: bool
 ) -> Result:
     """Measure the methods of a paper on each model.
 
@@ -30,14 +29,15 @@ def of_methods(
         models: names of the models.
         measured: function from a setup to rows and methods, for each share.
         steps: number of measured steps.
-        mbit: Mbit/s of each link in each direction.
+        quick: whether to take fewer workers and wider links.
     """
     check_network()
+    workers, mbit = (QUICK_WORKERS, QUICK_MBIT) if quick else (WORKERS, MBIT)
     rows: list[list[str]] = []
     told: list[str] = []
     panels: list[Panel] = []
     for model in models:
-        setup = Setup(model=model, workers=WORKERS, mbit=mbit, steps=steps)
+        setup = Setup(model=model, workers=workers, mbit=mbit, steps=steps)
         for found, methods in measured(setup):
             rows += [
                 [str(cell) for cell in emulated.cells(*each)] for each in zip(found, methods, strict=True)
@@ -53,7 +53,7 @@ def of_methods(
             for line in emulated.differences(found):
                 output.say(line)
     return Result(
-        settings=f"{WORKERS} workers unless said, {mbit:g} Mbit/s, {steps} steps, emulated computation",
+        settings=f"{workers} workers unless said, {mbit:g} Mbit/s, {steps} steps, emulated computation",
         ours="speed-ups of " + "; ".join(told),
         headings=emulated.HEADINGS,
         rows=rows,
@@ -68,17 +68,20 @@ def sparse_fusion(conditions: Conditions) -> Result:
         models,
         lambda setup: seamgs.measured(setup, seamgs.SHARES),
         steps=4 if conditions.quick else 12,
-        mbit=QUICK_MBIT if conditions.quick else MBIT,
+        quick=conditions.quick,
     )
 
 
 def speedups_of_4bit(conditions: Conditions) -> Result:
     """Repeat tables 2 and 3 of the 4-bit paper."""
-    nodes = four_bit.NODES[:1] if conditions.quick else four_bit.NODES
+    quick = conditions.quick
+    nodes = [QUICK_WORKERS] if quick else four_bit.NODES
+    shares = four_bit.SHARES[:1] if quick else four_bit.SHARES
     return of_methods(
-        ["resnet56"] if conditions.quick else [four_bit.MODEL],
-        lambda setup: four_bit.measured(setup, four_bit.SHARES, nodes),
-        steps=8 if conditions.quick else 12,
+        ["resnet56"] if quick else [four_bit.MODEL],
+        lambda setup: four_bit.measured(setup, shares, nodes),
+        steps=4 if quick else 12,
+        quick=quick,
     )
 
 
@@ -89,7 +92,7 @@ def local(conditions: Conditions) -> Result:
         models,
         lambda setup: local_steps.measured(setup, None),
         steps=8 if conditions.quick else 12,
-        mbit=QUICK_MBIT if conditions.quick else MBIT,
+        quick=conditions.quick,
     )
 
 
@@ -97,16 +100,17 @@ def shares_of_compressing(conditions: Conditions) -> Result:
     """Repeat tables 3.5 and 4.5 of the thesis."""
     check_network()
     models = ["resnet56"] if conditions.quick else [*compressing.TABLE_3_5]
-    steps, mbit = (3, QUICK_MBIT) if conditions.quick else (12, MBIT)
+    steps = 3 if conditions.quick else 12
+    workers, mbit = (QUICK_WORKERS, QUICK_MBIT) if conditions.quick else (WORKERS, MBIT)
     found = [
         row
         for model in models
         for row in compressing.measured(
-            Setup(model=model, workers=WORKERS, mbit=mbit, steps=steps), compressing.SHARE, compressing.RATIO
+            Setup(model=model, workers=workers, mbit=mbit, steps=steps), compressing.SHARE, compressing.RATIO
         )
     ]
     return Result(
-        settings=f"ratio {compressing.RATIO}, {WORKERS} workers, {mbit:g} Mbit/s, {steps} steps, "
+        settings=f"ratio {compressing.RATIO}, {workers} workers, {mbit:g} Mbit/s, {steps} steps, "
         "emulated computation",
         ours=", ".join(f"{row.model} {row.name} {100 * row.share:.0f} %" for row in found),
         headings=compressing.HEADINGS,
@@ -118,12 +122,13 @@ def to_accuracies(conditions: Conditions) -> Result:
     """Repeat figure 2 of the paper on sparse fusion."""
     check_network()
     epochs, mbit = (5 if conditions.quick else 30), 1000.0
+    workers = QUICK_WORKERS if conditions.quick else WORKERS
     task, seed_list = "digits", conditions.seeds
-    found = list(to_target.measured(task=task, seeds=seed_list, workers=WORKERS, epochs=epochs, mbit=mbit))
+    found = list(to_target.measured(task=task, seeds=seed_list, workers=workers, epochs=epochs, mbit=mbit))
     seeds = ", ".join(map(str, conditions.seeds))
     rows = [[str(cell) for cell in to_target.cells(row, method)] for row, method in found]
     return Result(
-        settings=f"`digits`, {WORKERS} workers, {mbit:g} Mbit/s, {epochs} epochs, seeds {seeds}",
+        settings=f"`digits`, {workers} workers, {mbit:g} Mbit/s, {epochs} epochs, seeds {seeds}",
         ours=f"s to {to_target.TARGETS[0]:g}: " + ", ".join(f"{cells[0]} {cells[2]}" for cells in rows),
         headings=to_target.HEADINGS,
         rows=rows,
@@ -139,7 +144,7 @@ def coded_bytes(conditions: Conditions) -> Result:
     rows: list[list[str]] = []
     lines: dict[str, tuple[list[float], list[float]]] = {}
     steps = 2 if conditions.quick else 4
-    for nodes in [4] if conditions.quick else [2, 4, 8]:
+    for nodes in [QUICK_NODES] if conditions.quick else [2, 4, 8]:
         for scheme in SCHEMES:
             for r in possible(nodes) if scheme == "coded" else [1]:
                 row = coded.measure(
@@ -175,7 +180,7 @@ def coded_bytes(conditions: Conditions) -> Result:
 def redundancies(conditions: Conditions) -> Result:
     """Repeat figures 12 and 13 of the coded paper: seconds of a step by redundancy."""
     check_network()
-    nodes, steps = (4, 4) if conditions.quick else (8, 10)
+    nodes, steps = (QUICK_NODES, 4) if conditions.quick else (8, 10)
     rows: list[list[str]] = []
     panels: list[Panel] = []
     told: list[str] = []
@@ -213,7 +218,7 @@ def redundancies(conditions: Conditions) -> Result:
 def coded_times(conditions: Conditions) -> Result:
     """Repeat figures 8, 10, 14 and 15 of the coded paper: time to an accuracy of SSGD, ASGD and CSSGD."""
     check_network()
-    nodes = [4] if conditions.quick else [2, 4, 8]
+    nodes = [QUICK_NODES] if conditions.quick else [2, 4, 8]
     with tempfile.TemporaryDirectory() as folder:
         found = coded.accuracy_part(nodes, conditions.seeds[0], CODED_MBIT, Path(folder))
     products = [each["steps"] * each["step_seconds"] for each in found]

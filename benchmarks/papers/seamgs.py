@@ -22,10 +22,6 @@ computation and links, with gradients as large as the initial weights; no gradie
 
 The server makes plans by measurement after the first steps and after 50, for SEAMGS once the norms of the
 window after that are known. Where steps are short, the measurement begins after the second plan.
-
-Deviations: `randk` draws one element in each of k equal ranges where the paper draws any k, and keeps the
-rest as a residual, of which the paper says nothing. Biases and normalizations, tensors of one dimension, are
-sent whole, so that they have no density by their norm.
 """
 
 from __future__ import annotations
