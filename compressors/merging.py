@@ -3,7 +3,7 @@
 All tensors of a unit to which the sparsifier applies count as one tensor, also where other tensors lie
 between them. It keeps as many elements as it would keep of the single tensors in total, but may choose them
 anywhere. Chosen elements travel by *stretch*, a group of tensors that lie end to end. A sparsifier whose
-receiver draws the indices chooses from each stretch in proportion to its elements: each stretch then has a
+receiver draws the indices chooses from each stretch in proportion to its elements, on average over versions: each stretch then has a
 seed, and no index travels.
 
 This is the only way in which a plan affects the bits. Residuals belong to elements, and merging does not move
@@ -25,15 +25,27 @@ from .kernels import devices
 from .ledger import Ledger, Ranges, gathered
 from .payload import Payload
 
+STEPS = 1 << 16
+GOLDEN = 40503  # the golden ratio times STEPS, modulo STEPS
 
-def shares(keep: int, sizes: Sequence[int]) -> list[int]:
+
+def shares(keep: int, sizes: Sequence[int], version: int) -> list[int]:
     """Divide `keep` elements among stretches in proportion to their sizes; return the number for each
     stretch.
 
-    No stretch gets more elements than it has.
+    Rounding differs by version, so that a stretch with less than one element of `keep` has its turn, too. No
+    stretch gets more elements than it has.
+
+    Args:
+        keep: number of elements in all.
+        sizes: number of elements of each stretch.
+        version: version of the parameters, from 0.
     """
     total = max(1, sum(sizes))
-    return [keep * end // total - keep * start // total for start, end in pairwise((0, *accumulate(sizes)))]
+    # Multiples of the golden ratio modulo 1 are spread evenly from 0 to 1, for any number of versions.
+    turn = version * GOLDEN % STEPS * total
+    starts = [(keep * before * STEPS + turn) // (total * STEPS) for before in (0, *accumulate(sizes))]
+    return [end - start for start, end in pairwise(starts)]
 
 
 def compress_together(

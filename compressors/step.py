@@ -342,7 +342,7 @@ class Step:
             return self._chosen(stretches, keep)
         starts, found = self.plan.starts, dict[int, list[Payload]]()
         sizes = [starts[run.last] - starts[run.first] for run in stretches]
-        for run, share in zip(stretches, shares(keep, sizes), strict=True):
+        for run, share in zip(stretches, shares(keep, sizes, self._version), strict=True):
             found.update(self._chosen([run], share))
         return found
 

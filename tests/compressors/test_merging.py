@@ -145,7 +145,7 @@ def test_drawn_indices_are_those_of_the_unit_and_do_not_travel() -> None:
     sizes = [900, 3006, 51 + 18_000 + 64]
     assert [payload.elements for payload in sparse] == sizes
     keep = sum(min(SIZES[place], max(1, SIZES[place] // 10)) for place in CHOSEN_FROM)
-    assert [payload.count for payload in sparse] == shares(keep, sizes)
+    assert [payload.count for payload in sparse] == shares(keep, sizes, 0)
     assert all(payload.coding is IndexCoding.SEEDED and not payload.index_bytes for payload in sparse)
     assert len({payload.seed for payload in sparse}) == len(sizes)
     for payload in sparse:
@@ -159,11 +159,17 @@ def test_drawn_indices_are_those_of_the_unit_and_do_not_travel() -> None:
 @given(st.lists(st.integers(0, 50), max_size=8), st.floats(0, 1))
 def test_shares_are_fair(sizes: list[int], part: float) -> None:
     keep = round(part * sum(sizes))
-    found = shares(keep, sizes)
-    assert sum(found) == (keep if sizes else 0)
-    for share, size in zip(found, sizes, strict=True):
-        assert 0 <= share <= size
-        assert abs(share - keep * size / max(1, sum(sizes))) < 1
+    for version in (0, 1, 2, 12_345):
+        found = shares(keep, sizes, version)
+        assert sum(found) == (keep if sizes else 0)
+        for share, size in zip(found, sizes, strict=True):
+            assert 0 <= share <= size
+            assert abs(share - keep * size / max(1, sum(sizes))) < 1
+
+
+def test_a_tiny_stretch_has_its_turn() -> None:
+    given = [shares(100, [70_000, 16, 29_984], version) for version in range(640)]
+    assert 8 <= sum(share for _, share, _ in given) <= 12  # 640 * 100 * 16 / 100_000 = 10.24
 
 
 @pytest.mark.parametrize("units", UNITS, ids=["one", "three", "each"])
