@@ -17,8 +17,9 @@ in place of densities by norms, so that Q2 forbids nothing; their rows say so. T
 daemons.
 
 The sparse error of a method is the sum over its units of (1 - k/d) times the square norm of the sparse
-tensors' gradients, as a fraction of that norm. It follows from the units that the planner makes at the run's
-computation and links, with gradients as large as the initial weights; no gradient is measured.
+tensors' gradients, as a fraction of that norm, with gradients as large as the initial weights; no gradient is
+measured. The units are those that the planner makes at the run's computation and links. A run measures its
+cost of a message, so the cost is taken at which the planner makes as many units as the run had parts.
 
 The server makes plans by measurement after the first steps and after 50, for SEAMGS once the norms of the
 window after that are known. Where steps are short, the measurement begins after the second plan.
@@ -145,17 +146,20 @@ def link_of(setup: Setup) -> Link:
     return Link(start_s=setup.workers * Costs().part_s, byte_s=byte_s)
 
 
-def sparse_error(setup: Setup, method: Method) -> float:
+def sparse_error(setup: Setup, method: Method, parts: int) -> float:
     """Return the fraction of the square norm of the sparse tensors' gradients that a method does not send.
 
     Args:
         setup: model, workers, links and seconds of computation.
         method: the method, whose units the planner makes.
+        parts: number of parts in the run's last plan.
     """
     if method.compressor == "none":
         return 0.0
-    layers = layers_at(setup.model, setup.seconds)
-    groups = parse_fusion(method.fusion).groups(layers, link_of(setup))
+    layers, link, fusion = layers_at(setup.model, setup.seconds), link_of(setup), parse_fusion(method.fusion)
+    links = [replace(link, start_s=link.start_s * 2 ** (power / 4)) for power in range(-24, 41)]
+    plans = [fusion.groups(layers, each) for each in links]
+    groups = min(plans, key=lambda each: abs(len(each) - parts))
     units = [joined(layers[group.first : group.last]) for group in groups]
     lost = sum((1 - unit.density) * unit.square_norm for unit in units)
     return lost / sum(unit.square_norm for unit in units)
@@ -221,7 +225,7 @@ def measured(setup: Setup, shares: Sequence[float]) -> Iterator[tuple[list[Metho
                 replace(
                     row,
                     model=setup.model if by_daemons else f"{setup.model} (simulated)",
-                    sparse_error=sparse_error(fitted, method),
+                    sparse_error=sparse_error(fitted, method, row.parts),
                 )
                 for row, method in zip(rows, found, strict=True)
             ],
