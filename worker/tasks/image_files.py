@@ -23,7 +23,9 @@ import tarfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -228,6 +230,7 @@ def _from_file(path: Path) -> Bytes:
 def _from_archive(of: ImageSet, path: Path, name: str) -> Bytes:
     """Read a member of a tar archive, which may lie in a folder in there."""
     try:
+        _check_sums(path, path.stat().st_mtime_ns)
         with tarfile.open(path) as archive:
             for member in archive:
                 file = archive.extractfile(member) if member.name.rpartition("/")[2] == name else None
@@ -238,9 +241,28 @@ def _from_archive(of: ImageSet, path: Path, name: str) -> Bytes:
                             f"{path}: {name}: at byte {len(content)}: expected {member.size} bytes"
                         )
                     return np.frombuffer(content, np.uint8)
+    except tarfile.ReadError as error:
+        reason = "" if "\n" in str(error) or "successfully" in str(error) else f": {error}"
+        raise DataFileError(
+            f"{path}: at {name}: expected a folder, or a whole tar archive{reason}; download {of.download}"
+        ) from None
     except _DAMAGED as error:
         raise DataFileError(f"{path}: at {name}: cannot be read: {error}; download {of.download}") from None
     raise DataFileError(f"{path}: expected the file {name} in the archive; download {of.download}")
+
+
+@cache
+def _check_sums(path: Path, modified_ns: int) -> None:
+    """Read an archive to its end, where a compressed one has its checksum, so that no damage goes unseen.
+
+    Args:
+        path: the archive.
+        modified_ns: time of its last change, so that a changed file is checked again.
+    """
+    with tarfile.open(path) as archive:
+        file: Any = archive.fileobj  # decompressed
+        while file.read(1 << 20):
+            pass
 
 
 def synthetic(of: ImageSet, count: int, seed: int) -> list[tuple[str, bytes]]:

@@ -153,6 +153,14 @@ def test_compressed_files_that_are_damaged_are_named(tmp_path: Path, how: str) -
     damaged.write_bytes(archive(tmp_path / "whole.tar.gz", cifar10_files()).read_bytes()[:300])
     with pytest.raises(DataFileError, match=r"c.tar.gz: .*data_batch_\d.bin"):
         read_images(CIFAR10, damaged)
+    flipped = bytearray((tmp_path / "whole.tar.gz").read_bytes())
+    flipped[-8] ^= 1  # of the checksum, behind all members
+    damaged.write_bytes(flipped)
+    with pytest.raises(DataFileError, match=r"c.tar.gz: at data_batch_1.bin: cannot be read: CRC check"):
+        read_images(CIFAR10, damaged)
+    (tmp_path / "page.tar.gz").write_text("<html>")
+    with pytest.raises(DataFileError, match=r"page.tar.gz: .*: expected a folder, or a whole tar archive"):
+        read_images(CIFAR10, tmp_path / "page.tar.gz")
     with tarfile.open(tmp_path / "link.tar", "w") as dangling:
         link = tarfile.TarInfo("data_batch_1.bin")
         link.type, link.linkname = tarfile.SYMTYPE, "nowhere"
