@@ -202,7 +202,7 @@ def data_of(text: str) -> tuple[str, str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = f"{', '.join(PAPERS)}; or a table or figure, such as 001-table1; or a paper, such as 001; or {ALL}"
     parser.add_argument("paper", type=paper_name, metavar="NAME", help=f"measurement: {text}")
-    text = "small sizes: all measurements take about 15 minutes on two cores"
+    text = "small sizes: all measurements take about 17 minutes on two cores"
     parser.add_argument("--quick", action="store_true", help=f"tables and figures: {text}")
     text = "tables and figures: files of a data set, which may be given several times"
     parser.add_argument(

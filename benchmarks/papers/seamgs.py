@@ -17,7 +17,7 @@ in place of densities by norms, so that Q2 forbids nothing; their rows say so. T
 daemons.
 
 The sparse error of a method is the sum over its units of (1 - k/d) times the square norm of the sparse
-tensors' gradients, as a fraction of that norm, with gradients as large as the initial weights; no gradient is
+tensors' gradients, as a fraction of that norm. Gradients count as large as the initial weights; none is
 measured. The units are those that the planner makes at the run's computation and links. A run measures its
 cost of a message, so the cost is taken at which the planner makes as many units as the run had parts.
 

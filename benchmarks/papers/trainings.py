@@ -289,7 +289,11 @@ def modes(
         found[mode] = []
         for seed in conditions.seeds:
             settings = RunSettings(
-                **{"task": task, "workers": workers, "compressor": "none", "epochs": epochs, "seed": seed},
+                task=task,
+                workers=workers,
+                compressor="none",
+                epochs=epochs,
+                seed=seed,
                 mode=mode,
                 **options,
             )
