@@ -21,8 +21,8 @@ def __getattr__(name: str) -> Any:
     Raises:
         AttributeError: `name` is not in the public API.
     """
-    if name == "ddp":
-        return import_module(".ddp", __name__)
+    if name in ("ddp", "optim"):
+        return import_module(f".{name}", __name__)
     if name not in ("Job", "ScriptError", "connect"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .worker.script import api

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from .common.configuration import REQUIRED, option
 from .common.naming import why_no_name
+from .common.presets import parse_preset, values_by_preset
 from .common.spec import Length, Spec, SpecError, parse_length, parse_spec, unknown
 from .optim.optimizer import parse_optimizer
 
@@ -143,6 +144,14 @@ class JobSettings:
     script: bool = training(
         False, "job without a task: its workers are your own scripts, which call gradwire.connect"
     )
+    preset: str = training(
+        "",
+        "preset: settings that belong together, by name; a flag, variable or file entry overrides any of its "
+        "values; presets are listed below",
+        metavar="NAME",
+        parse=parse_preset,
+        sets=values_by_preset(),
+    )
     mode: str = training(
         "sync",
         "mode, which decides when pushes become a new version of the parameters; modes are listed below",
@@ -181,7 +190,8 @@ class JobSettings:
     )
     optimizer: str = training(
         "sgd",
-        "optimizer: sgd, adam, adamw or adagrad, such as sgd:momentum=0.9,weight_decay=1e-4",
+        "optimizer: sgd, adam, adamw or adagrad, such as sgd:momentum=0.9,weight_decay=1e-4; in mode local, "
+        "whose workers step by it, also muon",
         metavar=_SPEC,
         parse=parse_optimizer,
     )
@@ -189,7 +199,7 @@ class JobSettings:
     schedule: str = training(
         "constant",
         "schedule of the learning rate: constant, cosine, step or exponential, such as "
-        "cosine:warmup=200steps,minimum=0.1",
+        "cosine:warmup=200steps,minimum=0.1; in mode local its steps are local steps",
         metavar=_SPEC,
     )
     clip_norm: float = training(
@@ -215,6 +225,12 @@ class JobSettings:
         "tensor), bytes or bytes=N (up to the size of a part, or N), mgwfbp, mgs or mgs=N (N compressed "
         "bytes), seamgs; with the last three, sparsifiers select among all elements of a unit",
         metavar="NAME[=BYTES]",
+    )
+    compressor: str = compression(
+        "4bit",
+        "compressor of gradients, such as topk:ratio=100, for workers without a --compressor of their own; "
+        "auto for 4bit where it saves time",
+        metavar=_SPEC,
     )
     downlink: str = compression(
         "auto",
@@ -284,11 +300,6 @@ class ServingSettings:
 class TrainingSettings:
     """Options of a worker that gc-run passes to all of its workers."""
 
-    compressor: str = compression(
-        "4bit",
-        "compressor of gradients, such as topk:ratio=100; auto for 4bit where it saves time",
-        metavar=_SPEC,
-    )
     dense_layers: str = compression(
         "",
         "name patterns of parameters to send uncompressed, such as *.head.*,embed*",
@@ -408,6 +419,18 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
         parse=_parse_worker_id,
     )
     state: str = lasting("", _STATE, metavar="DIR|URL")
+    compressor: str = compression(
+        "",
+        "compressor of gradients, such as topk:ratio=100; auto for 4bit where it saves time; empty for the "
+        "one that the server names",
+        metavar=_SPEC,
+    )
+    preset: str = training(
+        "",
+        "only preset whose jobs this worker joins; empty for any job",
+        metavar="NAME",
+        parse=parse_preset,
+    )
     task: str = training(
         "",
         "only task that this worker trains; empty for the task that the server names, if it is built in or "

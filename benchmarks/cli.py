@@ -20,6 +20,8 @@ from ..deploy.processes import RunError
 # code or None. A module is imported only for its own command, because most of them import torch.
 COMMANDS = {
     "compressors": ("speed, ratio and error of every compressor", "compressors"),
+    "curve": ("loss against counted bytes, for local steps, compressors and presets", "curve"),
+    "errors": ("error of compressors on a task's gradients and changes of local steps", "errors"),
     "kernels": ("speed of the compressors' kernels beside torch.add_, and of sums of pushes", "kernels"),
     "cuda": ("Triton kernels: checked against the reference kernels, and timed on a GPU", "cuda"),
     "push": ("speed of a push, beside raw TCP and one protobuf message", "push"),

@@ -60,8 +60,8 @@ def default_specs() -> list[str]:
     """Return the specs of all registered compressors, sparsifiers at each of `RATIOS`, and some variants."""
     plain = [name for name in names() if name not in SPARSIFIERS]
     kept = [f"{name}:ratio={ratio},warmup=0" for ratio in RATIOS for name in SPARSIFIERS]
-    variants = ["qsgd:bits=2", "qsgd:bits=8", "topk:ratio=100,values=4bit", "topk:ratio=100,values=1bit"]
-    return [*plain, *kept, *variants]
+    variants = ["qsgd:bits=2", "qsgd:bits=8", "1bit:block=4096"]
+    return [*plain, *kept, *variants, "topk:ratio=100,values=4bit", "topk:ratio=100,values=1bit"]
 
 
 def promised_ratio(spec: str, payload: Payload) -> float | None:

@@ -1,5 +1,5 @@
 """Read a command's options. Order of precedence: flag, environment variable `GC_*`, TOML file (`--config`),
-default.
+preset, default.
 
 A command's options are the fields of a frozen dataclass that are made with `option`; `settings` declares
 them. `read` fills one such dataclass and records where each value came from, for `--print-config`. Nothing
@@ -59,6 +59,8 @@ class Option:
             a file.
         kind: type of the value: bool, int, float or str.
         choices: accepted values; empty to accept any.
+        sets: values of other options by name, by value of this one (a preset). They take the place of
+            defaults; empty for an option that sets no other.
     """
 
     default: Any
@@ -72,6 +74,7 @@ class Option:
     name: str = ""
     kind: type[Any] = str
     choices: tuple[str, ...] = ()
+    sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
     @property
     def flag(self) -> str:
@@ -164,8 +167,8 @@ class Effective(Generic[T]):
 
     Attributes:
         settings: instance of the command's dataclass.
-        origins: origin of each value, by option name: "flag", "environment GC_…", "file", "default", or the
-            reason that was passed to `changed`.
+        origins: origin of each value, by option name: "flag", "environment GC_…", "file", "preset NAME",
+            "default", or the reason that was passed to `changed`.
         print_config: True if the user gave --print-config: print the options and exit.
     """
 
@@ -174,7 +177,7 @@ class Effective(Generic[T]):
     print_config: bool
 
     def chosen(self, name: str) -> bool:
-        """Return True if the user gave option `name` a value by flag, environment or file."""
+        """Return True if the user gave option `name` a value by flag, environment, file or preset."""
         return self.origins[name] != "default"
 
     def changed(self, why: str, **values: Any) -> Effective[T]:
@@ -214,7 +217,7 @@ def read(
     parsers: Mapping[str, Parse] | None = None,
     epilog: str = "",
 ) -> Effective[T]:
-    """Return a command's options, read from command line, environment, file and defaults.
+    """Return a command's options, read from command line, environment, file, preset and defaults.
 
     Args:
         cls: dataclass that declares the command's options; its docstring is the description in --help.
@@ -238,13 +241,18 @@ def read(
 
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for name, each in options.items():
+    preset: Mapping[str, Any] = {}
+    preset_origin = ""
+    # Options that set others come first.
+    for name, each in sorted(options.items(), key=lambda item: not item[1].sets):
         if name in given:
             raw, origin = given[name], "flag"
         elif each.variable in environ and not _is_link(each.variable, environ[each.variable]):
             raw, origin = environ[each.variable], f"environment {each.variable}"
         elif name in file:
             raw, origin = file[name], "file"
+        elif name in preset:
+            raw, origin = preset[name], preset_origin
         elif each.default is not REQUIRED:
             raw, origin = each.default, "default"
         else:
@@ -255,7 +263,13 @@ def read(
             where = f"file {path}" if origin == "file" else origin
             raise UsageError(f"{each.flag} ({where}): {error}") from None
         origins[name] = origin
-    return Effective(settings=cls(**values), origins=origins, print_config=print_config)
+        if each.sets:
+            preset, preset_origin = each.sets.get(values[name], {}), f"{name} {values[name]}"
+    return Effective(
+        settings=cls(**values),
+        origins={name: origins[name] for name in options},
+        print_config=print_config,
+    )
 
 
 def shared(cls: type[Any], settings: Any) -> dict[str, Any]:

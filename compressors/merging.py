@@ -3,8 +3,8 @@
 All tensors of a unit to which the sparsifier applies count as one tensor, also where other tensors lie
 between them. It keeps as many elements as it would keep of the single tensors in total, but may choose them
 anywhere. Chosen elements travel by *stretch*, a group of tensors that lie end to end. A sparsifier whose
-receiver draws the indices chooses from each stretch in proportion to its elements, on average over versions: each stretch then has a
-seed, and no index travels.
+receiver draws the indices chooses from each stretch in proportion to its elements, on average over versions.
+Each stretch then has a seed, and no index travels.
 
 This is the only way in which a plan affects the bits. Residuals belong to elements, and merging does not move
 them.

@@ -4,9 +4,14 @@
 
     r = g + e;  send (r >= 0) and the mean of r on either side of 0; a bit decodes to the mean of its side
 
+`1bit:block=B` takes one scale per B consecutive elements of a tensor in place of the two means:
+
+    r = g + e;  send (r >= 0) and s = mean|r| of each block; a bit decodes to s or -s
+
 Source: Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
 Training of Speech DNNs" (Interspeech 2014). Deviation: they take the two means per column of a weight matrix,
-we take them per tensor.
+we take them per tensor. The scale of a block is that of signSGD with error feedback (Karimireddy et al.,
+"Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019), which takes one per tensor.
 
 `signsgd`: workers send the sign of every element, and the server takes a majority vote. Each element of the
 aggregate is the sign that more workers sent, 0 in a draw, times a level. Source: Bernstein et al., "signSGD
@@ -25,11 +30,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from .base import Fused, Stateless, StepContext, as_array
-from .entry import NoOptions
+from .base import Fused, Neighbours, Stateless, StepContext, as_array
 from .kernels import FLOAT32_MAX, linear
-from .payload import CodeFormat, QuantizedPayload
-from .quantizers import SignOptions, VoteLevel
+from .payload import CodeFormat, LinearPayload, QuantizedPayload, code_bytes
+from .quantizers import OneBitOptions, SignOptions, VoteLevel
 from .thresholds import magnitudes
 
 # A level has to be positive, even that of a tensor of zeros.
@@ -64,9 +68,39 @@ class OneBit(Fused, Stateless):
         return binary_payload(gradient, residual, low, high), None
 
 
-def one_bit(options: NoOptions) -> OneBit:
-    """Return the compressor of `1bit`, which has no options."""
-    return OneBit()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockSigns(Fused, Stateless):
+    """The compressor `1bit:block=B`: sends signs and the mean magnitude of each block. Stateless; meant to be
+    used with error feedback.
+
+    Attributes:
+        block: number of consecutive elements that share a scale; the last block of a tensor may be shorter.
+    """
+
+    block: int
+
+    def spanning(self, tensors: Neighbours) -> BlockSigns:
+        """Return this compressor, which also suits consecutive tensors laid end to end.
+
+        Blocks do not mix tensors, because tensors are joined only where the last block of each is full.
+        """
+        return self
+
+    def compress_with_residual(
+        self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
+    ) -> tuple[LinearPayload, None]:
+        elements, values, left = gradient.numel(), gradient.numpy(), as_array(residual)
+        scales = linear.bucket_means(values, left, self.block)
+        data = np.empty(scales.nbytes + code_bytes(1, elements), np.uint8)
+        data[: scales.nbytes] = scales.view(np.uint8)
+        linear.quantize_signs(self.block, values, left, scales, data[scales.nbytes :])
+        return LinearPayload(elements=elements, bits=1, bucket=self.block, data=data), None
+
+
+def one_bit(options: OneBitOptions) -> OneBit | BlockSigns:
+    """Return the compressor of `1bit`: with a scale for each block if `options.block` is set, otherwise with
+    two means for each tensor."""
+    return BlockSigns(block=options.block) if options.block else OneBit()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ so a new compressor needs no change on the server. The kinds are few:
 * `DensePayload`: every element, as float32, bfloat16 or float16.
 * `QuantizedPayload`: codes of a fixed number of bits per element, indices into a small table of levels; of
   one tensor, or of several consecutive ones, each with a table of its own.
-* `LinearPayload`: signed integers of a fixed number of bits, times a scale per bucket of elements.
+* `LinearPayload`: signed integers of a fixed number of bits, or signs, times a scale per bucket of elements.
 * `SparsePayload`: some of the elements: their indices, and their values as a payload of one of the kinds
   above.
 * `AbsentPayload`: no data: these elements have no gradient, or do not change.
@@ -238,8 +238,9 @@ class LinearPayload:
 
     Attributes:
         elements: number of elements.
-        bits: bits of a code, within `LINEAR_BITS`. Codes are in two's complement; the most negative one is
-            never sent, which makes the range symmetric.
+        bits: bits of a code, within `LINEAR_BITS`. A code of 1 bit is a sign: 1 stands for +1, 0 for -1.
+            Codes of more bits are in two's complement; the most negative one is never sent, which makes the
+            range symmetric.
         bucket: number of elements that share a scale, a multiple of 32 up to `MAX_BUCKET`; the last bucket
             may be shorter.
         data: uint8: a float32 scale per bucket, finite and not negative; then the codes, element i at bit i *
@@ -266,15 +267,18 @@ class LinearPayload:
         return self.data[4 * self.buckets :]
 
 
-LINEAR_BITS = (2, 8)
+LINEAR_BITS = (1, 8)
 BUCKET_STEP = 32  # a bucket then begins with a whole word, for any number of bits
 MAX_BUCKET = 1 << 24
 
 
-def check_linear(bits: int, bucket: int) -> None:
+def check_linear(bits: int, bucket: int, *, fewest: int = LINEAR_BITS[0]) -> None:
     """Raise `PayloadError` if linear payloads cannot have this number of bits per code, or of elements per
-    bucket."""
-    fewest, most = LINEAR_BITS
+    bucket.
+
+    fewest: lower bound of the bits; 2 where codes are integers and not signs.
+    """
+    most = LINEAR_BITS[1]
     if not fewest <= bits <= most:
         raise PayloadError("bits", f"{fewest} to {most}", str(bits))
     if not BUCKET_STEP <= bucket <= MAX_BUCKET or bucket % BUCKET_STEP:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..planning.compression import EIGHT_BIT, FOUR_BIT, NONE, ONE_BIT, TensorCoding
 from .entry import WITH_FEEDBACK, WITHOUT_FEEDBACK, CompressorEntry, Joined, NoOptions
-from .payload import DenseFormat, check_linear
+from .payload import BUCKET_STEP, MAX_BUCKET, DenseFormat, check_linear
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:
@@ -116,7 +116,23 @@ class QsgdOptions:
     norm: Norm = Norm.MAX
 
     def __post_init__(self) -> None:
-        check_linear(self.bits, self.bucket)
+        check_linear(self.bits, self.bucket, fewest=2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneBitOptions:
+    """The options of `1bit`.
+
+    Attributes:
+        block: number of elements that share a scale, the mean magnitude; 0 for the two means of a tensor.
+    """
+
+    block: int = 0
+
+    def __post_init__(self) -> None:
+        if self.block and (not BUCKET_STEP <= self.block <= MAX_BUCKET or self.block % BUCKET_STEP):
+            limit = f"0, or a multiple of {BUCKET_STEP} from {BUCKET_STEP} to {MAX_BUCKET}"
+            raise ValueError(f"block: expected {limit}, got {self.block}")
 
 
 class VoteLevel(StrEnum):
@@ -208,11 +224,12 @@ DENSE: Mapping[str, CompressorEntry] = {
 
 QUANTIZERS: Mapping[str, CompressorEntry] = {
     "1bit": CompressorEntry(
-        options=NoOptions,
+        options=OneBitOptions,
         build=late("one_bit", "one_bit"),
-        sends=always(ONE_BIT),
+        joins=lambda options: Joined(how="neighbours", full=options.block) if options.block else None,
+        sends=lambda options: TensorCoding(bits=1, bucket=options.block) if options.block else ONE_BIT,
         nanoseconds=always(0.9),
-        adam_loss=lost(1.56),
+        adam_loss=lost(1.56, OneBitOptions),
     ),
     "2bit": CompressorEntry(
         options=TwoBitOptions,

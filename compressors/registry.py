@@ -189,18 +189,31 @@ class AutoOptions:
     compressor: str = "4bit"
 
 
-def compressor_of(spec: str) -> tuple[CompressorSpec, bool]:
+def compressor_of(spec: str, *, received: bool = False) -> tuple[CompressorSpec, bool]:
     """Parse the compressor of a worker; return it, and True if the spec is `auto`, which sends units
     uncompressed where compressing costs more time than it saves.
+
+    Args:
+        spec: spec as typed.
+        received: True if another process sent the spec. Then the name must be a built-in compressor's: a name
+            from the wire must not load a third party's code.
 
     Raises:
         SpecError: an unknown name or key, or a bad value; or `auto` with a compressor that cannot be switched
             off for single units.
     """
-    if spec.partition(":")[0] != AUTO:
-        return parse_compressor(spec), False
-    options = parse_options(AutoOptions, parse_spec("compressor", spec))
-    chosen = parse_compressor(options.compressor.replace("/", ":", 1).replace("/", ","))
+    auto, text = spec.partition(":")[0] == AUTO, spec
+    if auto:
+        options = parse_options(AutoOptions, parse_spec("compressor", spec))
+        text = options.compressor.replace("/", ":", 1).replace("/", ",")
+    if received and (name := parse_spec("compressor", text).name) not in BUILT_IN:
+        raise SpecError(
+            f"compressor {name!r} is not built in, and a server's word does not load it; give this worker "
+            f"--compressor {spec}"
+        )
+    chosen = parse_compressor(text)
+    if not auto:
+        return chosen, False
     wrapping = chosen.wrapping
     if wrapping is None or chosen.entry.model_wide or wrapping.momentum or wrapping.delay > 1:
         needs = "expected a lossy compressor without momentum, delay or a budget for the whole model"

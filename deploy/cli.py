@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..common import presets
 from ..common.configuration import UsageError, read
 from ..common.exits import Exit, command
-from ..server.checks import SPECS
+from ..server.checks import SPECS, adapted
 from ..server.job.modes import registry
 from ..settings import COMMANDS, RunSettings
 from .daemons import check_together
@@ -35,23 +36,25 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         environ: environment variables, by default those of the process.
     """
     try:
-        effective = read(
-            RunSettings,
-            COMMANDS,
-            argv=sys.argv[1:] if argv is None else argv,
-            environ=os.environ if environ is None else environ,
-            parsers=SPECS,
-            epilog=registry.describe(),
+        effective = adapted(
+            read(
+                RunSettings,
+                COMMANDS,
+                argv=sys.argv[1:] if argv is None else argv,
+                environ=os.environ if environ is None else environ,
+                parsers=SPECS,
+                epilog=f"{registry.describe()}\n{presets.listed()}",
+            )
         )
-        mode = registry.parse(effective.settings.mode)
-        if (mode.lossless or not mode.pushes_parts) and not effective.chosen("compressor"):
-            effective = effective.changed("because of --mode", compressor="none")
         settings = effective.settings
+        presets.check(effective)
         check_together(settings)
         with run_directory(settings) as directory:
             json = json_path(settings)
             with Interrupt() as interrupt:
                 if not effective.print_config:
+                    if settings.preset:
+                        print(f"gc-run: {presets.describe(effective)}", file=sys.stderr, flush=True)
                     return _run(settings, directory, json, interrupt)
                 _prepare(settings, interrupt)
                 print(effective.describe())
@@ -67,9 +70,12 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 def baseline_of(settings: RunSettings) -> RunSettings | None:
     """Return the settings of the uncompressed run to compare with; None if `settings` are uncompressed."""
     mode = registry.parse(settings.mode).baseline or settings.mode
-    plain = dataclasses.replace(settings, mode=mode, compressor="none", downlink="none")
+    plain = dataclasses.replace(settings, preset="", mode=mode, compressor="none", downlink="none")
     # With compressor none, downlink auto sends float32, so it equals none.
-    same = settings.downlink in ("auto", "none") and dataclasses.replace(settings, downlink="none") == plain
+    same = (
+        settings.downlink in ("auto", "none")
+        and dataclasses.replace(settings, preset="", downlink="none") == plain
+    )
     return None if same else plain
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ..common.configuration import UsageError, options_of, shared
+from ..common.spec import parse_spec
 from ..server import checks
 from ..server.job.modes import registry
-from ..settings import RunSettings, ServerSettings, WorkerSettings
+from ..settings import RunSettings, ServerSettings, WorkerSettings, parse_task
 
 HOST = "127.0.0.1"
 
@@ -47,17 +48,17 @@ def check_together(settings: RunSettings) -> None:
     """Raise UsageError for options that conflict with each other or with the number of workers."""
     if settings.script:
         raise UsageError("--script: gc-run trains a task; start gc-server --script and your scripts")
-    mode, compressor = registry.parse(settings.mode), settings.compressor
-    why = ""
-    if not mode.pushes_parts and compressor != "none":
-        why = "exchanges gradients in fixed point"
-    elif mode.lossless and compressor != "none":
-        from ..compressors import compressor_of  # late: it imports numpy, which --help does not need
-
-        why = "" if compressor_of(compressor)[0].lossless else "amplifies the errors of a lossy compressor"
-    if why:
-        raise UsageError(f"--compressor {compressor}: --mode {settings.mode} {why}; use none")
-    mode.check_workers(settings.mode, settings.workers)
+    checks.check_lossless(settings)
+    registry.parse(settings.mode).check_workers(settings.mode, settings.workers)
+    task, mode = parse_task(settings.task), parse_spec("mode", settings.mode)
+    if ":" not in task.name and "split" in task.options:
+        for name, option, alone in (("coded", "redundancy", "1"), ("sync", "stragglers", "0")):
+            if mode.name == name and mode.options.get(option, alone) != alone:
+                raise UsageError(
+                    f"--task {settings.task}: not with --mode {settings.mode}: with split each worker has "
+                    f"samples of its own, and with {option} several workers compute the same ones; leave out "
+                    "split, or choose another mode"
+                )
     try:
         checks.check(_server_settings(settings, port=0, output=Path("parameters")))
     except UsageError as error:  # gc-run's --workers is the server's --min-workers

@@ -8,7 +8,7 @@ from typing import Any
 from ..compressors import parse_compressor
 from ..planning import Link
 from ..planning.job import JobProfile, StepOptions, observed
-from ..planning.predictions import predict
+from ..planning.predictions import predict, predictable
 from ..proto.messages import StatusResponse
 
 
@@ -78,7 +78,7 @@ def live_job_of(status: StatusResponse, *, workers: int, rtt_s: float = 0.0) -> 
     )
     overlap: Any = job["overlap"]
     choice = StepOptions(
-        mode=job["mode"],
+        mode=predictable(job["mode"]),
         overlap=overlap,
         fusion=measured.fusion,
         order=measured.order,

@@ -33,6 +33,7 @@ from .arguments import (
     file_to_write,
     plot_to_write,
 )
+from .plan_presets import measured, ranked_presets
 
 if TYPE_CHECKING:
     from .live import LiveJob
@@ -132,6 +133,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--cores", type=at_least_one, metavar="N", help=text)
     text = f"compressors to compare (default: {' '.join(COMPRESSORS)})"
     found.add_argument("--compressors", nargs="+", default=COMPRESSORS, metavar="SPEC", help=text)
+    text = "also rank the presets, and show measured losses of such jobs"
+    found.add_argument("--presets", action="store_true", help=text)
     text = "file for all predictions and the timeline of the recommended step; - is standard output"
     found.add_argument("--json", metavar="FILE", help=text)
     text = "PNG file for a picture of the recommended step"
@@ -225,8 +228,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Exit.USAGE
     chosen = recommend(ranked)
     reason = reason_for(profile, chosen, ranked)
+    presets = ranked_presets(profile) if given.presets else {}
     if given.json is not None:
-        text = to_json(given.model, profile, ranked, chosen, reason)
+        text = to_json(given.model, profile, ranked, chosen, reason, presets)
         if given.json == "-":
             print(text, end="")
         else:
@@ -237,6 +241,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .plan_tables import show
 
         show(given.model, profile, ranked, chosen)
+        if presets:
+            from .plan_tables import show_presets
+
+            show_presets(presets, measured())
         if job is not None:
             print(job.comparison())
         print(reason)
@@ -326,7 +334,12 @@ def seamgs_line(profile: JobProfile, chosen: Prediction) -> str:
 
 
 def to_json(
-    model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: Prediction, reason: str
+    model: str,
+    profile: JobProfile,
+    ranked: Sequence[Prediction],
+    chosen: Prediction,
+    reason: str,
+    presets: Mapping[str, Prediction],
 ) -> str:
     """Return a JSON object with the job, all predictions, and the recommended one with its timeline.
 
@@ -336,6 +349,7 @@ def to_json(
         ranked: all predictions, the fastest first.
         chosen: the recommended prediction.
         reason: explanation of the recommendation.
+        presets: prediction of each preset by its name, the fastest first; empty to leave them out.
     """
     known: dict[str, Any] = {
         field.name: getattr(profile, field.name)
@@ -359,6 +373,16 @@ def to_json(
             "seamgs": seamgs_reasons(profile, chosen.choice.compressor),
         },
     }
+    if presets:
+        results = measured()
+        content["presets"] = [
+            {
+                "preset": name,
+                **to_json_dict(each),
+                "measured": [dataclasses.asdict(result) for result in results if result.preset == name],
+            }
+            for name, each in presets.items()
+        ]
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 

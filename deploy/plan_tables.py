@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -11,6 +11,7 @@ from rich.text import Text
 from ..planning.job import JobProfile
 from ..planning.predictions import Prediction
 from .console import Console
+from .plan_presets import Measured
 from .plot import panels
 
 WIDTH = 120  # columns of a table that is not printed to a terminal
@@ -34,9 +35,7 @@ def show(model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: 
         ranked: all predictions, the fastest first.
         chosen: the recommended prediction, printed in bold.
     """
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+    console = _console()
     servers = f", {profile.servers} servers" if profile.servers > 1 else ""
     title = (
         f"{model}: {sum(profile.elements):,} parameters, {profile.workers} workers{servers}, "
@@ -50,6 +49,45 @@ def show(model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: 
     ]
     if len(ours) > 1:
         console.print(_table(f"{chosen.choice.compressor}, {chosen.choice.mode}", ours, chosen))
+
+
+def show_presets(ranked: Mapping[str, Prediction], results: Sequence[Measured]) -> None:
+    """Print the table of presets, and a line for each measured loss.
+
+    Args:
+        ranked: predicted step by the preset's name, the fastest first.
+        results: measured losses.
+    """
+    console = _console()
+    table = Table(title="presets", caption="MB: per step, on the link of the busiest server; *: see below")
+    table.add_column("preset", no_wrap=True)
+    for name in ("s per step", "MB up", "MB down", "loss, measured"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("of which kind of model")
+    for name, each in ranked.items():
+        ours = [result for result in results if result.preset == name]
+        losses = " ".join(
+            f"{result.loss_percent:+.1f} %{'*' if result.conditions else ''}" for result in ours
+        )
+        table.add_row(
+            *(
+                name,
+                f"{each.step_s:.4g}",
+                f"{each.up_bytes / 1e6:.4g}",
+                f"{each.down_bytes / 1e6:.4g}",
+                losses or "not measured",
+            ),
+            Text(", ".join(sorted({f"{result.model}, {result.parameters:,}" for result in ours}))),
+        )
+    console.print(table)
+    for result in results:
+        console.print(str(result), highlight=False, markup=False)
+
+
+def _console() -> Console:
+    """Return the console to print tables on, `WIDTH` columns wide unless it is a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
 
 
 def best_few(ranked: Sequence[Prediction]) -> list[Prediction]:

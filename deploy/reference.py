@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..common.configuration import REQUIRED, Option, options_of
 from ..common.metrics import MetricSet
+from ..common.presets import PRESETS
 from ..server.job.modes import registry
 from ..server.metrics import ServerMetrics
 from ..settings import COMMANDS, RunSettings
@@ -41,6 +42,7 @@ def tables() -> dict[str, str]:
     found = {f"options of {command}": _of_command(cls) for cls, command in COMMANDS.items()}
     found |= {f"options of {command}": of_parser(make()) for command, make in PARSERS.items()}
     found["options of modes"] = _of_modes()
+    found["options of presets"] = _of_presets()
     found["metrics of gc-server"] = _of_metrics(ServerMetrics)
     found["metrics of gc-worker"] = _of_metrics(WorkerMetrics)
     return found
@@ -104,6 +106,18 @@ def _of_modes() -> str:
                 f"| `{name}` | `{key}` | {choices or each.notes} | `{each.default_text}` | {each.help} |"
             )
     return "\n".join(["| mode | key | values | default | meaning |", "|---|---|---|---|---|", *rows])
+
+
+def _of_presets() -> str:
+    """Return the table of presets: purpose, values that each sets, and the alternatives that suit it."""
+    rows: list[str] = []
+    for name, each in PRESETS.items():
+        values = ", ".join(f"`--{option.replace('_', '-')} {value}`" for option, value in each.sets.items())
+        suits = "; ".join(
+            f"`--{option}` {', '.join(f'`{one}`' for one in names)}" for option, names in each.suits.items()
+        )
+        rows.append(_cells(f"`{name}`", each.purpose, values, suits))
+    return "\n".join(["| preset | for | sets | suits |", "|---|---|---|---|", *rows])
 
 
 def _of_metrics(metrics: type[MetricSet]) -> str:

@@ -39,7 +39,7 @@ def optimizer_spec(options: OptimizerOptions) -> str:
     (name,) = (name for name, kind in OPTIMIZERS.items() if kind is type(options))
     texts: list[str] = []
     for field in fields(options):
-        value: float | bool = getattr(options, field.name)
+        value: float | bool | int = getattr(options, field.name)
         texts.append(f"{field.name}={('on' if value else 'off') if isinstance(value, bool) else repr(value)}")
     return f"{name}:{','.join(texts)}"
 
@@ -64,7 +64,10 @@ def overridden(options: OptimizerOptions, overrides: Mapping[str, object]) -> Op
             names = [*types, "lr", *(["betas"] if "beta1" in types else [])]
             hint = f"{did_you_mean(key, names)}; known options: {known(names)}"
             raise ValueError(f"unknown option {key!r}{hint}")
-        if types[key] is not bool:
+        if types[key] is int:
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{key}: expected a whole number, got {value!r}")
+        elif types[key] is not bool:
             changes[key] = number(key, value)
         elif not isinstance(value, bool):
             raise ValueError(f"{key}: expected True or False, got {value!r}")

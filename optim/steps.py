@@ -1,7 +1,9 @@
 """Torch's optimizers: for each, its options, its state of a parameter, and its step.
 
-Steps use torch's functional interface, because creating a `torch.optim.Optimizer` imports all of
-torch.compile: more than a second of CPU at the start of every daemon. Torch itself is imported late, too.
+Muon's step is computed here: torch has it from release 2.9 on only, and always computes it in bfloat16, which
+takes forty times as long on many CPUs. Other steps use torch's functional interface, because creating a
+`torch.optim.Optimizer` imports all of torch.compile: more than a second of CPU at the start of every daemon.
+Torch itself is imported late, too.
 
 Every options class has these members:
 
@@ -13,9 +15,10 @@ Every options class has these members:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 if TYPE_CHECKING:
     import torch
@@ -244,10 +247,95 @@ class Adagrad:
         )
 
 
-OptimizerOptions = Sgd | Adam | Adagrad
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Muon:
+    """Options of Muon, which steps matrices, and of the AdamW that steps all other parameters of a job.
+
+    The step is that of `torch.optim.Muon` with adjust_lr_fn="match_rms_adamw". Muon: Jordan et al., 2024; the
+    scaling of its step, by which AdamW's rates suit it: Liu et al., arXiv 2502.16982.
+
+    Attributes:
+        momentum: decay of the average of gradients, from 0 to below 1; a step uses Nesterov's form of it.
+        weight_decay: share of each parameter of two and more dimensions that a step at rate 1 takes off.
+        beta1, beta2, eps: options of AdamW.
+        split: number of matrices of equal height that a parameter holds one above the other, such as 3 for
+            query, key and value.
+        undoes_weights: True: scaling all gradients by a constant leaves the step unchanged.
+        has_momentum: True: a step also moves along earlier gradients.
+        leaves_zeros: False: an element whose gradient is 0 still moves.
+    """
+
+    undoes_weights: ClassVar[bool] = True
+    has_momentum: ClassVar[bool] = True
+    leaves_zeros: ClassVar[bool] = False
+    momentum: float = 0.95
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    split: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("momentum", "beta1", "beta2"):
+            check_fraction(name, getattr(self, name))
+        for name in ("weight_decay", "eps"):
+            check_not_negative(name, getattr(self, name))
+        if self.split < 1:
+            raise ValueError(f"split: expected at least 1, got {self.split}")
+
+    def memory(self, parameter: torch.Tensor) -> Memory:
+        """Return the initial state of `parameter`: an average of zeros."""
+        import torch
+
+        return {"momentum_buffer": torch.zeros_like(parameter, requires_grad=False)}
+
+    def step(self, parameters: Tensors, gradients: Tensors, memory: Memories, learning_rate: float) -> None:
+        """Step `parameters` in place, and update their state in `memory`.
+
+        Args:
+            parameters, gradients: tensors to step, and the gradient of each. The first of their dimensions
+                counts the rows of a matrix, the others together its columns.
+            memory: state tensors by torch's name, one for each parameter.
+            learning_rate: learning rate of this step.
+        """
+        for parameter, gradient, average in zip(
+            parameters, gradients, memory["momentum_buffer"], strict=True
+        ):
+            assert average is not None
+            average.lerp_(gradient, 1 - self.momentum)
+            update = gradient.lerp(average, self.momentum)
+            parameter.mul_(1 - learning_rate * self.weight_decay)
+            shape = self.split, parameter.shape[0] // self.split, -1
+            for block, its_update in zip(parameter.view(shape), update.reshape(shape), strict=True):
+                scale = 0.2 * math.sqrt(max(block.shape))
+                block.add_(orthogonal(its_update), alpha=-learning_rate * scale)
+
+
+def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the matrix with its singular values brought near 1, by five Newton-Schulz iterations.
+
+    They run in bfloat16 on a GPU and in float32 elsewhere; the result has that dtype. Source: Jordan et al.,
+    "Muon: an optimizer for hidden layers in neural networks", with the coefficients given there.
+    """
+    import torch
+
+    a, b, c = 3.4445, -4.7750, 2.0315
+    found = matrix.to(torch.bfloat16 if matrix.is_cuda else torch.float32)
+    wide = matrix.shape[0] <= matrix.shape[1]
+    found = found if wide else found.T
+    length = cast("torch.Tensor", found.norm())
+    found = found / length.clamp(min=1e-7)
+    for _ in range(5):
+        squared = found @ found.T
+        found = torch.addmm(found, torch.addmm(squared, squared, squared, beta=b, alpha=c), found, beta=a)
+    return found if wide else found.T
+
+
+OptimizerOptions = Sgd | Adam | Adagrad | Muon
 OPTIMIZERS: Mapping[str, type[OptimizerOptions]] = {
     "sgd": Sgd,
     "adam": Adam,
     "adamw": AdamW,
     "adagrad": Adagrad,
+    "muon": Muon,
 }

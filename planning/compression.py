@@ -74,6 +74,7 @@ class TensorCoding:
 
 # Codings of updates that a server makes from quantized pushes, whichever compressor made the pushes.
 ONE_BIT = TensorCoding(bits=1, tensor_bytes=8)
+BLOCK_SIGNS = TensorCoding(bits=1, bucket=4096, together=True)
 FOUR_BIT = TensorCoding(bits=4, tensor_bytes=28, together=True)
 EIGHT_BIT = TensorCoding(bits=8, bucket=4096, together=True)
 
@@ -113,7 +114,9 @@ class CompressionCosts:
             return up
         if up.bits > 4:
             return EIGHT_BIT
-        return FOUR_BIT if up.bits > 1 else ONE_BIT
+        if up.bits > 1:
+            return FOUR_BIT
+        return BLOCK_SIGNS if up.bucket else ONE_BIT
 
 
 # No compression. Planners compare with it, and predict modes that do not compress with it.

@@ -26,6 +26,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..common.spec import parse_spec
 from .choices import Merging, Ordering
 from .compression import NONE, CompressionCosts
 from .job import FASTEST, JobProfile, StepOptions, work_of
@@ -126,6 +127,16 @@ def _payloads(profile: JobProfile, chosen: StepOptions) -> tuple[float, float, f
     down_bytes = sum(map(down.sent_bytes, profile.shapes))
     encode_s = sum(profile.elements) * (costs.gradient_s + sent.element_s)
     return up_bytes, down_bytes, encode_s + (up_bytes + down_bytes) * 2 * costs.byte_s
+
+
+OPTIONS = frozenset({"steps", "delayed", "redundancy"})  # of modes, which affect the time of a step
+
+
+def predictable(mode: str) -> str:
+    """Return the spec of a mode without the options that do not affect the time of a step."""
+    spec = parse_spec("mode", mode)
+    options = {key: value for key, value in spec.options.items() if key in OPTIONS}
+    return str(replace(spec, options=options))
 
 
 def _local(profile: JobProfile, chosen: StepOptions) -> Prediction:

@@ -809,7 +809,7 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate", "slice", "slices", "stragglers", "coding", "apply", "pace", "parts", "plan", "next", "checked", "checksum", "collection", "take_buffers", "total_steps", "earlier_steps")
+    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate", "slice", "slices", "stragglers", "coding", "apply", "pace", "parts", "plan", "next", "checked", "checksum", "collection", "take_buffers", "total_steps", "earlier_steps", "local_rates", "local_steps")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -835,6 +835,8 @@ class Assignment(_message.Message):
     TAKE_BUFFERS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     EARLIER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RATES_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     version: int
     epoch: int
     position: int
@@ -860,7 +862,9 @@ class Assignment(_message.Message):
     take_buffers: bool
     total_steps: int
     earlier_steps: int
-    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ..., pace: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., plan: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., checked: _Optional[int] = ..., checksum: _Optional[int] = ..., collection: _Optional[int] = ..., take_buffers: bool = ..., total_steps: _Optional[int] = ..., earlier_steps: _Optional[int] = ...) -> None: ...
+    local_rates: _containers.RepeatedScalarFieldContainer[float]
+    local_steps: int
+    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ..., pace: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., plan: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., checked: _Optional[int] = ..., checksum: _Optional[int] = ..., collection: _Optional[int] = ..., take_buffers: bool = ..., total_steps: _Optional[int] = ..., earlier_steps: _Optional[int] = ..., local_rates: _Optional[_Iterable[float]] = ..., local_steps: _Optional[int] = ...) -> None: ...
 
 class Coding(_message.Message):
     __slots__ = ("exchange", "redundancy", "senders", "present", "sizes")

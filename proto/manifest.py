@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from ..compressors import LEAST_BYTES, Plan, TensorSpec, divide
 from ..optim.optimizer import OptimizerGroup, check_learning_rate, parse_optimizer
+from ..optim.steps import Muon
 from . import messages as m
 from .entries import SHAPE_LIMIT, check_entries, check_label, is_shape
 from .messages import Entry, EntryKind, Tensor
@@ -78,14 +79,7 @@ class Manifest:
         Args:
             job: optimizer and learning rate of the job, for groups that have none of their own.
         """
-        groups = [
-            OptimizerGroup(
-                options=parse_optimizer(each.optimizer),
-                learning_rate=job.learning_rate if each.learning_rate is None else each.learning_rate,
-            )
-            for each in self.groups
-        ]
-        return tuple(groups) or (job,)
+        return optimizer_groups(self.groups, job)
 
     def groups_of_parts(self, plan: Plan) -> list[int]:
         """Return the number of the parameter group of each part of a plan."""
@@ -209,6 +203,23 @@ class Manifest:
         return manifest
 
 
+def optimizer_groups(groups: Sequence[m.Group], job: OptimizerGroup) -> tuple[OptimizerGroup, ...]:
+    """Return the optimizer and learning rate of each parameter group; only `job` if there are no groups.
+
+    Args:
+        groups: parameter groups, by number.
+        job: optimizer and learning rate of the job, for groups that have none of their own.
+    """
+    found = [
+        OptimizerGroup(
+            options=parse_optimizer(each.optimizer),
+            learning_rate=job.learning_rate if each.learning_rate is None else each.learning_rate,
+        )
+        for each in groups
+    ]
+    return tuple(found) or (job,)
+
+
 def _check_groups(groups: Sequence[m.Group], worker: str) -> None:
     """Raise Refused: SIZE or GROUP for an invalid parameter group, and name it."""
     if len(groups) > MAX_GROUPS:
@@ -221,7 +232,8 @@ def _check_groups(groups: Sequence[m.Group], worker: str) -> None:
             value = str(len(group.optimizer))
             raise refused(Reason.SIZE, worker=worker, field=where, limit=limit, value=value)
         try:
-            parse_optimizer(group.optimizer)
+            if isinstance(parse_optimizer(group.optimizer), Muon):
+                raise ValueError("muon, which workers step by alone")
             if group.learning_rate is not None:
                 check_learning_rate(group.learning_rate)
         except ValueError as error:

@@ -352,7 +352,7 @@ class JoinRequest:
         incarnation: number of the worker process, greater than that of every earlier process with this id.
         software: release of gradwire on the worker, for messages; empty if unknown.
         compressors: names of the compressors that the worker can use.
-        compressor: spec of the compressor that the worker will use; empty if not decided.
+        compressor: spec of the compressor that the worker will use; empty for the job's.
     """
 
     worker: str
@@ -620,10 +620,10 @@ class QuantizedHeader:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearHeader:
     """The description of a linear payload: one float32 scale for each bucket of elements, then signed
-    integers of a fixed number of bits.
+    integers of a fixed number of bits, of which the most negative is never sent, or signs.
 
     Attributes:
-        bits: bits of a code, 2 to 8; two's complement, the most negative code is never sent.
+        bits: bits of a code, 1 to 8; 1 bit is a sign, 1 for +1 and 0 for -1; others are two's complement.
         bucket: number of elements that share a scale, a multiple of 32, at most 2^24.
     """
 
@@ -1064,6 +1064,8 @@ class Assignment:
         total_steps: number of steps that the job will have taken at its end with the current number of
             members; 0: unknown.
         earlier_steps: number of steps that scripts took before version 0, as in InitializeHeader.steps.
+        local_rates: learning rate of each local step, in order; none: learning_rate for all of them.
+        local_steps: number of local steps of one worker in all rounds before; 0 outside local mode.
     """
 
     version: int
@@ -1091,6 +1093,8 @@ class Assignment:
     take_buffers: bool = False
     total_steps: int = 0
     earlier_steps: int = 0
+    local_rates: tuple[float, ...] = ()
+    local_steps: int = 0
 
 
 @stored("Coding")

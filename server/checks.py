@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TypeVar
 
-from ..common.configuration import UsageError
+from ..common import presets
+from ..common.configuration import Effective, UsageError
 from ..common.spec import SpecError
+from ..optim.steps import Muon
 from ..planning import parse_fusion, parse_order, parse_replan
-from ..settings import ServerSettings
+from ..settings import JobSettings, ServerSettings
 from ..storage.backends import is_url, shown
 from .job import limits
 from .job.aggregation import parse_aggregation
@@ -16,6 +19,8 @@ from .job.best_policy import parse_keep
 from .job.limits import parse_early_stop
 from .job.modes import registry
 from .job.schedule import parse_schedule
+
+T = TypeVar("T", bound=JobSettings)
 
 
 def _parse_output(text: str) -> None:
@@ -46,6 +51,12 @@ def check(settings: ServerSettings) -> None:
     """
     mode = registry.parse(settings.mode)
     mode.check(settings)
+    if isinstance(mode.optimizer(settings)[0], Muon):
+        raise UsageError(
+            f"--optimizer {settings.optimizer}: not with --mode {settings.mode}: Muon steps whole matrices, "
+            "and the server has them in parts; use --mode local, whose workers take the steps, such as "
+            "local:steps=8,correction=0"
+        )
     try:
         limits.check(settings)
     except SpecError as error:
@@ -70,14 +81,52 @@ def check(settings: ServerSettings) -> None:
         raise UsageError(f"--fusion {settings.fusion}: expected bytes with --mode {settings.mode}: {why}")
 
 
-def check_compressor(settings: ServerSettings) -> None:
-    """Check that the compressor of --downlink is valid and suits updates.
+def adapted(effective: Effective[T]) -> Effective[T]:
+    """Return the options of gc-server or gc-run with values that follow from others.
+
+    The compressor is `none` if the mode needs it and the user has chosen no other. A preset's mode is one for
+    scripts with --script.
+    """
+    effective = presets.adapted(effective)
+    options: JobSettings = effective.settings
+    mode = registry.parse(options.mode)
+    if (mode.lossless or not mode.pushes_parts) and not effective.chosen("compressor"):
+        return effective.changed("because of --mode", compressor="none")
+    return effective
+
+
+def check_lossless(settings: JobSettings) -> None:
+    """Raise UsageError if the mode cannot use the compressor of --compressor."""
+    mode, compressor = registry.parse(settings.mode), settings.compressor
+    why = ""
+    if not mode.pushes_parts and compressor != "none":
+        why = "exchanges gradients in fixed point"
+    elif mode.lossless and compressor != "none":
+        from ..compressors import compressor_of  # imported late, because --help works without numpy
+
+        why = "" if compressor_of(compressor)[0].lossless else "amplifies the errors of a lossy compressor"
+    if why:
+        raise UsageError(f"--compressor {compressor}: --mode {settings.mode} {why}; use none")
+
+
+def check_compressors(settings: ServerSettings) -> None:
+    """Check that the compressor of --compressor is valid, and that of --downlink too and suits updates.
 
     Raises:
-        UsageError: it is not; the message has the reason.
+        UsageError: one of them is not; the message has the reason.
     """
-    from ..compressors import parse_downlink  # imported late, because --help works without numpy
+    from ..compressors import compressor_of, parse_downlink  # late, as in `check_lossless`
 
+    try:
+        compressor, _ = compressor_of(settings.compressor)
+    except SpecError as error:
+        raise UsageError(f"--compressor: {error}") from None
+    if settings.script and compressor.entry.model_wide:
+        raise UsageError(
+            f"--compressor {settings.compressor}: needs the number of operations of each layer, which only a "
+            "task can count; choose another one with --script"
+        )
+    check_lossless(settings)
     try:
         parse_downlink(settings.downlink)
     except SpecError as error:

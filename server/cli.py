@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..common import failpoints
+from ..common import failpoints, presets
 from ..common.configuration import UsageError, read
 from ..common.exits import Exit, command
 from ..common.version import __version__
@@ -20,14 +20,17 @@ from .job.modes import registry
 def main(argv: Sequence[str] | None = None) -> int:
     """Run gc-server with these arguments, by default those of the process; return its exit code."""
     try:
-        effective = read(
-            ServerSettings,
-            COMMANDS,
-            argv=sys.argv[1:] if argv is None else argv,
-            environ=os.environ,
-            parsers=checks.PARSERS,
-            epilog=registry.describe(),
+        effective = checks.adapted(
+            read(
+                ServerSettings,
+                COMMANDS,
+                argv=sys.argv[1:] if argv is None else argv,
+                environ=os.environ,
+                parsers=checks.PARSERS,
+                epilog=f"{registry.describe()}\n{presets.listed()}",
+            )
         )
+        presets.check(effective)
         checks.check(effective.settings)
         failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
         if effective.settings.script and effective.chosen("task"):
@@ -36,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "model; leave --task out"
             )
         if effective.print_config:
-            checks.check_compressor(effective.settings)
+            checks.check_compressors(effective.settings)
             print(effective.describe())
             return Exit.DONE
         # gRPC's own log repeats the errors that gc-server reports.
@@ -45,8 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         set_up_logging(effective.settings.log_format)
         # Logged before the imports of torch and grpc, which may take half a minute on a busy machine.
-        logging.getLogger("gradwire.server").info("gc-server %s is starting", __version__)
-        checks.check_compressor(effective.settings)
+        log = logging.getLogger("gradwire.server")
+        log.info("gc-server %s is starting", __version__)
+        if effective.settings.preset:
+            log.info("%s", presets.describe(effective))
+        checks.check_compressors(effective.settings)
         from .daemon import run  # imported late, because it imports torch and grpc
 
         return run(effective)

@@ -125,6 +125,7 @@ _MAY_CHANGE = frozenset(
     {
         *("host", "port", "http_host", "http_port", "insecure", "reflection"),
         *("stay", "threads", "log_format"),
+        "preset",  # its values are compared
         *("tls_ca", "tls_cert", "tls_key", "token_file"),
         *("lease_seconds", "max_model_bytes", "output"),
         *("state", "durability", "checkpoint_every", "resume"),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 TREE, TENSORS = "state.json", "tensors.safetensors"
-FORMAT = 4  # format 3 had the norms of one version only
+FORMAT = 5  # format 4 had no rates of local steps
 
 
 class FormatError(Exception):

@@ -41,6 +41,7 @@ from gradwire.settings import (
 from gradwire.worker import cli as worker
 
 SPECS = {
+    "preset": "diloco",
     "task": "spirals:task:points=64",
     "optimizer": "adamw:weight_decay=0.1",
     "evaluate_every": "500steps",
@@ -117,7 +118,7 @@ def test_an_option_means_the_same_in_every_command() -> None:
         for other in COMMANDS:
             mine, theirs = options_of(cls), options_of(other)
             apart |= {name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]}
-    assert apart == {"task", "http_port"}
+    assert apart == {"task", "http_port", "compressor", "preset"}
 
 
 @pytest.mark.parametrize("cls", COMMANDS)
@@ -174,6 +175,59 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
             "gc-server",
             "--mode local:steps=8,elastic=0.1,correction=0 --overlap both",
             "--overlap both: not with --mode local:elastic=0.1",
+        ),
+        (
+            "gc-server",
+            "--mode local:steps=8,delayed=on --overlap both",
+            "--overlap both: not with --mode local:delayed=on",
+        ),
+        (
+            "gc-run",
+            "--mode coded:redundancy=2 --task digits:split=classes:2",
+            "with split each worker has samples of its own, and with redundancy several workers compute",
+        ),
+        (
+            "gc-run",
+            "--mode sync:stragglers=1 --compressor none --task digits:split=dirichlet:0.3",
+            "and with stragglers several workers compute the same ones; leave out split",
+        ),
+        (
+            "gc-server",
+            "--optimizer muon",
+            "--optimizer muon: not with --mode sync: Muon steps whole matrices",
+        ),
+        (
+            "gc-server",
+            "--optimizer muon --mode coded --downlink none",
+            "--optimizer muon: not with --mode coded",
+        ),
+        ("gc-server", "--mode local:outer=muon", "expected sgd, adam, adamw or adagrad, got muon"),
+        ("gc-server", "--mode local:overlay=on", "correction: expected 0 with overlay=on, got 0.1"),
+        (
+            "gc-server",
+            "--mode local:overlay=on,correction=0,delayed=on",
+            "delayed: expected off with overlay=on",
+        ),
+        (
+            "gc-server",
+            "--mode local:overlay=on,correction=0,steps=4,elastic=0.1",
+            "elastic: expected 0 with overlay=on, got 0.1",
+        ),
+        (
+            "gc-server",
+            "--mode local:overlay=on,correction=0,outer=sgd/momentum=0.9",
+            "outer: expected sgd at outer_rate=1 with overlay=on",
+        ),
+        (
+            "gc-server",
+            "--mode local:overlay=on,correction=0 --overlap both",
+            "--overlap both: not with --mode local:overlay=on",
+        ),
+        ("gc-server", "--mode local:clip=1 --overlap both", "--overlap both: not with --mode local:clip"),
+        (
+            "gc-server",
+            "--mode local:clip=1 --script",
+            "--script: not with --mode local:clip=1: scripts take their own steps",
         ),
         ("gc-worker", "--server x --compressor 4bti", "did you mean '4bit'?"),
         ("gc-worker", "--server x --compressor topk:ration=4", "did you mean 'ratio'?"),

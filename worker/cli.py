@@ -31,11 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
         from .daemon import check, run  # late, because it imports torch and grpc
 
-        compressor, auto = check(effective.settings)
+        own = check(effective.settings)
         if effective.print_config:
             print(effective.describe())
             return Exit.DONE
-        return run(effective, compressor, auto=auto)
+        return run(effective, own)
     except UsageError as error:
         return _fail(Exit.USAGE, error)
     except TaskError as error:

@@ -24,6 +24,7 @@ from ..settings import JobTerms, WorkerSettings, names_in
 from ..storage.backends import BackendError
 from .metrics import WorkerMetrics
 from .session.attempts import UnreachableError
+from .session.compression import check_preset, jobs_compressor
 from .session.connection import Connection, connection_of
 from .session.kernels import tell_of_kernels
 from .session.own_state import OwnState
@@ -124,18 +125,19 @@ def _reset_in_child() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def check(settings: WorkerSettings) -> tuple[CompressorSpec, bool]:
+def check(settings: WorkerSettings) -> tuple[CompressorSpec, bool] | None:
     """Check the options that can be checked without a server, and import the module of a task of one's own.
 
     Returns:
-        The compressor, and True if it is to be turned off where it loses time (`auto`).
+        The compressor, and True if it is to be turned off where it loses time (`auto`); None if the job is to
+        name it.
 
     Raises:
         UsageError: the compressor or the device does not exist.
         TaskError: the task does not exist, or its module raised an exception.
     """
     try:
-        chosen = compressor_of(settings.compressor)
+        chosen = compressor_of(settings.compressor) if settings.compressor else None
     except SpecError as error:
         raise UsageError(f"--compressor: {error}") from None
     _choose_device(settings.device)
@@ -144,12 +146,12 @@ def check(settings: WorkerSettings) -> tuple[CompressorSpec, bool]:
     return chosen
 
 
-def run(effective: Effective[WorkerSettings], compressor: CompressorSpec, *, auto: bool) -> int:
+def run(effective: Effective[WorkerSettings], own: tuple[CompressorSpec, bool] | None) -> int:
     """Run the worker until the job is done, and return the exit code.
 
     Args:
         effective: options of the command.
-        compressor, auto: result of `check`.
+        own: result of `check`.
 
     Raises:
         UsageError: the port for probes cannot be listened on.
@@ -177,10 +179,7 @@ def run(effective: Effective[WorkerSettings], compressor: CompressorSpec, *, aut
     signals = _Signals(settings.leave_seconds)
     try:
         connection = connection_of(settings, metrics)
-        chosen = effective.chosen("compressor")
-        code, reason = _train(
-            connection, settings, metrics, signals, compressor=compressor, auto=auto, chosen=chosen
-        )
+        code, reason = _train(connection, settings, metrics, signals, own)
         signals.stop_timer()
         connection.leave(reason, failed=code not in (Exit.DONE, Exit.TERMINATED, Exit.INTERRUPTED))
         return code
@@ -211,20 +210,17 @@ def _train(
     settings: WorkerSettings,
     metrics: WorkerMetrics,
     signals: _Signals,
-    *,
-    compressor: CompressorSpec,
-    auto: bool,
-    chosen: bool,
+    own: tuple[CompressorSpec, bool] | None,
 ) -> tuple[Exit, str]:
     """Join the job, load its task and train it to the end. Return the exit code and the reason to leave with.
 
     Args:
-        auto: True if the compressor is to be turned off where it loses time.
-        chosen: True if the user has given --compressor.
+        own: this worker's own compressor, and True if it is to be turned off where it loses time; None to
+            take the job's.
     """
     device = _choose_device(settings.device)
     try:
-        reply = connection.join(__version__, str(compressor), names())
+        reply = connection.join(__version__, str(own[0]) if own else "", names())
         job = job_terms(reply.job)
         known: dict[str, object] = {"job": job.id, "worker": connection.worker, "rank": reply.rank}
         add_log_fields(lambda: known)  # the version is added once there is a replica
@@ -238,8 +234,12 @@ def _train(
             *(job.id, connection.worker, reply.rank, job.task, job.mode, job.epochs),
         )
         metrics.info.labels(__version__, job.mode, job.id).set(1)
+        check_preset(settings, job)
         if isinstance(parse_work(job.work), CodedExchange):
-            compressor, auto = _without_compressor(settings.compressor, chosen=chosen), False
+            compressor, auto = _without_compressor(settings.compressor), False
+        else:
+            compressor, auto = own or jobs_compressor(job)
+        metrics.name_compressor("auto" if auto else compressor.name)
         tell_of_kernels(connection)
         connection.activity = "loading the task"
         task = load_allowed(job.task, own=settings.task, modules=names_in(settings.allow_task))
@@ -304,9 +304,12 @@ def _replica(task: Task, job: JobTerms, device: torch.device) -> Replica:
     return Replica(model.to(device), task.train_samples, task_groups(task, model, job), data)
 
 
-def _without_compressor(spec: str, *, chosen: bool) -> CompressorSpec:
-    """Return the compressor `none`; raise UsageError if the user has chosen another one (`spec`)."""
-    if chosen and spec != "none":
+def _without_compressor(spec: str) -> CompressorSpec:
+    """Return the compressor `none`; raise UsageError if the user has chosen another one.
+
+    spec: value of --compressor, empty for the job's.
+    """
+    if spec not in ("", "none"):
         raise UsageError(
             f"--compressor {spec}: the job's mode, coded, exchanges gradients in fixed point; use "
             "--compressor none"

@@ -22,7 +22,13 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
     info = gauge(
         "info", "1 once the worker has joined; labels name release, mode and job", "version", "mode", "job"
     )
-    _wire = counter("wire_bytes", "bytes sent (up) and received (down)", "direction", "compressor")
+    _wire = counter(
+        "wire_bytes",
+        "bytes sent (up) and received (down); `compressor` is `unattributed` until a worker without its own "
+        "has heard the job's",
+        "direction",
+        "compressor",
+    )
     _raw = counter(
         "raw_bytes",
         "bytes as float32 of accepted pushes and of uploaded initial parameters (up), and of applied updates "
@@ -63,15 +69,20 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
     def __init__(self, compressor: str) -> None:
         """
         Args:
-            compressor: name of the compressor without options, the value of the label `compressor`.
+            compressor: name of the compressor without options, the value of the label `compressor`; empty if
+                the job is to name it.
         """
         super().__init__()
+        self.name_compressor(compressor or "unattributed")
+        self._stepped_at: float | None = None
+        self._inside = 0.0  # seconds of the blocks nested in the current block
+
+    def name_compressor(self, compressor: str) -> None:
+        """Set the value of the label `compressor` of all bytes that are counted from now on."""
         self.wire_up = self._wire.labels("up", compressor)
         self.wire_down = self._wire.labels("down", compressor)
         self.raw_up = self._raw.labels("up", compressor)
         self.raw_down = self._raw.labels("down", compressor)
-        self._stepped_at: float | None = None
-        self._inside = 0.0  # seconds of the blocks nested in the current block
 
     def step(self) -> None:
         """Mark the start of a step, and observe the seconds since the previous start."""

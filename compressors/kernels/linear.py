@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..payload import BUCKET_STEP, Bytes, CodeFormat, Float32, check_linear, code_bytes
+from ..payload import BUCKET_STEP, Bytes, CodeFormat, Float32, Float64, check_linear, code_bytes
 from .checks import address, addresses, check, checked_pair, code_addresses, in_order
 from .lazy import linear_loops, linear_sums
 from .reference import FLOAT32_MAX, SUM_BLOCK
@@ -39,14 +39,34 @@ def bucket_norms(gradient: Float32, residual: Float32 | None, bucket: int) -> Fl
         residual: as many elements as the gradient; None for zeros.
         bucket: elements of a bucket; the last bucket may be shorter.
     """
+    totals = _bucket_sums(gradient, residual, bucket, squared=True)
+    norms: Float32 = np.minimum(np.sqrt(totals), np.float64(FLOAT32_MAX)).astype(np.float32)
+    return norms
+
+
+def bucket_means(gradient: Float32, residual: Float32 | None, bucket: int) -> Float32:
+    """Return the mean magnitude of gradient + residual in each bucket, float32 of shape (buckets,).
+
+    Args:
+        residual: as many elements as the gradient; None for zeros.
+        bucket: elements of a bucket; the last bucket may be shorter.
+    """
+    totals = _bucket_sums(gradient, residual, bucket, squared=False)
+    counts = np.minimum(bucket, gradient.size - bucket * np.arange(totals.size))
+    means: Float32 = (totals / counts).astype(np.float32)
+    return means
+
+
+def _bucket_sums(gradient: Float32, residual: Float32 | None, bucket: int, *, squared: bool) -> Float64:
+    """Return the sum of the magnitudes of gradient + residual, or of their squares, in each bucket: float64
+    of shape (buckets,)."""
     left = checked_pair(gradient, residual)
     bucket, pieces = _cut(bucket, gradient.size)
     sums = np.zeros(pieces)
-    run(linear_loops.piece_squares, gradient.size, gradient, left, bucket, sums.reshape(-1))
+    run(linear_loops.piece_sums, gradient.size, gradient, left, bucket, sums.reshape(-1), squared)
     # Accumulating adds the pieces one after the other; `sum` would use another order, with other bits.
-    totals = np.add.accumulate(sums, axis=1)[:, -1]
-    norms: Float32 = np.minimum(np.sqrt(totals), np.float64(FLOAT32_MAX)).astype(np.float32)
-    return norms
+    totals: Float64 = np.add.accumulate(sums, axis=1)[:, -1]
+    return totals
 
 
 def quantize_linear(
@@ -70,8 +90,9 @@ def quantize_linear(
         data: receives the packed codes.
         seed: seed of stochastic rounding; None rounds to nearest, ties to even.
     """
+    check_linear(bits, bucket, fewest=2)
     left = checked_pair(gradient, residual)
-    check("scales", scales, np.float32, _buckets(bucket, gradient.size, bits))
+    check("scales", scales, np.float32, _buckets(bucket, gradient.size))
     check("data", data, np.uint8, code_bytes(bits, gradient.size), written=True)
     rounding = seed is not None, _word(seed or 0)
     arguments = bits, bucket, gradient, left, scales, data
@@ -91,7 +112,7 @@ def add_linear(
     """Add the weighted values of linear payloads to `out`, one payload after the other.
 
     Args:
-        bits: bits of a code, 2 to 8.
+        bits: bits of a code, 1 to 8.
         bucket: elements that share a scale.
         datas: packed codes of each payload.
         scales: scales of each payload's buckets.
@@ -111,11 +132,13 @@ def add_linear(
 
 def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
     """Return True if the code of any of the `elements` elements is the most negative integer, which is never
-    sent.
+    sent; False for codes of 1 bit, which are signs.
     """
     check_linear(bits, BUCKET_STEP)
     size = code_bytes(bits, elements)
     check("data", data, np.uint8, size)
+    if bits == 1:
+        return False
     found = np.zeros(1, np.uint8)
     run(linear_sums.find_code, elements, bits, address(data), elements, size, found)
     return bool(found[0])
@@ -150,8 +173,26 @@ def quantize_binary(
     """
     left = checked_pair(gradient, residual)
     check("data", data, np.uint8, code_bytes(1, gradient.size), written=True)
-    lower, upper = np.float32(low), np.float32(high)
-    run(linear_loops.quantize_binary, gradient.size, gradient, left, lower, upper, data)
+    lows, highs = np.array([low], np.float32), np.array([high], np.float32)
+    bucket = max(1, gradient.size)
+    run(linear_loops.quantize_binary, gradient.size, bucket, gradient, left, lows, highs, data)
+
+
+def quantize_signs(
+    bucket: int, gradient: Float32, residual: Float32 | None, scales: Float32, data: Bytes
+) -> None:
+    """Send the bucket's scale with the sign of each element of gradient + residual, 0 as positive.
+
+    Args:
+        bucket: elements that share a scale.
+        residual: replaced by the quantization error; None for zeros, and the error is dropped.
+        scales: scale of each bucket, finite and not negative.
+        data: receives the packed codes, one bit an element: 1 for positive.
+    """
+    left = checked_pair(gradient, residual)
+    check("scales", scales, np.float32, _buckets(bucket, gradient.size))
+    check("data", data, np.uint8, code_bytes(1, gradient.size), written=True)
+    run(linear_loops.quantize_binary, gradient.size, bucket, gradient, left, -scales, scales, data)
 
 
 def quantize_ternary(

@@ -153,16 +153,23 @@ def piece_maxima(cursor, gradient, residual, bucket, maxima):
         start = fetch_add(cursor, several)
 
 
+@njit
+def _add_piece(sums, total, squared):
+    """Return sums + total * total if `squared`, otherwise sums + |total|, in float64."""
+    return add_squares(sums, total) if squared else v.add_widened(sums, v.magnitude(total))
+
+
 @kernel
-def piece_squares(cursor, gradient, residual, bucket, sums):
-    """Write the sum of squares of gradient + residual in each piece of a bucket, `SUM_BLOCK` elements at
-    most.
+def piece_sums(cursor, gradient, residual, bucket, sums, squared):
+    """Write the sum of magnitudes or squares of gradient + residual in each piece of a bucket, `SUM_BLOCK`
+    elements at most.
 
     Args:
         cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         residual: as many elements as the gradient; empty for zeros.
         bucket: elements of a bucket.
         sums: receives the sums, float64 (pieces,).
+        squared: True to add squares, False to add magnitudes.
     """
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
     padded = np.empty((2, LANES), np.float32)
@@ -173,10 +180,10 @@ def piece_squares(cursor, gradient, residual, bucket, sums):
             whole = first + (last - first) // LANES * LANES
             lanes = v.no_doubles()
             for i in range(first, whole, LANES):
-                lanes = add_squares(lanes, _total(gradient, residual, i))
+                lanes = _add_piece(lanes, _total(gradient, residual, i), squared)
             if whole < last:
                 _pad(gradient, residual, whole, last, padded)
-                lanes = add_squares(lanes, _total(padded[0], padded[1], 0))
+                lanes = _add_piece(lanes, _total(padded[0], padded[1], 0), squared)
             sums[p] = v.sum_doubles(lanes)
         start = fetch_add(cursor, several)
 
@@ -306,13 +313,26 @@ def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_r
         start = fetch_add(cursor, CHUNK)
 
 
+@njit(inline="always")
+def _send_sides(gradient, residual, codes, low, high):
+    """Send `high` for each element that is at least 0, otherwise `low`; leave the error in `residual`."""
+    for i in range(codes.size):
+        total = _clip(gradient[i] + residual[i], FLOAT32_MAX)
+        upper = total >= np.float32(0.0)
+        codes[i] = np.uint8(upper)
+        residual[i] = _clip(total - (high if upper else low), FLOAT32_MAX)
+
+
 @kernel
-def quantize_binary(cursor, gradient, residual, low, high, data):
-    """Send `high` where gradient + residual is at least 0, otherwise `low`, as codes of one bit in `data`.
+def quantize_binary(cursor, bucket, gradient, residual, lows, highs, data):
+    """Send a bucket's value of `highs` where gradient + residual is at least 0, otherwise its value of
+    `lows`, as codes of one bit in `data`.
 
     Args:
         cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
+        bucket: number of elements that share the two values.
         residual: replaced by the quantization error; empty for zeros, and the error is dropped.
+        lows, highs: values of each bucket, float32 (buckets,).
     """
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
     scratch = np.empty(BLOCK, np.float32)
@@ -320,12 +340,12 @@ def quantize_binary(cursor, gradient, residual, low, high, data):
     while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
-            g, e, c = gradient[first:end], residual_slice(residual, scratch, first, end), codes[: end - first]
-            for i in range(c.size):
-                total = _clip(g[i] + e[i], FLOAT32_MAX)
-                upper = total >= np.float32(0.0)
-                c[i] = np.uint8(upper)
-                e[i] = _clip(total - (high if upper else low), FLOAT32_MAX)
+            here, index, left = first, first // bucket, residual_slice(residual, scratch, first, end)
+            while here < end:
+                stop = min((index + 1) * bucket, end)
+                g, c = gradient[here:stop], codes[here - first : stop - first]
+                _send_sides(g, left[here - first : stop - first], c, lows[index], highs[index])
+                here, index = stop, index + 1
             _store(1, codes, end - first, packed, data, first)
         start = fetch_add(cursor, CHUNK)
 

@@ -3,10 +3,10 @@
 The code is meant to be checked by eye; tests hold the compiled kernels to it bit for bit. Sums and products
 are rounded to float32 after each operation, as written, unless a docstring says otherwise.
 
-A linear code is a two's-complement integer of 2 to 8 bits. Its value is the integer times the float32 scale
-of its bucket. A bucket is a fixed number of consecutive elements, a multiple of 32; the last one may be
-short. The most negative integer is never sent, so that both signs reach equally far. A binary code is one
-bit.
+A linear code is a two's-complement integer of 2 to 8 bits, or a sign of 1 bit: 1 for +1, 0 for -1. Its value
+is the integer or sign times the float32 scale of its bucket. A bucket is a fixed number of consecutive
+elements, a multiple of 32; the last one may be short. The most negative integer is never sent, so that both
+signs reach equally far. A binary code is one bit, an index of two levels.
 
 Codes are packed without gaps, as by `gradwire.compressors.pack_codes`.
 """
@@ -27,8 +27,11 @@ MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def unpack_signed(bits: int, data: Bytes, elements: int) -> npt.NDArray[np.int32]:
-    """Return the integers in two's complement that the codes of `elements` elements stand for."""
+    """Return the integers in two's complement, or the signs, that the codes of `elements` elements stand
+    for."""
     codes = unpack_codes(bits, data, elements)
+    if bits == 1:
+        return 2 * codes - 1
     return codes - ((codes >> (bits - 1)) << bits)
 
 
@@ -69,6 +72,16 @@ def bucket_norms(gradient: Float32, residual: Float32, bucket: int) -> Float32:
         np.sqrt(ordered_sum(squares[start : start + bucket])) for start in range(0, squares.size, bucket)
     ]
     return np.minimum(np.array(norms, np.float64), np.float64(FLOAT32_MAX)).astype(np.float32)
+
+
+def bucket_means(gradient: Float32, residual: Float32, bucket: int) -> Float32:
+    """Return the mean magnitude of gradient + residual in each bucket, float32 of shape (buckets,).
+
+    The magnitudes are added in float64 by `reference.ordered_sum`, whose blocks begin anew with each bucket.
+    """
+    sizes = np.abs(add_saturating(gradient, residual)).astype(np.float64)
+    each = [sizes[start : start + bucket] for start in range(0, sizes.size, bucket)]
+    return np.array([ordered_sum(values) / values.size for values in each], np.float64).astype(np.float32)
 
 
 def quantize_linear(
@@ -131,8 +144,9 @@ def add_linear(
 
 
 def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
-    """Return True if the code of any element is the most negative integer, which is never sent."""
-    return bool((unpack_codes(bits, data, elements) == 2 ** (bits - 1)).any())
+    """Return True if the code of any element is the most negative integer, which is never sent; False for
+    signs."""
+    return bits > 1 and bool((unpack_codes(bits, data, elements) == 2 ** (bits - 1)).any())
 
 
 def side_sums(gradient: Float32, residual: Float32) -> tuple[float, int, float, int]:
@@ -161,6 +175,21 @@ def quantize_binary(gradient: Float32, residual: Float32, low: float, high: floa
     total = add_saturating(gradient, residual)
     upper = total >= 0
     residual[:] = add_saturating(total, -np.where(upper, np.float32(high), np.float32(low)))
+    data[:] = pack_codes(1, upper.astype(np.int32))
+
+
+def quantize_signs(bucket: int, gradient: Float32, residual: Float32, scales: Float32, data: Bytes) -> None:
+    """Send the bucket's scale with the sign of r = gradient + residual, 0 as positive; leave the error in
+    `residual`.
+
+    Args:
+        bucket: elements that share a scale.
+        scales: scale of each bucket.
+        data: receives the packed codes, one bit an element: 1 for positive.
+    """
+    total, scale = add_saturating(gradient, residual), per_element(scales, bucket, gradient.size)
+    upper = total >= 0
+    residual[:] = add_saturating(total, np.where(upper, -scale, scale))
     data[:] = pack_codes(1, upper.astype(np.int32))
 
 

@@ -57,6 +57,10 @@ def load_codes(typingctx, address, offset, bits):
     return v.FLOATS(types.uint64, types.uint64, types.uint64), codegen
 
 
+# Load the codes of sixteen elements, one bit each.
+load_signs = v.load_at(types.uint64, ir.IntType(LANES), lambda builder, loaded: builder.zext(loaded, v.I64))
+
+
 @intrinsic
 def choose(typingctx, word, shift, a, b):
     """Return in lane j the value `a` if bit shift + j of a 64-bit word is set, otherwise `b`."""
@@ -74,6 +78,8 @@ def _code(bits, address, i):
     """Return code i as float32."""
     place = i * bits
     x = np.int64(v.load_byte(address, np.uint64(place // 8))) >> (place % 8)
+    if bits == 1:
+        return np.float32(2 * (x & 1) - 1)
     if place % 8 + bits > 8:
         x |= np.int64(v.load_byte(address, np.uint64(place // 8 + 1))) << (8 - place % 8)
     return np.float32((x << (64 - bits)) >> (64 - bits))
@@ -84,7 +90,7 @@ def _add_codes(bits, bucket, address, size, scales, weight, out, first, end):
     """Add one payload to the elements of `out` from `first`, a multiple of 32, to `end`."""
     width, index, start = np.uint64(bits), first // bucket, first
     # Up to here sixteen codes can be read at once: `load_codes` reads up to 6 bytes beyond them.
-    whole = min(end, (size if bits == 8 else size - 6) * 8 // bits) // LANES * LANES
+    whole = min(end, (size if bits in (1, 8) else size - 6) * 8 // bits) // LANES * LANES
     while start < end:
         stop = min((index + 1) * bucket, end)
         worth = weight * read_float32(scales, index)
@@ -94,6 +100,11 @@ def _add_codes(bits, bucket, address, size, scales, weight, out, first, end):
             for i in range(start, min(stop, whole), LANES):
                 product = v.multiply(worths, load_integers(address, np.uint64(i)))
                 v.store(out, i, v.add(v.load(out, i), product))
+        elif bits == 1:
+            negative = v.all_floats(-worth)
+            for i in range(start, min(stop, whole), LANES):
+                signs = load_signs(address, np.uint64(i // 8))
+                v.store(out, i, v.add(v.load(out, i), choose(signs, np.uint64(0), worths, negative)))
         else:
             for i in range(start, min(stop, whole), LANES):
                 product = v.multiply(worths, load_codes(address, np.uint64(i * bits // 8), width))

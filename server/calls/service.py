@@ -20,7 +20,7 @@ from ...common.naming import MAX_LABEL_CHARACTERS, NAME_RULE, shown, why_no_labe
 from ...common.rate import Rate
 from ...common.spec import SpecError
 from ...common.version import __version__
-from ...compressors import LEAST_BYTES, Plan, known_compressor, parse_compressor
+from ...compressors import LEAST_BYTES, Plan, compressor_of, known_compressor, parse_compressor
 from ...proto import messages as m
 from ...proto.entries import of_kind
 from ...proto.job import job_message
@@ -85,6 +85,7 @@ class Service:
             text = "--overlap both: replaced by backward, because mode %s, aggregation %s%s need whole pushes"
             log.warning(text, options.mode, options.aggregation, clipped)
         self.job = JobTerms(id=job, work=mode.work, **shared(JobSettings, announced))
+        self._usual = str(compressor_of(options.compressor)[0])
         self._conductor = conductor
         self._core = conductor.core
         self._metrics = conductor.metrics
@@ -134,24 +135,25 @@ class Service:
         """Handle Join: make a worker a member, and return the terms of the job."""
         _check_name(request.worker)
         self._check_token(context, request.worker)
-        if why_no_label(request.compressor):
+        compressor = request.compressor or self._usual  # a worker without its own takes the job's
+        if why_no_label(compressor):
             raise refused(
                 Reason.NAME,
                 worker=request.worker,
                 field="compressor",
                 limit=f"1 to {MAX_LABEL_CHARACTERS} printable characters",
-                value=shown(request.compressor),
+                value=shown(compressor),
                 remedy="choose another --compressor",
             )
         if not self._joins.take(time.monotonic()):  # not refused, because the worker should try again
             text = f"more than {JOINS_PER_S:g} workers per second join; try again"
             await context.abort(grpc.StatusCode.UNAVAILABLE, text)
-        if self._lossless and not _known_lossless(request.compressor):
-            raise Refused(refusals.lossy_compressor(request.worker, request.compressor))
+        if self._lossless and not _known_lossless(compressor):
+            raise Refused(refusals.lossy_compressor(request.worker, compressor))
         event = e.Joined(
             worker=request.worker,
             incarnation=request.incarnation,
-            compressor=request.compressor if self._core.mode.pushes_parts else "none",
+            compressor=compressor if self._core.mode.pushes_parts else "none",
         )
         admission = self._conductor.happen(event)
         return m.JoinResponse(

@@ -2,7 +2,8 @@
 
 A schedule is written as `name[:key=value,...]`. Every schedule takes `warmup`, over which the rate grows
 linearly from 0 to the base rate, and `minimum`, a fraction of the base rate below which it does not decay.
-Lengths are in epochs or in steps, which are versions: `warmup=2`, `warmup=200steps`.
+Lengths are in epochs or in steps, which are versions, and in local mode local steps: `warmup=2`,
+`warmup=200steps`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Passed:
 
     Attributes:
         epochs: epochs trained on, with a fraction.
-        steps: steps taken, with a fraction.
+        steps: steps taken, with a fraction; in local mode, local steps of one worker.
         of_job: fraction of the job that is done, 0 to 1; 0 if the job's end is unknown.
     """
 

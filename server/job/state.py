@@ -112,14 +112,17 @@ class JobState:
     waiting_since: float | None = None
     reported: tuple[str, float] | None = None
 
-    def rate_factor(self, progress: float) -> float:
-        """Return the factor of the base learning rate in the next step.
+    def rate_factor(self, progress: float, *, part: float = 0.5, local_step: float | None = None) -> float:
+        """Return the factor of the base learning rate in the next step, or in a local step of the next round.
 
         Args:
             progress: epochs trained on when the step is half done, with a fraction.
+            part: fraction of the next version's work that is then done.
+            local_step: number of steps of the next round that a worker has then taken, with a fraction, in
+                local mode, whose schedules count them; None where they count versions.
         """
-        steps = self.version + 0.5
-        of_job = limits.fraction_done(self.rules, progress, steps)
+        of_job = limits.fraction_done(self.rules, progress, self.version + part)
+        steps = self.version + part if local_step is None else self.all_local_steps + local_step
         return self.schedule.factor(Passed(epochs=progress, steps=steps, of_job=of_job))
 
     @property
@@ -127,7 +130,8 @@ class JobState:
         """Learning rate of the next step; 0 where scripts choose it."""
         if self.rules.script:
             return 0.0
-        return self.rules.learning_rate * self.rate_factor(self.samples.progress)
+        local_step = 0.5 if self.all_local_steps else None
+        return self.rules.learning_rate * self.rate_factor(self.samples.progress, local_step=local_step)
 
     @property
     def epoch(self) -> int:

@@ -12,7 +12,8 @@ tensor in a kind that depends on the kind of most pushes:
     |------------------------|-------------------------------------------------------------------------|
     | float32                | the values of the parameters                                            |
     | bfloat16, float16      | differences in that format                                              |
-    | linear codes           | differences as `8bit` from 5 bits on, otherwise as `4bit`               |
+    | linear codes           | differences as `8bit` from 5 bits on, as `4bit` from 2 bits on,         |
+    |                        | as `1bit:block=4096` for signs                                          |
     | other codes            | differences as `1bit` or `8bit` for that many bits, otherwise as `4bit` |
     | sparse payloads        | the elements that any push holds: new values if the pushes have float32, |
     |                        | otherwise differences as bfloat16 or float16                            |

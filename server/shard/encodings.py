@@ -31,9 +31,10 @@ Placed = tuple[int, Payloads]  # first element in flat order, and the payloads o
 FORMATS = {"none": DenseFormat.FLOAT32, "bf16": DenseFormat.BFLOAT16, "fp16": DenseFormat.FLOAT16}
 NAMES = {format: name for name, format in FORMATS.items()}
 SPARSE = "sparse"
+BLOCK_SIGNS = "1bit:block=4096"
 ABSENT = "absent"  # no push has a gradient: nothing is sent
 # Among equally frequent kinds, the first one in this list is chosen.
-KINDS = (SPARSE, "1bit", "4bit", "8bit", "bf16", "fp16", "none")
+KINDS = (SPARSE, "1bit", BLOCK_SIGNS, "4bit", "8bit", "bf16", "fp16", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def kind_of(payload: Payload) -> str:
         case DensePayload():
             return NAMES[payload.format]
         case LinearPayload():
-            return "8bit" if payload.bits > 4 else "4bit"
+            return BLOCK_SIGNS if payload.bits == 1 else "8bit" if payload.bits > 4 else "4bit"
         case QuantizedPayload():
             return {1: "1bit", 8: "8bit"}.get(payload.format.bits, "4bit")
         case SparsePayload():

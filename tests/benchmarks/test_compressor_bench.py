@@ -58,6 +58,23 @@ def test_a_training_in_one_process() -> None:
     assert again == run
 
 
+def test_the_rows_of_the_table_of_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is lost by `none`, more by one bit than by eight; the residual's norm is given in values."""
+    path, specs = tmp_path / "rows.json", ["none", "8bit", "1bit", "1bit:block=64"]
+    arguments = ["--task", "digits:model=mlp", "--messages", "6", "--steps", "2", "--seeds", "1,2"]
+    assert cli.main(["errors", *arguments, "--json", str(path), "--compressors", *specs]) == 0
+    rows = json.loads(path.read_text())
+    assert [row["name"] for row in rows] == specs * 2
+    assert [row["values"] for row in rows] == ["gradients"] * 4 + ["changes of 2 local steps"] * 4
+    for none, eight, one, blocks in (rows[:4], rows[4:]):
+        assert none["ratio"] == 1
+        assert none["alone"] == none["kept"] == 0
+        assert 0 < eight["alone"] < 0.05 < blocks["alone"] < one["alone"] < 1
+        assert 0 < eight["kept"] < 0.05 < blocks["kept"] < one["kept"]
+        assert 1 < eight["ratio"] < blocks["ratio"] < one["ratio"] < 32
+    assert "| gradients | `1bit:block=64` |" in capsys.readouterr().out
+
+
 def test_help_answers_without_torch() -> None:
     code = """
 import sys

@@ -28,6 +28,8 @@ VARIANTS = [
     "4bit:levels=groups",
     "4bit:levels=groups,scale=mean",
     "2bit:threshold=0.01,scale=mean",
+    "1bit:block=4096",
+    "1bit:block=32,decay=1",
     "qsgd:bits=2,feedback=on",
     "qsgd:bits=8,norm=l2,bucket=64,feedback=on",
     "topk:ratio=3,values=float32",

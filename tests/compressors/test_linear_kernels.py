@@ -130,12 +130,20 @@ def check_ternary(elements: int, level: float) -> None:
 def check_scales(elements: int, bucket: int) -> None:
     values, none = gradient(elements), np.zeros(elements, np.float32)
     for residual, plain in ((values[::-1].copy(), values[::-1].copy()), (None, none)):
-        maxima, norms = (
-            reference.bucket_maxima(values, plain, bucket),
-            reference.bucket_norms(values, plain, bucket),
-        )
-        assert same_bits(linear.bucket_maxima(values, residual, bucket), maxima)
-        assert same_bits(linear.bucket_norms(values, residual, bucket), norms)
+        for name in ("bucket_maxima", "bucket_norms", "bucket_means"):
+            expected = getattr(reference, name)(values, plain, bucket)
+            assert same_bits(getattr(linear, name)(values, residual, bucket), expected)
+
+
+def check_signs(elements: int, bucket: int) -> None:
+    values = gradient(elements)
+    scales = scales_for(values, 1, bucket)
+    check_quantizing(
+        1,
+        elements,
+        lambda residual, data: linear.quantize_signs(bucket, values, residual, scales, data),
+        lambda residual, data: reference.quantize_signs(bucket, values, residual, scales, data),
+    )
 
 
 @pytest.mark.parametrize("elements", SIZES)
@@ -152,6 +160,10 @@ def test_scales_of_what_is_easy_to_say() -> None:
     # The second one's norm exceeds the largest float32.
     largest = np.finfo(np.float32).max
     assert linear.bucket_norms(values, None, 32).tolist() == [5.0, largest, 0.0, np.float32(1e-45)]
+    means = linear.bucket_means(values, None, 32).tolist()
+    # The last bucket has 4 elements; a quarter of the smallest number rounds to 0.
+    assert means == [7 / 32, np.float32(2 * HUGE / 32), 0.0, 0.0]
+    assert linear.bucket_means(np.full(40, largest), None, 32).tolist() == [largest, largest]
     # A sum saturates.
     assert linear.bucket_maxima(values, values.copy(), 32)[1] == largest
 
@@ -171,15 +183,32 @@ def test_quantize_linear_by_chunks(bits: int, bucket: int, elements: int, seed: 
     check_quantize_linear(bits, bucket, elements, seed)
 
 
+@pytest.mark.parametrize("elements", SIZES)
+def test_quantize_signs(elements: int) -> None:
+    for bucket in (32, 96, 4096, 1 << 24):
+        check_signs(elements, bucket)
+
+
+def test_signs_by_hand() -> None:
+    """Zero of either sign is positive, and one bit stands for +1."""
+    values = np.array([0.5, -1.5, 0.0, -0.0, HUGE], np.float32)
+    residual, data = np.array([0.0, 0.0, -1e-45, 0.0, HUGE], np.float32), np.zeros(4, np.uint8)
+    linear.quantize_signs(32, values, residual, np.ones(1, np.float32), data)
+    assert data.tolist() == [0b11001, 0, 0, 0]
+    assert residual.tolist() == [-0.5, -0.5, 1.0, -1.0, np.finfo(np.float32).max]
+    assert reference.unpack_signed(1, data, 5).tolist() == [1, -1, -1, 1, 1]
+    assert not linear.has_forbidden_linear(1, 5, data)
+
+
 @pytest.mark.parametrize("elements", SMALL)
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", [1, *BITS])
 def test_add_linear(bits: int, elements: int) -> None:
     for bucket in BUCKETS:
         check_add_linear(bits, bucket, elements)
 
 
 @pytest.mark.parametrize("elements", LARGE)
-@pytest.mark.parametrize(("bits", "bucket"), [(8, 4128), (5, 512), (2, 1 << 24)])
+@pytest.mark.parametrize(("bits", "bucket"), [(8, 4128), (5, 512), (2, 1 << 24), (1, 4096), (1, 96)])
 def test_add_linear_by_chunks(bits: int, bucket: int, elements: int) -> None:
     check_add_linear(bits, bucket, elements)
 
@@ -361,14 +390,17 @@ def test_the_number_of_threads_does_not_show() -> None:
         linear.quantize_linear(5, bucket, values, residuals, scales, datas[0], seed=1)
         linear.quantize_ternary(values, residuals, 2.0, datas[1], seed=1)
         linear.quantize_binary(values, residuals, -1.0, 1.0, datas[2])
+        means, signs = linear.bucket_means(values, residuals, 4096), raw(code_bytes(1, elements))
+        linear.quantize_signs(4096, values, residuals, means, signs)
         out, one = zeros(elements), np.ones(1, np.float32)
+        linear.add_linear(1, 4096, [signs], [means], one, out)
         linear.add_linear(5, bucket, datas[:1], [scales], one, out)
         cpu.add_quantized(CodeFormat.BINARY, datas[2:], np.array([[-1.0, 1.0]], np.float32), out)
         norms, sides = (
             linear.bucket_norms(values, None, bucket),
             np.array(linear.side_sums(values, residuals)),
         )
-        arrays: list[npt.NDArray[np.generic]] = [*datas, residuals, out, norms, sides]
+        arrays: list[npt.NDArray[np.generic]] = [*datas, means, signs, residuals, out, norms, sides]
         results.append([array.tobytes() for array in arrays])
     assert results[0] == results[1] == results[2]
 
@@ -377,6 +409,10 @@ def test_the_number_of_threads_does_not_show() -> None:
 def test_without_a_residual_codes_are_those_with_one_of_zeros(elements: int) -> None:
     values, datas = gradient(elements), [raw(code_bytes(bits, elements)) for bits in (5, 2, 1)]
     again = [data.copy() for data in datas]
+    signs = [raw(code_bytes(1, elements)) for _ in range(2)]
+    linear.quantize_signs(64, values, np.zeros_like(values), linear.bucket_maxima(values, None, 64), signs[0])
+    linear.quantize_signs(64, values, None, linear.bucket_maxima(values, None, 64), signs[1])
+    assert same_bits(signs[0], signs[1])
     scales = linear.bucket_maxima(values, None, 64)
     for residual, (linear_codes, ternary, binary) in ((np.zeros_like(values), datas), (None, again)):
         sides = linear.side_sums(values, residual)
@@ -429,6 +465,16 @@ MISFITS: dict[str, tuple[Callable[[], object], str]] = {
     "short codes": (lambda: add(data=16), "data: "),
     "codes to scan": (lambda: linear.has_forbidden_linear(4, 40, raw(16)), "data: "),
     "residual of sides": (lambda: linear.side_sums(zeros(40), zeros(39)), "residual: "),
+    "bucket of signs": (
+        lambda: linear.quantize_signs(40, zeros(40), zeros(40), zeros(1), raw(8)),
+        "bucket: expected a multiple of 32",
+    ),
+    "few scales of signs": (
+        lambda: linear.quantize_signs(32, zeros(40), zeros(40), zeros(1), raw(8)),
+        "scales: ",
+    ),
+    "long signs": (lambda: linear.quantize_signs(32, zeros(40), None, zeros(2), raw(12)), "data: "),
+    "0 bits": (lambda: add(bits=0), "bits: expected 1 to 8, got 0"),
     "long bits": (lambda: linear.quantize_binary(zeros(40), zeros(40), 0, 1, raw(12)), "data: "),
     "few tables": (
         lambda: cpu.add_quantized(CodeFormat.BINARY, [raw(8)] * 2, zeros(2).reshape(1, 2), zeros(40)),

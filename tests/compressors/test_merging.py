@@ -54,7 +54,19 @@ CHOOSING = [
     "randk:density=norm",
     "threshold:tau=0.02,scale=mean",
 ]
-OTHERS = ["none", "bf16", "4bit", "2bit", "8bit", "qsgd", "1bit", "signsgd", "terngrad", "krngc:warmup=0"]
+OTHERS = [
+    "none",
+    "bf16",
+    "4bit",
+    "2bit",
+    "8bit",
+    "qsgd",
+    "1bit",
+    "1bit:block=4096",
+    "signsgd",
+    "terngrad",
+    "krngc:warmup=0",
+]
 LARGEST = float(np.finfo(np.float32).max)
 
 

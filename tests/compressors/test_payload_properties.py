@@ -58,7 +58,7 @@ CHUNK = 64  # bytes, so that small transfers take several
 
 CODES = {"4bit": CodeFormat.SIGNED_4BIT, "2bit": CodeFormat.SIGNED_2BIT, "binary": CodeFormat.BINARY}
 FORMATS = {form.value: form for form in DenseFormat}
-LINEAR = {"linear2": 2, "linear5": 5, "linear8": 8}
+LINEAR = {"linear1": 1, "linear2": 2, "linear5": 5, "linear8": 8}
 VALUES = [*FORMATS, *CODES, *LINEAR]
 KINDS = [
     *VALUES,
@@ -80,7 +80,8 @@ def values_of(kind: str, elements: int, rng: np.random.Generator) -> ValuePayloa
         bits, bucket = LINEAR[kind], 32 * int(rng.integers(1, 3))
         most = 2 ** (bits - 1) - 1
         scales = rng.random(-(-elements // bucket)).astype(np.float32)
-        codes = reference.pack_codes(bits, rng.integers(-most, most + 1, elements).astype(np.int32))
+        drawn = rng.integers(-most, most + 1, elements) if bits > 1 else rng.integers(2, size=elements)
+        codes = reference.pack_codes(bits, drawn.astype(np.int32))
         data = np.concatenate([scales.view(np.uint8), codes])
         return LinearPayload(elements=elements, bits=bits, bucket=bucket, data=data)
     format = CODES.get(kind, CodeFormat.VOTE)
@@ -144,7 +145,8 @@ def encoded_again(payload: Payload) -> bytes:
             return b"".join(blocks)
         case LinearPayload():
             codes = linear_reference.unpack_signed(payload.bits, payload.codes(), payload.elements)
-            assert -(2 ** (payload.bits - 1)) not in codes.tolist()
+            assert payload.bits == 1 or -(2 ** (payload.bits - 1)) not in codes.tolist()
+            codes = (codes + 1) // 2 if payload.bits == 1 else codes
             return payload.scales().tobytes() + reference.pack_codes(payload.bits, codes).tobytes()
         case AbsentPayload():
             return b""
@@ -344,7 +346,14 @@ def test_votes_are_not_values_of_a_sparse_payload() -> None:
 # Nothing is lost
 
 PLAIN = ["1bit", "2bit", "4bit", "4bit:levels=groups", "8bit", "bf16", "fp16", "signsgd", "terngrad"]
-MORE = ["threshold", "threshold:scale=mean,tau=1e-3", "qsgd", "qsgd:norm=l2,bits=3,bucket=32"]
+MORE = [
+    "1bit:block=32",
+    "1bit:block=4096",
+    "threshold",
+    "threshold:scale=mean,tau=1e-3",
+    "qsgd",
+    "qsgd:norm=l2,bits=3,bucket=32",
+]
 SPARSE = ["topk", "l1", "gcac", "randk", "dgc", "krngc", "krngc:reading=literal"]
 CODERS = ["bf16", "fp16", "float32", "8bit", "4bit", "1bit"]
 FINITE = st.floats(-FLOAT32_MAX, FLOAT32_MAX, width=32) | st.floats(-4, 4, width=32)

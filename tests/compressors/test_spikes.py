@@ -58,7 +58,10 @@ def steps(subject: ModelCompressor, last: int, factor: float = 1e6, at: int = AT
         yield flat(subject.compress(gradients(step, factor if step == at else 1.0), 8, version=step))
 
 
-@pytest.mark.parametrize("spec", ["4bit", "8bit", "1bit", "topk:ratio=100", "fp16", "2bit", "randk", "dgc"])
+@pytest.mark.parametrize(
+    "spec",
+    ["4bit", "8bit", "1bit", "1bit:block=4096", "topk:ratio=100", "fp16", "2bit", "randk", "dgc"],
+)
 @pytest.mark.parametrize("factor", [1e3, 1e6])
 def test_a_spike_goes_out_in_one_step(spec: str, factor: float) -> None:
     """`1bit` took 1,449 steps, `topk` 190, `4bit` 67: of more than ten times the usual norm."""

@@ -239,7 +239,7 @@ def test_where_everything_is_sent_masking_leaves_no_momentum(spec: str) -> None:
     assert not state.velocity.any()
 
 
-@pytest.mark.parametrize("spec", ["8bit", "bf16", "4bit", "1bit", "qsgd:feedback=on"])
+@pytest.mark.parametrize("spec", ["8bit", "bf16", "4bit", "1bit", "1bit:block=32", "qsgd:feedback=on"])
 def test_plain_sgd_on_dense_payloads_is_momentum_sgd_but_for_the_residual(spec: str) -> None:
     """Dense payloads are not masked, because they leave no element behind."""
     steps, weights = vectors(12), torch.zeros(40, requires_grad=True)
@@ -348,7 +348,9 @@ def test_small_tensors_get_feedback_and_momentum_as_the_large_ones(chosen: str, 
     create(small)
 
 
-@pytest.mark.parametrize("spec", ["topk", "dgc:ratio=4", "krngc:ratio=4", "4bit:levels=groups", "1bit"])
+@pytest.mark.parametrize(
+    "spec", ["topk", "dgc:ratio=4", "krngc:ratio=4", "4bit:levels=groups", "1bit", "1bit:block=32"]
+)
 def test_a_bare_compressor_keeps_nothing(spec: str) -> None:
     compressor, steps = create_bare(spec), vectors(4)
     state = compressor.init(TensorSpec(name="w", shape=tuple(steps[0].shape)))
@@ -369,7 +371,9 @@ def test_a_bare_compressor_takes_none_of_these_options(option: str) -> None:
 # What is refused
 
 
-@pytest.mark.parametrize("spec", ["topk:ratio=4", "krngc:ratio=4", "1bit", "4bit", "gcac:values=4bit"])
+@pytest.mark.parametrize(
+    "spec", ["topk:ratio=4", "krngc:ratio=4", "1bit", "1bit:block=32", "4bit", "gcac:values=4bit"]
+)
 @pytest.mark.parametrize("extra", ["momentum=0", "momentum=0.9", "delay=2,momentum=0"])
 def test_a_refused_push_joins_the_residual(spec: str, extra: str) -> None:
     """All of it is there again; the velocity stays masked, since a payload does not say what it was."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 
 from gradwire.common.exits import Exit
+from gradwire.common.presets import PRESETS
 from gradwire.compressors import parse_compressor
 from gradwire.deploy.plan import main, parser, profile_of
+from gradwire.deploy.plan_presets import measured
 from gradwire.planning.job import StepOptions, plan_of
 from gradwire.server import cli as server
 from gradwire.worker import cli as worker
@@ -57,6 +60,38 @@ def test_seamgs_makes_about_as_few_parts_as_the_best_division_by_time(
         for fusion in ("mgwfbp", "seamgs")
     )
     assert accurate <= 1.5 * by_time
+
+
+def test_presets_are_ranked_beside_the_losses_measured_with_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "presets" not in planned(capsys, GIVEN)
+    found = planned(capsys, f"{GIVEN} --presets")["presets"]
+    assert {each["preset"] for each in found} == set(PRESETS)
+    times = [each["step_s"] for each in found]
+    assert times == sorted(times)
+    by_name = {each["preset"]: each for each in found}
+    for name, preset in PRESETS.items():
+        each = by_name[name]
+        assert each["compressor"] == preset.sets["compressor"]
+        assert str(preset.sets["mode"]).startswith(each["mode"])
+        assert each["measured"] == [dataclasses.asdict(one) for one in measured() if one.preset == name]
+    bits = by_name["low-communication"]["up_bytes"] / by_name["lowest-communication"]["up_bytes"]
+    assert bits == pytest.approx(2), "half as many exchanges"
+    assert main([*GIVEN.split(), "--presets"]) == Exit.DONE
+    said = " ".join(capsys.readouterr().out.split())
+    for name in PRESETS:
+        assert name in said
+    for one in measured():
+        assert str(one) in said
+        assert f"{one.model}, {one.parameters:,}" in said
+    assert "not measured" in said
+
+
+def test_measured_losses_are_of_presets_that_exist_and_say_where_they_are_from() -> None:
+    for one in measured():
+        assert one.preset in PRESETS
+        assert min(one.parameters, one.workers, one.steps, one.up, one.down, one.seeds) > 0
+        assert one.loss_percent > -100
+        assert all((one.model, one.task, one.against, one.source))
 
 
 def test_several_servers_are_a_what_if(capsys: pytest.CaptureFixture[str]) -> None:

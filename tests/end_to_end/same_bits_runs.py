@@ -120,11 +120,12 @@ OTHERS = (
 OTHER_COMPRESSORS = (
     *("bf16", "fp16", "8bit", "2bit:threshold=0.01", "qsgd", "qsgd:bits=2,norm=l2,feedback=on", "terngrad"),
     *("signsgd", "4bit:levels=groups", "4bit:levels=group1,scale=mean", "4bit:decay=0.9"),
+    *("1bit:block=32", "1bit:block=4096,decay=0.9"),
     *("randk:ratio=10", "randk:ratio=10,draw=uniform", "randk:ratio=10,density=norm", "threshold:tau=0.01"),
     *("topk:ratio=10,values=4bit", "topk:ratio=10,values=8bit", "topk:ratio=50,warmup=1,momentum=0.9"),
     *("topk:ratio=10,clip=0.1", "topk:ratio=10,delay=2", "l1:ratio=5", "gcac:ratio=20", "krngc:ratio=20"),
 )
-DOWNLINKS = ("none", "4bit", "8bit", "1bit", "topk:ratio=10")
+DOWNLINKS = ("none", "4bit", "8bit", "1bit", "1bit:block=4096", "topk:ratio=10")
 OPTIMIZERS = (
     ("sgd:momentum=0.9,nesterov=on,weight_decay=1e-3", "0.02"),
     ("adam", "0.003"),

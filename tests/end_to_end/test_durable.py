@@ -380,3 +380,34 @@ def test_the_best_version_outlives_its_server_and_a_new_job_begins_with_it(
         second = begun(daemons, None, "--resume", str(what), "--learning-rate", "0")
         found.append(result(second, joined(daemons, second)))
     assert found[0] == found[1]
+
+
+UNSENT = (
+    *("--mode", "local:steps=2,correction=0,overlay=on,clip=1", "--optimizer", "muon:weight_decay=0.1"),
+    *("--schedule", "cosine:warmup=4steps", "--epochs", "2"),
+)
+
+
+def test_local_steps_from_unsent_changes_end_with_the_same_bits(daemons: Daemons, tmp_path: Path) -> None:
+    """Kills of the server, and a stop in which the workers, too, end and return with their residuals."""
+    codes = ("--compressor", "1bit:decay=0.9")
+    server = begun(daemons, None, *UNSENT)
+    workers = joined(daemons, server, *codes)
+    workers[0].wait_for(r"optimizer muon: Muon steps \d+ parameters of \d+ elements")
+    expected = result(server, workers)
+    server = begun(daemons, tmp_path, *UNSENT)
+    workers = joined(daemons, server, *codes, states=tmp_path)
+    reach(server, 4)
+    server.signal(signal.SIGKILL)
+    server.wait()
+    server = begun(daemons, tmp_path, *UNSENT, port=server.port)
+    server.wait_for("resuming at version")
+    reach(server, 9)
+    assert stop(server) == 143
+    server.wait_for(r"paused at version \d+")
+    for worker in workers:
+        worker.wait_for(r"state of version \d+ written")
+        worker.end()
+    server = begun(daemons, tmp_path, *UNSENT)
+    workers = joined(daemons, server, *codes, states=tmp_path)
+    assert result(server, workers) == expected

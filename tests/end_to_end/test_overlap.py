@@ -154,6 +154,7 @@ def test_what_a_worker_left_that_was_killed_between_two_parts_another_computes(d
     [
         ("steps=3,correction=0.1", "sgd:momentum=0.9", "topk:ratio=10"),
         ("steps=adaptive,first=2,most=4,correction=0", "adamw", "none"),
+        ("steps=2,correction=0", "adamw", "1bit:block=4096,decay=0.9"),
     ],
 )
 def test_local_steps_come_to_the_same_bits_however_their_changes_travel(

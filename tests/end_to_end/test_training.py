@@ -56,6 +56,7 @@ def small_job(daemons: Daemons, *arguments: str, workers: int, task: str = SMALL
         ("krngc:ratio=4,delay=2", "auto"),
         ("randk:ratio=4", "qsgd"),
         ("signsgd", "1bit"),
+        ("1bit:block=32,decay=0.9", "auto"),
     ],
 )
 def test_two_runs_with_one_seed_end_with_the_same_bits_whatever_the_order(

@@ -260,7 +260,19 @@ def valid() -> dict[str, list[bytes]]:
 
     found: dict[str, list[bytes]] = {name: [] for name in TARGETS}
     generator = torch.Generator().manual_seed(1)
-    specs = ("none", "4bit", "2bit", "1bit", "8bit", "bf16", "fp16", "signsgd", "terngrad", "qsgd:bits=3")
+    specs = (
+        "none",
+        "4bit",
+        "2bit",
+        "1bit",
+        "8bit",
+        "bf16",
+        "fp16",
+        "signsgd",
+        "terngrad",
+        "qsgd:bits=3",
+        "1bit:block=32",
+    )
     sparse = ("topk:ratio=4", "randk:ratio=4", "randk:ratio=4,draw=uniform", "dgc:ratio=4,values=4bit")
     for spec in (*specs, *sparse, "topk:ratio=2,values=1bit", "topk:ratio=2,values=8bit"):
         compressor = ModelCompressor(MANIFEST.specs, spec, LayerRule(), 1, 0)

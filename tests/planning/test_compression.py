@@ -22,7 +22,7 @@ from gradwire.compressors import (
 )
 from gradwire.compressors.payload import DenseFormat
 from gradwire.compressors.registry import BUILT_IN
-from gradwire.planning.compression import EIGHT_BIT, FOUR_BIT, NONE, ONE_BIT, CompressionCosts
+from gradwire.planning.compression import BLOCK_SIGNS, EIGHT_BIT, FOUR_BIT, NONE, ONE_BIT, CompressionCosts
 
 SHAPES = ((256, 128), (128,), (128, 512), (512,), (64, 64, 3, 3))
 
@@ -34,6 +34,7 @@ def compression(spec: str) -> CompressionCosts:
 SPECS = [name for name in BUILT_IN if name not in ("krngc", "threshold")] + [
     *("topk:ratio=10", "topk:ratio=1000", "topk:values=4bit", "topk:values=8bit", "topk:values=float32"),
     *("randk:ratio=20", "gcac:ratio=50", "qsgd:bits=8,bucket=128", "topk:ratio=3"),
+    *("1bit:block=4096", "1bit:block=32"),
 ]
 
 
@@ -98,10 +99,11 @@ def test_an_update_of_sparse_pushes_has_the_elements_of_all_of_them(ratio: int, 
         *[(name, name) for name in ("none", "bf16", "fp16", "1bit", "4bit", "8bit")],
         *[("2bit", "4bit"), ("terngrad", "4bit"), ("signsgd", "1bit")],
         *[("qsgd", "4bit"), ("qsgd:bits=8", "8bit")],
+        *[(f"1bit:block={block}", "1bit:block=4096") for block in (64, 4096)],
     ],
 )
 def test_an_update_of_quantized_pushes_is_quantized_as_auto_does_it(spec: str, down: str) -> None:
-    codings = {"1bit": ONE_BIT, "4bit": FOUR_BIT, "8bit": EIGHT_BIT}
+    codings = {"1bit": ONE_BIT, "1bit:block=4096": BLOCK_SIGNS, "4bit": FOUR_BIT, "8bit": EIGHT_BIT}
     assert compression(spec).down(4) == codings.get(down, compression(spec).up)
 
 

@@ -59,6 +59,20 @@ def test_a_mode_that_multiplies_losses_refuses_lossy_compressors(compressor: str
     assert join(service, "none").rank == 0, "who was refused has no rank"
 
 
+@pytest.mark.parametrize(
+    ("named", "used"),
+    [("1bit:decay=0.9", "1bit:decay=0.9"), ("auto:compressor=topk/ratio=4", "topk:ratio=4")],
+)
+def test_a_worker_that_names_no_compressor_has_the_jobs(named: str, used: str) -> None:
+    service = service_of("sync", compressor=named, preset="low-communication")
+    reply = join(service, "")
+    join(service, "8bit", "w1")
+    assert reply.job.settings["compressor"] == named
+    assert reply.job.settings["preset"] == "low-communication"
+    members = service._core.roster.members  # pyright: ignore[reportPrivateUsage]
+    assert {name: member.compressor for name, member in members.items()} == {"w0": used, "w1": "8bit"}
+
+
 @pytest.mark.parametrize("mode", ["sync", "sync:backup=1", "stale"])
 def test_other_modes_take_them(mode: str) -> None:
     assert join(service_of(mode), "4bit").rank == 0

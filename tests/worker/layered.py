@@ -175,3 +175,21 @@ class Run:
 
     def empty_parts(self) -> list[int]:
         return sorted(part for (_, part), (_, payloads) in self.script.parts.items() if not payloads)
+
+
+def rounds(run: Run, first: int, last: int, rate: float = 0.1) -> Run:
+    """Rounds of local steps at some versions, at a rate."""
+    for version in range(first, last):
+        given = run.given(version, version + 1 < last, learning_rate=rate)
+        run.script.messages += [*run.update(version), given]
+    return run.steps(0)
+
+
+def gradients(values: list[np.ndarray[Any, Any]], samples: Any) -> list[np.ndarray[Any, Any]]:
+    """The gradients of the layers that are used, of the mean square over samples."""
+    model = Layers()
+    used = [model.first, model.second, model.third]
+    for layer, value in zip(used, values, strict=True):
+        layer.weight.data = torch.tensor(value)
+    torch.autograd.backward(squares(model, INPUTS[samples]))
+    return [np.asarray(layer.weight.grad) for layer in used]

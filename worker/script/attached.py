@@ -31,7 +31,7 @@ from .forward import after_forward
 from .membership import Membership
 from .moments import moments_of, state_of
 from .optimizer import JobOptimizer, averaging_groups, parameter_groups
-from .terms import Overlap, ScriptError, Steps, check_attached, overlaps
+from .terms import Overlap, ScriptError, Steps, check_attached, check_optimizer, overlaps
 
 log = logging.getLogger("gradwire.worker")
 
@@ -66,6 +66,7 @@ class Attached:
         Raises:
             ScriptError: the job cannot train this model or run this optimizer.
         """
+        check_optimizer(member.terms, optimizer)
         check_attached(member.terms, member.work, clip_norm, steps)
         self.session: Session | None = None
         self._member, self._model = member, model
@@ -139,6 +140,7 @@ class Attached:
                 give_up=ScriptError,
                 batch_size=terms.batch_size,
                 correction=work.correction,
+                overlay=work.overlay,
                 final=final,
             )
         if self._steps_here:

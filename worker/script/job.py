@@ -165,7 +165,7 @@ class Job:
         """Fraction of the job that is done at the present batch, 0 to 1; 0 if only time ends the job.
 
         It does not depend on the number of workers, and is the same for all workers that compute the same
-        step.
+        step; in local mode it may differ by less than a local step.
         """
         return 1.0 if self.done else self._length.progress
 
@@ -234,7 +234,8 @@ class Job:
 
         Args:
             scheduler: scheduler of torch.optim.lr_scheduler. The script steps it as it would without a job.
-            each: how often the script steps it: "step" for once per `optimizer.step()`, "epoch" for once per
+            each: how often the script steps it: "step" for once per `optimizer.step()`, which in local mode
+                is a local step, "epoch" for once per
                 epoch of `job.epochs()`. "progress" is for a LambdaLR whose function reads `job.progress`: the
                 job steps it before each batch, and its rates do not depend on the number of workers.
 
@@ -244,11 +245,6 @@ class Job:
         Raises:
             ScriptError: the scheduler depends on something else than steps, such as ReduceLROnPlateau.
         """
-        if each == "step" and isinstance(self._member.work, Local):
-            raise ScriptError(
-                "job.follow: in local mode workers take steps of their own, which the job does not count; "
-                "step the scheduler once for each epoch and pass each='epoch'"
-            )
         self._schedules.follow(scheduler, each)
         return scheduler
 
@@ -493,12 +489,14 @@ class Job:
             if step is None and not session.is_new(assignment):  # an answered assignment was sent again
                 assignments.wait()
                 continue
-            self._schedules.check(assignment.total_steps, self._member.terms.epochs)
-            self._schedules.catch_up(assignment.version + assignment.earlier_steps, assignment.epoch)
             if step is None:
                 self._member.metrics.step()
                 step = self._step = strategy.begin(assignment, assigned_samples(assignment))
                 strategy.times.begin()
+            before = assignment.local_steps if isinstance(self._member.work, Local) else assignment.version
+            self._length.done = step.done
+            self._schedules.check(assignment.total_steps, self._member.terms.epochs)
+            self._schedules.catch_up(before + step.taken + assignment.earlier_steps, assignment.epoch)
             self._loss, batch = 0.0, step.batch
             yield assignment, batch
             session.replica.check()

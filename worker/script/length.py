@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
+from ...common.spec import parse_spec
 from ...proto import messages as m
-from ...proto.shares import draws
+from ...proto.shares import assigned_samples, draws
 from ...settings import JobTerms
 from .terms import ScriptError
 
@@ -21,6 +22,7 @@ class JobLength:
     Attributes:
         samples: number of samples in an epoch; 0 before the script has given a data set or a loader.
         least: smallest number of samples that a batch may have.
+        done: fraction of the last assignment's local steps that come before the present batch, 0 to 1.
     """
 
     def __init__(self, terms: JobTerms, *, workers: int, single: bool) -> None:
@@ -36,10 +38,11 @@ class JobLength:
         self._total_steps = 0  # the last total from the server; 0 before the first
         self.samples = 0
         self.least = 1
+        self.done = 0.0
 
     def update(self, assignment: m.Assignment) -> None:
         """Update the numbers from an assignment."""
-        self._assignment = assignment
+        self._assignment, self.done = assignment, 0.0
         # Assignments that ask for an evaluation or end the job carry no total.
         self._total_steps = assignment.total_steps or self._total_steps
         if assignment.ranges:
@@ -52,8 +55,8 @@ class JobLength:
 
     @property
     def total_steps(self) -> int:
-        """Number of steps of the whole job. Raises ScriptError while it is unknown, or if only time ends the
-        job."""
+        """Number of steps of the whole job, in local mode of local steps. Raises ScriptError while it is
+        unknown, or if only time ends the job."""
         terms = self._terms
         if self._total_steps:
             return self._total_steps
@@ -61,8 +64,9 @@ class JobLength:
             raise ScriptError(
                 "job.total_steps: only time ends this job; start gc-server with --epochs or --max-steps"
             )
+        most = terms.max_steps * self._local_steps() if terms.max_steps else 0
         if not terms.epochs:
-            return terms.max_steps
+            return most
         if not self.samples:
             raise ScriptError(
                 "job.total_steps: the number of samples in an epoch is not known yet; call "
@@ -70,22 +74,41 @@ class JobLength:
             )
         at_once = terms.batch_size * (1 if self._single else self._workers)
         total = terms.epochs * draws(self.samples, at_once, self.least)
-        return min(total, terms.max_steps) if terms.max_steps else total
+        return min(total, most) if most else total
+
+    def _local_steps(self) -> int:
+        """Return the number of steps in a version: that of local steps in local mode, else 1.
+
+        Raises:
+            ScriptError: the rounds of a job of local mode have different numbers of steps.
+        """
+        mode = parse_spec("mode", self._terms.mode)
+        if mode.name != "local":
+            return 1
+        steps = mode.options.get("steps", "adaptive")
+        if not steps.isdecimal():
+            raise ScriptError(
+                "job.total_steps: --max-steps counts rounds, whose number of steps is not known before the "
+                "first batch; use a LambdaLR of job.progress, or start gc-server with --mode local:steps=N"
+            )
+        return int(steps)
 
     @property
     def progress(self) -> float:
         """Fraction of the job that is done, 0 to 1, by the limit that is reached first; 0 if only time ends
         the job.
 
-        It is the same for all workers that compute the same step.
+        It is the same for all workers that compute the same step, and in local mode differs by less than one
+        local step.
         """
         assignment, terms = self._assignment, self._terms
         if assignment is None:
             return 0.0
         if assignment.finished:
             return 1.0
-        by_epochs = assignment.progress / terms.epochs if terms.epochs else 0.0
-        by_steps = assignment.version / terms.max_steps if terms.max_steps else 0.0
+        of_round = assigned_samples(assignment) * assignment.world * self.done / (self.samples or 1)
+        by_epochs = (assignment.progress + of_round) / terms.epochs if terms.epochs else 0.0
+        by_steps = (assignment.version + self.done) / terms.max_steps if terms.max_steps else 0.0
         return min(1.0, max(by_epochs, by_steps))
 
 

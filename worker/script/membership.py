@@ -16,6 +16,7 @@ from ...compressors.registry import names
 from ...proto.job import job_terms
 from ...settings import WorkerSettings
 from ..metrics import WorkerMetrics
+from ..session.compression import check_preset
 from ..session.connection import connection_of
 from ..session.own_state import OwnState
 from .terms import ScriptError, script_compressor, script_work
@@ -47,7 +48,7 @@ class Membership:
             )
         self.done = self.left = False
         self.metrics = WorkerMetrics(settings.compressor.partition(":")[0])
-        self.compressor, self.auto = script_compressor(settings.compressor)
+        own = script_compressor(settings.compressor) if settings.compressor else None
         self.own: OwnState | None = None
         self.restored: tuple[int, Mapping[str, Any]] | None = None
         self.connection = connection_of(settings, self.metrics)
@@ -61,9 +62,12 @@ class Membership:
                 lambda: "running",
                 self.connection.progress.hung,
             )
-            self.reply = self.connection.join(__version__, str(self.compressor), names())
+            self.reply = self.connection.join(__version__, str(own[0]) if own else "", names())
             self.terms = job_terms(self.reply.job)
             self.work = script_work(self.terms)
+            check_preset(settings, self.terms)
+            self.compressor, self.auto = own or script_compressor(self.terms.compressor, self.terms)
+            self.metrics.name_compressor("auto" if self.auto else self.compressor.name)
             if settings.state:
                 # This registers the classes of the compressor's state, without which that cannot be read.
                 self.compressor.build()

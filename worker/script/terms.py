@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from ...common.configuration import UsageError
+from ...common.presets import why_unsuited
 from ...common.spec import SpecError
 from ...compressors import CompressorSpec, compressor_of
+from ...optim.steps import OPTIMIZERS
 from ...settings import JobTerms
+from ..session.compression import jobs_compressor
 from ..training.work import CodedExchange, Gradients, Local, parse_work
 
 Steps = Literal["server", "local"]
@@ -18,15 +21,19 @@ class ScriptError(RuntimeError):
     """A script asks for something that its job cannot do; the message says which change is needed."""
 
 
-def script_compressor(spec: str) -> tuple[CompressorSpec, bool]:
+def script_compressor(spec: str, job: JobTerms | None = None) -> tuple[CompressorSpec, bool]:
     """Return the compressor that `spec` names, and True if it is to be turned off where it loses time
     (`auto`).
+
+    Args:
+        spec: spec of the compressor.
+        job: terms of the job that names this compressor; None if the script names it.
 
     Raises:
         UsageError: the compressor does not exist, or a script cannot use it.
     """
     try:
-        compressor, auto = compressor_of(spec)
+        compressor, auto = compressor_of(spec) if job is None else jobs_compressor(job)
     except SpecError as error:
         raise UsageError(f"compressor {spec!r}: {error}") from None
     if compressor.entry.model_wide:
@@ -60,6 +67,17 @@ def script_work(terms: JobTerms) -> Gradients | Local:
             "server without delayed=on"
         )
     return work
+
+
+def check_optimizer(terms: JobTerms, optimizer: object) -> None:
+    """Raise ScriptError for an optimizer of `job.attach` that does not suit the job's preset."""
+    name = type(optimizer).__name__
+    known = "muon" if name == "MuonWithAdamW" else name.lower()
+    if known in OPTIMIZERS and (why := why_unsuited(terms.preset, "optimizer", known)):
+        raise ScriptError(
+            f"job.attach: optimizer {name}: the server's {why}; use one of these, or start the server with "
+            "another preset"
+        )
 
 
 def check_attached(terms: JobTerms, work: Gradients | Local, clip_norm: float, steps: str) -> None:

@@ -14,6 +14,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...common.configuration import UsageError
+from ...common.spec import SpecError
 from ...compressors import (
     CompressorSpec,
     LayerRule,
@@ -22,14 +24,41 @@ from ...compressors import (
     Step,
     TensorSpec,
     advice,
+    compressor_of,
     suited,
 )
 from ...optim.steps import OptimizerOptions
 from ...planning import is_measured, parse_fusion
 from ...proto.messages import Assignment
-from ...settings import JobTerms
+from ...settings import JobTerms, WorkerSettings
 
 log = logging.getLogger("gradwire.worker")
+
+
+def check_preset(settings: WorkerSettings, terms: JobTerms) -> None:
+    """Raise UsageError if this worker joins only jobs of a preset, and this job has another one or none."""
+    if settings.preset not in ("", terms.preset):
+        has = f"has --preset {terms.preset}" if terms.preset else "has no preset"
+        raise UsageError(
+            f"--preset {settings.preset}: job {terms.id} {has}; start the server with --preset "
+            f"{settings.preset}, or leave it out here"
+        )
+
+
+def jobs_compressor(terms: JobTerms) -> tuple[CompressorSpec, bool]:
+    """Return the compressor that the job names for workers without their own, and True if it is to be turned
+    off where it loses time; log it.
+
+    Raises:
+        UsageError: this release does not know it, or it is a third party's.
+    """
+    try:
+        found, auto = compressor_of(terms.compressor, received=True)
+    except SpecError as error:
+        raise UsageError(f"--compressor of the server: {error}") from None
+    source = f"by --preset {terms.preset} of the server" if terms.preset else "as the server says"
+    log.info("compressor %s, %s", terms.compressor, source)
+    return found, auto
 
 
 def compression_of(

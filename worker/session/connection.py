@@ -573,7 +573,7 @@ def connection_of(settings: WorkerSettings, metrics: WorkerMetrics) -> Connectio
         incarnation=time.time_ns(),
         connect_s=settings.connect_seconds,
         give_up_s=settings.give_up_seconds,
-        sent=metrics.wire_up.inc,
-        received=metrics.wire_down.inc,
+        sent=lambda count: metrics.wire_up.inc(count),  # looked up each time: its label may change
+        received=lambda count: metrics.wire_down.inc(count),
         files=access_files(settings),
     )

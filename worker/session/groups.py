@@ -12,16 +12,19 @@ write the options as in `--optimizer`. A group's learning rate has one of two so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import nn
 
-from ...optim.optimizer import check_learning_rate, number, optimizer_spec, overridden
-from ...optim.steps import OptimizerOptions
-from ...proto.messages import Group
+from ...optim.matrices import declared, described
+from ...optim.optimizer import optimizer_spec
+from ...optim.steps import Muon, OptimizerOptions
+from ...proto import messages as m
+
+log = logging.getLogger("gradwire.worker")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,10 +35,13 @@ class ParameterGroups:
         groups: the groups in order of their number, from 0, as in the manifest; empty for a single group with
             the job's own options.
         number_of: number of the parameter's group, by name of the parameter.
+        at_server: False if the server does not hear of the groups, because workers alone step by them. The
+            server then need not cut parts of the model at their borders.
     """
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[m.Group, ...] = ()
     number_of: Mapping[str, int] = field(default_factory=dict[str, int])
+    at_server: bool = True
 
 
 ONE_GROUP = ParameterGroups()
@@ -46,54 +52,29 @@ def parameter_groups(
 ) -> ParameterGroups:
     """Check a user's parameter groups, and return them with each parameter's group number.
 
-    Trainable parameters in none of the groups form one more group, the last, with the job's options.
+    Trainable parameters in none of the groups form one more group, the last, with the job's options. With
+    Muon, each group is divided by the rule of `optim/matrices`, which the log tells.
 
     Args:
         model: model whose parameters are grouped.
         given: one mapping per group, as for `torch.optim`. `params` is a parameter of the model, or several.
             `lr` is the learning rate that the schedule scales; without it, the job's. Other keys are options
-            of the optimizer, by their name in `--optimizer` or in torch.
+            of the optimizer, by their name in `--optimizer` or in torch. With Muon, `optimizer` may say which
+            optimizer steps the group: "muon" or "adamw".
         options: options of the job's optimizer, which a group's options override.
 
     Raises:
         ValueError: a parameter is not the model's, or is in two groups; or an option is unknown or invalid.
             The message names the group.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups: list[Group] = []
-    number_of: dict[str, int] = {}
-    for index, each in enumerate(given):
-        try:
-            overrides = dict(each)
-            members = _members(overrides.pop("params", ()))
-            rate = number("lr", overrides.pop("lr")) if "lr" in overrides else None
-            if rate is not None:
-                check_learning_rate(rate, "lr")
-            spec = optimizer_spec(overridden(options, overrides))
-            for parameter in members:
-                name = names.get(id(parameter))
-                if name is None:
-                    shape = tuple(parameter.shape)
-                    raise ValueError(
-                        f"params: expected parameters of the model, got a foreign one, of shape {shape}"
-                    )
-                if number_of.setdefault(name, index) != index:
-                    raise ValueError(f"params: {name!r} is in group {number_of[name]} already")
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"parameter group {index}: {error}") from None
-        groups.append(Group(optimizer=spec, learning_rate=rate))
-    left = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    left = [name for name in left if name not in number_of]
-    if left and groups:
-        number_of.update(dict.fromkeys(left, len(groups)))
-        groups.append(Group(optimizer=optimizer_spec(options)))
-    return ParameterGroups(groups=tuple(groups), number_of=number_of)
-
-
-def _members(given: Any) -> Sequence[torch.Tensor]:
-    """Return the tensors of a group's `params`. Raises ValueError if an element is no tensor."""
-    members = [given] if isinstance(given, torch.Tensor) else list(cast(Iterable[object], given))
-    for each in members:
-        if not isinstance(each, torch.Tensor):
-            raise ValueError(f"params: expected parameters of the model, got a {type(each).__name__}")
-    return cast(Sequence[torch.Tensor], members)
+    groups = declared(model, given, options)
+    if isinstance(options, Muon):
+        log.info("optimizer muon: %s", described(model, groups))
+    return ParameterGroups(
+        groups=tuple(
+            m.Group(optimizer=optimizer_spec(each.options), learning_rate=each.learning_rate)
+            for each in groups
+        ),
+        number_of={name: index for index, each in enumerate(groups) for name in each.names},
+        at_server=not isinstance(options, Muon),
+    )

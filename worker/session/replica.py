@@ -45,6 +45,8 @@ class Replica:
     Attributes:
         model: model that is trained.
         parameters: the model's trainable parameters, and frozen ones that are in a parameter group.
+        groups: parameter groups, by number; empty for one group with the job's optimizer and learning rate.
+        group_of: number of the group of each of `parameters`.
         manifest: names, shapes and groups of the tensors, and the model's other entries.
         undone: number of times that `go_back` has undone early parts.
         state: buffers and frozen parameters of the model.
@@ -102,17 +104,20 @@ class Replica:
         self.model = model
         self.parameters = [parameter for _, parameter in named]
         self._tensors: list[torch.Tensor] = [*self.parameters]
+        self.groups = groups.groups
+        self.group_of = [groups.number_of.get(name, 0) for name, _ in named]
         tensors = [
             Tensor(
                 name=plain_name(name),
                 shape=tuple(p.shape),
                 dtype=DTYPE,
-                group=groups.number_of.get(name, 0),
+                group=number if groups.at_server else 0,
             )
-            for name, p in named
+            for (name, p), number in zip(named, self.group_of, strict=True)
         ]
         self.state = ModelEntries(model, named)
-        self.manifest = Manifest(tuple(tensors), train_samples, groups.groups, data, self.state.entries)
+        sent = groups.groups if groups.at_server else ()
+        self.manifest = Manifest(tuple(tensors), train_samples, sent, data, self.state.entries)
         self._versions: list[int | None] = []
         self._early: set[int] = set()
         self._parts_of: list[list[int]] = []  # by tensor, numbers of the parts that contain elements of it

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ...compressors import Compressed, Plan
 from ...proto import messages as m
@@ -160,6 +161,18 @@ class Session:
     def held_back(self) -> float:
         """Euclidean norm of the residual: of the gradients that this worker has computed and not pushed."""
         return self._compression.ledger.norm()
+
+    def residuals(self, factor: float) -> list[torch.Tensor]:
+        """Return a copy of the residual of each parameter of the replica, times `factor`, in the parameter's
+        shape; an empty list if nothing has been held back."""
+        ledger, replica = self._compression.ledger, self.replica
+        if ledger.unused:
+            return []
+        pairs = zip(replica.parameters, replica.manifest.ends, strict=False)
+        return [
+            ledger.residual[end - each.numel() : end].to(each.device).view_as(each) * factor
+            for each, end in pairs
+        ]
 
     @property
     def finished_leaving(self) -> bool:

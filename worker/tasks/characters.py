@@ -97,7 +97,13 @@ def characters(
         batch=batch,
         loss=loss,
         evaluate=evaluate,
+        groups=lambda network: [{"params": _attentions(network), "split": 3}],
     )
+
+
+def _attentions(network: nn.Module) -> list[Tensor]:
+    """Return the weights that hold query, key and value one above the other, as Muon has to know."""
+    return [block.attention.weight for block in network.modules() if isinstance(block, Block)]
 
 
 def _expect(holds: bool, otherwise: str) -> None:

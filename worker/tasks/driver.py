@@ -151,11 +151,11 @@ class TaskDriver:
         indices = self._computation.indices(assignment)
         if assignment.stragglers:
             return self._compute_combined(assignment, indices)
-        if self._optimizer is not None:
-            self._optimizer.optimizer.follow(assignment.learning_rate)
         step, usable = self.strategy.begin(assignment, len(indices)), True
         try:
             while step.open:
+                if self._optimizer is not None:
+                    self._optimizer.optimizer.follow(step.learning_rate)
                 passed = self._forward(step, indices) if early is None else early.forward_loss
                 step.follow()
                 try:
@@ -238,10 +238,10 @@ class TaskDriver:
         self._session.doing("computing")
         expected = expected_after(assignment)
         with self._metrics.during("computing"):
-            mine.optimizer.follow(expected.learning_rate)
             indices = self._computation.indices(expected)
             step = self.strategy.begin_early(expected, len(indices), less)
             while step.open:
+                mine.optimizer.follow(step.learning_rate)
                 step.push(self._computation.backward(self._forward(step, indices)))
         undone = self._session.replica.undone
         self._early = Early(expected, assignment.id, undone, undo, step=step)

@@ -3,11 +3,15 @@ themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
 from ...optim.optimizer import Optimizer, OptimizerGroup, parse_optimizer
+from ...optim.steps import Muon
+from ...proto.manifest import optimizer_groups
 from ...settings import JobTerms
 from ..session.groups import ONE_GROUP, ParameterGroups, parameter_groups
 from ..session.replica import Replica
@@ -18,16 +22,20 @@ from .task import Task, TaskError
 def task_groups(task: Task, model: nn.Module, job: JobTerms) -> ParameterGroups:
     """Return the parameter groups that a task gives for its model; `ONE_GROUP` if it gives none.
 
+    With Muon they are divided further, into matrices and other parameters, and the log says how.
+
     Raises:
         TaskError: the groups are not valid.
         TaskFailedError: the task raised an exception.
     """
-    groups = task.groups
-    if groups is None:
+    groups, options = task.groups, parse_optimizer(job.optimizer)
+    if groups is None and not isinstance(options, Muon):
         return ONE_GROUP
-    given = guarded(f"task {task.name!r}: groups", lambda: [*groups(model)])
+    given: list[Mapping[str, Any]] = []
+    if groups is not None:
+        given = guarded(f"task {task.name!r}: groups", lambda: [*groups(model)])
     try:
-        return parameter_groups(model, given, parse_optimizer(job.optimizer))
+        return parameter_groups(model, given, options)
     except ValueError as error:
         raise TaskError(f"task {task.name!r}: groups: {error}") from None
 
@@ -41,10 +49,10 @@ def workers_optimizer(replica: Replica, job: JobTerms) -> Optimizer:
     Raises:
         TaskError: a group has a rate of its own and the job's learning rate is 0.
     """
-    manifest, base = replica.manifest, job.learning_rate
+    base = job.learning_rate
     groups: list[OptimizerGroup] = []
     of_job = OptimizerGroup(options=parse_optimizer(job.optimizer), learning_rate=base)
-    for number, group in enumerate(manifest.optimizer_groups(of_job)):
+    for number, group in enumerate(optimizer_groups(replica.groups, of_job)):
         if group.learning_rate != base and not base:
             raise TaskError(
                 f"parameter group {number}: lr: expected none with --learning-rate 0 and --mode {job.mode}, "
@@ -52,4 +60,4 @@ def workers_optimizer(replica: Replica, job: JobTerms) -> Optimizer:
             )
         share = group.learning_rate / base if group.learning_rate != base else 1.0
         groups.append(replace(group, learning_rate=share))
-    return Optimizer.of_groups(groups, replica.parameters, manifest.group_of[: len(replica.parameters)])
+    return Optimizer.of_groups(groups, replica.parameters, replica.group_of)

@@ -46,7 +46,9 @@ class Task:
         groups: returns the model's parameter groups as mappings, like those of torch's optimizers. The key
             `params` holds the parameters. Other keys hold the options that differ from the job's, as in
             `{"params": biases, "weight_decay": 0.0}`. The key `lr` is the group's learning rate before the
-            job's schedule. Parameters in no group have the job's options. None if the task has no groups.
+            job's schedule. Two keys count with `--optimizer muon` alone: `optimizer`, "muon" or "adamw", says
+            which one steps the group, and `split` how many matrices a parameter holds one above the other.
+            Parameters in no group have the job's options. None if the task has no groups.
         split: division of the samples among workers that are not to have identically distributed samples: a
             worker takes samples of its own share in place of the assigned ones. None for no division.
 

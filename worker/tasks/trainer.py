@@ -194,7 +194,9 @@ def _driver(
                 batch_size=job.batch_size,
                 correction=work.correction,
                 elastic=work.elastic,
-                by_tensor=None if job.overlap == "off" or work.elastic else optimizer,
+                overlay=work.overlay,
+                clip=work.clip,
+                by_tensor=None if job.overlap == "off" or work.elastic or work.clip else optimizer,
                 final=job.overlap == "both",
             )
             return TaskDriver(session, computation, metrics, local, optimizer=optimizer, delayed=work.delayed)

@@ -37,6 +37,18 @@ with the x̃ that the round began with on both sides. A worker begins its first 
 residual like any other, and moves the center later. If the change of a round is not finite, the worker begins
 again at the center. Changes leave after the last step.
 
+*Overlay* (`local:overlay=on`), a worker sees the part of its own changes that it has not sent. With the
+residual e, the decay β of the compressor, and W workers in the round:
+
+    x = base = w_global - e / W;  H steps from x;  e <- β e + (base - x);  q = C(e);  e <- e - q;  send q
+
+The server would subtract e / W if the worker could send all of its residual. So the steps of a round continue
+from all earlier steps of the worker. The change that is pushed is measured from `base`, and the replica still
+returns to w_global. This is an addition of this project.
+
+*Clipped* (`local:clip=c`), each local step of a task scales its gradient down to the Euclidean norm c.
+Changes leave after the last step, because the norm needs all gradients.
+
 *Delayed* (not in that paper: there each round begins with the model that the last one made), a worker does
 not wait for the exchange. After pushing its change c_s of round s, it takes the steps of round s + 1 at once,
 on the samples that the server has announced (`Assignment.next`). It starts from the last global model that it
@@ -54,7 +66,7 @@ moved by its own change since. Overlap Local-SGD (Wang et al., 2020) is differen
 model, and is pulled part of the way to that mean.
 
 A step pulls towards x_0, the worker's estimate of the global model. A pull towards w_s would undo c_s, which
-is being exchanged. The learning rate is that of round s, because the next one is not known yet.
+is being exchanged. The learning rates are those of round s, because the next ones are not known yet.
 
 While a round is computed early, updates wait in the connection: the parameters return to w_s before
 `Session.next` applies any update. The shard takes no part in this. Control only determines the number of
@@ -75,6 +87,7 @@ from ...compressors import NonFiniteGradient
 from ...proto import messages as m
 from ..metrics import WorkerMetrics
 from ..session.pushing import Pushing
+from ..session.replica import as_dense
 from ..session.session import Session
 from .hooks import GradientHooks
 from .sharding import batches
@@ -133,6 +146,8 @@ class LocalStrategy(Strategy):
         correction: λ, 0 to 1: share of its distance from the round's first model by which a step is pulled
             back.
         elastic: α of elastic averaging, 0 to 1; 0 without it.
+        overlay: whether a round begins with this worker's share of its own residual already applied.
+        clip: largest Euclidean norm of a local step's gradient; 0 for no limit.
         own: this worker's parameters between rounds of elastic averaging; None to begin at the center.
         rates: learning rates of the server's step, by parameter group; empty to use the mode's own.
     """
@@ -147,6 +162,8 @@ class LocalStrategy(Strategy):
         batch_size: int | None,
         correction: float = 0.0,
         elastic: float = 0.0,
+        overlay: bool = False,
+        clip: float = 0.0,
         single: bool = False,
         final: bool = False,
         by_tensor: TensorOptimizer | None = None,
@@ -162,6 +179,8 @@ class LocalStrategy(Strategy):
                 samples in one step.
             correction: λ, 0 to 1, the strength of the pull.
             elastic: α of elastic averaging, 0 to 1; 0 without it.
+            overlay: whether a round begins with this worker's share of its own residual already applied.
+            clip: largest Euclidean norm of a local step's gradient; 0 for no limit.
             single: whether each push makes a version of its own.
             final: whether the server uses parts before their push is committed.
             by_tensor: takes the last step of each round, so that changes leave during its backward pass; None
@@ -172,6 +191,8 @@ class LocalStrategy(Strategy):
         self.optimizer = optimizer
         self.correction = correction
         self.elastic = elastic
+        self.overlay = overlay
+        self.clip = clip
         self.own: list[torch.Tensor] | None = None
         self.rates = rates
         self._batch_size = batch_size
@@ -183,7 +204,8 @@ class LocalStrategy(Strategy):
         return self._batches(samples)[0]
 
     def begin(self, assignment: m.Assignment, samples: int) -> LocalStep:
-        return LocalStep(self, assignment, self._batches(samples))
+        less = self.session.residuals(1 / max(1, assignment.world)) if self.overlay else ()
+        return LocalStep(self, assignment, self._batches(samples), less=less)
 
     def begin_early(self, expected: m.Assignment, samples: int, less: Changes) -> LocalStep:
         """Begin a round before its assignment has arrived; `LocalStep.answer` pushes its change later.
@@ -324,7 +346,7 @@ class LocalStep(TrainingStep):
             strategy: strategy of this work.
             assignment: assignment to answer, or the expected one.
             bounds: batches, as ranges of positions among the assignment's samples.
-            less: changes to subtract from the parameters before the first step; empty for none.
+            less: values to subtract from the parameters before the first step, by tensor; empty for none.
             early: whether the assignment has not arrived yet, so that the last batch does not answer it.
         """
         super().__init__(strategy, assignment, 0)
@@ -358,6 +380,22 @@ class LocalStep(TrainingStep):
     @property
     def seeds(self) -> tuple[int, ...]:
         return (*super().seeds, self._at) if self._at else super().seeds
+
+    @property
+    def taken(self) -> int:
+        """Number of batches of this round before the present one."""
+        return self._at
+
+    @property
+    def done(self) -> float:
+        """Fraction of this round's batches that come before the present one."""
+        return self._at / len(self._batches)
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the present batch's step, by the server's schedule."""
+        rates = self.assignment.local_rates
+        return rates[min(self._at, len(rates) - 1)] if rates else self.assignment.learning_rate
 
     def follow(self) -> None:
         super().follow()
@@ -544,6 +582,11 @@ class LocalStep(TrainingStep):
             if self.samples and correction:
                 pairs = zip(parameters, self._start, strict=True)
                 pulls = [(parameter - began).mul_(correction) for parameter, began in pairs]
+            if self._strategy.clip:
+                for parameter in parameters:
+                    if parameter.grad is not None:
+                        parameter.grad = as_dense(parameter.grad)
+                torch.nn.utils.clip_grad_norm_(parameters, self._strategy.clip)
         self._strategy.optimizer.step_here(evaluate)
         with torch.no_grad():
             for parameter, pull in zip(parameters, pulls, strict=False):

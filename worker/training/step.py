@@ -266,6 +266,22 @@ class TrainingStep(ABC):
         return slice(0, self.samples)
 
     @property
+    def taken(self) -> int:
+        """Number of batches of this step before the present one, where each has an optimizer's step; else
+        0."""
+        return 0
+
+    @property
+    def done(self) -> float:
+        """Fraction of this step's optimizer steps that come before the present batch."""
+        return 0.0
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the present batch's step, by the server's schedule."""
+        return self.assignment.learning_rate
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         """Numbers that seed the present batch's random numbers, besides the job's seed."""
         return self._of.seeds(self.assignment)

@@ -30,11 +30,15 @@ class Local:
         delayed: whether the local steps of the next round begin while the changes of this round are
             exchanged.
         elastic: α of elastic averaging, 0 to 1; 0 without it.
+        overlay: whether a round begins with this worker's share of its own residual already applied.
+        clip: largest Euclidean norm of the gradient of each local step of a task; 0 for no limit.
     """
 
     correction: float = 0.0
     delayed: bool = False
     elastic: float = 0.0
+    overlay: bool = False
+    clip: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

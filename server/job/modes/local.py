@@ -36,6 +36,10 @@ first forward pass. Its time is then unknown, so `by` has to be `loss`.
 With `elastic=α` a round ends with elastic averaging (`worker/training/local`), and the server adds the sum of
 the workers' differences to the center: each push has the weight 1 instead of its share of the samples.
 
+With `overlay=on` a worker begins each round at the global model less its own residual over the number of
+workers (`worker/training/local`). That is where the model would be if all of the worker's changes had been
+sent. The server takes no part in it.
+
 With `delayed=on` workers are told the samples of the next round, and begin its steps early
 (`worker/training/local`). So its H has to be known by then, and is computed one round earlier.
 """
@@ -48,7 +52,7 @@ from typing import Literal
 
 from ....common.configuration import UsageError, option
 from ....optim.optimizer import parse_optimizer
-from ....optim.steps import OptimizerOptions, Sgd
+from ....optim.steps import Muon, OptimizerOptions, Sgd
 from ....settings import ServerSettings
 from .options import ModeOptions, needs_mean, needs_workers, steps_by_coordinate
 
@@ -68,8 +72,15 @@ def _parse_steps(text: str) -> None:
 
 
 def _parse_outer(text: str) -> OptimizerOptions:
-    """Parse an optimizer within a spec, where slashes stand for the colon and the commas."""
-    return parse_optimizer(text.replace("/", ":", 1).replace("/", ","))
+    """Parse an optimizer within a spec, where slashes stand for the colon and the commas.
+
+    Raises:
+        ValueError: the optimizer is unknown, or steps whole matrices, which the server has in parts only.
+    """
+    found = parse_optimizer(text.replace("/", ":", 1).replace("/", ","))
+    if isinstance(found, Muon):
+        raise ValueError("expected sgd, adam, adamw or adagrad, got muon: it steps whole matrices; use sgd")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +98,8 @@ class LocalOptions(ModeOptions):
         delayed: True if workers begin the next round's steps while the changes of this round are exchanged.
         elastic: α of elastic averaging: share of its distance from the center by which each worker moves, and
             pulls the center, after a round; 0 for rounds that begin at the global model.
+        overlay: True if workers begin a round with the unsent part of their own changes applied.
+        clip: largest Euclidean norm of the gradient of each local step of a task; 0 for no limit.
     """
 
     steps: str = option("adaptive", "local steps of a round, a number or adaptive", parse=_parse_steps)
@@ -114,6 +127,15 @@ class LocalOptions(ModeOptions):
         least=0,
         most=1,
     )
+    overlay: bool = option(
+        False, "whether workers begin each round with their share of their own residual already applied"
+    )
+    clip: float = option(
+        0.0,
+        "largest Euclidean norm of the gradient of each local step of a task; a larger gradient is scaled "
+        "down to it; 0 for no limit",
+        least=0,
+    )
 
     def __post_init__(self) -> None:
         _check_steps("first", self.first)
@@ -130,6 +152,24 @@ class LocalOptions(ModeOptions):
 
         if self.elastic:
             self._check_elastic()
+        if self.overlay:
+            self._check_overlay()
+
+    def _check_overlay(self) -> None:
+        """Raise ValueError for options with which the overlay is not defined."""
+        if self.correction:
+            raise ValueError(
+                f"correction: expected 0 with overlay=on, got {self.correction:g}: it would pull the applied "
+                "residual back; add correction=0"
+            )
+        for name, value, other in (("elastic", f"{self.elastic:g}", "0"), ("delayed", "on", "off")):
+            if getattr(self, name):
+                raise ValueError(f"{name}: expected {other} with overlay=on, got {value}")
+        if _parse_outer(self.outer) != Sgd() or self.outer_rate != 1:
+            raise ValueError(
+                f"outer: expected sgd at outer_rate=1 with overlay=on, got {self.outer} at "
+                f"{self.outer_rate:g}: a worker can only foresee the effect of its residual on a plain mean"
+            )
 
     def _check_elastic(self) -> None:
         """Raise ValueError for options that elastic averaging does not define."""
@@ -157,7 +197,9 @@ class LocalOptions(ModeOptions):
     def work(self) -> str:
         delayed = "on" if self.delayed else "off"
         elastic = f",elastic={self.elastic!r}" if self.elastic else ""
-        return f"local:correction={self.correction!r},delayed={delayed}{elastic}"
+        overlay = ",overlay=on" if self.overlay else ""
+        clip = f",clip={self.clip!r}" if self.clip else ""
+        return f"local:correction={self.correction!r},delayed={delayed}{elastic}{overlay}{clip}"
 
     def next_steps(self, loss_ratio: float, rate_ratio: float, time_ratio: float = math.nan) -> int:
         """Return the number of local steps in the next round.
@@ -199,15 +241,30 @@ class LocalOptions(ModeOptions):
                 f"--overlap both: not with --mode local:by={self.by}: the time of an exchange beside "
                 "computation is not known; use by=loss, a number of steps, or --overlap backward"
             )
+        both, script = settings.overlap == "both", settings.script
+        if self.delayed and both:
+            raise UsageError(
+                "--overlap both: not with --mode local:delayed=on: the exchange already runs beside the next "
+                "round; leave one of them out"
+            )
         if self.elastic:
             needs_mean(settings)
-            given = {
-                "--overlap both": settings.overlap == "both",
-                "--clip-norm": bool(settings.clip_norm),
-                "--script": settings.script,
-            }
+            given = {"--overlap both": both, "--clip-norm": bool(settings.clip_norm), "--script": script}
             for name in (name for name, is_given in given.items() if is_given):
                 raise UsageError(f"{name}: not with --mode local:elastic={self.elastic:g}")
+        if self.overlay:
+            needs_mean(settings)
+        for name in (name for name, is_on in (("overlay=on", self.overlay), ("clip", self.clip)) if is_on):
+            if both:
+                raise UsageError(
+                    f"--overlap both: not with --mode local:{name}: it needs all of the model at once; use "
+                    "--overlap backward"
+                )
+        if self.clip and script:
+            raise UsageError(
+                f"--script: not with --mode local:clip={self.clip:g}: scripts take their own steps; call "
+                "torch.nn.utils.clip_grad_norm_ before optimizer.step()"
+            )
         needs_workers(settings, 1)
 
     def steps_parts(self, settings: ServerSettings) -> bool:

@@ -73,6 +73,7 @@ class Round:
         progress: epochs trained on when the round opened, with a fraction.
         total_steps: number of steps of the whole job, if the number of members stays; 0 if only time ends it.
         rate_factor: factor of the base learning rate.
+        local_rates: learning rate of each local step; empty if all are the same, or a script chooses them.
         division: shares of the slots.
         parts: True if the shard may step parts before the round closes.
         begun: True once the shard has started to step parts.
@@ -94,6 +95,7 @@ class Round:
     progress: float
     total_steps: int = 0
     rate_factor: float
+    local_rates: tuple[float, ...] = ()
     division: Division | InParts | Sliced | StragglerCoded
     parts: bool = False
     begun: bool = False

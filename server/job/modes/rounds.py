@@ -125,11 +125,15 @@ class Rounds(Mode):
             return []
         progress = state.samples.progress
         count = sum(drawn.count for drawn, _ in division.portions())
+        middle = progress + count / 2 / state.samples.per_epoch
+        local_step = None if self.local is None else _steps_of(division, state) / 2
+        factor = state.rate_factor(middle, local_step=local_step)
         self.round = round_ = Round(
             version=state.version,
             opened_at=now,
             progress=progress,
-            rate_factor=state.rate_factor(progress + count / 2 / state.samples.per_epoch),
+            rate_factor=factor,
+            local_rates=self._local_rates(division, progress, factor),
             division=division,
             parts=in_parts,
             total_steps=self._total_steps(division, len(state.roster.members), steps),
@@ -157,8 +161,8 @@ class Rounds(Mode):
                 slot.work: (*slot.member, part.samples)
                 for slot, part in zip(round_.slots, division.parts, strict=False)
             }
-            factor = self._server_factor(round_)
-            actions.append(e.Open(version=round_.version + 1, members=members, rate_factor=factor))
+            at_server = self._server_factor(round_)
+            actions.append(e.Open(version=round_.version + 1, members=members, rate_factor=at_server))
         state.local_steps = steps
         state.wait_from(now)
         return actions
@@ -181,8 +185,7 @@ class Rounds(Mode):
         at_once = max(1, round(members * each_once)) * state.rules.batch_size
         if self.local is None:
             return state.total_steps(state.version + 1, at_once)
-        most = max(part.samples for part in division.parts)
-        taken = state.all_local_steps + -(-most // state.rules.batch_size)
+        taken = state.all_local_steps + _steps_of(division, state)
         return state.total_steps(taken, at_once, of_version=steps)
 
     def _following(self, round_: Round, each: int, members: int) -> list[tuple[Range, ...]]:
@@ -217,6 +220,8 @@ class Rounds(Mode):
             progress=round_.progress,
             total_steps=round_.total_steps,
             learning_rate=self._state.rules.learning_rate * round_.rate_factor,
+            local_rates=round_.local_rates,
+            local_steps=self._state.all_local_steps,
             slice=part.slice,
             slices=part.slices,
             stragglers=part.stragglers,
@@ -224,6 +229,30 @@ class Rounds(Mode):
         )
         round_.fill(number, member.rank, member.id, self._state.assignments)
         return actions
+
+    def _local_rates(self, division: Division, progress: float, factor: float) -> tuple[float, ...]:
+        """Return the learning rate of each local step of a round, the schedule's when the step is half done;
+        nothing if all are the same, or a script chooses them.
+
+        Args:
+            division: shares of the round.
+            progress: epochs trained on when the round opens, with a fraction.
+            factor: factor of the base learning rate in the middle of the round.
+        """
+        state = self._state
+        if self.local is None or state.rules.script:
+            return ()
+        count = sum(drawn.count for drawn, _ in division.portions())
+        steps = _steps_of(division, state)
+        factors = [
+            state.rate_factor(
+                progress + count * part / state.samples.per_epoch, part=part, local_step=part * steps
+            )
+            for part in ((number + 0.5) / steps for number in range(steps))
+        ]
+        if all(each == factor for each in factors):
+            return ()
+        return tuple(state.rules.learning_rate * each for each in factors)
 
     def _fill(self, round_: Round, idle: Sequence[Member], now: float) -> list[e.Action]:
         """Assign the slots of lost members that the round needs to idle members."""
@@ -265,7 +294,7 @@ class Rounds(Mode):
     def _steps(self) -> int:
         if self.local is None:
             return 1
-        factor = self._state.rate_factor(self._state.samples.progress)
+        factor = self._state.rate_factor(self._state.samples.progress, local_step=0.5)
         ratio = self._loss / self._first_loss if self._first_loss else math.nan
         times = self._exchange_s / self._step_s if self._step_s > 0 else math.nan
         return self.local.next_steps(ratio, 1 / factor if factor else math.inf, times)
@@ -465,16 +494,16 @@ class Rounds(Mode):
                     self._state.roster.relieve(member)
                 elif member is not None and member.work is not None:
                     member.work.become(WorkLife.LATE)
-        # Record the loss and the local steps, from which `local` chooses the steps of the next round.
+        # Record the local steps, also of contributions that were not finite, and the loss, from which `local`
+        # chooses the steps of the next round.
+        if self.local is not None and round_.contributions:
+            self._state.all_local_steps += _steps_of(round_.division, self._state)
         summed = [each for each in round_.contributions.values() if each.samples]
         samples = sum(each.samples for each in summed)
         if samples:
             self._loss = sum(each.loss * each.samples for each in summed) / samples
             if self._first_loss is None:
                 self._first_loss = self._loss
-            if self.local is not None:
-                most = max(part.samples for part in round_.division.parts)
-                self._state.all_local_steps += -(-most // self._state.rules.batch_size)
 
     def done(self, event: e.Published | e.SnapshotInstalled) -> None:
         round_ = self.round
@@ -497,6 +526,11 @@ class Rounds(Mode):
             return Awaited()
         text = f"version {state.version + 1} is being computed ({state.waited(now)} so far)"
         return Awaited(subject="computed", text=text, for_others=False)
+
+
+def _steps_of(division: Division, state: JobState) -> int:
+    """Return the number of steps that the member with the most samples of a round takes."""
+    return -(-max(part.samples for part in division.parts) // state.rules.batch_size)
 
 
 def _substitute(lost: int, slot: Slot) -> e.Substitute:

@@ -137,6 +137,7 @@ def local_steps(mode: str, exchange_s: float, rounds: int) -> list[int]:
         ("steps=adaptive,first=8,most=64", LocalOptions(first=8, most=64)),
         ("by=time", LocalOptions(by="time")),
         ("steps=8,delayed=on", LocalOptions(steps="8", delayed=True)),
+        ("correction=0,overlay=on,clip=1", LocalOptions(correction=0.0, overlay=True, clip=1.0)),
     ],
 )
 def test_what_can_be_typed(text: str, steps: object) -> None:
@@ -150,7 +151,7 @@ def test_what_can_be_typed(text: str, steps: object) -> None:
         ("by=chance", "expected one of"),
         ("steps=often", "expected a whole number, or adaptive, got 'often'"),
         ("first=9,most=8", "first: expected at most `most`, which is 8, got 9"),
-        ("least=9", "known keys: by, correction, delayed, elastic, first, most"),
+        ("least=9", "known keys: by, clip, correction, delayed, elastic, first, most"),
         ("by=time,delayed=on", "by: expected loss with delayed=on, got time"),
     ],
 )

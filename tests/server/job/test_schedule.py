@@ -75,7 +75,7 @@ def test_good_optimizers() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("lion", "known optimizers: adagrad, adam, adamw, sgd"),
+        ("lion", "known optimizers: adagrad, adam, adamw, muon, sgd"),
         ("sgd:beta1=0.9", "unknown key 'beta1'; known keys: momentum, nesterov, weight_decay"),
         ("sgd:momentum=1", "momentum: expected at least 0 and below 1, got 1"),
         ("sgd:nesterov=on", "nesterov: expected a momentum above 0"),

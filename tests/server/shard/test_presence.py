@@ -193,7 +193,7 @@ def test_votes_are_counted_whatever_neighbours_are_absent() -> None:
 
 
 @pytest.mark.parametrize("downlink", ["auto", "none", "bf16", "4bit", "topk:ratio=4"])
-@pytest.mark.parametrize("spec", ["none", "4bit", "topk:ratio=4", "1bit", "8bit", "fp16"])
+@pytest.mark.parametrize("spec", ["none", "4bit", "topk:ratio=4", "1bit", "1bit:block=32", "8bit", "fp16"])
 def test_replicas_follow(spec: str, downlink: str) -> None:
     """With the same bits in one part and in several; by `auto` what no push has stays as it is."""
     results: list[list[bytes]] = []

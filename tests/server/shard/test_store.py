@@ -365,6 +365,7 @@ KINDS = {
     "topk of values": ("topk:ratio=50,values=float32",),
     "8bit": ("8bit",),
     "1bit": ("1bit",),
+    "1bit of blocks": ("1bit:block=4096",),
     "bf16": ("bf16",),
     "none": ("none",),
     "mixed": ("4bit", "topk:ratio=50", "none", "8bit", "1bit"),

@@ -3,6 +3,7 @@ tests/end_to_end/test_scripts.py."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
@@ -15,14 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scripted import LIMITS, Script, updates
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import gradwire
-from gradwire.compressors import AbsentPayload
+from gradwire import ScriptError
+from gradwire.common.configuration import UsageError
+from gradwire.compressors import AbsentPayload, decode
 from gradwire.compressors.four_bit import RunningMagnitude
 from gradwire.planning.parts import arrange
 from gradwire.proto import messages as m
@@ -31,6 +36,7 @@ from gradwire.proto.manifest import Manifest
 from gradwire.settings import JobTerms, WorkerSettings, parse_address
 from gradwire.storage.backends import BackendError
 from gradwire.worker.script import membership
+from gradwire.worker.script.schedules import Each
 from gradwire.worker.session.own_state import OwnState
 
 BATCH, STEPS, EPOCHS = 4, 3, 2  # steps in an epoch
@@ -143,7 +149,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
         monkeypatch.setattr(membership, "connection_of", connection_of)
         if "MASTER_ADDR" not in os.environ:
             options = {"server": "localhost", **options}
-        job = gradwire.connect(compressor="none", **options)
+        job = gradwire.connect(**{"compressor": "none", **options})
         begin = job._begin  # pyright: ignore
 
         def begun(*given: Any) -> Any:
@@ -346,6 +352,26 @@ def test_a_loader_is_begun_anew_within_an_epoch(connect: Connect) -> None:
             take(model, optimizer, inputs)
     assert epochs == [0, 1]
     assert len(server.pushed) == EPOCHS * STEPS
+
+
+def test_a_script_takes_the_jobs_compressor_unless_it_names_one(connect: Connect) -> None:
+    server = Server(preset="low-communication", compressor="1bit:block=4096,decay=0.9")
+    assert connect(server, compressor="")[1]._member.compressor.text == "1bit:block=4096,decay=0.9"  # pyright: ignore
+    assert connect(server, compressor="8bit")[1]._member.compressor.text == "8bit"  # pyright: ignore
+
+
+def test_a_script_whose_optimizer_does_not_suit_the_preset_is_refused(connect: Connect) -> None:
+    _, job = connect(preset="low-communication")
+    model = network()
+    with pytest.raises(ScriptError, match="optimizer SGD: the server's --preset low-communication expects"):
+        job.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    job.attach(model, torch.optim.AdamW(model.parameters()))
+
+
+def test_a_script_may_insist_on_a_preset(connect: Connect) -> None:
+    connect(Server(preset="sparse-sgd"), preset="sparse-sgd")
+    with pytest.raises(UsageError, match="--preset diloco: job j has --preset sparse-sgd"):
+        connect(Server(preset="sparse-sgd"), preset="diloco")
 
 
 def test_a_loader_without_batches_is_refused(connect: Connect) -> None:
@@ -696,6 +722,7 @@ from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.settings import JobTerms
 from gradwire.worker.script import membership
+from gradwire.worker.script.schedules import Each
 from gradwire.worker.session.own_state import OwnState
 
 class Server(scripted.Script):
@@ -724,3 +751,82 @@ def test_a_new_process_reads_the_state_of_its_compressor(tmp_path: Path) -> None
         env={**os.environ, "PYTHONPATH": path},
     )
     assert "RunningMagnitude(total=2.0, elements=4.0)" in done.stdout, done.stderr
+
+
+# ---- mode local
+
+EACH = 2  # local steps of a round
+WORK = "local:correction=0.0,delayed=off"
+Make = Callable[[torch.optim.Optimizer, gradwire.Job], LambdaLR]
+OF_JOB = EPOCHS * STEPS * EACH
+
+
+class LocalServer(Server):
+    """Gives out rounds of two local steps."""
+
+    def __init__(self, *, begins: int = 0) -> None:
+        super().__init__(begins=begins)
+        terms = JobTerms(
+            id="j", work=WORK, mode="local", script=True, batch_size=BATCH // EACH, epochs=EPOCHS
+        )
+        self.job, self.total_steps = job_message(terms), OF_JOB
+
+    def assignment(self) -> m.Assignment:
+        found = super().assignment()
+        return dataclasses.replace(found, local_steps=EACH * found.version)
+
+
+def trained(connect: Connect, begins: int, make: Make, each: Each, optimizer: Any = None) -> list[Any]:
+    """The rate of each step, and the job's progress then."""
+    server, job = connect(LocalServer(begins=begins))
+    model = network()
+    model, step = job.attach(model, optimizer or torch.optim.SGD(model.parameters(), lr=1.0))
+    scheduler = job.follow(make(step, job), each=each)
+    found: list[Any] = []
+    for _ in job.epochs():
+        for (inputs,) in job.batches(DATA):
+            found.append((scheduler.get_last_lr()[0], job.progress))
+            take(model, step, inputs)
+            if each == "step":
+                scheduler.step()
+    assert [commit.samples for commit, _ in server.pushed] == [BATCH] * (EPOCHS * STEPS - begins)
+    return found
+
+
+@pytest.mark.parametrize("begins", [0, 2])
+def test_a_scheduler_of_steps_counts_local_steps_also_of_rounds_before_a_worker_joined(
+    connect: Connect, begins: int
+) -> None:
+    found = trained(connect, begins, lambda step, _: LambdaLR(step, lambda number: 1 / (1 + number)), "step")
+    assert [rate for rate, _ in found] == [1 / (1 + number) for number in range(EACH * begins, OF_JOB)]
+
+
+def test_progress_moves_with_each_local_step(connect: Connect) -> None:
+    found = trained(connect, 0, lambda step, job: LambdaLR(step, lambda _: 1 - job.progress), "progress")
+    assert [part for _, part in found] == pytest.approx([number / OF_JOB for number in range(OF_JOB)])
+    assert [rate for rate, _ in found] == pytest.approx([1 - number / OF_JOB for number in range(OF_JOB)])
+
+
+def test_muon_takes_the_steps_of_a_round(connect: Connect) -> None:
+    """Here the pushed change is that of the helper's optimizer without any job."""
+    server, job = connect(LocalServer())
+    model, plain = network(), network()
+    model, step = job.attach(model, gradwire.optim.muon(model, 0.1))
+    alone = gradwire.optim.muon(plain, 0.1)
+    before = [each.detach().clone() for each in plain.parameters()]
+    batches = job.batches(DATA)
+    for number, (inputs,) in enumerate(batches):
+        take(model, step, inputs)
+        if number < EACH:
+            take(plain, alone, inputs)
+    pushed = [np.asarray(decode(each)) for each in server.pushed[0][1]]
+    for began, ended, change in zip(before, plain.parameters(), pushed, strict=True):
+        expected = (began - ended.detach()).numpy().reshape(-1)
+        np.testing.assert_allclose(change, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_muon_where_the_server_steps_is_refused_with_a_remedy(connect: Connect) -> None:
+    _, job = connect()
+    model = network()
+    with pytest.raises(gradwire.ScriptError, match=r"MuonWithAdamW: the server steps .* steps='local'"):
+        job.attach(model, gradwire.optim.muon(model, 0.1))

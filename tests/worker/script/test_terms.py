@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from gradwire.optim import muon
 from gradwire.settings import JobTerms
-from gradwire.worker.script.terms import ScriptError, check_attached, overlaps, script_work
+from gradwire.worker.script.length import JobLength
+from gradwire.worker.script.terms import (
+    ScriptError,
+    check_attached,
+    check_optimizer,
+    overlaps,
+    script_work,
+)
 
 
 def terms(**more: Any) -> JobTerms:
@@ -54,3 +63,35 @@ def test_what_does_not_go_with_the_job_is_refused(
 ) -> None:
     with pytest.raises(ScriptError, match=words):
         check_attached(terms(**job), script_work(terms(**job)), clip_norm, steps)
+
+
+def test_an_optimizer_that_does_not_suit_the_preset_is_refused_by_name() -> None:
+    model = torch.nn.Linear(4, 4)
+    of_torch = torch.optim.SGD(model.parameters(), lr=0.1)
+    check_optimizer(terms(preset="sparse-sgd"), of_torch)
+    check_optimizer(terms(preset="low-communication"), muon(model, 0.1))
+    check_optimizer(terms(), of_torch)
+    for preset, optimizer in (("sparse-sgd", muon(model, 0.1)), ("low-communication", of_torch)):
+        with pytest.raises(ScriptError, match=f"--preset {preset} expects"):
+            check_optimizer(terms(preset=preset), optimizer)
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        ({"mode": "sync", "epochs": 0, "max_steps": 125}, 125),
+        ({"mode": "local:steps=8,correction=0", "epochs": 0, "max_steps": 125}, 1000),
+        ({"mode": "local:steps=8", "epochs": 3, "max_steps": 2, "batch_size": 4}, 16),
+        ({"mode": "local:steps=8", "epochs": 3, "max_steps": 2000, "batch_size": 4}, 30),
+    ],
+)
+def test_all_steps_are_local_ones_in_local_mode(job: dict[str, Any], expected: int) -> None:
+    """Before the first batch, after which the server tells them."""
+    length = JobLength(terms(**job), workers=2, single=False)
+    length.samples = 80
+    assert length.total_steps == expected
+
+
+def test_all_steps_are_unknown_before_the_first_batch_if_rounds_differ() -> None:
+    with pytest.raises(ScriptError, match="LambdaLR of job"):
+        _ = JobLength(terms(mode="local", epochs=0, max_steps=9), workers=2, single=False).total_steps

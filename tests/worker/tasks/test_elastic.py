@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layered import INPUTS, WIDTH, Layers, Run, squares
+from layered import INPUTS, WIDTH, Layers, Run, gradients, rounds, squares
 from torch import nn
 
 from gradwire.worker.training.sharding import epoch_order
@@ -27,22 +27,6 @@ def elastic(overlap: Any = "backward", compressor: str = "none", loss: Any = squ
         "optimizer": f"sgd:momentum={MOMENTUM}",
     }
     return Run(overlap, Layers, loss, compressor, **terms)
-
-
-def rounds(run: Run, first: int, last: int) -> Run:
-    for version in range(first, last):
-        given = run.given(version, version + 1 < last, learning_rate=RATE)
-        run.script.messages += [*run.update(version), given]
-    return run.steps(0)
-
-
-def gradients(values: list[np.ndarray[Any, Any]], samples: Any) -> list[np.ndarray[Any, Any]]:
-    model = Layers()
-    used = [model.first, model.second, model.third]
-    for layer, value in zip(used, values, strict=True):
-        layer.weight.data = torch.tensor(value)
-    torch.autograd.backward(squares(model, INPUTS[samples]))
-    return [np.asarray(layer.weight.grad) for layer in used]
 
 
 def test_worker_and_center_approach_each_other_as_in_the_formula() -> None:

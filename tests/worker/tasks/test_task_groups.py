@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from gradwire.optim import muon
 from gradwire.settings import JobTerms
 from gradwire.worker.session.groups import ONE_GROUP
 from gradwire.worker.session.replica import Replica
@@ -92,3 +93,51 @@ def test_groups_that_cannot_be_are_refused_by_name_of_the_task() -> None:
         task_groups(task(failing), nn.Linear(6, 5), JOB)
     with pytest.raises(TaskError, match="task 't': groups: expected a function, got a list"):
         task([{"params": []}])
+
+
+MUON = dataclasses.replace(JOB, optimizer="muon:weight_decay=0.2")
+
+
+def three_layers() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3))
+
+
+def split_first(model: nn.Module) -> list[dict[str, Any]]:
+    layers: Any = model
+    return [{"params": layers[0].weight, "split": 5}]
+
+
+@pytest.mark.parametrize("groups", [None, split_first])
+def test_muon_needs_no_groups_and_the_server_hears_of_none(
+    groups: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, plain = three_layers(), three_layers()
+    with caplog.at_level("INFO"):
+        found = task_groups(task(groups), model, MUON)
+    (line,) = caplog.messages
+    assert line.startswith(
+        "optimizer muon: Muon steps 2 parameters of 50 elements (*.weight); AdamW steps 4 "
+    )
+    replica = Replica(model, 64, found)
+    assert replica.manifest.groups == ()
+    assert set(replica.manifest.group_of) == {0}
+    assert len(replica.manifest.plan().parts) == len(Replica(three_layers(), 64).manifest.plan().parts)
+    ours = workers_optimizer(replica, MUON)
+    given: list[dict[str, Any]] = [] if groups is None else groups(plain)
+    reference = muon(plain, 0.1, given, weight_decay=0.2)
+    for rate in (0.1, 0.05, 0.2):
+        ours.follow(rate)
+        for group in reference.param_groups:
+            group["lr"] = rate
+        for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+            one.grad = torch.randn(one.shape)
+            other.grad = one.grad.clone()
+        ours.step()
+        reference.step()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_groups_declare_for_muon_means_nothing_without_it() -> None:
+    assert task_groups(task(split_first), three_layers(), JOB) == ONE_GROUP

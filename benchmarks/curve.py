@@ -1,0 +1,286 @@
+"""`gc-bench curve`: loss after a fixed number of steps, against the bytes that workers exchange for it.
+
+Real daemons train a task on this machine, once for each composition and seed: local steps, their optimizer,
+compressors in both directions. The baselines are AdamW and Muon at several learning rates, each in one worker
+that exchanges nothing and whose batch is that of all workers together. A composition is compared with the
+best rate of each.
+
+Bytes are counted by the server, with all headers. The initial parameters, which one worker sends and the
+others load, are left out. The float32 bytes beside them are those of a job that exchanges every step.
+
+A finished run is kept in the file of --runs, and not repeated by the next invocation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from torch import nn
+
+from ..common.exits import Exit
+from ..common.presets import PRESETS
+from ..common.spec import parse_spec
+from ..deploy.plot import panels
+from ..settings import RunSettings
+from ..worker.tasks import Task, load
+from . import output
+from .arguments import BenchError, at_least_one, json_option, option, plot_to_write
+from .estimates import estimate, seed_list
+from .jobs import train
+
+SCHEDULE = "cosine:warmup=100steps"
+MUON, ADAMW = "muon:beta2=0.99", "adamw:beta2=0.99,weight_decay=0.1"
+RATES = {"AdamW": (ADAMW, (0.003, 0.006, 0.012)), "Muon": (MUON, (0.012, 0.024, 0.048))}
+ALONE = "local:steps=10,correction=0,clip=1"  # of one worker: all steps are its own
+
+
+def _local(steps: int, compressor: str, downlink: str = "auto", **options: Any) -> dict[str, Any]:
+    """Return the options of a job with Muon's local steps."""
+    return {
+        "mode": f"local:steps={steps},correction=0,overlay=on,clip=1",
+        "optimizer": MUON,
+        "learning_rate": 0.024,
+        "schedule": SCHEDULE,
+        "compressor": compressor,
+        "downlink": downlink,
+        **options,
+    }
+
+
+_ONE_BIT = "1bit:block=4096,decay=0.9"
+_PLAIN = "local:steps=8,correction=0,clip=1"
+COMPOSITIONS: Mapping[str, Mapping[str, Any]] = {
+    **{f"preset {name}": {**each.sets, "schedule": SCHEDULE} for name, each in PRESETS.items()},
+    "8 steps, float32": _local(8, "none", "none"),
+    "8 steps, without overlay": _local(8, _ONE_BIT, mode=_PLAIN),
+    "8 steps, without decay": _local(8, "1bit:block=4096"),
+    "8 steps, without blocks": _local(8, "1bit:decay=0.9"),
+    "8 steps, 4bit": _local(8, "4bit"),
+    "8 steps, topk": _local(8, "topk:ratio=5,values=1bit,decay=0.9", "topk:ratio=4,values=1bit"),
+    "16 steps, topk": _local(16, "topk:ratio=10,values=1bit,decay=0.9", "topk:ratio=8,values=1bit"),
+    "24 steps": _local(24, _ONE_BIT),
+    "32 steps": _local(32, _ONE_BIT),
+    "8 steps of AdamW": _local(8, _ONE_BIT, optimizer=ADAMW, learning_rate=0.006),
+    "8 steps of AdamW, 0.012": _local(8, _ONE_BIT, optimizer=ADAMW, learning_rate=0.012),
+    "diloco of Muon": _local(
+        30,
+        "none",
+        "none",
+        mode="local:steps=30,correction=0,clip=1,outer=sgd/momentum=0.9/nesterov=on,outer_rate=0.7",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveRun:
+    """A finished training.
+
+    Attributes:
+        name: name of the composition or baseline.
+        task: spec of the task.
+        workers: number of workers that the batch is divided among.
+        steps: number of steps of each worker.
+        seed: seed of the job.
+        loss: final validation loss.
+        up, down: counted bytes without the initial parameters, of all workers.
+        float32: bytes in one direction of a job of as many workers that exchanges every step as float32.
+        seconds: duration.
+    """
+
+    name: str
+    task: str
+    workers: int
+    steps: int
+    seed: int
+    loss: float
+    up: int
+    down: int
+    float32: int
+    seconds: float
+
+
+def baselines() -> dict[str, dict[str, Any]]:
+    """Return the options of the baselines by name."""
+    return {
+        f"{name} alone, {rate:g}": {
+            "mode": ALONE,
+            "optimizer": optimizer,
+            "learning_rate": rate,
+            "schedule": SCHEDULE,
+            "compressor": "none",
+            "downlink": "none",
+        }
+        for name, (optimizer, rates) in RATES.items()
+        for rate in rates
+    }
+
+
+def decayed(task: str) -> Task:
+    """Return a built-in task whose parameters of fewer than two dimensions have no weight decay, as Muon's
+    rule has it, so that AdamW is no worse off.
+
+    Args:
+        task: spec of the task, with slashes in place of the colon and the commas.
+    """
+    found = load(task.replace("/", ":", 1).replace("/", ","))
+
+    def groups(network: nn.Module) -> list[dict[str, Any]]:
+        vectors = [each for each in network.parameters() if each.dim() < 2]
+        return [{"params": vectors, "weight_decay": 0.0}]
+
+    return replace(found, groups=groups)
+
+
+def settings_of(options: Mapping[str, Any], given: argparse.Namespace, seed: int) -> RunSettings:
+    """Return the options of a job with `given.steps` steps of each worker.
+
+    Args:
+        options: options of the composition or baseline.
+        given: parsed options of the command.
+        seed: seed of the job.
+    """
+    mode = parse_spec("mode", options["mode"])
+    each = int(mode.options.get("steps", 1)) if mode.name == "local" else 1
+    alone = options["mode"] == ALONE
+    task = f"gradwire.benchmarks.curve:decayed:task={given.task.replace(':', '/').replace(',', '/')}"
+    return RunSettings(
+        **options,
+        task=task if options["optimizer"] == ADAMW else given.task,
+        workers=1 if alone else given.workers,
+        batch_size=given.batch_size * given.workers if alone else given.batch_size,
+        epochs=0,
+        max_steps=max(1, given.steps // each),
+        evaluate_every=f"{max(1, given.steps // each)}steps",
+        seed=seed,
+    )
+
+
+def measure(name: str, settings: RunSettings, given: argparse.Namespace) -> CurveRun:
+    """Train one job to its end, and return its run.
+
+    Args:
+        name: name of the composition or baseline.
+        settings: options of the job.
+        given: parsed options of the command.
+    """
+    model_bytes = 4 * sum(each.numel() for each in load(given.task).model().parameters())
+    with tempfile.TemporaryDirectory() as directory:
+        result = train(settings, Path(directory))
+    if result.validation_loss is None:
+        raise BenchError(f"{name}: the job of {settings.task} reported no validation loss")
+    return CurveRun(
+        name=name,
+        task=given.task,
+        workers=given.workers,
+        steps=given.steps,
+        seed=settings.seed,
+        loss=result.validation_loss,
+        up=result.wire_bytes_up - model_bytes,
+        down=result.wire_bytes_down - (settings.workers - 1) * model_bytes,
+        float32=model_bytes * given.workers * given.steps,
+        seconds=result.seconds,
+    )
+
+
+def named(runs: Sequence[CurveRun]) -> dict[str, list[CurveRun]]:
+    """Return the runs of each composition and baseline, by name."""
+    found: dict[str, list[CurveRun]] = {}
+    for each in runs:
+        found.setdefault(each.name, []).append(each)
+    return found
+
+
+def table(runs: Sequence[CurveRun]) -> str:
+    """Return a Markdown table of runs of one task, with losses relative to the best rate of each baseline."""
+    by_name = named(runs)
+    best = {
+        optimizer: min(
+            (
+                fmean(run.loss for run in found)
+                for name, found in by_name.items()
+                if name.startswith(f"{optimizer} alone")
+            ),
+            default=None,
+        )
+        for optimizer in RATES
+    }
+
+    def cells(name: str, found: Sequence[CurveRun]) -> list[object]:
+        losses = [run.loss for run in found]
+        times = ["–", "–"]
+        if name not in baselines():
+            times = [
+                f"{fmean(run.float32 / sent for run, sent in zip(found, of_all, strict=True)):.0f}"
+                for of_all in ([run.up for run in found], [run.down for run in found])
+            ]
+        against = [
+            "–" if base is None else f"{100 * (fmean(losses) / base - 1):+.1f} %" for base in best.values()
+        ]
+        return [name, len(found), f"{estimate(losses)}", *times, *against]
+
+    headings = ("", "seeds", "loss", "up ×", "down ×", *(f"against {name}'s best" for name in RATES))
+    return output.table(headings, [cells(*each) for each in by_name.items()])
+
+
+def plot(path: Path, runs: Sequence[CurveRun]) -> None:
+    """Draw the mean loss of each composition over its bytes, baselines as lines, and write it to `path`."""
+    figure, (axes,) = panels([runs[0].task])
+    for name, found in named(runs).items():
+        loss = fmean(run.loss for run in found)
+        if name in baselines():
+            axes.axhline(loss, color="#8c959f", linewidth=0.8)
+            axes.annotate(name, (0.01, loss), xycoords=("axes fraction", "data"), fontsize=6)
+            continue
+        times = fmean(2 * run.float32 / (run.up + run.down) for run in found)
+        axes.plot([times], [loss], "o", color="#1f6feb")
+        axes.annotate(name, (times, loss), fontsize=6, xytext=(3, 3), textcoords="offset points")
+    axes.set(xscale="log", xlabel="times fewer bytes than float32, both directions", ylabel="validation loss")
+    axes.grid(alpha=0.25)
+    figure.savefig(path, dpi=150)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    option(parser, "--task", str, "characters", "SPEC", "task to train, which reports a loss")
+    option(parser, "--workers", at_least_one, 4, "N", "number of workers")
+    option(parser, "--batch-size", at_least_one, 16, "N", "samples of each worker in a step")
+    option(parser, "--steps", at_least_one, 1000, "N", "steps of each worker")
+    option(parser, "--seeds", seed_list, "1,2,3", "N,...", "seeds of the runs")
+    known = (*baselines(), *COMPOSITIONS)
+    parser.add_argument(
+        "--only", nargs="+", choices=known, default=known, metavar="NAME", help=f"rows: {'; '.join(known)}"
+    )
+    text = "file of finished runs, which are not repeated, and to which others are added"
+    parser.add_argument("--runs", type=Path, metavar="FILE", help=text)
+    json_option(parser, "every run")
+    text = "PNG or SVG file for a picture of loss over bytes"
+    parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Train the missing runs, print the table of all runs of this task and size; return the exit code."""
+    known: list[CurveRun] = []
+    if given.runs is not None and given.runs.exists():
+        known = [CurveRun(**each) for each in json.loads(given.runs.read_text())]
+    alike = {"task": given.task, "workers": given.workers, "steps": given.steps}
+    wanted = {**baselines(), **COMPOSITIONS}
+    for seed in given.seeds:
+        for name in given.only:
+            key = {**alike, "name": name, "seed": seed}
+            if any(key.items() <= asdict(each).items() for each in known):
+                continue
+            known.append(measure(name, settings_of(wanted[name], given, seed), given))
+            output.say(f"{name}, seed {seed}: loss {known[-1].loss:.4f}, {known[-1].seconds:.0f} s")
+            output.write_json(given.runs, [asdict(each) for each in known])
+    shown = [each for each in known if alike.items() <= asdict(each).items()]
+    print(table(shown))
+    output.write_json(given.json, [asdict(each) for each in shown])
+    if given.plot:
+        plot(given.plot, shown)
+    return Exit.DONE
