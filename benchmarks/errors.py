@@ -107,9 +107,7 @@ class _Subject:
         plan = divide(elements, 4 * sum(elements))  # in one part: parts do not affect the bits
         make = partial(ModelCompressor, specs, rule=LayerRule(), seed=0, rank=0, plan=plan)
         named = parse_spec("compressor", spec)
-        own = {
-            key: value for key, value in named.options.items() if key not in ("decay", "momentum", "masking")
-        }
+        own = {key: value for key, value in named.options.items() if key not in _OF_FEEDBACK}
         without = str(replace(named, options={**own, "feedback": "off"}))
         self._without = make(spec if parse_compressor(spec).lossless else without)
         self._with = make(spec)

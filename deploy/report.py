@@ -148,7 +148,7 @@ def result_of(settings: RunSettings, status: StatusResponse) -> RunResult:
         if hasattr(source, field.name)
     }
     values |= {
-        "compressor": settings.compressor,  # gc-run passes it on to its workers, so the job's does not count
+        "compressor": settings.compressor,
         "steps": status.version,
         "epochs": status.epoch,
         "seconds": status.training_seconds,
