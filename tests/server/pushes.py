@@ -23,13 +23,22 @@ Share = tuple[Contribution, Push]
 MANIFEST = Manifest((Tensor(name="weight", shape=(3,), dtype="float32"),), 8)
 
 
-def build(manifest: Manifest, values: Sequence[Float32], plan: Plan, *, takes_norms: bool = False) -> Store:
-    options = parse_optimizer("sgd")
+def build(
+    manifest: Manifest,
+    values: Sequence[Float32],
+    plan: Plan,
+    *,
+    optimizer: str = "sgd",
+    learning_rate: float = 1.0,
+    downlink: str = "none",
+    takes_norms: bool = False,
+) -> Store:
+    options = parse_optimizer(optimizer)
     return Store(
         manifest,
         values,
-        "none",
-        lambda parameters: Optimizer(options, parameters, 1.0),
+        downlink,
+        lambda parameters: Optimizer(options, parameters, learning_rate),
         keep_last=True,
         plan=plan,
         takes_norms=takes_norms,

@@ -18,7 +18,7 @@ from gradwire.server.job.events import Apply
 from gradwire.server.shard.local import LocalShard
 from gradwire.server.shard.model_state import ModelState
 
-from .test_recovery import build
+from .test_recovery import remembering
 
 
 @pytest.mark.parametrize("kind", ["disk", "url"])
@@ -29,7 +29,7 @@ def test_the_best_version_stays_until_there_is_a_better_one(
     where = str(tmp_path) if kind == "disk" else f"file://{tmp_path}"
 
     async def run() -> None:
-        folder, shard = StateFolder(where, syncs=False), LocalShard(build)
+        folder, shard = StateFolder(where, syncs=False), LocalShard(remembering)
         await shard.open(MANIFEST, assembly(1, 2, 3), PLAN, lambda: None)
         best = BestCheckpoint(Recorder(folder, job="job", recorded=False), shard, ModelState())
         for epoch, better in ((1, True), (2, False), (3, True), (4, False)):
@@ -61,7 +61,7 @@ def test_a_best_version_that_cannot_be_kept_as_a_file_is_said_and_the_rest_is_wr
     (tmp_path / "best.safetensors").mkdir()
 
     async def run() -> None:
-        shard, state = LocalShard(build), ModelState()
+        shard, state = LocalShard(remembering), ModelState()
         await shard.open(MANIFEST, assembly(1, 2, 3), PLAN, lambda: None)
         state.open(MANIFEST.entries, {})
         best = BestFile(tmp_path / "best.safetensors", shard, state)

@@ -6,21 +6,20 @@ import asyncio
 import random
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pushes import MANIFEST, assembly, cut_plan
+from pushes import MANIFEST, assembly, build, cut_plan
 from stepping import core_of
 from wired import ONES, PLAN, Message, Wired
 
 from gradwire.common import failpoints
 from gradwire.common.spec import parse_length
 from gradwire.compressors import Plan
-from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto import messages as m
 from gradwire.proto import plans
-from gradwire.proto.manifest import Manifest
 from gradwire.server.calls.exchange import WorkerCall
 from gradwire.server.conductor import Conductor
 from gradwire.server.durable import folder
@@ -33,7 +32,6 @@ from gradwire.server.recovery.checkpoints import checkpoint, first_checkpoint, p
 from gradwire.server.recovery.recovery import recover
 from gradwire.server.shard.local import LocalShard
 from gradwire.server.shard.model_state import Deposit
-from gradwire.server.shard.store import Float32, Store
 from gradwire.storage.checkpoint import FORMAT
 
 MODES: list[tuple[str, dict[str, Any]]] = [
@@ -52,18 +50,8 @@ def parts_of_one_element(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "ALIGNMENT", 1)
 
 
-def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
-    """With something to remember: moments, norms, and a replica that is apart from the parameters."""
-    options = parse_optimizer("adam")
-    return Store(
-        manifest,
-        values,
-        "bf16",
-        lambda parameters: Optimizer(options, parameters, 0.1),
-        keep_last=True,
-        plan=plan,
-        takes_norms=True,
-    )
+# With something to remember: moments, norms, and a replica that is apart from the parameters.
+remembering = partial(build, optimizer="adam", learning_rate=0.1, downlink="bf16", takes_norms=True)
 
 
 class Kept(Wired):
@@ -83,7 +71,7 @@ class Kept(Wired):
         every = parse_length(self.every)
         self.recorder = Recorder(self.folder, every, job="job", recorded=self.recorded)
         self.core = core_of(self.mode, min_workers=len(self.workers), epochs=100, **self.rules)
-        self.shard = LocalShard(build)
+        self.shard = LocalShard(remembering)
         self.conductor = Conductor(
             self.core, ServerMetrics("none"), shard=self.shard, recorder=self.recorder, checkpoint=checkpoint
         )
