@@ -21,6 +21,8 @@ from ..deploy.processes import RunError
 COMMANDS = {
     "compressors": ("speed, ratio and error of every compressor", "compressors"),
     "curve": ("loss against counted bytes, for local steps, compressors and presets", "curve"),
+    "reach": ("time to AdamW's final loss on shaped links, for presets beside PyTorch's DDP", "reach"),
+    "disturbed": ("loss of a preset's job when workers or the server are killed", "disturbed"),
     "errors": ("error of compressors on a task's gradients and changes of local steps", "errors"),
     "kernels": ("speed of the compressors' kernels beside torch.add_, and of sums of pushes", "kernels"),
     "cuda": ("Triton kernels: checked against the reference kernels, and timed on a GPU", "cuda"),

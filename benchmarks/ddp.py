@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
         dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=int(rank), world_size=int(world))
     work = task(model, float(seconds), int(real), trace=trace)
     network, samples = work.model(), work.batch(np.arange(int(real) or 1))
-    trained = _distributed(network, hook) if hook else network
+    trained = distributed(network, hook) if hook else network
     optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE)
     for _ in range(int(steps)):
         optimizer.zero_grad()
@@ -54,8 +54,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _distributed(network: torch.nn.Module, hook: str) -> torch.nn.Module:
-    """Wrap a network in DistributedDataParallel with the named hook."""
+def distributed(network: torch.nn.Module, hook: str) -> torch.nn.Module:
+    """Return a network wrapped in DistributedDataParallel with the named hook."""
     bucket_mb = WHOLE_MODEL_MB if hook == "powersgd" else None
     # Statistics of batch normalization are not exchanged in a job either.
     wrapped: Any = torch.nn.parallel.DistributedDataParallel(
@@ -71,8 +71,8 @@ def _distributed(network: torch.nn.Module, hook: str) -> torch.nn.Module:
     if hook.startswith(OURS):
         state = ddp.state(hook.removeprefix(OURS), named_parameters=network.named_parameters())
         wrapped.register_comm_hook(state, ddp.hook)
-    distributed: torch.nn.Module = wrapped
-    return distributed
+    module: torch.nn.Module = wrapped
+    return module
 
 
 if __name__ == "__main__":

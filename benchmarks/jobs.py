@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,7 +35,8 @@ def run_job(
     server_options: Sequence[str] = (),
     worker: Callable[[int], Program] = lambda rank: ("gradwire.worker.cli",),
     star: Star | None = None,
-    watch: Callable[[StatusResponse, Callable[[int], None]], None] | None = None,
+    absent: Collection[int] = (),
+    watch: Callable[[StatusResponse, RunningJob], None] | None = None,
 ) -> StatusResponse:
     """Run a job to its end and return the server's last status.
 
@@ -46,40 +47,67 @@ def run_job(
         server_options: options of the server that `settings` lacks.
         worker: function from a rank to the program to run in place of gc-worker.
         star: the network, with the nodes of `nodes_of`; None for this machine's loopback.
-        watch: called with every status, and with a function that kills and restarts the worker of a rank.
+        absent: ranks of workers that are not started at the beginning.
+        watch: called with every status and with the job, whose processes it may kill and start.
 
     Raises:
         BenchError: if the job does not finish.
     """
     host, port = (star.address("server"), 50051) if star else (HOST, free_port())
+    remote = ("--host=0.0.0.0", "--insecure") if star else ()
+    programs: dict[str, tuple[Program, Sequence[str]]] = {
+        "server": (
+            server,
+            [*server_arguments(settings, port, directory / PARAMETERS), *remote, *server_options],
+        )
+    }
+    for rank in range(settings.workers):
+        arguments = [*worker_arguments(settings, port, rank), f"--server={host}:{port}"]
+        programs[f"worker-{rank}"] = (worker(rank), arguments)
     with Children(directory) as children:
-
-        def start(node: str, program: Program, arguments: Sequence[str]) -> Child:
-            module, *first = program
-            return children.start(node, module, [*first, *arguments], star.prefix(node) if star else ())
-
-        def start_worker(rank: int) -> Child:
-            arguments = [*worker_arguments(settings, port, rank), f"--server={host}:{port}"]
-            return start(f"worker-{rank}", worker(rank), arguments)
-
-        def restart(rank: int) -> None:
-            workers[rank].send(signal.SIGKILL)
-            workers[rank] = start_worker(rank)
-
-        remote = ("--host=0.0.0.0", "--insecure") if star else ()
-        arguments = [*server_arguments(settings, port, directory / PARAMETERS), *remote, *server_options]
-        daemon = start("server", server, arguments)
-        workers = [start_worker(rank) for rank in range(settings.workers)]
+        job = RunningJob(children, programs, star)
+        for node in programs:
+            if node not in {f"worker-{rank}" for rank in absent}:
+                job.start(node)
         with asking(f"{host}:{port}") as ask:
             deadline, version = time.monotonic() + PATIENCE_S, 0
             while (status := ask()) is None or status.phase is not Phase.FINISHED:
                 if status is not None and status.version > version:
                     deadline, version = time.monotonic() + PATIENCE_S, status.version
-                check_running([daemon, *workers], deadline)
+                check_running(list(job.processes.values()), deadline)
                 time.sleep(0.1)
                 if watch is not None and status is not None:
-                    watch(status, restart)
+                    watch(status, job)
     return status
+
+
+class RunningJob:
+    """The processes of a job, one for each node.
+
+    Attributes:
+        processes: running processes by node: `server`, `worker-0`, …
+    """
+
+    def __init__(
+        self, children: Children, programs: Mapping[str, tuple[Program, Sequence[str]]], star: Star | None
+    ) -> None:
+        """Args:
+        children: starts the processes, and ends them with the job.
+        programs: program and arguments of each node.
+        star: the network; None for this machine's loopback.
+        """
+        self.processes: dict[str, Child] = {}
+        self._children, self._programs, self._star = children, programs, star
+
+    def start(self, node: str) -> None:
+        """Start the process of a node."""
+        (module, *first), arguments = self._programs[node]
+        prefix = self._star.prefix(node) if self._star else ()
+        self.processes[node] = self._children.start(node, module, [*first, *arguments], prefix)
+
+    def kill(self, node: str) -> None:
+        """Send the process of a node SIGKILL."""
+        self.processes.pop(node).send(signal.SIGKILL)
 
 
 def check_running(children: Sequence[Child], deadline: float) -> None:
@@ -87,21 +115,24 @@ def check_running(children: Sequence[Child], deadline: float) -> None:
     failed = [child for child in children if child.code not in (None, Exit.DONE)]
     if failed or time.monotonic() > deadline:
         child = (failed or children)[0]
-        reason = "failed" if failed else f"made no progress for {PATIENCE_S:g} s"
+        reason = "failed" if failed else "made no progress in its time"
         raise BenchError(f"{child.name} {reason}: {child.ending}: {child.last_lines()}")
 
 
-def wait_for(found: Callable[[], Found | None], children: Sequence[Child]) -> Found:
+def wait_for(
+    found: Callable[[], Found | None], children: Sequence[Child], seconds: float = PATIENCE_S
+) -> Found:
     """Poll until `found` returns a value other than None, and return it.
 
     Args:
         found: function to poll.
         children: processes that must not fail meanwhile.
+        seconds: time after which to give up.
 
     Raises:
-        BenchError: if a process fails, or after `PATIENCE_S`.
+        BenchError: if a process fails, or after `seconds`.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + seconds
     while (result := found()) is None:
         check_running(children, deadline)
         time.sleep(0.05)

@@ -15,7 +15,7 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +29,7 @@ from ..settings import RunSettings
 from . import output
 from .arguments import BenchError, at_least_one, json_option, option, plot_to_write
 from .estimates import estimate, seed_list
-from .jobs import DIGITS_SAMPLES, one_slower, run_job, train
+from .jobs import DIGITS_SAMPLES, RunningJob, one_slower, run_job, train
 
 WORKERS = 4
 SLOWER = 10  # factor of the slow worker
@@ -103,14 +103,16 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
     )
     chance, kills, killed_at = random.Random(seed), 0, time.monotonic()
 
-    def watch(status: StatusResponse, restart: Callable[[int], None]) -> None:
+    def watch(status: StatusResponse, job: RunningJob) -> None:
         nonlocal kills, killed_at
         whole = sum(member.attached and member.pushes > 0 for member in status.members) == WORKERS
         if not whole or status.phase is not Phase.RUNNING:
             killed_at = time.monotonic()
         elif time.monotonic() - killed_at > KILL_EVERY_S / 2:
             kills += 1
-            restart(chance.randrange(WORKERS))
+            node = f"worker-{chance.randrange(WORKERS)}"
+            job.kill(node)
+            job.start(node)
 
     status = run_job(
         settings,

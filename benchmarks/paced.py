@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,10 +22,19 @@ slower = 1.0  # factor of all times that this process sleeps; `main` sets it
 
 def digits(seconds: float = 0.001, model: str = "mlp") -> Task:
     """Return the digits task, with this many seconds of sleep added per sample."""
-    task = load(f"digits:model={model}")
+    return _paced(load(f"digits:model={model}"), seconds, lambda batch: len(batch[0]))
+
+
+def characters(seconds: float = 0.001) -> Task:
+    """Return the characters task, with this many seconds of sleep added per sample."""
+    return _paced(load("characters"), seconds, len)
+
+
+def _paced(task: Task, seconds: float, samples: Callable[[Any], int]) -> Task:
+    """Return a task that sleeps this many seconds for each of the samples of a batch."""
 
     def loss(network: torch.nn.Module, batch: Any) -> torch.Tensor:
-        time.sleep(seconds * slower * len(batch[0]))
+        time.sleep(seconds * slower * samples(batch))
         return task.loss(network, batch)
 
     return dataclasses.replace(task, loss=loss)

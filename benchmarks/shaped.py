@@ -213,7 +213,7 @@ class _Metrics:
     def __init__(self, url: str) -> None:
         self._url, self._at, self._text = url, 0.0, ""
 
-    def __call__(self, status: StatusResponse, restart: object) -> None:
+    def __call__(self, status: StatusResponse, job: object) -> None:
         """Called with every status: fetch the metrics if the last request is long enough ago."""
         if status.phase is Phase.RUNNING and time.monotonic() > self._at + ASK_EVERY_S:
             self._at = time.monotonic()

@@ -151,6 +151,10 @@ def _is_envelope(message: Descriptor) -> bool:
     return "body" in message.oneofs_by_name
 
 
+def _ignore(size: int) -> None:
+    """A meter that counts nothing."""
+
+
 def _path(method: Any) -> str:
     return f"/{SERVICE.full_name}/{method.name}"
 
@@ -174,17 +178,19 @@ def generic_handler(
 
     Args:
         handlers: coroutine functions by method name, such as "Join".
-        sent, received: called with the wire size of each message, in bytes.
+        sent, received: called with the wire size of each message, in bytes, except those of Status: these go
+            to people and monitors, not to workers.
         admit: called with a call's metadata before the call is read; returns a refusal, or None to admit the
             call.
     """
     methods: dict[str, Any] = {}
     for method in SERVICE.methods:
         make = getattr(grpc, f"{_shape(method)}_rpc_method_handler")
+        counts = method.name != "Status"
         methods[_path(method)] = make(
             handlers[method.name],
-            request_deserializer=_deserializer(method.input_type, received),
-            response_serializer=_serializer(method.output_type, sent),
+            request_deserializer=_deserializer(method.input_type, received if counts else _ignore),
+            response_serializer=_serializer(method.output_type, sent if counts else _ignore),
         )
     return _Methods(methods, admit)
 

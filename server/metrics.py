@@ -53,8 +53,8 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
     info = gauge("info", "always 1; the labels name version, mode and job", "version", "mode", "job")
     _wire_bytes = counter(
         "wire_bytes",
-        "bytes on the wire; `compressor` is that of the downlink for direction `down`, and `unattributed` "
-        "for calls outside of a worker's stream",
+        "bytes on the wire without those of Status; `compressor` is that of the downlink for direction "
+        "`down`, and `unattributed` for calls outside of a worker's stream",
         "direction",
         "compressor",
     )

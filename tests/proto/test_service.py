@@ -115,6 +115,29 @@ async def test_no_changed_byte_of_a_join_goes_unnoticed() -> None:
     assert all(isinstance(each, Malformed) and each.damaged for each in heard[1:])
 
 
+async def test_status_is_not_counted_as_bytes_of_the_job() -> None:
+    sizes: list[int] = []
+
+    async def status(request: Any, context: Any) -> Any:
+        return b""
+
+    async def join(request: Any, context: Any) -> Any:
+        return RESPONSE
+
+    server = grpc.aio.server()
+    handlers: dict[str, Any] = {**dict.fromkeys(METHODS, unused), "Join": join, "Status": status}
+    server.add_generic_rpc_handlers([generic_handler(handlers, sent=sizes.append, received=sizes.append)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = Stub(channel, sent=ignore, received=ignore)
+        await stub.status(m.StatusRequest())
+        assert not sizes
+        await stub.join(REQUEST)
+        assert len(sizes) == 2
+    await server.stop(None)
+
+
 def test_no_changed_byte_of_the_answer_to_a_join_goes_unnoticed() -> None:
     """With another learning rate it would be as good as before."""
 
