@@ -1,4 +1,4 @@
-"""`gc-bench disturbed`: the loss of a preset's job when workers or the server are killed, beside a calm one
+"""`gc-bench disturbed`: loss of a preset's job when workers or the server are killed, beside a calm job.
 
 Real daemons train `characters` on this machine. A disturbance comes when half of the rounds are done:
 
