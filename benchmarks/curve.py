@@ -37,7 +37,7 @@ from .jobs import train
 
 SCHEDULE = "cosine:warmup=100steps"
 MUON, ADAMW = "muon:beta2=0.99", "adamw:beta2=0.99,weight_decay=0.1"
-RATES = {"AdamW": (ADAMW, (0.003, 0.006, 0.012)), "Muon": (MUON, (0.012, 0.024, 0.048))}
+RATES = {"AdamW": (ADAMW, (0.0015, 0.003, 0.006, 0.012)), "Muon": (MUON, (0.012, 0.024, 0.048))}
 ALONE = "local:steps=10,correction=0,clip=1"  # of one worker: all steps are its own
 
 

@@ -1,8 +1,9 @@
 """One job whose server is killed hundreds of times, and whether anything is lost or counts twice.
 
-    python tests/end_to_end/kills.py --kills 200 --seed 1 [--workers]
+    python tests/end_to_end/kills.py --kills 200 --seed 1 [--workers] [--preset low-communication]
 
-Real daemons train digits in `sync` mode, with `4bit` both ways and momentum. SIGKILL ends the server again
+Real daemons train digits in `sync` mode, with `4bit` both ways and momentum; or with a preset of local steps.
+SIGKILL ends the server again
 and again: half of the times at a random moment, half at the points of common/failpoints.py in turn. Some
 kills come while the server reads the state of its predecessor. It is started again at once with the same
 --state.
@@ -46,10 +47,16 @@ WORKERS = 4
 MOMENTUM, RATE, LEASE_S = 0.9, 0.05, 60.0
 JOB = (
     *("--task", "small_tasks:slow_digits:slow=0.02", "--min-workers", str(WORKERS)),
-    *("--optimizer", f"sgd:momentum={MOMENTUM}", "--learning-rate", str(RATE), "--schedule", "cosine"),
     # A worker that is killed is replaced before its lease ends, and nobody else is lost on a busy machine.
-    *("--downlink", "4bit", "--lease-seconds", str(LEASE_S)),
+    *("--lease-seconds", str(LEASE_S)),
 )
+SYNC = (
+    *("--optimizer", f"sgd:momentum={MOMENTUM}", "--learning-rate", str(RATE), "--schedule", "cosine"),
+    *("--downlink", "4bit"),
+)
+# By preset of local steps, the size of the batches with which an epoch has `ROUNDS_PER_EPOCH` rounds.
+BATCHES = {"low-communication": 4, "lowest-communication": 2}
+LOCAL_DOWNLINK = "1bit:block=4096"  # what `auto` becomes there; the oracle needs it by name
 ROUNDS_PER_EPOCH = 11
 ROUNDS_PER_KILL = 4  # more rounds than there are between two kills
 # These points are reached only with a URL, and only with a long journal.
@@ -84,12 +91,23 @@ class Job:
         up_s, on_s: from the start of a server until it answers, and until the next version is made.
     """
 
-    def __init__(self, folder: Path, seed: int, epochs: int, *, lasting: bool) -> None:
-        """lasting: whether there is a --state, as it takes to be killed."""
+    def __init__(self, folder: Path, seed: int, epochs: int, *, lasting: bool, preset: str = "") -> None:
+        """lasting: whether there is a --state, as it takes to be killed. preset: of local steps; empty for
+        `sync` with `4bit`."""
         self.daemons, self.chance = Daemons(), random.Random(seed)
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
-        self.options = (*JOB, "--seed", str(seed), "--epochs", str(epochs))
+        self.preset = preset
+        of_preset = (
+            "--preset",
+            preset,
+            "--batch-size",
+            str(BATCHES.get(preset)),
+            "--downlink",
+            LOCAL_DOWNLINK,
+        )
+        of_kind = of_preset if preset else SYNC
+        self.options = (*JOB, *of_kind, "--seed", str(seed), "--epochs", str(epochs))
         self.told = folder / "told"
         self.state = folder / "state"
         self.archive: Archive | None = None
@@ -125,7 +143,8 @@ class Job:
         self.began = time.monotonic()
 
     def work(self, name: str) -> Daemon:
-        arguments = ("--worker-id", name, "--compressor", "4bit", "--give-up-seconds", "600")
+        compressor = () if self.preset else ("--compressor", "4bit")
+        arguments = ("--worker-id", name, *compressor, "--give-up-seconds", "600")
         return self.daemons.program("noting_worker", str(self.told), self.address, *arguments)
 
     def version(self) -> int | None:
@@ -234,7 +253,10 @@ def replayed(job: Job) -> Replay:
     """Replay the log of a job that has ended."""
     assert job.archive is not None
     assert not job.archive.shrunk, f"records were lost again of {job.archive.shrunk}"
-    return Replay(job.archive.folder, settings(job), momentum=MOMENTUM)
+    if not job.preset:
+        return Replay(job.archive.folder, settings(job), rate=RATE, momentum=MOMENTUM, downlink="4bit")
+    # The server subtracts the mean change.
+    return Replay(job.archive.folder, settings(job), rate=1.0, momentum=0.0, downlink=LOCAL_DOWNLINK)
 
 
 def report(job: Job, found: m.StatusResponse) -> bool:
@@ -257,7 +279,7 @@ def compared(given: argparse.Namespace, folder: Path, jobs: list[Job]) -> bool:
     """Run the job calmly and with kills, and print whether that is as it should be. jobs: those begun."""
 
     def job(*, lasting: bool) -> Job:
-        jobs.append(Job(folder, given.seed, epochs, lasting=lasting))
+        jobs.append(Job(folder, given.seed, epochs, lasting=lasting, preset=given.preset))
         return jobs[-1]
 
     rounds = given.kills * ROUNDS_PER_KILL
@@ -293,6 +315,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", action="store_true", help="half of the kills are of workers")
+    text = "preset of local steps, instead of sync with 4bit"
+    parser.add_argument("--preset", choices=BATCHES, default="", help=text)
     parser.add_argument("--epochs", type=int, default=0, help="by default enough for all kills")
     given = parser.parse_args()
     folder, jobs, right = Path(tempfile.mkdtemp(prefix="kills-")), list[Job](), False

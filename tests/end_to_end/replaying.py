@@ -123,7 +123,8 @@ class Archive:
 class Reference:
     """The parameters as the documentation has it, whole tensor by whole tensor.
 
-    values: of the server, float32, all tensors end to end. replica: what the workers have.
+    values: of the server, float32, all tensors end to end. replica: what the workers have. downlink: spec of
+    the compressor of updates.
     """
 
     manifest: Manifest
@@ -131,12 +132,13 @@ class Reference:
     replica: torch.Tensor
     rate: float
     momentum: float
+    downlink: str
     version: int = 0
     states: list[Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.four_bit = create_bare("4bit")
-        self.states = [self.four_bit.init(spec) for spec in self.manifest.specs]
+        self.compressor = create_bare(self.downlink)
+        self.states = [self.compressor.init(spec) for spec in self.manifest.specs]
         self.optimizer = torch.optim.SGD([self.values], lr=self.rate, momentum=self.momentum, foreach=False)
 
     def step(self, shares: Sequence[tuple[int, np.ndarray[Any, Any]]], rate_factor: float) -> None:
@@ -160,7 +162,9 @@ class Reference:
             difference = self.values[start:end] - self.replica[start:end]
             if RULE.compresses(spec):
                 context = StepContext(samples=1, version=self.version, random=Random((0,)))
-                payload, self.states[place] = self.four_bit.compress(difference, self.states[place], context)
+                payload, self.states[place] = self.compressor.compress(
+                    difference, self.states[place], context
+                )
             else:
                 payload = dense_payload(DenseFormat.BFLOAT16, difference.numpy())
             self.replica[start:end] += torch.from_numpy(decode(payload))
@@ -177,11 +181,15 @@ class Replay:
         applied: the same, as it came to be.
     """
 
-    def __init__(self, archive: Path, rules: ServerSettings, *, momentum: float) -> None:
+    def __init__(
+        self, archive: Path, rules: ServerSettings, *, rate: float, momentum: float, downlink: str
+    ) -> None:
         """
         Args:
             archive: the folder of an `Archive`.
-            rules: options of the job, which is `sync`, with `4bit` as its downlink and SGD with momentum.
+            rules: options of the job, whose members push for every version.
+            rate, momentum: of the server's SGD.
+            downlink: spec of the compressor of updates.
         """
         tree, _ = read_folder(archive / FIRST)
         self.manifest = Manifest.from_message(tree["manifest"], worker="", max_bytes=rules.max_model_bytes)
@@ -193,8 +201,9 @@ class Replay:
         image = tree["shard"]
         self.reference = Reference(
             *(self.manifest, image["parameters"], image["downlink"]["replica"]),
-            rate=rules.learning_rate,
+            rate=rate,
             momentum=momentum,
+            downlink=downlink,
         )
         self.decided: dict[e.PushKey, int] = {}
         self.applied: dict[e.PushKey, int] = {}
