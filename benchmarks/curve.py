@@ -2,25 +2,30 @@
 
 Real daemons train a task on this machine, once for each composition and seed: local steps, their optimizer,
 compressors in both directions. The baselines are AdamW and Muon at several learning rates, each in one worker
-that exchanges nothing and whose batch is that of all workers together. A composition is compared with the
-best rate of each.
+whose exchange changes nothing and whose batch is that of all workers together. A composition is compared with
+the best rate of each, by the seeds that all rates have.
 
 Bytes are counted by the server, with all headers. The initial parameters, which one worker sends and the
 others load, are left out. The float32 bytes beside them are those of a job that exchanges every step.
 
-A finished run is kept in the file of --runs, and not repeated by the next invocation.
+The end of an epoch ends a round early. So a job has as many rounds as come nearest to --steps local steps,
+and its float32 bytes count the steps that it really took.
+
+A finished run is kept in the file of --runs with all its options. The next invocation does not repeat it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from urllib.parse import quote, unquote
 
 from torch import nn
 
@@ -28,17 +33,19 @@ from ..common.exits import Exit
 from ..common.presets import PRESETS
 from ..common.spec import parse_spec
 from ..deploy.plot import panels
+from ..optim.optimizer import parse_optimizer
+from ..optim.steps import AdamW
 from ..settings import RunSettings
 from ..worker.tasks import Task, load
 from . import output
-from .arguments import BenchError, at_least_one, json_option, option, plot_to_write
+from .arguments import BenchError, at_least_one, file_to_write, json_option, option, plot_to_write
 from .estimates import estimate, seed_list
 from .jobs import train
 
 SCHEDULE = "cosine:warmup=100steps"
 MUON, ADAMW = "muon:beta2=0.99", "adamw:beta2=0.99,weight_decay=0.1"
 RATES = {"AdamW": (ADAMW, (0.0015, 0.003, 0.006, 0.012)), "Muon": (MUON, (0.012, 0.024, 0.048))}
-ALONE = "local:steps=10,correction=0,clip=1"  # of one worker: all steps are its own
+ALONE = "local:steps=8,correction=0,clip=1"  # of one worker: all steps are its own
 
 
 def _local(steps: int, compressor: str, downlink: str = "auto", **options: Any) -> dict[str, Any]:
@@ -86,8 +93,9 @@ class CurveRun:
         name: name of the composition or baseline.
         task: spec of the task.
         workers: number of workers that the batch is divided among.
-        steps: number of steps of each worker.
-        seed: seed of the job.
+        steps: value of --steps.
+        taken: number of steps of each worker.
+        options: options of the job, which has one worker for a baseline.
         loss: final validation loss.
         up, down: counted bytes without the initial parameters, of all workers.
         float32: bytes in one direction of a job of as many workers that exchanges every step as float32.
@@ -98,12 +106,18 @@ class CurveRun:
     task: str
     workers: int
     steps: int
-    seed: int
+    taken: int
+    options: Mapping[str, Any]
     loss: float
     up: int
     down: int
     float32: int
     seconds: float
+
+    @property
+    def seed(self) -> int:
+        """Seed of the job."""
+        return int(self.options["seed"])
 
 
 def baselines() -> dict[str, dict[str, Any]]:
@@ -111,6 +125,7 @@ def baselines() -> dict[str, dict[str, Any]]:
     return {
         f"{name} alone, {rate:g}": {
             "mode": ALONE,
+            "workers": 1,
             "optimizer": optimizer,
             "learning_rate": rate,
             "schedule": SCHEDULE,
@@ -127,9 +142,9 @@ def decayed(task: str) -> Task:
     rule has it, so that AdamW is no worse off.
 
     Args:
-        task: spec of the task, with slashes in place of the colon and the commas.
+        task: spec of the task, percent-encoded.
     """
-    found = load(task.replace("/", ":", 1).replace("/", ","))
+    found = load(unquote(task))
 
     def groups(network: nn.Module) -> list[dict[str, Any]]:
         vectors = [each for each in network.parameters() if each.dim() < 2]
@@ -139,7 +154,7 @@ def decayed(task: str) -> Task:
 
 
 def settings_of(options: Mapping[str, Any], given: argparse.Namespace, seed: int) -> RunSettings:
-    """Return the options of a job with `given.steps` steps of each worker.
+    """Return the options of a job with about `given.steps` steps of each worker.
 
     Args:
         options: options of the composition or baseline.
@@ -148,18 +163,38 @@ def settings_of(options: Mapping[str, Any], given: argparse.Namespace, seed: int
     """
     mode = parse_spec("mode", options["mode"])
     each = int(mode.options.get("steps", 1)) if mode.name == "local" else 1
-    alone = options["mode"] == ALONE
-    task = f"gradwire.benchmarks.curve:decayed:task={given.task.replace(':', '/').replace(',', '/')}"
+    alone = options.get("workers") == 1
+    of_adamw = isinstance(parse_optimizer(options["optimizer"]), AdamW)
+    task = f"gradwire.benchmarks.curve:decayed:task={quote(given.task, safe='')}"
+    versions = rounds(given.steps, each, load(given.task).train_samples, given.batch_size * given.workers)
     return RunSettings(
-        **options,
-        task=task if options["optimizer"] == ADAMW else given.task,
-        workers=1 if alone else given.workers,
+        **{"workers": given.workers, **options},
+        task=task if of_adamw else given.task,
         batch_size=given.batch_size * given.workers if alone else given.batch_size,
         epochs=0,
-        max_steps=max(1, given.steps // each),
-        evaluate_every=f"{max(1, given.steps // each)}steps",
+        max_steps=versions,
+        evaluate_every=f"{versions}steps",
         seed=seed,
     )
+
+
+def rounds(steps: int, each: int, samples: int, together: int) -> int:
+    """Return the number of rounds whose steps come nearest to `steps`, at least 1.
+
+    Args:
+        steps: number of steps of each worker to come near.
+        each: number of steps of a round that no end of an epoch shortens.
+        samples: number of samples in an epoch.
+        together: number of samples that all workers take in a step.
+    """
+    of_epoch = math.ceil(samples / together)
+    found = taken = 0
+    while taken < steps:
+        more = min(each, of_epoch - taken % of_epoch)
+        if found and taken + more - steps > steps - taken:
+            break
+        taken, found = taken + more, found + 1
+    return found
 
 
 def measure(name: str, settings: RunSettings, given: argparse.Namespace) -> CurveRun:
@@ -174,19 +209,27 @@ def measure(name: str, settings: RunSettings, given: argparse.Namespace) -> Curv
     with tempfile.TemporaryDirectory() as directory:
         result = train(settings, Path(directory))
     if result.validation_loss is None:
-        raise BenchError(f"{name}: the job of {settings.task} reported no validation loss")
+        raise BenchError(f"{name}: the job of {settings.task} reported no finite validation loss")
+    taken = result.local_steps or result.steps
     return CurveRun(
         name=name,
         task=given.task,
         workers=given.workers,
         steps=given.steps,
-        seed=settings.seed,
+        taken=taken,
+        options=plain(settings),
         loss=result.validation_loss,
         up=result.wire_bytes_up - model_bytes,
         down=result.wire_bytes_down - (settings.workers - 1) * model_bytes,
-        float32=model_bytes * given.workers * given.steps,
+        float32=model_bytes * given.workers * taken,
         seconds=result.seconds,
     )
+
+
+def plain(settings: RunSettings) -> dict[str, Any]:
+    """Return the options of a job as values that a JSON file returns unchanged."""
+    options: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
+    return options
 
 
 def named(runs: Sequence[CurveRun]) -> dict[str, list[CurveRun]]:
@@ -200,17 +243,17 @@ def named(runs: Sequence[CurveRun]) -> dict[str, list[CurveRun]]:
 def table(runs: Sequence[CurveRun]) -> str:
     """Return a Markdown table of runs of one task, with losses relative to the best rate of each baseline."""
     by_name = named(runs)
-    best = {
-        optimizer: min(
-            (
-                fmean(run.loss for run in found)
-                for name, found in by_name.items()
-                if name.startswith(f"{optimizer} alone")
-            ),
-            default=None,
-        )
-        for optimizer in RATES
-    }
+
+    def least(optimizer: str) -> float | None:
+        """Return the mean loss of an optimizer's best rate, by the seeds that all of its rates have."""
+        by_rate = [found for name, found in by_name.items() if name.startswith(f"{optimizer} alone")]
+        if not by_rate:
+            return None
+        shared = set[int].intersection(*({run.seed for run in found} for found in by_rate))
+        found = min(by_rate, key=lambda found: fmean(run.loss for run in found if run.seed in shared))
+        return fmean(run.loss for run in found)
+
+    best = {optimizer: least(optimizer) for optimizer in RATES}
 
     def cells(name: str, found: Sequence[CurveRun]) -> list[object]:
         losses = [run.loss for run in found]
@@ -223,9 +266,16 @@ def table(runs: Sequence[CurveRun]) -> str:
         against = [
             "–" if base is None else f"{100 * (fmean(losses) / base - 1):+.1f} %" for base in best.values()
         ]
-        return [name, len(found), f"{estimate(losses)}", *times, *against]
+        return [
+            name,
+            len(found),
+            f"{fmean(run.taken for run in found):.0f}",
+            f"{estimate(losses)}",
+            *times,
+            *against,
+        ]
 
-    headings = ("", "seeds", "loss", "up ×", "down ×", *(f"against {name}'s best" for name in RATES))
+    headings = ("", "seeds", "steps", "loss", "up ×", "down ×", *(f"against {name}'s best" for name in RATES))
     return output.table(headings, [cells(*each) for each in by_name.items()])
 
 
@@ -246,6 +296,18 @@ def plot(path: Path, runs: Sequence[CurveRun]) -> None:
     figure.savefig(path, dpi=150)
 
 
+def read(path: Path) -> list[CurveRun]:
+    """Return the finished runs in a file of --runs.
+
+    Raises:
+        BenchError: the file is none of this release.
+    """
+    try:
+        return [CurveRun(**each) for each in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        raise BenchError(f"--runs {path}: no file of this release's runs: {error}; name another") from None
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--task", str, "characters", "SPEC", "task to train, which reports a loss")
     option(parser, "--workers", at_least_one, 4, "N", "number of workers")
@@ -257,7 +319,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only", nargs="+", choices=known, default=known, metavar="NAME", help=f"rows: {'; '.join(known)}"
     )
     text = "file of finished runs, which are not repeated, and to which others are added"
-    parser.add_argument("--runs", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--runs", type=file_to_write, metavar="FILE", help=text)
     json_option(parser, "every run")
     text = "PNG or SVG file for a picture of loss over bytes"
     parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
@@ -267,18 +329,20 @@ def run(given: argparse.Namespace) -> int:
     """Train the missing runs, print the table of all runs of this task and size; return the exit code."""
     known: list[CurveRun] = []
     if given.runs is not None and given.runs.exists():
-        known = [CurveRun(**each) for each in json.loads(given.runs.read_text())]
-    alike = {"task": given.task, "workers": given.workers, "steps": given.steps}
+        known = read(given.runs)
     wanted = {**baselines(), **COMPOSITIONS}
+    shown: list[CurveRun] = []
     for seed in given.seeds:
         for name in given.only:
-            key = {**alike, "name": name, "seed": seed}
-            if any(key.items() <= asdict(each).items() for each in known):
-                continue
-            known.append(measure(name, settings_of(wanted[name], given, seed), given))
-            output.say(f"{name}, seed {seed}: loss {known[-1].loss:.4f}, {known[-1].seconds:.0f} s")
-            output.write_json(given.runs, [asdict(each) for each in known])
-    shown = [each for each in known if alike.items() <= asdict(each).items()]
+            settings = settings_of(wanted[name], given, seed)
+            run = next((each for each in known if each.options == plain(settings)), None)
+            if run is None:
+                run = measure(name, settings, given)
+                known.append(run)
+                output.say(f"{name}, seed {seed}: loss {run.loss:.4f}, {run.seconds:.0f} s")
+                output.write_json(given.runs, [asdict(each) for each in known])
+            shown.append(replace(run, name=name))
+    shown.sort(key=lambda each: given.only.index(each.name))
     print(table(shown))
     output.write_json(given.json, [asdict(each) for each in shown])
     if given.plot:

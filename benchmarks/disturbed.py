@@ -7,7 +7,10 @@ Real daemons train `characters` on this machine. A disturbance comes when half o
     worker lost         SIGKILL to one worker, without a substitute: the others train on
     worker joins        one worker starts only now, with an optimizer that has taken no step
     server restarted    SIGKILL to the server, and a new one on its --state
-    one slow            the last worker takes three times as long for every step, from the beginning
+    one slow            from the beginning, the last worker sleeps three times as long in every step
+
+All jobs have as many rounds. With a worker less, these have fewer samples. All workers compute, and sleep
+besides for 2 ms per sample.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from . import output
 from .arguments import BenchError, at_least_one, json_option, option, some_of
 from .curve import COMPOSITIONS, settings_of
 from .estimates import estimate, seed_list
-from .jobs import RunningJob, one_slower, run_job
+from .jobs import RunningJob, final_loss, one_slower, run_job
 
 SITUATIONS = ("calm", "worker restarted", "worker lost", "worker joins", "server restarted", "one slow")
 LEASE_S = 3.0  # time after which the server counts a silent worker as lost
@@ -66,10 +69,14 @@ def measure(situation: str, given: argparse.Namespace, seed: int) -> DisturbedRo
     """
     settings = settings_of(COMPOSITIONS[f"preset {given.preset}"], given, seed)
     last, killed = given.workers - 1, f"worker-{KILLED}"
-    happened = False
+    happened = took_effect = False
 
     def watch(status: StatusResponse, job: RunningJob) -> None:
-        nonlocal happened
+        nonlocal happened, took_effect
+        pushing = {member.worker for member in status.members if member.attached and member.pushes}
+        if happened and status.phase is Phase.RUNNING:
+            whole = len(pushing) == given.workers
+            took_effect |= not whole if situation == "worker lost" else whole
         if happened or status.phase is not Phase.RUNNING or 2 * status.version < settings.max_steps:
             return
         happened = True
@@ -97,12 +104,12 @@ def measure(situation: str, given: argparse.Namespace, seed: int) -> DisturbedRo
             absent=(last,) if late else (),
             watch=watch,
         )
-    if not happened:
-        raise BenchError(f"{situation}: the job ended before half of its rounds were seen; give more --steps")
+    if not took_effect:
+        raise BenchError(f"{situation}: the job ended before that took effect; give more --steps")
     return DisturbedRow(
         situation=situation,
         seed=seed,
-        loss=status.evaluations[-1].metrics["loss"],
+        loss=final_loss(situation, status),
         sha256=status.parameters_sha256,
         repeated_samples=status.repeated_samples,
         seconds=status.training_seconds,
@@ -116,12 +123,13 @@ def table(rows: Sequence[DisturbedRow]) -> str:
     def cells(situation: str, found: Sequence[DisturbedRow]) -> list[object]:
         paired = [row.loss / calm[row.seed].loss - 1 for row in found if row.seed in calm]
         same = sum(row.seed in calm and row.sha256 == calm[row.seed].sha256 for row in found)
+        of = f"{same} of {len(found)}" if paired else "–"
         return [
             situation,
             len(found),
             f"{estimate([row.loss for row in found])}",
             f"{100 * fmean(paired):+.1f} %" if paired else "–",
-            f"{same} of {len(found)}",
+            of,
             sum(row.repeated_samples for row in found),
             f"{fmean(row.seconds for row in found):.0f}",
         ]
@@ -133,7 +141,7 @@ def table(rows: Sequence[DisturbedRow]) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = tuple(name for name in PRESETS if name.endswith("communication"))
-    text = f"preset of the jobs: {', '.join(names)}"
+    text = f"preset of the jobs: {', '.join(names)} (default: {names[0]})"
     parser.add_argument("--preset", choices=names, default=names[0], metavar="NAME", help=text)
     option(parser, "--workers", at_least_one, 4, "N", "number of workers")
     option(parser, "--batch-size", at_least_one, 16, "N", "samples of each worker in a step")

@@ -13,7 +13,7 @@ from ..deploy.daemons import HOST, server_arguments, worker_arguments
 from ..deploy.engine import PARAMETERS, RunPlan, Watcher, free_port
 from ..deploy.engine import train as run_plan
 from ..deploy.interrupt import Interrupt
-from ..deploy.processes import Child, Children
+from ..deploy.processes import Child, Children, wait
 from ..deploy.report import RunResult, result_of
 from ..deploy.status import asking
 from ..proto.messages import Phase, StatusResponse
@@ -106,8 +106,26 @@ class RunningJob:
         self.processes[node] = self._children.start(node, module, [*first, *arguments], prefix)
 
     def kill(self, node: str) -> None:
-        """Send the process of a node SIGKILL."""
-        self.processes.pop(node).send(signal.SIGKILL)
+        """Send the process of a node SIGKILL, and wait for its end."""
+        child = self.processes.pop(node)
+        child.send(signal.SIGKILL)
+        wait([child], seconds=PATIENCE_S)
+
+
+def final_loss(name: str, status: StatusResponse) -> float:
+    """Return the loss of a finished job's last evaluation.
+
+    Args:
+        name: name of the job in the message.
+        status: last status of its server.
+
+    Raises:
+        BenchError: the evaluation was lost, or reported no finite loss.
+    """
+    last = status.evaluations[-1].metrics if status.evaluations else {}
+    if "loss" not in last:
+        raise BenchError(f"{name}: the last evaluation reported no finite loss")
+    return last["loss"]
 
 
 def check_running(children: Sequence[Child], deadline: float) -> None:
@@ -115,7 +133,7 @@ def check_running(children: Sequence[Child], deadline: float) -> None:
     failed = [child for child in children if child.code not in (None, Exit.DONE)]
     if failed or time.monotonic() > deadline:
         child = (failed or children)[0]
-        reason = "failed" if failed else "made no progress in its time"
+        reason = "failed" if failed else "made no progress in the time that it has"
         raise BenchError(f"{child.name} {reason}: {child.ending}: {child.last_lines()}")
 
 

@@ -12,6 +12,9 @@ median of these steps.
 A preset trains to its end on the shaped links, once for each of --preset-steps, until one has that loss. The
 server measures the time from the first round to the last version. A schedule always ends with the job, so a
 shorter job is another training and not the beginning of a longer one.
+
+The ratio has two causes: fewer bytes, and Muon, which needs fewer steps than AdamW. `gc-bench curve` has
+Muon's loss without any exchange, as "Muon alone".
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from .arguments import BenchError, amount, at_least_one, json_option, numbers, o
 from .curve import COMPOSITIONS, SCHEDULE, settings_of
 from .ddp import OURS
 from .ddp_task import RESULT, WARM_UP, Setup, Trained
-from .jobs import PATIENCE_S, nodes_of, run_job, wait_for
+from .jobs import PATIENCE_S, final_loss, nodes_of, run_job, wait_for
 from .star import Star, check_network
 from .step import PEERS
 
@@ -90,15 +93,18 @@ def train_peer(setup: Setup, workers: int, hook: str, steps: int, mbit: float | 
             for rank, node in enumerate(nodes)
         ]
         wait_for(
-            lambda: all(child.code is not None for child in started) or None,
+            lambda: all(child.code == Exit.DONE for child in started) or None,
             started,
             seconds=PATIENCE_S + MOST_STEP_S * steps,
         )
         return Trained(**json.loads((Path(folder) / RESULT).read_text()))
 
 
-def run_preset(name: str, given: argparse.Namespace, steps: int, mbit: float) -> tuple[float, float]:
-    """Train with a preset on shaped links, and return the seconds of all rounds and the final loss.
+def run_preset(name: str, given: argparse.Namespace, steps: int, mbit: float) -> tuple[int, float, float]:
+    """Train with a preset on shaped links.
+
+    Returns:
+        The number of steps of each worker, the seconds of all rounds, and the final loss.
 
     Args:
         name: name of the preset.
@@ -107,13 +113,14 @@ def run_preset(name: str, given: argparse.Namespace, steps: int, mbit: float) ->
         mbit: Mbit/s of each link in each direction.
     """
     alike = argparse.Namespace(**{**vars(given), "steps": steps})
-    settings = settings_of(COMPOSITIONS[f"preset {name}"], alike, given.seed)
+    options = {**COMPOSITIONS[f"preset {name}"], "device": "cpu"}
+    settings = settings_of(options, alike, given.seed)
     with Star(nodes_of(given.workers), mbit) as star, tempfile.TemporaryDirectory() as folder:
         status = run_job(settings, Path(folder), star=star)
-    return status.training_seconds, status.evaluations[-1].metrics["loss"]
+    return status.local_steps or status.version, status.training_seconds, final_loss(name, status)
 
 
-HEADINGS = ("", "Mbit/s", "steps", "loss", "ms per step", "s", "of the fastest DDP's")
+HEADINGS = ("", "Mbit/s", "steps", "loss", "ms per step", "s", "as fast as the fastest hook of DDP's own")
 
 
 def table(rows: Sequence[Reached]) -> str:
@@ -124,7 +131,7 @@ def table(rows: Sequence[Reached]) -> str:
             (each.seconds for each in rows if each.mbit == row.mbit and each.reaches and is_peer(each.name)),
             default=None,
         )
-        ratio = f"{fastest / row.seconds:.1f} × faster" if row.reaches and fastest else "not reached"
+        ratio = f"{fastest / row.seconds:.1f} ×" if row.reaches and fastest else "not reached"
         return [
             row.name,
             f"{row.mbit:g}",
@@ -149,10 +156,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--batch-size", at_least_one, 16, "N", "samples of each worker in a step")
     option(parser, "--mbit", numbers(100_000), "20,100", "N,...", "Mbit/s of each link in each direction")
     option(parser, "--steps", at_least_one, 1000, "N", "steps of each peer")
-    option(parser, "--rate", amount, 0.006, "N", "AdamW's learning rate")
+    option(parser, "--rate", amount, 0.003, "N", "AdamW's learning rate; the best one of gc-bench curve")
     option(parser, "--timed", at_least_one, 40, "N", "steps of each peer on the shaped links")
     option(parser, "--peers", some_of(PEERS), ",".join(PEERS), "NAME,...", "hooks of PyTorch's DDP")
-    text = "compressors to run in DDP, as hooks of gradwire.ddp"
+    text = "compressors to run in DDP, as hooks of gradwire.ddp (default: 4bit 8bit)"
     parser.add_argument("--hooks", nargs="*", default=("4bit", "8bit"), metavar="SPEC", help=text)
     names = [name for name in PRESETS if name.endswith("communication")]
     option(parser, "--presets", some_of(tuple(PRESETS)), ",".join(names), "NAME,...", "presets to train with")
@@ -168,9 +175,11 @@ def run(given: argparse.Namespace) -> int:
     for compressor in given.hooks:
         ddp.state(compressor)
     if FP32 not in given.peers:
-        raise BenchError(f"--peers: expected {FP32} among them, whose final loss is the target")
-    if given.timed <= WARM_UP + 1:
-        raise BenchError(f"--timed: expected more than {WARM_UP + 1}, got {given.timed}: the first warm up")
+        got = ",".join(given.peers)
+        raise BenchError(f"--peers: expected {FP32} among them, whose final loss is the target, got {got}")
+    for flag, steps in (("--timed", given.timed), ("--steps", given.steps)):
+        if steps <= WARM_UP + 1:
+            raise BenchError(f"{flag}: expected more than {WARM_UP + 1}, got {steps}: {WARM_UP} warm up")
     setup = Setup(
         task=given.task,
         batch_size=given.batch_size,
@@ -205,12 +214,13 @@ def run(given: argparse.Namespace) -> int:
             output.say(f"{rows[-1].name} at {mbit} Mbit/s: {timed.step_seconds:.3f} s per step")
         for name in given.presets:
             for steps in given.preset_steps:
-                seconds, loss = run_preset(name, given, steps, mbit)
+                taken, seconds, loss = run_preset(name, given, steps, mbit)
                 reaches = loss <= losses[FP32]
                 rows.append(
-                    Reached(name=name, mbit=mbit, steps=steps, seconds=seconds, loss=loss, reaches=reaches)
+                    Reached(name=name, mbit=mbit, steps=taken, seconds=seconds, loss=loss, reaches=reaches)
                 )
-                output.say(f"{name} at {mbit} Mbit/s, {steps} steps: {seconds:.0f} s, loss {loss:.4f}")
+                output.say(f"{name} at {mbit} Mbit/s, {taken} steps: {seconds:.0f} s, loss {loss:.4f}")
+                output.write_json(given.json, [asdict(row) for row in rows])
                 if reaches:
                     break
     print(table(rows))

@@ -1,8 +1,8 @@
 """gc-plan --presets: predicted times of the presets for a job, beside losses that were measured with them.
 
-The losses are in preset_results.json, a list of objects with the fields of `Measured`. Benchmarks append to
-it, and an object is there only if its job has really run. A loss holds for its kind of model, data and
-length.
+The losses are in preset_results.json, a list of objects with the fields of `Measured`. People copy them from
+tables of gc-bench, and an object is there only if its job has really run. A loss holds for its kind of model,
+data and length.
 """
 
 from __future__ import annotations

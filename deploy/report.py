@@ -55,7 +55,7 @@ class RunResult:
         seconds: seconds from the opening of the first round to the last version.
         validation_accuracy, validation_loss: metrics of the last evaluation; None if the task does not report
             them.
-        wire_bytes_up, wire_bytes_down: all bytes on the wire, with gRPC and HTTP/2 framing.
+        wire_bytes_up, wire_bytes_down: all bytes from and to workers, with gRPC and HTTP/2 framing.
         raw_bytes_up, raw_bytes_down: bytes of the same tensors as bare float32.
         payload_bytes_up: bytes of the payloads of accepted pushes, without headers.
         compressed_payload_bytes_up: bytes of the quantized tensors in those payloads.

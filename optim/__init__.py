@@ -23,13 +23,14 @@ def muon(
 
     Args:
         model: model to train.
-        lr: learning rate of both, before any schedule. A rate that suits AdamW suits both.
+        lr: learning rate of both, before any schedule. Steps have the size of AdamW's, and a rate that suits
+            AdamW is a start. With local steps a rate eight times as high was better.
         groups: groups of parameters with options of their own, as for torch's optimizers. The key `params`
             holds the parameters, and `lr` a rate. The key `optimizer` is "muon" or "adamw", in place of the
             default rule. The key `split` is the number of matrices that a parameter holds one above the
             other.
         options: options of `--optimizer muon`: momentum (0.95), weight_decay (0.1), beta1 (0.9), beta2
-            (0.999) and eps (1e-8).
+            (0.999), eps (1e-8) and split (1).
 
     Raises:
         ValueError: an option is unknown or has an invalid value, or Muon cannot step a parameter.

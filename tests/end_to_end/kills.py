@@ -2,17 +2,16 @@
 
     python tests/end_to_end/kills.py --kills 200 --seed 1 [--workers] [--preset low-communication]
 
-Real daemons train digits in `sync` mode, with `4bit` both ways and momentum; or with a preset of local steps.
-SIGKILL ends the server again
-and again: half of the times at a random moment, half at the points of common/failpoints.py in turn. Some
-kills come while the server reads the state of its predecessor. It is started again at once with the same
---state.
+Real daemons train digits in `sync` mode, with `4bit` both ways and momentum; or, with --preset, in local
+steps. SIGKILL ends the server again and again: half of the times at a random moment, half at the points of
+common/failpoints.py in turn. Some kills come while the server reads the state of its predecessor. It is
+started again at once with the same --state.
 
 The final parameters must be those of a calm run, bit for bit. With --workers half of the kills are of
-workers, which return as new incarnations without residuals. Their parameters differ, and the accuracy must be
-within a hundredth of the calm run's. In both cases an oracle (`replaying`) must get the same bits from the
-log, and every outcome that a worker received must be in the log. The exit status is 1 otherwise, and the
-job's files stay."""
+workers, which return as new incarnations without residuals and without the state of their optimizer. Their
+parameters differ, and the accuracy must be within a hundredth of the calm run's. In both cases an oracle
+(`replaying`) must get the same bits from the log, and every outcome that a worker received must be in the
+log. The exit status is 1 otherwise, and the job's files stay."""
 
 from __future__ import annotations
 
