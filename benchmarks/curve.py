@@ -42,38 +42,31 @@ from .arguments import BenchError, at_least_one, file_to_write, json_option, opt
 from .estimates import estimate, seed_list
 from .jobs import train
 
-SCHEDULE = "cosine:warmup=100steps"
-MUON, ADAMW = "muon:beta2=0.99", "adamw:beta2=0.99,weight_decay=0.1"
-RATES = {"AdamW": (ADAMW, (0.0015, 0.003, 0.006, 0.012)), "Muon": (MUON, (0.012, 0.024, 0.048))}
+_LOW = PRESETS["low-communication"].sets
+SCHEDULE, MUON, _ONE_BIT = (str(_LOW[option]) for option in ("schedule", "optimizer", "compressor"))
+ADAMW = "adamw:beta2=0.99,weight_decay=0.1"
+RATES = {"AdamW": (ADAMW, (0.0015, 0.003, 0.006)), "Muon": (MUON, (0.012, 0.024, 0.048))}
 ALONE = "local:steps=8,correction=0,clip=1"  # of one worker: all steps are its own
 
 
 def _local(steps: int, compressor: str, downlink: str = "auto", **options: Any) -> dict[str, Any]:
-    """Return the options of a job with Muon's local steps."""
-    return {
-        "mode": f"local:steps={steps},correction=0,overlay=on,clip=1",
-        "optimizer": MUON,
-        "learning_rate": 0.024,
-        "schedule": SCHEDULE,
-        "compressor": compressor,
-        "downlink": downlink,
-        **options,
-    }
+    """Return the options of a job as with `low-communication`, but for these."""
+    mode = f"local:steps={steps},correction=0,overlay=on,clip=1"
+    return {**_LOW, "mode": mode, "compressor": compressor, "downlink": downlink, **options}
 
 
-_ONE_BIT = "1bit:block=4096,decay=0.9"
 _PLAIN = "local:steps=8,correction=0,clip=1"
 COMPOSITIONS: Mapping[str, Mapping[str, Any]] = {
     **{f"preset {name}": {**each.sets, "schedule": SCHEDULE} for name, each in PRESETS.items()},
     "8 steps, float32": _local(8, "none", "none"),
     "8 steps, without overlay": _local(8, _ONE_BIT, mode=_PLAIN),
     "8 steps, without decay": _local(8, "1bit:block=4096"),
-    "8 steps, without blocks": _local(8, "1bit:decay=0.9"),
+    "8 steps, decay 0.9": _local(8, "1bit:block=4096,decay=0.9"),
+    "8 steps, without blocks": _local(8, "1bit:decay=0.97"),
     "8 steps, 4bit": _local(8, "4bit"),
-    "8 steps, topk": _local(8, "topk:ratio=5,values=1bit,decay=0.9", "topk:ratio=4,values=1bit"),
-    "16 steps, topk": _local(16, "topk:ratio=10,values=1bit,decay=0.9", "topk:ratio=10,values=1bit"),
-    "25 steps": _local(25, _ONE_BIT),
-    "32 steps": _local(32, _ONE_BIT),
+    "8 steps, topk": _local(8, "topk:ratio=5,values=1bit,decay=0.97", "topk:ratio=4,values=1bit"),
+    "16 steps": _local(16, _ONE_BIT),
+    "29 steps": _local(29, _ONE_BIT),
     "8 steps of AdamW": _local(8, _ONE_BIT, optimizer=ADAMW, learning_rate=0.006),
     "8 steps of AdamW, 0.012": _local(8, _ONE_BIT, optimizer=ADAMW, learning_rate=0.012),
     "diloco of Muon": _local(

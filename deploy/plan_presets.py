@@ -8,11 +8,11 @@ data and length.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..common.presets import PRESETS
-from ..compressors import compressor_of
+from ..compressors import AUTO, compressor_of, parse_compressor
 from ..planning.job import JobProfile, StepOptions
 from ..planning.predictions import Prediction, predict, predictable
 
@@ -80,7 +80,8 @@ def ranked_presets(profile: JobProfile) -> dict[str, Prediction]:
 def _choice(name: str) -> StepOptions:
     """Return a preset in the planner's terms."""
     sets = PRESETS[name].sets
-    return StepOptions(
-        compressor=compressor_of(str(sets["compressor"]))[0].compression(),
-        mode=predictable(str(sets["mode"])),
-    )
+    compressor, downlink = (str(sets[option]) for option in ("compressor", "downlink"))
+    costs = compressor_of(compressor)[0].compression()
+    if downlink != AUTO:
+        costs = replace(costs, updates=parse_compressor(downlink).compression().up)
+    return StepOptions(compressor=costs, mode=predictable(str(sets["mode"])))

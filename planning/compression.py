@@ -90,6 +90,7 @@ class CompressionCosts:
         least_part_bytes: lower bound of the default size of the largest part, as float32, in bytes.
         merges: True if it chooses from all tensors of a unit as from one, in a merged plan.
         whole: True if it needs all gradients before it compresses any.
+        updates: coding of the tensors in an update; None for that of `--downlink auto`.
     """
 
     name: str
@@ -98,6 +99,7 @@ class CompressionCosts:
     least_part_bytes: int = LEAST_BYTES
     merges: bool = False
     whole: bool = False
+    updates: TensorCoding | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -105,6 +107,8 @@ class CompressionCosts:
     def down(self, pushes: int) -> TensorCoding:
         """Return the coding of the tensors in an update that the server makes from `pushes` pushes."""
         up = self.up
+        if self.updates is not None:
+            return self.updates
         if up.indices or up.density < 1:
             held = 1 - (1 - up.density) ** pushes
             bits = max(up.bits, 16.0)  # values of a sparse update are bfloat16

@@ -1,6 +1,6 @@
 """One job whose server is killed hundreds of times, and whether anything is lost or counts twice.
 
-    python tests/end_to_end/kills.py --kills 200 --seed 1 [--workers] [--preset low-communication]
+    python tests/end_to_end/kills.py --kills 200 --seed 1 [--workers] [--preset]
 
 Real daemons train digits in `sync` mode, with `4bit` both ways and momentum; or, with --preset, in local
 steps. SIGKILL ends the server again and again: half of the times at a random moment, half at the points of
@@ -53,9 +53,11 @@ SYNC = (
     *("--optimizer", f"sgd:momentum={MOMENTUM}", "--learning-rate", str(RATE), "--schedule", "cosine"),
     *("--downlink", "4bit"),
 )
-# By preset of local steps, the size of the batches with which an epoch has `ROUNDS_PER_EPOCH` rounds.
-BATCHES = {"low-communication": 4, "lowest-communication": 2}
-LOCAL_DOWNLINK = "1bit:block=4096"  # what `auto` becomes there; the oracle needs it by name
+PRESETS_DOWNLINK = "1bit:block=4096"  # what `auto` becomes there; the oracle needs it by name
+PRESET = (
+    *("--preset", "low-communication", "--downlink", PRESETS_DOWNLINK),
+    *("--batch-size", "4"),  # with which an epoch has `ROUNDS_PER_EPOCH` rounds of local steps
+)
 ROUNDS_PER_EPOCH = 11
 ROUNDS_PER_KILL = 4  # more rounds than there are between two kills
 # These points are reached only with a URL, and only with a long journal.
@@ -90,22 +92,14 @@ class Job:
         up_s, on_s: from the start of a server until it answers, and until the next version is made.
     """
 
-    def __init__(self, folder: Path, seed: int, epochs: int, *, lasting: bool, preset: str = "") -> None:
-        """lasting: whether there is a --state, as it takes to be killed. preset: of local steps; empty for
-        `sync` with `4bit`."""
+    def __init__(self, folder: Path, seed: int, epochs: int, *, lasting: bool, preset: bool = False) -> None:
+        """lasting: whether there is a --state, as it takes to be killed. preset: whether the job has the
+        options `PRESET` instead of `SYNC`."""
         self.daemons, self.chance = Daemons(), random.Random(seed)
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.preset = preset
-        of_preset = (
-            "--preset",
-            preset,
-            "--batch-size",
-            str(BATCHES.get(preset)),
-            "--downlink",
-            LOCAL_DOWNLINK,
-        )
-        of_kind = of_preset if preset else SYNC
+        of_kind = PRESET if preset else SYNC
         self.options = (*JOB, *of_kind, "--seed", str(seed), "--epochs", str(epochs))
         self.told = folder / "told"
         self.state = folder / "state"
@@ -255,7 +249,7 @@ def replayed(job: Job) -> Replay:
     if not job.preset:
         return Replay(job.archive.folder, settings(job), rate=RATE, momentum=MOMENTUM, downlink="4bit")
     # The server subtracts the mean change.
-    return Replay(job.archive.folder, settings(job), rate=1.0, momentum=0.0, downlink=LOCAL_DOWNLINK)
+    return Replay(job.archive.folder, settings(job), rate=1.0, momentum=0.0, downlink=PRESETS_DOWNLINK)
 
 
 def report(job: Job, found: m.StatusResponse) -> bool:
@@ -314,8 +308,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", action="store_true", help="half of the kills are of workers")
-    text = "preset of local steps, instead of sync with 4bit"
-    parser.add_argument("--preset", choices=BATCHES, default="", help=text)
+    text = "a job with --preset low-communication instead of sync with 4bit"
+    parser.add_argument("--preset", action="store_true", help=text)
     parser.add_argument("--epochs", type=int, default=0, help="by default enough for all kills")
     given = parser.parse_args()
     folder, jobs, right = Path(tempfile.mkdtemp(prefix="kills-")), list[Job](), False
