@@ -3,7 +3,7 @@
 Real daemons train a task on this machine, once for each composition and seed: local steps, their optimizer,
 compressors in both directions. The baselines are AdamW and Muon at several learning rates, each in one worker
 whose exchange changes nothing and whose batch is that of all workers together. A composition is compared with
-the best rate of each, by the seeds that all rates have.
+the best rate of each, by the seeds that all rates have. All jobs have the schedule of `low-communication`.
 
 Bytes are counted by the server, with all headers. The initial parameters, which one worker sends and the
 others load, are left out. The float32 bytes beside them are those of a job that exchanges every step.

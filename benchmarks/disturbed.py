@@ -76,7 +76,7 @@ def measure(situation: str, given: argparse.Namespace, seed: int) -> DisturbedRo
         pushing = {member.worker for member in status.members if member.attached and member.pushes}
         if happened and status.phase is Phase.RUNNING:
             whole = len(pushing) == given.workers
-            took_effect |= not whole if situation == "worker lost" else whole
+            took_effect |= not whole if situation == "worker lost" else whole or situation == "calm"
         if happened or status.phase is not Phase.RUNNING or 2 * status.version < settings.max_steps:
             return
         happened = True

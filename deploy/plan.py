@@ -206,7 +206,11 @@ def live_job(server: str, files: Mapping[str, str]) -> LiveJob:
         raise SpecError(f"--server {server}: {why_silent(target, files).text}")
     found = live_job_of(status, workers=max(1, len(status.members)), rtt_s=rtt_s)
     if found is None:
-        raise SpecError(f"--server {server}: it has too few measurements yet; ask again after 50 steps")
+        raise SpecError(
+            f"--server {server}: it has too few measurements yet; ask again after 50 steps. A job that sends "
+            "nothing during backward, as with --overlap off, local:clip= or the local steps of scripts, never "
+            "has them: use --model there"
+        )
     return found
 
 
@@ -249,6 +253,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(job.comparison())
         print(reason)
         print(*(f"    {line}" for line in commands(profile, chosen.choice)), sep="\n")
+        if presets:
+            fastest, step = next(iter(presets.items()))
+            print(f"Fastest preset: {step.step_s:.3g} s per step; its loss is above, if it was measured.")
+            print(f"    gc-server --min-workers {profile.workers} --preset {fastest}")
         print(seamgs_line(profile, chosen))
         if profile.servers > 1:
             print(f"A job has one server: the prediction for {profile.servers} servers is hypothetical.")

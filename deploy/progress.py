@@ -40,7 +40,8 @@ def metrics(evaluation: EpochStatus) -> str:
 def speed(status: StatusResponse) -> str:
     """Return text with the learning rate, the steps per second and the time left, as far as known."""
     rate = f"learning rate {status.learning_rate:.3g}" if status.learning_rate else ""
-    steps = f"{1 / status.step_seconds:.3g} steps/s" if status.step_seconds else ""
+    unit = "rounds" if status.local_steps else "steps"
+    steps = f"{1 / status.step_seconds:.3g} {unit}/s" if status.step_seconds else ""
     left = seconds_left(status)
     return "  ".join(filter(None, [rate, steps, f"{duration(left)} left" if left else ""]))
 

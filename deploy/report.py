@@ -240,18 +240,20 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
         "{:.1f} s".format,
         lambda ours, theirs: f"{ratio(ours, theirs)} the time",
     )
-    row("time per step", lambda run: run.step_seconds, _milliseconds)
+    unit = "round" if result.local_steps else "step"
+    row(f"time per {unit}", lambda run: run.step_seconds, _milliseconds)
     if any(run.predicted_step_seconds for run in runs):
         row("  predicted during the run", lambda run: run.predicted_step_seconds, _milliseconds)
     table.add_section()
     row("bytes up", lambda run: run.wire_bytes_up, size, _fewer)
-    row("  against bare float32", lambda run: _fewer(run.wire_bytes_up, run.raw_bytes_up))
+    against = "  against float32 every round" if result.local_steps else "  against bare float32"
+    row(against, lambda run: _fewer(run.wire_bytes_up, run.raw_bytes_up))
     row(
         "  compressed tensors alone",
         lambda run: ratio(run.compressed_raw_bytes_up, run.compressed_payload_bytes_up),
     )
     row("bytes down", lambda run: run.wire_bytes_down, size, _fewer)
-    row("  against bare float32", lambda run: _fewer(run.wire_bytes_down, run.raw_bytes_down))
+    row(against, lambda run: _fewer(run.wire_bytes_down, run.raw_bytes_down))
     if result.local_steps:
         row(
             "rounds per local step",

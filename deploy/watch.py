@@ -201,7 +201,8 @@ def facts(status: StatusResponse) -> Generator[tuple[str, str]]:
     if status.step_seconds:
         expected = status.predicted_step_seconds
         beside = f" (predicted {1e3 * expected:.3g} ms)" if expected else ""
-        text = f"{1e3 * status.step_seconds:.3g} ms a step{beside}, {1 / status.step_seconds:.3g} steps/s"
+        unit = "round" if status.local_steps else "step"
+        text = f"{1e3 * status.step_seconds:.3g} ms a {unit}{beside}, {1 / status.step_seconds:.3g} {unit}s/s"
         yield "pace", text
     yield "time", f"{duration(status.training_seconds)} so far, {duration(seconds_left(status))} left"
     if status.version and math.isfinite(status.train_loss):

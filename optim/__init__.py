@@ -33,8 +33,13 @@ def muon(
             (0.999), eps (1e-8) and split (1).
 
     Raises:
+        TypeError: `model` is no module.
         ValueError: an option is unknown or has an invalid value, or Muon cannot step a parameter.
     """
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, not its parameters, got {type(model).__name__}")
     from .combined import MuonWithAdamW
     from .matrices import declared, described
     from .optimizer import check_learning_rate, overridden

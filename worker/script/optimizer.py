@@ -29,7 +29,8 @@ _NEEDED: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
 }
 
 REMEDY = (
-    "with job.attach(..., steps='local') each worker takes its steps itself, and the server averages them"
+    "with job.attach(..., steps='local'), or --mode local or --preset low-communication at the server, each "
+    "worker takes its steps itself, and the server averages them"
 )
 _FIXED = (
     "optimizer.add_param_group: the groups of a job are fixed by job.attach; give the optimizer all "

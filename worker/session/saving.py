@@ -85,8 +85,9 @@ class Saving:
             log.info("continuing from this worker's own state at version %d", version)
         else:
             log.warning(
-                "continuing from this worker's own state of version %d in a job at version %d: job.state and "
-                "the loader are restored; the residual is dropped, and the buffers are the job's",
+                "continuing from this worker's own state of version %d in a job at version %d: what its "
+                "script, loader or local optimizer kept there is restored; the residual is dropped, and the "
+                "buffers are the job's",
                 *(version, at),
             )
 
