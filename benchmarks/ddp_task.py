@@ -34,7 +34,7 @@ WEIGHT_DECAY = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a peer trains.
+    """The training of a peer.
 
     Attributes:
         task: spec of a task that reports a loss.

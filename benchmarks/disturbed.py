@@ -2,12 +2,11 @@
 
 Real daemons train `characters` on this machine. A disturbance comes when half of the rounds are done:
 
-    calm                none
-    worker restarted    SIGKILL to one worker in the middle of a round, and a new one in its place at once
-    worker lost         SIGKILL to one worker, without a substitute: the others train on
-    worker joins        one worker starts only now, with an optimizer that has taken no step
-    server restarted    SIGKILL to the server, and a new one on its --state
-    one slow            from the beginning, the last worker sleeps three times as long in every step
+- worker restarted: SIGKILL to one worker in the middle of a round, and a new one in its place at once.
+- worker lost: SIGKILL to one worker, without a substitute; the others train on.
+- worker joins: one worker starts only now, with an optimizer that has taken no step.
+- server restarted: SIGKILL to the server, and a new one on its --state.
+- one slow: from the beginning, the last worker sleeps three times as long in every step.
 
 All jobs have as many rounds. With a worker less, these have fewer samples. All workers compute, and sleep
 besides for 2 ms per sample.

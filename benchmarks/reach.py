@@ -5,7 +5,7 @@ each direction (`star`); this needs root. Computation is real, and all workers s
 
 A peer is torch's DistributedDataParallel over gloo with AdamW: `fp32`, `fp16` (its hook) or `powersgd` (its
 hook, rank 4). --hooks adds peers with our compressors as hooks (`gradwire.ddp`). The loss to reach is that of
-`fp32` after --steps. The rate of the links does not change what a peer computes. So each peer trains to its
+`fp32` after --steps. The rate of the links does not change the losses of a peer. So each peer trains to its
 end once without shaped links, for its loss, and takes --timed steps on them. Its time is --steps times the
 median of these steps.
 
@@ -73,7 +73,7 @@ def train_peer(setup: Setup, workers: int, hook: str, steps: int, mbit: float | 
     """Train under DDP, and return the finished run.
 
     Args:
-        setup: what is trained.
+        setup: the training.
         workers: number of ranks.
         hook: communication hook, as the program `ddp_task` takes it.
         steps: number of steps to take.

@@ -208,8 +208,8 @@ def live_job(server: str, files: Mapping[str, str]) -> LiveJob:
     if found is None:
         raise SpecError(
             f"--server {server}: it has too few measurements yet; ask again after 50 steps. A job that sends "
-            "nothing during backward, as with --overlap off, local:clip= or the local steps of scripts, never "
-            "has them: use --model there"
+            "nothing during backward, as with --overlap off, local:clip= or scripts' local steps, never has "
+            "them: use --model there"
         )
     return found
 
