@@ -125,6 +125,22 @@ class JobState:
         steps = self.version + part if local_step is None else self.all_local_steps + local_step
         return self.schedule.factor(Passed(epochs=progress, steps=steps, of_job=of_job))
 
+    def why_warmup_is_long(self, total_steps: int) -> str:
+        """Return a warning if the schedule's warm-up takes the whole job; empty if it does not.
+
+        Args:
+            total_steps: number of steps of the whole job, local steps in local mode; 0 if unknown.
+        """
+        warmup, rules = self.schedule.warmup, self.rules
+        length = rules.epochs if warmup.unit == "epochs" else total_steps
+        if not length or warmup.number < length:
+            return ""
+        return (
+            f"--schedule {rules.schedule}: its warm-up of {warmup.number:g} {warmup.unit} takes the whole "
+            f"job, which has {length} {warmup.unit}, and the rate does not stay at --learning-rate "
+            f"{rules.learning_rate:g}; use a shorter warm-up"
+        )
+
     @property
     def learning_rate(self) -> float:
         """Learning rate of the next step; 0 where scripts choose it."""

@@ -152,6 +152,8 @@ class Rounds(Mode):
             due = due if evaluate else 0
             expected = following[number] if number < len(following) else ()
             actions += self._assign_slot(round_, number, member, part, now, evaluate_epoch=due, next=expected)
+        if state.version == 0 and (why := state.why_warmup_is_long(round_.total_steps)):
+            actions.append(e.Note(text=why, warning=True))
         if division.note and division.note != self._note:
             self._note = division.note
             actions.append(e.Note(text=division.note))

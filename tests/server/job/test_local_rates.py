@@ -10,6 +10,7 @@ from jobs import Job
 from stepping import core_of
 
 from gradwire.proto.messages import Assignment, Phase
+from gradwire.server.job import events as e
 
 
 def rates_of(schedule: str, **terms: Any) -> tuple[list[Assignment], Job]:
@@ -62,3 +63,25 @@ def test_steps_limit_a_schedule_in_rounds_and_divide_it_in_local_steps() -> None
     found, _ = rates_of("cosine", epochs=0, max_steps=2)
     rates = [rate for each in found for rate in each.local_rates]
     assert rates == pytest.approx([0.25 * (1 + math.cos(math.pi * (at + 0.5) / 8)) for at in range(8)])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        ("cosine:warmup=17steps", ""),
+        ("cosine:warmup=18steps", "its warm-up of 18 steps takes the whole job, which has 18 steps"),
+        ("constant:warmup=2", "its warm-up of 2 epochs takes the whole job, which has 2 epochs"),
+        ("constant:warmup=1.9", ""),
+        ("constant", ""),
+    ],
+)
+def test_a_warm_up_that_takes_the_whole_job_is_warned_of_once(schedule: str, words: str) -> None:
+    """18 local steps in two epochs."""
+    options: dict[str, Any] = {"min_workers": 2, "batch_size": 2, "epochs": 2, "learning_rate": 0.5}
+    core = core_of("local:steps=4,correction=0", schedule=schedule, **options)
+    job = Job(2, core=core, samples=36)
+    said = [each.text for each in job.all(e.Note) if each.warning]
+    job.round(("w0", "w1"))
+    assert not job.all(e.Note)
+    assert len(said) == bool(words)
+    assert all(words in each and "--learning-rate 0.5; use a shorter warm-up" in each for each in said)
