@@ -10,6 +10,7 @@ decays parameters of two and more dimensions.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -103,7 +104,7 @@ def main(arguments: list[str]) -> int:
         torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP_NORM)
         optimizer.step()
     begun.append(time.perf_counter())
-    dist.destroy_process_group()
+    dist.barrier()
     if int(rank) == 0:
         with torch.no_grad():
             found = task.evaluate(network)["loss"]
@@ -113,4 +114,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # an orderly end is at times an abort in a thread of gloo

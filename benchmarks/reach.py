@@ -212,6 +212,7 @@ def run(given: argparse.Namespace) -> int:
                 )
             )
             output.say(f"{rows[-1].name} at {mbit} Mbit/s: {timed.step_seconds:.3f} s per step")
+            output.write_json(given.json, [asdict(row) for row in rows])
         for name in given.presets:
             for steps in given.preset_steps:
                 taken, seconds, loss = run_preset(name, given, steps, mbit)
@@ -224,5 +225,4 @@ def run(given: argparse.Namespace) -> int:
                 if reaches:
                     break
     print(table(rows))
-    output.write_json(given.json, [asdict(row) for row in rows])
     return Exit.DONE
