@@ -68,14 +68,15 @@ def measure(situation: str, given: argparse.Namespace, seed: int) -> DisturbedRo
     """
     settings = settings_of(COMPOSITIONS[f"preset {given.preset}"], given, seed)
     last, killed = given.workers - 1, f"worker-{KILLED}"
-    happened = took_effect = False
+    # Whether the disturbance came, and then a worker was missing, and after that none was.
+    happened = missing = whole = False
 
     def watch(status: StatusResponse, job: RunningJob) -> None:
-        nonlocal happened, took_effect
-        pushing = {member.worker for member in status.members if member.attached and member.pushes}
+        nonlocal happened, missing, whole
         if happened and status.phase is Phase.RUNNING:
-            whole = len(pushing) == given.workers
-            took_effect |= not whole if situation == "worker lost" else whole or situation == "calm"
+            pushing = [each for each in status.members if each.attached and each.pushes]
+            missing |= len(pushing) < given.workers
+            whole = missing and len(pushing) == given.workers
         if happened or status.phase is not Phase.RUNNING or 2 * status.version < settings.max_steps:
             return
         happened = True
@@ -103,7 +104,8 @@ def measure(situation: str, given: argparse.Namespace, seed: int) -> DisturbedRo
             absent=(last,) if late else (),
             watch=watch,
         )
-    if not took_effect:
+    took_effect = {"worker restarted": whole, "worker joins": whole, "worker lost": missing}
+    if not took_effect.get(situation, happened):
         raise BenchError(f"{situation}: the job ended before that took effect; give more --steps")
     return DisturbedRow(
         situation=situation,
