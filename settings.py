@@ -199,7 +199,8 @@ class JobSettings:
     schedule: str = training(
         "constant",
         "schedule of the learning rate: constant, cosine, step or exponential, such as "
-        "cosine:warmup=200steps,minimum=0.1; in mode local its steps are local steps",
+        "cosine:warmup=10%,minimum=0.1; lengths are epochs (2), steps (200steps; in mode local, local steps) "
+        "or a part of the job (10%)",
         metavar=_SPEC,
     )
     clip_norm: float = training(

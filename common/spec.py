@@ -109,14 +109,14 @@ class Length:
 
     Attributes:
         number: length in `unit`.
-        unit: "epochs", "steps" or "seconds".
+        unit: "epochs", "steps", "seconds", or "percent" of the whole training.
     """
 
     number: float
     unit: str
 
 
-_LENGTH = re.compile(r"(\d+(?:\.\d+)?)(epochs?|steps?|s|seconds|min|h)?")
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)(epochs?|steps?|s|seconds|min|h|%)?")
 _UNITS = {
     "epoch": ("epochs", 1.0),
     "epochs": ("epochs", 1.0),
@@ -126,6 +126,7 @@ _UNITS = {
     "seconds": ("seconds", 1.0),
     "min": ("seconds", 60.0),
     "h": ("seconds", 3600.0),
+    "%": ("percent", 1.0),
 }
 
 
@@ -134,7 +135,7 @@ def parse_length(text: str, units: Sequence[str] = ("epochs", "steps", "seconds"
     epochs.
 
     Args:
-        units: accepted units: "epochs", "steps", "seconds".
+        units: accepted units: "epochs", "steps", "seconds", "percent".
 
     Raises:
         ValueError: the text is not a length, or its unit is not accepted.
@@ -145,7 +146,7 @@ def parse_length(text: str, units: Sequence[str] = ("epochs", "steps", "seconds"
         number = float(match[1]) * times
         if unit in units and (unit != "steps" or number.is_integer()):
             return Length(number, unit)
-    shown = {"epochs": "2epochs", "steps": "200steps", "seconds": "30s, 5min or 1h"}
+    shown = {"epochs": "2epochs", "steps": "200steps", "seconds": "30s, 5min or 1h", "percent": "10%"}
     raise ValueError(f"expected a length such as {', '.join(shown[unit] for unit in units)}, got {text!r}")
 
 
@@ -242,7 +243,7 @@ def _parse_value(value_type: type[Any], text: str) -> Any:
     if value_type is bool:
         return parse_switch(text)
     if value_type is Length:
-        return parse_length(text, ("epochs", "steps"))
+        return parse_length(text, ("epochs", "steps", "percent"))
     try:
         return value_type(text)
     except ValueError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...common.spec import SpecError, parse_options, parse_spec
 from ...proto.messages import EpochStatus
 from ...settings import JobSettings
-from .schedule import Cosine, parse_schedule
+from .schedule import parse_schedule
 
 # A metric whose name contains one of these words is better when it is smaller.
 SMALLER_IS_BETTER = ("loss", "error", "perplexity", "nll", "mse", "mae", "rmse")
@@ -71,10 +71,9 @@ def check(rules: JobSettings) -> None:
     """Raise SpecError if the job would never end, or if its schedule needs an end that is unknown."""
     if not rules.epochs and not (rules.max_steps or rules.max_seconds):
         raise SpecError("--epochs 0: expected --max-steps or --max-seconds with it, or the job never ends")
-    schedule = parse_schedule(rules.schedule)
-    if isinstance(schedule, Cosine) and not rules.epochs and not rules.max_steps:
+    if parse_schedule(rules.schedule).needs_end and not rules.epochs and not rules.max_steps:
         raise SpecError(
-            f"--schedule {rules.schedule}: a cosine ends with the job; set its end with --epochs or "
+            f"--schedule {rules.schedule}: it ends with the job; set the job's end with --epochs or "
             "--max-steps"
         )
 

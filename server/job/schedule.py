@@ -2,15 +2,15 @@
 
 A schedule is written as `name[:key=value,...]`. Every schedule takes `warmup`, over which the rate grows
 linearly from 0 to the base rate, and `minimum`, a fraction of the base rate below which it does not decay.
-Lengths are in epochs or in steps, which are versions, and in local mode local steps: `warmup=2`,
-`warmup=200steps`.
+Lengths are in epochs, in steps, which are versions, and in local mode local steps, or in percent of the job:
+`warmup=2`, `warmup=200steps`, `warmup=10%`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ...common.spec import Length, parse_one_of
 
@@ -33,7 +33,8 @@ class Passed:
 
     def lengths(self, length: Length) -> float:
         """Return the progress as a multiple of `length`, in its unit."""
-        return (self.epochs if length.unit == "epochs" else self.steps) / length.number
+        passed = {"epochs": self.epochs, "steps": self.steps, "percent": 100 * self.of_job}
+        return passed[length.unit] / length.number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,14 @@ class Constant:
         if not 0 <= self.minimum <= 1:
             raise ValueError(f"minimum: expected 0 to 1, a fraction of the base rate, got {self.minimum:g}")
 
+    @property
+    def needs_end(self) -> bool:
+        """True if the schedule depends on the end of the job."""
+        return any(
+            isinstance(each, Length) and each.unit == "percent"
+            for each in (getattr(self, field.name) for field in fields(self))
+        )
+
     def factor(self, passed: Passed) -> float:
         """Return the factor by which to multiply the base rate, warm-up included."""
         ramp = min(1.0, passed.lengths(self.warmup)) if self.warmup.number else 1.0
@@ -66,6 +75,10 @@ class Constant:
 class Cosine(Constant):
     """The schedule `cosine`: half a cosine, from the base rate at the end of the warm-up to the minimum at
     the end of the job."""
+
+    @property
+    def needs_end(self) -> bool:
+        return True
 
     def decay(self, passed: Passed) -> float:
         # Warm-up and job may have different units. The ratio of their progress gives the warm-up as a
@@ -83,7 +96,7 @@ class StepDecay(Constant):
     """The schedule `step`: the rate is multiplied by gamma at regular intervals.
 
     Attributes:
-        every: length of an interval, at least 1 epoch or step.
+        every: length of an interval, at least 1 epoch, step or percent.
         gamma: factor for each interval, above 0 and at most 1.
     """
 

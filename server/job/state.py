@@ -132,7 +132,7 @@ class JobState:
             total_steps: number of steps of the whole job, local steps in local mode; 0 if unknown.
         """
         warmup, rules = self.schedule.warmup, self.rules
-        length = rules.epochs if warmup.unit == "epochs" else total_steps
+        length = {"epochs": rules.epochs, "steps": total_steps, "percent": 100}[warmup.unit]
         if not length or warmup.number < length:
             return ""
         return (

@@ -109,7 +109,7 @@ def test_a_script_job_that_only_time_ends_may_have_a_preset_with_a_cosine() -> N
     assert found.settings.schedule == "constant"
     checks.check(found.settings)
     assert "schedule constant" not in presets.describe(found)
-    with pytest.raises(UsageError, match="a cosine ends with the job"):
+    with pytest.raises(UsageError, match="it ends with the job"):
         checks.check(
             checks.adapted(told("--schedule", "cosine", "--epochs", "0", "--max-seconds", "9")).settings
         )

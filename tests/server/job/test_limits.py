@@ -100,7 +100,9 @@ def test_time_ends_a_job_that_nobody_is_left_to_train() -> None:
     ("rules", "words"),
     [
         ({"epochs": 0}, "expected --max-steps or --max-seconds with it"),
-        ({"epochs": 0, "max_seconds": 60.0, "schedule": "cosine"}, "a cosine ends with the job"),
+        ({"epochs": 0, "max_seconds": 60.0, "schedule": "cosine"}, "cosine: it ends with the job"),
+        ({"epochs": 0, "max_seconds": 60.0, "schedule": "step:every=10%"}, "it ends with the job"),
+        ({"epochs": 0, "max_seconds": 60.0, "schedule": "constant:warmup=10%"}, "it ends with the job"),
     ],
 )
 def test_limits_that_do_not_go_together(rules: dict[str, Any], words: str) -> None:

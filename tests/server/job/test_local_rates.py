@@ -72,6 +72,8 @@ def test_steps_limit_a_schedule_in_rounds_and_divide_it_in_local_steps() -> None
         ("cosine:warmup=18steps", "its warm-up of 18 steps takes the whole job, which has 18 steps"),
         ("constant:warmup=2", "its warm-up of 2 epochs takes the whole job, which has 2 epochs"),
         ("constant:warmup=1.9", ""),
+        ("cosine:warmup=10%", ""),
+        ("cosine:warmup=100%", "its warm-up of 100 percent takes the whole job, which has 100 percent"),
         ("constant", ""),
     ],
 )

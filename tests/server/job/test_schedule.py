@@ -37,6 +37,12 @@ from gradwire.server.job.schedule import Passed, parse_schedule
         ("cosine:warmup=1000steps", 20.0, 0.5),
         ("cosine:warmup=10,minimum=0.5", 30.0, 0.5),
         ("cosine:warmup=40", 20.0, 0.5),  # longer than the job
+        ("constant:warmup=10%", 1.5, 0.5),
+        ("constant:warmup=10%", 3.0, 1.0),
+        ("cosine:warmup=10%", 0.0, 0.0),
+        ("cosine:warmup=10%", 16.5, 0.5),
+        ("step:every=50%", 14.9, 1.0),
+        ("step:every=50%", 15.1, 0.1),
     ],
 )
 def test_factors(text: str, epoch: float, factor: float) -> None:
@@ -51,9 +57,9 @@ def test_factors(text: str, epoch: float, factor: float) -> None:
         ("cosine:gamma=1", "unknown key 'gamma'; known keys: minimum, warmup"),
         ("step:every=0", "every: expected at least 1, got 0"),
         ("step:gamma=2", "gamma: expected above 0 and at most 1, got 2"),
-        ("constant:warmup=-1", "warmup: expected a length such as 2epochs, 200steps, got '-1'"),
-        ("constant:warmup=nan", "warmup: expected a length such as 2epochs, 200steps, got 'nan'"),
-        ("constant:warmup=5s", "warmup: expected a length such as 2epochs, 200steps, got '5s'"),
+        ("constant:warmup=-1", "warmup: expected a length such as 2epochs, 200steps, 10%, got '-1'"),
+        ("constant:warmup=nan", "warmup: expected a length such as 2epochs, 200steps, 10%, got 'nan'"),
+        ("constant:warmup=5s", "warmup: expected a length such as 2epochs, 200steps, 10%, got '5s'"),
         ("cosine:minimum=2", "minimum: expected 0 to 1, a fraction of the base rate, got 2"),
     ],
 )
