@@ -122,10 +122,10 @@ def final_loss(name: str, status: StatusResponse) -> float:
     Raises:
         BenchError: the evaluation was lost, or reported no finite loss.
     """
-    last = status.evaluations[-1].metrics if status.evaluations else {}
-    if "loss" not in last:
+    found = status.evaluations[-1].metrics.get("loss") if status.evaluations else None
+    if found is None:
         raise BenchError(f"{name}: the last evaluation reported no finite loss")
-    return last["loss"]
+    return found
 
 
 def check_running(children: Sequence[Child], deadline: float) -> None:

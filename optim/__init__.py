@@ -36,9 +36,7 @@ def muon(
         TypeError: `model` is no module.
         ValueError: an option is unknown or has an invalid value, or Muon cannot step a parameter.
     """
-    from torch import nn
-
-    if not isinstance(model, nn.Module):
+    if not hasattr(model, "named_parameters"):
         raise TypeError(f"model: expected a torch.nn.Module, not its parameters, got {type(model).__name__}")
     from .combined import MuonWithAdamW
     from .matrices import declared, described

@@ -17,7 +17,7 @@ from gradwire.benchmarks.arguments import BenchError
 from gradwire.deploy.daemons import check_together
 from gradwire.worker.tasks import load
 
-GIVEN = {"task": "characters:characters=50000", "workers": 4, "batch_size": 16, "steps": 1000}
+GIVEN: dict[str, Any] = {"task": "characters:characters=50000", "workers": 4, "batch_size": 16, "steps": 1000}
 
 
 def settings(options: Any) -> Any:
@@ -82,7 +82,14 @@ def test_adamw_of_the_baseline_decays_no_biases_and_norms() -> None:
 def test_losses_are_compared_with_the_best_rate_over_all_seeds() -> None:
     def run(name: str, seed: int, loss: float, up: int = 1, down: int = 1) -> curve.CurveRun:
         shared: dict[str, Any] = {"task": "t", "workers": 4, "steps": 10, "taken": 9, "float32": 1000}
-        run = {"name": name, "options": {"seed": seed}, "loss": loss, "up": up, "down": down, "seconds": 1.0}
+        run: dict[str, Any] = {
+            "name": name,
+            "options": {"seed": seed},
+            "loss": loss,
+            "up": up,
+            "down": down,
+            "seconds": 1.0,
+        }
         return curve.CurveRun(**run, **shared)
 
     text = curve.table(

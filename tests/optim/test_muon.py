@@ -290,7 +290,7 @@ def test_the_helper_of_scripts_saves_its_state_and_follows_a_scheduler() -> None
     with pytest.raises(ValueError, match="unknown option 'momentun'"):
         gradwire.optim.muon(ours, 0.1, momentun=0.9)
     with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, not its parameters, got generator"):
-        gradwire.optim.muon(ours.parameters(), 0.1)  # type: ignore[arg-type]
+        gradwire.optim.muon(ours.parameters(), 0.1)
 
 
 def test_specs_and_limits() -> None:
