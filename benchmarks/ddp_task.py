@@ -22,6 +22,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..optim.optimizer import parse_optimizer
+from ..optim.steps import AdamW
 from ..server.job.schedule import Passed, parse_schedule
 from ..worker.tasks import load
 from .ddp import distributed
@@ -29,8 +31,6 @@ from .ddp import distributed
 RESULT = "trained.json"
 WARM_UP = 10  # steps that the median does not count
 CLIP_NORM = 1.0
-BETAS = (0.9, 0.99)
-WEIGHT_DECAY = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,7 @@ class Setup:
     Attributes:
         task: spec of a task that reports a loss.
         batch_size: samples of each rank in a step.
+        optimizer: spec of AdamW.
         learning_rate: AdamW's rate, before the schedule.
         schedule: spec of the schedule, over `all_steps`.
         all_steps: number of steps of a whole training. A run may take fewer.
@@ -48,6 +49,7 @@ class Setup:
 
     task: str
     batch_size: int
+    optimizer: str
     learning_rate: float
     schedule: str
     all_steps: int
@@ -84,7 +86,11 @@ def main(arguments: list[str]) -> int:
     matrices = [each for each in network.parameters() if each.dim() > 1]
     vectors = [each for each in network.parameters() if each.dim() < 2]
     groups: list[Any] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, setup.learning_rate, BETAS, weight_decay=WEIGHT_DECAY)
+    adamw = parse_optimizer(setup.optimizer)
+    assert isinstance(adamw, AdamW)
+    optimizer = torch.optim.AdamW(
+        groups, setup.learning_rate, (adamw.beta1, adamw.beta2), adamw.eps, adamw.weight_decay
+    )
     schedule = parse_schedule(setup.schedule)
     generator = np.random.default_rng(setup.seed)
     together = setup.batch_size * int(world)

@@ -35,7 +35,7 @@ from ..deploy.engine import free_port
 from ..deploy.processes import Children
 from . import output
 from .arguments import BenchError, amount, at_least_one, json_option, numbers, option, some_of
-from .curve import COMPOSITIONS, SCHEDULE, settings_of
+from .curve import ADAMW, COMPOSITIONS, SCHEDULE, settings_of
 from .ddp import OURS
 from .ddp_task import RESULT, WARM_UP, Setup, Trained
 from .jobs import PATIENCE_S, final_loss, nodes_of, run_job, wait_for
@@ -183,6 +183,7 @@ def run(given: argparse.Namespace) -> int:
     setup = Setup(
         task=given.task,
         batch_size=given.batch_size,
+        optimizer=ADAMW,
         learning_rate=given.rate,
         schedule=SCHEDULE,
         all_steps=given.steps,

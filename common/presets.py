@@ -33,14 +33,17 @@ class Preset:
     suits: Mapping[str, tuple[str, ...]]
 
 
+_MUON: Mapping[str, str | float] = {
+    "optimizer": "muon:beta2=0.99",
+    "learning_rate": 0.024,
+    "schedule": "cosine:warmup=10%",
+}
 PRESETS: Mapping[str, Preset] = {
     "low-communication": Preset(
         purpose="transformers over a slow link: 8 local steps of Muon, 1 bit per element",
         sets={
             "mode": "local:steps=8,correction=0,overlay=on,clip=1",
-            "optimizer": "muon:beta2=0.99",
-            "learning_rate": 0.024,
-            "schedule": "cosine:warmup=10%",
+            **_MUON,
             "compressor": "1bit:block=4096,decay=0.97",
             "downlink": "auto",
         },
@@ -50,9 +53,7 @@ PRESETS: Mapping[str, Preset] = {
         purpose="the same over a very slow link, for a higher loss: 16 local steps, the largest twelfth",
         sets={
             "mode": "local:steps=16,correction=0,overlay=on,clip=1",
-            "optimizer": "muon:beta2=0.99",
-            "learning_rate": 0.024,
-            "schedule": "cosine:warmup=10%",
+            **_MUON,
             "compressor": "topk:ratio=12,values=1bit,decay=0.97",
             "downlink": "topk:ratio=12,values=1bit",
         },

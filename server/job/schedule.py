@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ...common.spec import Length, parse_one_of
 
@@ -56,10 +56,7 @@ class Constant:
     @property
     def needs_end(self) -> bool:
         """True if the schedule depends on the end of the job."""
-        return any(
-            isinstance(each, Length) and each.unit == "percent"
-            for each in (getattr(self, field.name) for field in fields(self))
-        )
+        return self.warmup.unit == "percent"
 
     def factor(self, passed: Passed) -> float:
         """Return the factor by which to multiply the base rate, warm-up included."""
@@ -110,6 +107,10 @@ class StepDecay(Constant):
             raise ValueError(f"every: expected at least 1, got {self.every.number:g}")
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma: expected above 0 and at most 1, got {self.gamma:g}")
+
+    @property
+    def needs_end(self) -> bool:
+        return "percent" in (self.warmup.unit, self.every.unit)
 
     def decay(self, passed: Passed) -> float:
         return float(self.gamma ** int(passed.lengths(self.every)))

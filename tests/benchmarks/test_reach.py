@@ -19,6 +19,7 @@ def test_a_peer_trains_as_one_process_at_the_batch_of_all_ranks() -> None:
     setup = Setup(
         task=TASK,
         batch_size=4,
+        optimizer="adamw:beta2=0.99,weight_decay=0.1",
         learning_rate=0.01,
         schedule="cosine:warmup=3steps",
         all_steps=STEPS,
