@@ -146,24 +146,29 @@ def decayed(task: str) -> Task:
     return replace(found, groups=groups)
 
 
-def settings_of(options: Mapping[str, Any], given: argparse.Namespace, seed: int) -> RunSettings:
-    """Return the options of a job with about `given.steps` steps of each worker.
+def settings_of(
+    options: Mapping[str, Any], *, task: str, workers: int, batch_size: int, steps: int, seed: int
+) -> RunSettings:
+    """Return the options of a job with about `steps` steps of each worker.
 
     Args:
         options: options of the composition or baseline.
-        given: parsed options of the command.
+        task: spec of the task.
+        workers: number of workers; a baseline has one, with the batch of all.
+        batch_size: number of samples of each worker in a step.
+        steps: number of steps to come near.
         seed: seed of the job.
     """
     mode = parse_spec("mode", options["mode"])
     each = int(mode.options.get("steps", 1)) if mode.name == "local" else 1
     alone = options.get("workers") == 1
     of_adamw = isinstance(parse_optimizer(options["optimizer"]), AdamW)
-    task = f"gradwire.benchmarks.curve:decayed:task={quote(given.task, safe='')}"
-    versions = rounds(given.steps, each, load(given.task).train_samples, given.batch_size * given.workers)
+    of_task = f"gradwire.benchmarks.curve:decayed:task={quote(task, safe='')}"
+    versions = rounds(steps, each, load(task).train_samples, batch_size * workers)
     return RunSettings(
-        **{"workers": given.workers, **options},
-        task=task if of_adamw else given.task,
-        batch_size=given.batch_size * given.workers if alone else given.batch_size,
+        **{"workers": workers, **options},
+        task=of_task if of_adamw else task,
+        batch_size=batch_size * workers if alone else batch_size,
         epochs=0,
         max_steps=versions,
         evaluate_every=f"{versions}steps",
@@ -327,7 +332,14 @@ def run(given: argparse.Namespace) -> int:
     shown: list[CurveRun] = []
     for seed in given.seeds:
         for name in given.only:
-            settings = settings_of(wanted[name], given, seed)
+            settings = settings_of(
+                wanted[name],
+                task=given.task,
+                workers=given.workers,
+                batch_size=given.batch_size,
+                steps=given.steps,
+                seed=seed,
+            )
             run = next((each for each in known if each.options == plain(settings)), None)
             if run is None:
                 run = measure(name, settings, given)

@@ -32,7 +32,7 @@ from .jobs import RunningJob, final_loss, one_slower, run_job
 
 SITUATIONS = ("calm", "worker restarted", "worker lost", "worker joins", "server restarted", "one slow")
 LEASE_S = 3.0  # time after which the server counts a silent worker as lost
-SECONDS_PER_SAMPLE = 0.002
+TASK = "gradwire.benchmarks.paced:characters:seconds=0.002"  # of sleep per sample
 SLOWER = 3.0  # factor of the slow worker's sleep
 KILLED = 1  # rank of the worker that is killed
 
@@ -66,7 +66,14 @@ def measure(situation: str, given: argparse.Namespace, seed: int) -> DisturbedRo
         given: parsed options of the command.
         seed: seed of the job.
     """
-    settings = settings_of(COMPOSITIONS[f"preset {given.preset}"], given, seed)
+    settings = settings_of(
+        COMPOSITIONS[f"preset {given.preset}"],
+        task=TASK,
+        workers=given.workers,
+        batch_size=given.batch_size,
+        steps=given.steps,
+        seed=seed,
+    )
     last, killed = given.workers - 1, f"worker-{KILLED}"
     # Whether the disturbance came, and then a worker was missing, and after that none was.
     happened = missing = whole = False
@@ -156,7 +163,6 @@ def run(given: argparse.Namespace) -> int:
     """Train all jobs and print the table; return the exit code."""
     if given.workers < 2:
         raise BenchError(f"--workers: expected at least 2, got {given.workers}")
-    given.task = f"gradwire.benchmarks.paced:characters:seconds={SECONDS_PER_SAMPLE}"
     rows: list[DisturbedRow] = []
     for seed in given.seeds:
         for situation in given.only:

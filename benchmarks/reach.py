@@ -112,9 +112,14 @@ def run_preset(name: str, given: argparse.Namespace, steps: int, mbit: float) ->
         steps: number of steps of each worker.
         mbit: Mbit/s of each link in each direction.
     """
-    alike = argparse.Namespace(**{**vars(given), "steps": steps})
-    options = {**COMPOSITIONS[f"preset {name}"], "device": "cpu"}
-    settings = settings_of(options, alike, given.seed)
+    settings = settings_of(
+        {**COMPOSITIONS[f"preset {name}"], "device": "cpu"},
+        task=given.task,
+        workers=given.workers,
+        batch_size=given.batch_size,
+        steps=steps,
+        seed=given.seed,
+    )
     with Star(nodes_of(given.workers), mbit) as star, tempfile.TemporaryDirectory() as folder:
         status = run_job(settings, Path(folder), star=star)
     return status.local_steps or status.version, status.training_seconds, final_loss(name, status)

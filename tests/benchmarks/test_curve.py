@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -21,7 +20,7 @@ GIVEN: dict[str, Any] = {"task": "characters:characters=50000", "workers": 4, "b
 
 
 def settings(options: Any) -> Any:
-    return curve.settings_of(options, argparse.Namespace(**GIVEN), seed=3)
+    return curve.settings_of(options, **GIVEN, seed=3)
 
 
 @pytest.mark.parametrize("name", curve.COMPOSITIONS)
