@@ -165,8 +165,9 @@ def settings_of(
     of_adamw = isinstance(parse_optimizer(options["optimizer"]), AdamW)
     of_task = f"gradwire.benchmarks.curve:decayed:task={quote(task, safe='')}"
     versions = rounds(steps, each, load(task).train_samples, batch_size * workers)
+    given: dict[str, Any] = {"workers": workers, **options}
     return RunSettings(
-        **{"workers": workers, **options},
+        **given,
         task=of_task if of_adamw else task,
         batch_size=batch_size * workers if alone else batch_size,
         epochs=0,
