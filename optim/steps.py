@@ -1,9 +1,9 @@
 """Torch's optimizers: for each, its options, its state of a parameter, and its step.
 
 Muon's step is computed here: torch has it from release 2.9 on only, and always computes it in bfloat16, which
-takes forty times as long on many CPUs. Other steps use torch's functional interface, because creating a
-`torch.optim.Optimizer` imports all of torch.compile: more than a second of CPU at the start of every daemon.
-Torch itself is imported late, too.
+takes forty times as long on CPUs without instructions for it. Other steps use torch's functional interface,
+because creating a `torch.optim.Optimizer` imports all of torch.compile: more than a second of CPU at the
+start of every daemon. Torch itself is imported late, too.
 
 Every options class has these members:
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 if TYPE_CHECKING:
@@ -314,13 +315,15 @@ class Muon:
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     """Return the matrix with its singular values brought near 1, by five Newton-Schulz iterations.
 
-    They run in bfloat16 on a GPU and in float32 elsewhere; the result has that dtype. Source: Jordan et al.,
-    "Muon: an optimizer for hidden layers in neural networks", with the coefficients given there.
+    They run in bfloat16 on a GPU and on a CPU with instructions for it, in float32 elsewhere; the result has
+    that dtype. Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", with the
+    coefficients given there.
     """
     import torch
 
     a, b, c = 3.4445, -4.7750, 2.0315
-    found = matrix.to(torch.bfloat16 if matrix.is_cuda else torch.float32)
+    fast = matrix.is_cuda or (matrix.is_cpu and cpu_has_bfloat16())
+    found = matrix.to(torch.bfloat16 if fast else torch.float32)
     wide = matrix.shape[0] <= matrix.shape[1]
     found = found if wide else found.T
     length = cast("torch.Tensor", found.norm())
@@ -329,6 +332,16 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
         squared = found @ found.T
         found = torch.addmm(found, torch.addmm(squared, squared, squared, beta=b, alpha=c), found, beta=a)
     return found if wide else found.T
+
+
+@cache
+def cpu_has_bfloat16() -> bool:
+    """Return True if this CPU has instructions for products of bfloat16 matrices, as far as torch tells: some
+    releases that we admit do not."""
+    import torch
+
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
 
 
 OptimizerOptions = Sgd | Adam | Adagrad | Muon

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import gradwire
+from gradwire.optim import steps
 from gradwire.optim.matrices import declared, described, matrices
 from gradwire.optim.optimizer import Optimizer, OptimizerGroup, optimizer_spec, parse_optimizer
 from gradwire.optim.steps import AdamW, Muon, orthogonal
@@ -21,6 +22,12 @@ from gradwire.worker.tasks.characters import Gpt
 
 RATES = (0.02, 0.02, 0.007, 0.0, 0.05)
 Matrix = npt.NDArray[np.float64]
+
+
+@pytest.fixture
+def float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the iterations run in float32 on every CPU."""
+    monkeypatch.setattr(steps, "cpu_has_bfloat16", lambda: False)
 
 
 def give(step: int, *models: nn.Module) -> None:
@@ -46,6 +53,7 @@ def by_recipe(
     return weight
 
 
+@pytest.mark.usefixtures("float32")
 @pytest.mark.parametrize("shape", [(6, 6), (12, 5), (5, 12)])
 def test_a_step_is_that_of_the_recipe(shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(4)
@@ -62,16 +70,20 @@ def test_a_step_is_that_of_the_recipe(shape: tuple[int, int]) -> None:
     np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("bfloat16", [True, False])
 def test_steps_of_a_model_are_those_of_torchs_two_optimizers_to_the_bit(
-    monkeypatch: pytest.MonkeyPatch,
+    bfloat16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch's runs its iterations in bfloat16, which the test makes float32."""
+    """Torch's runs its iterations in bfloat16 on every CPU. The test makes that float32 for the CPUs on which
+    ours does."""
     pytest.importorskip("torch.optim._muon", reason="torch has Muon from 2.9 on")
 
     def kept(self: torch.Tensor) -> torch.Tensor:
         return self.clone()
 
-    monkeypatch.setattr(torch.Tensor, "bfloat16", kept)
+    monkeypatch.setattr(steps, "cpu_has_bfloat16", lambda: bfloat16)
+    if not bfloat16:
+        monkeypatch.setattr(torch.Tensor, "bfloat16", kept)
     torch.manual_seed(1)
     ours = Gpt(8, 2, 64)
     theirs = copy.deepcopy(ours)
@@ -104,7 +116,7 @@ def test_steps_of_a_model_are_those_of_torchs_two_optimizers_to_the_bit(
 
 def test_the_iterations_bring_singular_values_near_1() -> None:
     for shape in ((16, 16), (40, 8), (8, 40)):
-        found = orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
+        found = orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(1))).float()
         values = cast(torch.Tensor, torch.linalg.svdvals(found))
         assert float(values.min()) > 0.4
         assert float(values.max()) < 1.3
