@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..training.splits import parse_split
 from .task import Task, TaskSpecError
 
 ALPHABET = 256
@@ -39,6 +40,7 @@ def characters(
     context: int = 64,
     layers: int = 2,
     width: int = 128,
+    split: str = "",
 ) -> Task:
     """Return the task. A sample is `context` characters of the text and the character that follows each of
     them.
@@ -50,9 +52,12 @@ def characters(
         context: number of characters that the model sees.
         layers: number of blocks in the model.
         width: width of the embedding, a multiple of 32; there is one attention head for each 32.
+        split: how samples are divided among workers; see `splits.parse_split`. The class of a sample is the
+            file in which it begins.
 
     Raises:
-        TaskSpecError: the data cannot be read or are too short, or a size is out of range.
+        TaskSpecError: the data cannot be read or are too short, a size is out of range, or there is no such
+            split.
     """
     for option, value, most in (
         ("characters", characters, 1 << 30),
@@ -62,7 +67,7 @@ def characters(
     ):
         _expect(1 <= value <= most, f"option {option}: expected 1 to {most}, got {value}")
     _expect(width % HEAD_WIDTH == 0, f"option width: expected a multiple of {HEAD_WIDTH}, got {width}")
-    text = _read(data, characters)
+    text, ends = _read(data, characters)
     held_out = len(text) // HELD_OUT
     _expect(
         held_out > context,
@@ -70,6 +75,11 @@ def characters(
         f"{f' in {data}' if data is not None else ''}; use a longer text or a smaller context",
     )
     train, validation = text[:-held_out], text[-held_out:]
+    train_samples = _samples(train, context)
+    try:
+        shares = parse_split(split, np.searchsorted(ends, np.arange(train_samples) * context, side="right"))
+    except ValueError as error:
+        raise TaskSpecError(f"task 'characters': option {error}") from None
 
     def batch(indices: npt.NDArray[np.int64]) -> Tensor:
         return _windows(train, torch.as_tensor(indices), context)
@@ -92,12 +102,13 @@ def characters(
 
     return Task(
         name=f"characters of {data if data is not None else 'the standard library'}",
-        train_samples=_samples(train, context),
+        train_samples=train_samples,
         model=lambda: Gpt(context, layers, width),
         batch=batch,
         loss=loss,
         evaluate=evaluate,
         groups=lambda network: [{"params": _attentions(network), "split": 3}],
+        split=shares,
     )
 
 
@@ -112,20 +123,22 @@ def _expect(holds: bool, otherwise: str) -> None:
         raise TaskSpecError(f"task 'characters': {otherwise}")
 
 
-def _read(data: Path | None, most: int) -> Tensor:
-    """Return the first `most` characters of all files: uint8, shape (characters,)."""
-    text = bytearray()
+def _read(data: Path | None, most: int) -> tuple[Tensor, list[int]]:
+    """Return the first `most` characters of all files, uint8, shape (characters,), and the end of each
+    file."""
+    text, ends = bytearray(), list[int]()
     try:
         for path in _files(data):
             with path.open("rb") as file:
                 text += file.read(most - len(text))
+            ends.append(len(text))
             if len(text) == most:
                 break
     except OSError as error:
         raise TaskSpecError(
             f"task 'characters': option data: {error}; every worker needs this file"
         ) from None
-    return torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8), ends
 
 
 def _files(data: Path | None) -> Iterator[Path]:

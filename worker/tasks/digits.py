@@ -34,7 +34,6 @@ def digits(model: Literal["mlp", "cnn"] = "mlp", split: str = "") -> Task:
 
     Args:
         model: `mlp`, 64-256-128-10 with ReLU; `cnn`, two convolutions and two linear layers.
-
         split: how samples are divided among workers; see `splits.parse_split`.
 
     Raises:

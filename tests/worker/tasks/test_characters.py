@@ -69,6 +69,22 @@ def test_the_files_of_a_folder_follow_in_the_order_of_their_paths(tmp_path: Path
     assert everything(cut) == b"1" * 500 + b"2" * (cut.train_samples * 16 - 500)
 
 
+def test_a_split_by_classes_gives_each_worker_files_of_its_own(tmp_path: Path) -> None:
+    """File b is the last that trains: characters 0 to 499 are a, to 999 b, and the rest validates."""
+    for name, length in (("a", 500), ("b", 500), ("c", 52)):
+        (tmp_path / name).write_text(name * length)
+    task = load(f"characters:data={tmp_path},split=classes:1,{SMALL}")
+    assert task.split is not None
+    np.testing.assert_array_equal(task.split.labels, [0] * 32 + [1] * 30)  # sample 31 begins in file a
+    shares = [task.split.share(position, 2) for position in range(2)]
+    assert sorted(np.concatenate(shares).tolist()) == list(range(task.train_samples))
+    for share in shares:
+        assert share.tolist() in (list(range(31)), list(range(31, 62)))
+    assert load(f"characters:data={tmp_path},{SMALL}").split is None
+    with pytest.raises(TaskSpecError, match=r"characters.*split: expected classes:K"):
+        load(f"characters:data={tmp_path},split=files,{SMALL}")
+
+
 def test_by_default_it_reads_the_standard_library() -> None:
     task = load("characters")
     assert task.train_samples == (950_000 - 1) // 64
