@@ -302,7 +302,7 @@ def test_the_helper_of_scripts_saves_its_state_and_follows_a_scheduler() -> None
     with pytest.raises(ValueError, match="unknown option 'momentun'"):
         gradwire.optim.muon(ours, 0.1, momentun=0.9)
     with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, not its parameters, got generator"):
-        gradwire.optim.muon(ours.parameters(), 0.1)
+        gradwire.optim.muon(cast("nn.Module", ours.parameters()), 0.1)
 
 
 def test_specs_and_limits() -> None:
