@@ -65,6 +65,9 @@ COMPOSITIONS: Mapping[str, Mapping[str, Any]] = {
     "8 steps, without blocks": _local(8, "1bit:decay=0.97"),
     "8 steps, 4bit": _local(8, "4bit"),
     "8 steps, topk": _local(8, "topk:ratio=5,values=1bit,decay=0.97", "topk:ratio=4,values=1bit"),
+    "8 steps, 4 fragments": _local(
+        2, _ONE_BIT, mode="local:steps=2,correction=0,overlay=on,clip=1,fragments=4"
+    ),
     "16 steps": _local(16, _ONE_BIT),
     "29 steps": _local(29, _ONE_BIT),
     "8 steps of AdamW": _local(8, _ONE_BIT, optimizer=ADAMW, learning_rate=0.006),

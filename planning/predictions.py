@@ -9,7 +9,8 @@ A step of a sync job, with slices (`sync:redundancy=R`) too, is simulated (`step
 pass part by part through a server, and have formulas:
 
     local:steps=H:  H - 1 steps of computation and one simulated step of sync with the same overlap, divided
-                    by H. With delayed=on, where the exchange runs beside the steps, the longer of both.
+                    by H. With fragments=F the exchange and its bytes are divided by F, too. With delayed=on,
+                    where the exchange runs beside the steps, the longer of both.
     stale, async:   each push is applied by itself. A worker's own step is computation, one push and one
                     update. All steps together take at least the time of the links. Each worker downloads the
                     update of every push, or a snapshot where that is smaller.
@@ -129,7 +130,9 @@ def _payloads(profile: JobProfile, chosen: StepOptions) -> tuple[float, float, f
     return up_bytes, down_bytes, encode_s + (up_bytes + down_bytes) * 2 * costs.byte_s
 
 
-OPTIONS = frozenset({"steps", "delayed", "redundancy"})  # of modes, which affect the time of a step
+OPTIONS = frozenset(
+    {"steps", "delayed", "fragments", "redundancy"}
+)  # of modes, which affect the time of a step
 
 
 def predictable(mode: str) -> str:
@@ -140,24 +143,28 @@ def predictable(mode: str) -> str:
 
 
 def _local(profile: JobProfile, chosen: StepOptions) -> Prediction:
-    """Predict `local:steps=H`, with or without `delayed=on`."""
-    text, _, rest = chosen.mode.partition("steps=")[2].partition(",")
-    if not text.isdecimal() or not int(text) or rest not in ("", "delayed=on"):
+    """Predict `local:steps=H`, with or without `delayed=on` and `fragments=F`."""
+    options = parse_spec("mode", chosen.mode).options
+    steps, fragments = options.get("steps", ""), options.get("fragments", "1")
+    numbers = all(text.isdecimal() and int(text) for text in (steps, fragments))
+    if not numbers or not options.keys() <= OPTIONS:
         raise ValueError(
-            f"mode: expected local:steps=H with a number H, or local:steps=H,delayed=on, got {chosen.mode!r}"
+            "mode: expected local:steps=H with a number H, delayed=on and fragments=F or not, and nothing "
+            f"else, got {chosen.mode!r}"
         )
-    steps = int(text)
-    overlap = "off" if rest else chosen.overlap
+    delayed = options.get("delayed") == "on"
+    exchanges = 1 / (int(steps) * int(fragments))  # of the whole model, for each step
+    overlap = "off" if delayed else chosen.overlap
     whole = predict(profile, replace(chosen, mode="sync", overlap=overlap))
-    exchange_s = (whole.step_s - profile.computation_s) / steps
+    exchange_s = (whole.step_s - profile.computation_s) * exchanges
     return replace(
         whole,
         choice=replace(chosen, overlap=overlap),
-        step_s=max(profile.computation_s, exchange_s) if rest else profile.computation_s + exchange_s,
-        up_bytes=whole.up_bytes / steps,
-        down_bytes=whole.down_bytes / steps,
+        step_s=max(profile.computation_s, exchange_s) if delayed else profile.computation_s + exchange_s,
+        up_bytes=whole.up_bytes * exchanges,
+        down_bytes=whole.down_bytes * exchanges,
         busy_s={
-            what: seconds if what == "computing" else seconds / steps
+            what: seconds if what == "computing" else seconds * exchanges
             for what, seconds in whole.busy_s.items()
         },
         timeline=None,

@@ -223,6 +223,17 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
             "--mode local:overlay=on,correction=0 --overlap both",
             "--overlap both: not with --mode local:overlay=on",
         ),
+        ("gc-server", "--mode local:fragments=2", "correction: expected 0 with fragments=2, got 0.1"),
+        (
+            "gc-server",
+            "--mode local:fragments=2,correction=0,steps=4,elastic=0.1",
+            "elastic: expected 0 with fragments=2, got 0.1",
+        ),
+        (
+            "gc-server",
+            "--mode local:fragments=2,correction=0 --overlap both",
+            "--overlap both: not with --mode local:fragments=2",
+        ),
         ("gc-server", "--mode local:clip=1 --overlap both", "--overlap both: not with --mode local:clip"),
         (
             "gc-server",

@@ -383,7 +383,12 @@ def test_the_best_version_outlives_its_server_and_a_new_job_begins_with_it(
 
 
 UNSENT = (
-    *("--mode", "local:steps=2,correction=0,overlay=on,clip=1", "--optimizer", "muon:weight_decay=0.1"),
+    *(
+        "--mode",
+        "local:steps=2,correction=0,overlay=on,clip=1,fragments=2",
+        "--optimizer",
+        "muon:weight_decay=0.1",
+    ),
     *("--schedule", "cosine:warmup=4steps", "--epochs", "2"),
 )
 

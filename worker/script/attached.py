@@ -141,6 +141,7 @@ class Attached:
                 batch_size=terms.batch_size,
                 correction=work.correction,
                 overlay=work.overlay,
+                fragments=work.fragments,
                 final=final,
             )
         if self._steps_here:

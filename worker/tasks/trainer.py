@@ -186,6 +186,7 @@ def _driver(
             return TaskDriver(session, computation, metrics, gradients)
         case Local():
             optimizer = WorkersOptimizer(workers_optimizer(replica, job), replica.parameters)
+            after_last_step = work.elastic or work.clip or work.fragments > 1
             local = LocalStrategy(
                 session,
                 metrics,
@@ -196,7 +197,8 @@ def _driver(
                 elastic=work.elastic,
                 overlay=work.overlay,
                 clip=work.clip,
-                by_tensor=None if job.overlap == "off" or work.elastic or work.clip else optimizer,
+                fragments=work.fragments,
+                by_tensor=None if job.overlap == "off" or after_last_step else optimizer,
                 final=job.overlap == "both",
             )
             return TaskDriver(session, computation, metrics, local, optimizer=optimizer, delayed=work.delayed)

@@ -46,6 +46,14 @@ The server would subtract e / W if the worker could send all of its residual. So
 from all earlier steps of the worker. The change that is pushed is measured from `base`, and the replica still
 returns to w_global. This is an addition of this project.
 
+*Streaming* (`local:fragments=F`; Streaming DiLoCo: Douillard et al., "Streaming DiLoCo with overlapping
+communication", 2025), the tensors are divided into F fragments, and the round of version v exchanges the
+changes of fragment v mod F alone. A worker carries its changes of the others into the next round: it begins
+at w_global less the carried changes, and pushes a fragment's changes of all rounds since its last turn. So a
+fragment is exchanged after F rounds, and a round of H / F steps moves an F-th of the bytes. A worker that
+leaves pushes all fragments. One that returns at another version has lost its carried changes, like its
+residual. At the end of the job the last changes of F - 1 fragments are not in the model.
+
 *Clipped* (`local:clip=c`), each local step of a task scales its gradient down to the Euclidean norm c.
 Changes leave after the last step, because the norm needs all gradients.
 
@@ -148,6 +156,7 @@ class LocalStrategy(Strategy):
         elastic: α of elastic averaging, 0 to 1; 0 without it.
         overlay: whether a round begins with this worker's share of its own residual already applied.
         clip: largest Euclidean norm of a local step's gradient; 0 for no limit.
+        carried: changes that wait for the turn of their fragment, by tensor; empty for none.
         own: this worker's parameters between rounds of elastic averaging; None to begin at the center.
         rates: learning rates of the server's step, by parameter group; empty to use the mode's own.
     """
@@ -164,6 +173,7 @@ class LocalStrategy(Strategy):
         elastic: float = 0.0,
         overlay: bool = False,
         clip: float = 0.0,
+        fragments: int = 1,
         single: bool = False,
         final: bool = False,
         by_tensor: TensorOptimizer | None = None,
@@ -181,6 +191,7 @@ class LocalStrategy(Strategy):
             elastic: α of elastic averaging, 0 to 1; 0 without it.
             overlay: whether a round begins with this worker's share of its own residual already applied.
             clip: largest Euclidean norm of a local step's gradient; 0 for no limit.
+            fragments: number of fragments of the model, of which each round exchanges one.
             single: whether each push makes a version of its own.
             final: whether the server uses parts before their push is committed.
             by_tensor: takes the last step of each round, so that changes leave during its backward pass; None
@@ -193,6 +204,9 @@ class LocalStrategy(Strategy):
         self.elastic = elastic
         self.overlay = overlay
         self.clip = clip
+        self.carried: Changes = ()
+        self._carried_at: int | None = None  # version at which restored changes may be carried on
+        self._fragments = fragments_of([each.numel() for each in session.replica.parameters], fragments)
         self.own: list[torch.Tensor] | None = None
         self.rates = rates
         self._batch_size = batch_size
@@ -204,6 +218,9 @@ class LocalStrategy(Strategy):
         return self._batches(samples)[0]
 
     def begin(self, assignment: m.Assignment, samples: int) -> LocalStep:
+        if self._carried_at not in (None, assignment.version):
+            self.carried = ()  # the job may have these changes already
+        self._carried_at = None
         less = self.session.residuals(1 / max(1, assignment.world)) if self.overlay else ()
         return LocalStep(self, assignment, self._batches(samples), less=less)
 
@@ -221,6 +238,28 @@ class LocalStrategy(Strategy):
         """
         return LocalStep(self, expected, self._batches(samples), less=less, early=True)
 
+    def divide(self, changes: Changes, version: int) -> tuple[Changes, Changes]:
+        """Add a round's changes to the carried ones, and return those whose turn it is, and the others.
+
+        Args:
+            changes: changes of a round, by tensor.
+            version: version of the round.
+
+        Returns:
+            The changes to push, and those to carry on; an entry is None in one of them.
+        """
+        count = max(self._fragments, default=0) + 1
+        if count == 1:
+            return changes, ()
+        total = list(changes)
+        for index, carried in enumerate(self.carried):
+            change = total[index]
+            if carried is not None:
+                total[index] = carried if change is None else carried + change
+        due = [self.session.leaving or fragment == version % count for fragment in self._fragments]
+        pairs = list(zip(total, due, strict=True))
+        return [each if now else None for each, now in pairs], [None if now else each for each, now in pairs]
+
     def _batches(self, samples: int) -> list[slice]:
         """Divide a round's samples into the batches of its local steps."""
         return batches(samples, self._batch_size or samples, self.session.replica.state.least_samples)
@@ -229,6 +268,9 @@ class LocalStrategy(Strategy):
         image = {**super().image(), "optimizer": self.optimizer.copy_state()}
         if self.own is not None:
             image["own"] = [each.clone() for each in self.own]
+        if self.carried:
+            image["carried"] = [None if each is None else each.clone() for each in self.carried]
+            image["carried_at"] = self.session.replica.version
         return image
 
     def restore(self, image: Mapping[str, Any]) -> None:
@@ -237,6 +279,29 @@ class LocalStrategy(Strategy):
         if "own" in image:
             pairs = zip(image["own"], self.session.replica.parameters, strict=True)
             self.own = [each.to(parameter.device) for each, parameter in pairs]
+        if "carried" in image:
+            pairs = zip(image["carried"], self.session.replica.parameters, strict=True)
+            self.carried = [None if each is None else each.to(parameter.device) for each, parameter in pairs]
+            self._carried_at = image["carried_at"]
+
+
+def fragments_of(sizes: Sequence[int], count: int) -> list[int]:
+    """Divide tensors into fragments of about equal size.
+
+    Each tensor, from the largest on, goes to the fragment that is the smallest so far.
+
+    Args:
+        sizes: number of elements of each tensor.
+        count: number of fragments; as many as tensors, if there are fewer of those.
+
+    Returns:
+        The fragment of each tensor, from 0.
+    """
+    loads, found = [0] * max(1, min(count, len(sizes))), [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        found[index] = loads.index(min(loads))
+        loads[found[index]] += sizes[index]
+    return found
 
 
 class NonFiniteStep(Exception):
@@ -368,9 +433,12 @@ class LocalStep(TrainingStep):
             for parameter, each in zip(replica.parameters, less, strict=False):
                 if each is not None:
                     parameter.sub_(each)
+            for parameter, carried in zip(replica.parameters, strategy.carried, strict=False):
+                if carried is not None:
+                    parameter.sub_(carried)
             for parameter, own in zip(replica.parameters, strategy.own or (), strict=False):
                 parameter.copy_(own)
-            if less:
+            if less or strategy.carried:
                 self._start = [parameter.detach().clone() for parameter in replica.parameters]
 
     @property
@@ -469,11 +537,16 @@ class LocalStep(TrainingStep):
         session.doing("compressing")
         assert self.changes is not None
         pushing = strategy.begin_push(assignment, self._counted(), strategy.rates)
+        self.changes, carried = strategy.divide(self.changes, assignment.version)
         try:
             for index in reversed(range(len(self.changes))):
                 pushing.add(index, self.changes[index])
+            if not all_finite([each for each in carried if each is not None]):
+                raise NonFiniteGradient("a fragment that is not exchanged yet")
+            strategy.carried = carried
         except NonFiniteGradient:
             self.changes = strategy.own = None
+            strategy.carried = ()
             return self._contribute_nothing(UNUSABLE_CHANGE, pushing, self._loss)
         return self._commit(pushing)
 

@@ -32,6 +32,7 @@ class Local:
         elastic: α of elastic averaging, 0 to 1; 0 without it.
         overlay: whether a round begins with this worker's share of its own residual already applied.
         clip: largest Euclidean norm of the gradient of each local step of a task; 0 for no limit.
+        fragments: number of fragments of the model, of which each round exchanges one.
     """
 
     correction: float = 0.0
@@ -39,6 +40,7 @@ class Local:
     elastic: float = 0.0
     overlay: bool = False
     clip: float = 0.0
+    fragments: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

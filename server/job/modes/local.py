@@ -40,6 +40,9 @@ With `overlay=on` a worker begins each round at the global model less its own re
 workers (`worker/training/local`). That is where the model would be if all of the worker's changes had been
 sent. The server takes no part in it.
 
+With `fragments=F` a round exchanges the change of one of F parts of the model, in turn
+(`worker/training/local`). The server steps the tensors whose change has come, and takes no other part in it.
+
 With `delayed=on` workers are told the samples of the next round, and begin its steps early
 (`worker/training/local`). So its H has to be known by then, and is computed one round earlier.
 """
@@ -100,6 +103,7 @@ class LocalOptions(ModeOptions):
             pulls the center, after a round; 0 for rounds that begin at the global model.
         overlay: True if workers begin a round with the unsent part of their own changes applied.
         clip: largest Euclidean norm of the gradient of each local step of a task; 0 for no limit.
+        fragments: number of fragments of the model, of which each round exchanges one.
     """
 
     steps: str = option("adaptive", "local steps of a round, a number or adaptive", parse=_parse_steps)
@@ -136,6 +140,9 @@ class LocalOptions(ModeOptions):
         "down to it; 0 for no limit",
         least=0,
     )
+    fragments: int = option(
+        1, "fragments of the model, each round exchanges one of them in turn; 1 for the whole model", least=1
+    )
 
     def __post_init__(self) -> None:
         _check_steps("first", self.first)
@@ -154,6 +161,12 @@ class LocalOptions(ModeOptions):
             self._check_elastic()
         if self.overlay:
             self._check_overlay()
+        for name in ("correction", "elastic") if self.fragments > 1 else ():
+            if value := getattr(self, name):
+                raise ValueError(
+                    f"{name}: expected 0 with fragments={self.fragments}, got {value:g}: it would pull back "
+                    f"the changes that workers carry from round to round; add {name}=0"
+                )
 
     def _check_overlay(self) -> None:
         """Raise ValueError for options with which the overlay is not defined."""
@@ -199,7 +212,8 @@ class LocalOptions(ModeOptions):
         elastic = f",elastic={self.elastic!r}" if self.elastic else ""
         overlay = ",overlay=on" if self.overlay else ""
         clip = f",clip={self.clip!r}" if self.clip else ""
-        return f"local:correction={self.correction!r},delayed={delayed}{elastic}{overlay}{clip}"
+        fragments = f",fragments={self.fragments}" if self.fragments > 1 else ""
+        return f"local:correction={self.correction!r},delayed={delayed}{elastic}{overlay}{clip}{fragments}"
 
     def next_steps(self, loss_ratio: float, rate_ratio: float, time_ratio: float = math.nan) -> int:
         """Return the number of local steps in the next round.
@@ -254,7 +268,12 @@ class LocalOptions(ModeOptions):
                 raise UsageError(f"{name}: not with --mode local:elastic={self.elastic:g}")
         if self.overlay:
             needs_mean(settings)
-        for name in (name for name, is_on in (("overlay=on", self.overlay), ("clip", self.clip)) if is_on):
+        whole = {
+            "overlay=on": self.overlay,
+            "clip": bool(self.clip),
+            f"fragments={self.fragments}": self.fragments > 1,
+        }
+        for name in (name for name, is_on in whole.items() if is_on):
             if both:
                 raise UsageError(
                     f"--overlap both: not with --mode local:{name}: it needs all of the model at once; use "
