@@ -59,6 +59,7 @@ _PLAIN = "local:steps=8,correction=0,clip=1"
 COMPOSITIONS: Mapping[str, Mapping[str, Any]] = {
     **{f"preset {name}": {**each.sets, "schedule": SCHEDULE} for name, each in PRESETS.items()},
     "8 steps, float32": _local(8, "none", "none"),
+    "8 steps, rate 0.012": _local(8, _ONE_BIT, learning_rate=0.012),
     "8 steps, without overlay": _local(8, _ONE_BIT, mode=_PLAIN),
     "8 steps, without decay": _local(8, "1bit:block=4096"),
     "8 steps, decay 0.9": _local(8, "1bit:block=4096,decay=0.9"),
