@@ -336,8 +336,8 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
 @cache
 def cpu_has_bfloat16() -> bool:
-    """Return True if this CPU has instructions for products of bfloat16 matrices, as far as torch tells: some
-    releases that we admit do not."""
+    """Return True if torch says that this CPU has x86 instructions for products of bfloat16 matrices. Some
+    releases that we admit say nothing."""
     import torch
 
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()

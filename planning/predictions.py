@@ -9,8 +9,8 @@ A step of a sync job, with slices (`sync:redundancy=R`) too, is simulated (`step
 pass part by part through a server, and have formulas:
 
     local:steps=H:  H - 1 steps of computation and one simulated step of sync with the same overlap, divided
-                    by H. With fragments=F the exchange and its bytes are divided by F, too. With delayed=on,
-                    where the exchange runs beside the steps, the longer of both.
+                    by H. With fragments=F the exchange but for a round trip, and its bytes, are divided by F,
+                    too. With delayed=on, where the exchange runs beside the steps, the longer of both.
     stale, async:   each push is applied by itself. A worker's own step is computation, one push and one
                     update. All steps together take at least the time of the links. Each worker downloads the
                     update of every push, or a snapshot where that is smaller.
@@ -147,16 +147,18 @@ def _local(profile: JobProfile, chosen: StepOptions) -> Prediction:
     options = parse_spec("mode", chosen.mode).options
     steps, fragments = options.get("steps", ""), options.get("fragments", "1")
     numbers = all(text.isdecimal() and int(text) for text in (steps, fragments))
-    if not numbers or not options.keys() <= OPTIONS:
+    if not numbers or not options.keys() <= {"steps", "delayed", "fragments"}:
         raise ValueError(
             "mode: expected local:steps=H with a number H, delayed=on and fragments=F or not, and nothing "
             f"else, got {chosen.mode!r}"
         )
     delayed = options.get("delayed") == "on"
-    exchanges = 1 / (int(steps) * int(fragments))  # of the whole model, for each step
+    exchanges = 1 / (int(steps) * min(int(fragments), len(profile.shapes)))  # of the whole model, for a step
     overlap = "off" if delayed else chosen.overlap
     whole = predict(profile, replace(chosen, mode="sync", overlap=overlap))
-    exchange_s = (whole.step_s - profile.computation_s) * exchanges
+    exchange_s = whole.step_s - profile.computation_s
+    latency_s = min(profile.rtt_s, exchange_s)  # of each round
+    exchange_s = (exchange_s - latency_s) * exchanges + latency_s / int(steps)
     return replace(
         whole,
         choice=replace(chosen, overlap=overlap),

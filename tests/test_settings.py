@@ -234,6 +234,11 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
             "--mode local:fragments=2,correction=0 --overlap both",
             "--overlap both: not with --mode local:fragments=2",
         ),
+        (
+            "gc-server",
+            "--mode local:fragments=2,correction=0 --downlink none",
+            "--downlink none: not with --mode local:fragments=2",
+        ),
         ("gc-server", "--mode local:clip=1 --overlap both", "--overlap both: not with --mode local:clip"),
         (
             "gc-server",

@@ -139,7 +139,7 @@ def test_local_steps_divide_the_exchange() -> None:
         delayed = predict(known, four_bit(mode=f"local:steps={steps},delayed=on")).step_s
         assert delayed == pytest.approx(max(0.1, (whole - 0.1) / steps))
     streamed = predict(known, four_bit(mode="local:steps=2,fragments=4", overlap="off"))
-    assert streamed.step_s == pytest.approx(0.1 + (whole - 0.1) / 8)
+    assert streamed.step_s == pytest.approx(0.1 + (whole - 0.1) / 8 + known.rtt_s * (1 / 2 - 1 / 8))
     assert streamed.up_bytes == pytest.approx(local.up_bytes)
 
 

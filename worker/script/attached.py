@@ -111,6 +111,7 @@ class Attached:
             ),
             terms=terms,
             rank=member.reply.rank,
+            fragments=member.work.fragments if isinstance(member.work, Local) else 1,
         )
         self.session = session = Session(
             member.connection,

@@ -71,6 +71,7 @@ def compression_of(
     rule: LayerRule,
     terms: JobTerms,
     rank: int,
+    fragments: int = 1,
 ) -> Compression:
     """Create the compression for a job, and log adaptations and warnings about the choice of compressor.
 
@@ -83,7 +84,18 @@ def compression_of(
         rule: selects the tensors to compress.
         terms: the job's terms: seed, overlap and fusion.
         rank: this worker's rank, from 0.
+        fragments: number of fragments of the model, of which each push holds one.
+
+    Raises:
+        UsageError: the compressor does not suit pushes of a fragment.
     """
+    if fragments > 1 and (auto or (spec.wrapping is not None and spec.wrapping.delay > 1)):
+        why = "compares pushes of the whole model" if auto else "would skip the turns of some fragments"
+        name = "auto" if auto else spec
+        raise UsageError(
+            f"--compressor {name}: not with --mode local:fragments={fragments}: it {why}; name a compressor "
+            "without a delay"
+        )
     chosen = spec if auto else suited(spec, optimizer, local=local)
     if chosen != spec:
         log.info(

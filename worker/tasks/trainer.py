@@ -92,6 +92,7 @@ class Trainer:
             rule=rule,
             terms=job,
             rank=reply.rank,
+            fragments=work.fragments if isinstance(work, Local) else 1,
         )
         self.session = Session(
             connection,

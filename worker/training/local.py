@@ -219,7 +219,11 @@ class LocalStrategy(Strategy):
 
     def begin(self, assignment: m.Assignment, samples: int) -> LocalStep:
         if self._carried_at not in (None, assignment.version):
-            self.carried = ()  # the job may have these changes already
+            log.warning(
+                "the carried changes of version %d are dropped: the job is at version %d, and may have them",
+                *(self._carried_at, assignment.version),
+            )
+            self.carried = ()
         self._carried_at = None
         less = self.session.residuals(1 / max(1, assignment.world)) if self.overlay else ()
         return LocalStep(self, assignment, self._batches(samples), less=less)
@@ -248,7 +252,7 @@ class LocalStrategy(Strategy):
         Returns:
             The changes to push, and those to carry on; an entry is None in one of them.
         """
-        count = max(self._fragments, default=0) + 1
+        count, leaving = max(self._fragments, default=0) + 1, self.session.leaving
         if count == 1:
             return changes, ()
         total = list(changes)
@@ -256,7 +260,7 @@ class LocalStrategy(Strategy):
             change = total[index]
             if carried is not None:
                 total[index] = carried if change is None else carried + change
-        due = [self.session.leaving or fragment == version % count for fragment in self._fragments]
+        due = [leaving or fragment == version % count for fragment in self._fragments]
         pairs = list(zip(total, due, strict=True))
         return [each if now else None for each, now in pairs], [None if now else each for each, now in pairs]
 
@@ -264,13 +268,19 @@ class LocalStrategy(Strategy):
         """Divide a round's samples into the batches of its local steps."""
         return batches(samples, self._batch_size or samples, self.session.replica.state.least_samples)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a leaving worker still has to push changes that waited for their fragment."""
+        return self.session.leaving and any(each is not None for each in self.carried)
+
     def image(self) -> dict[str, Any]:
         image = {**super().image(), "optimizer": self.optimizer.copy_state()}
         if self.own is not None:
             image["own"] = [each.clone() for each in self.own]
         if self.carried:
             image["carried"] = [None if each is None else each.clone() for each in self.carried]
-            image["carried_at"] = self.session.replica.version
+            restored = self._carried_at  # no work has begun since
+            image["carried_at"] = self.session.replica.version if restored is None else restored
         return image
 
     def restore(self, image: Mapping[str, Any]) -> None:
@@ -394,7 +404,8 @@ class LocalStep(TrainingStep):
 
     Attributes:
         changes: parameters at the start of the round minus parameters at its end, by tensor; an entry is None
-            if no step had a gradient of that tensor. None before the last step, or if the change is unusable.
+            if no step had a gradient of that tensor. After the answer: the changes that were pushed. None
+            before the last step, or if the change is unusable.
     """
 
     def __init__(
@@ -546,7 +557,6 @@ class LocalStep(TrainingStep):
             strategy.carried = carried
         except NonFiniteGradient:
             self.changes = strategy.own = None
-            strategy.carried = ()
             return self._contribute_nothing(UNUSABLE_CHANGE, pushing, self._loss)
         return self._commit(pushing)
 

@@ -143,7 +143,8 @@ class Strategy(ABC):
 
     @property
     def busy(self) -> bool:
-        """Whether an exchange of coded packets is incomplete, so that this worker must not leave yet."""
+        """Whether this worker must not leave yet: an exchange of coded packets is incomplete, or changes wait
+        for their push."""
         return False
 
     def image(self) -> dict[str, Any]:

@@ -266,14 +266,19 @@ class LocalOptions(ModeOptions):
             given = {"--overlap both": both, "--clip-norm": bool(settings.clip_norm), "--script": script}
             for name in (name for name, is_given in given.items() if is_given):
                 raise UsageError(f"{name}: not with --mode local:elastic={self.elastic:g}")
-        if self.overlay:
+        if self.overlay or self.fragments > 1:
             needs_mean(settings)
-        whole = {
-            "overlay=on": self.overlay,
-            "clip": bool(self.clip),
-            f"fragments={self.fragments}": self.fragments > 1,
-        }
-        for name in (name for name, is_on in whole.items() if is_on):
+        if self.fragments > 1 and both:
+            raise UsageError(
+                f"--overlap both: not with --mode local:fragments={self.fragments}: changes leave after the "
+                "last step; use --overlap backward"
+            )
+        if self.fragments > 1 and settings.downlink != "auto":
+            raise UsageError(
+                f"--downlink {settings.downlink}: not with --mode local:fragments={self.fragments}: it would "
+                "send the whole model in each round; use auto"
+            )
+        for name in (name for name, is_on in (("overlay=on", self.overlay), ("clip", self.clip)) if is_on):
             if both:
                 raise UsageError(
                     f"--overlap both: not with --mode local:{name}: it needs all of the model at once; use "

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from gradwire.common.configuration import UsageError
 from gradwire.compressors import (
     DensePayload,
     LayerRule,
@@ -149,6 +150,30 @@ def test_a_push_can_be_undone_where_somebody_else_may_have_to_compute_it() -> No
     model = ModelCompressor(SPECS, "4bit", LayerRule(), 1, 0, plan=PLAN)
     plain = Assignment(id=1, world=1, version=0)
     assert [Compression(model, in_parts=each).undoable(plain) for each in (False, True)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("auto", "compressor", "words"),
+    [
+        (True, "4bit", "--compressor auto: not with --mode local:fragments=2"),
+        (False, "1bit:delay=2", "--compressor 1bit:delay=2: not with .*would skip the turns"),
+    ],
+)
+def test_pushes_of_a_fragment_refuse_what_counts_rounds_or_bytes(
+    auto: bool, compressor: str, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        compression_of(
+            parse_compressor(compressor),
+            auto=auto,
+            optimizer=Sgd(),
+            local=True,
+            specs=SPECS,
+            rule=LayerRule(),
+            terms=JobTerms(id="1", work="local"),
+            rank=0,
+            fragments=2,
+        )
 
 
 @pytest.mark.parametrize(("fusion", "measures"), [("seamgs", True), ("mgwfbp", False), ("bytes", False)])

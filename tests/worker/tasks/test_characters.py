@@ -69,7 +69,7 @@ def test_the_files_of_a_folder_follow_in_the_order_of_their_paths(tmp_path: Path
     assert everything(cut) == b"1" * 500 + b"2" * (cut.train_samples * 16 - 500)
 
 
-def test_a_split_by_classes_gives_each_worker_files_of_its_own(tmp_path: Path) -> None:
+def test_a_split_by_classes_divides_the_text_in_the_order_of_files(tmp_path: Path) -> None:
     """File b is the last that trains: characters 0 to 499 are a, to 999 b, and the rest validates."""
     for name, length in (("a", 500), ("b", 500), ("c", 52)):
         (tmp_path / name).write_text(name * length)

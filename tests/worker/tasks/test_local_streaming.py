@@ -89,8 +89,11 @@ def test_the_replica_returns_to_the_model() -> None:
 def test_a_worker_that_leaves_pushes_what_it_carries() -> None:
     run = rounds(streamed(), 0, 2)
     assert any(each is not None for each in strategy_of(run).carried)
+    assert not strategy_of(run).busy
     run.trainer.session.leave()
+    assert strategy_of(run).busy
     rounds(run, 2, 3)
+    assert not strategy_of(run).busy
     assert all(each.any() for each in sent_in(run, 2))
     assert not any(each is not None for each in strategy_of(run).carried)
 
@@ -116,7 +119,7 @@ def test_a_worker_that_returns_carries_on_at_its_version_alone(missed: int) -> N
         assert rounds(fresh, 3, 5).pushed == later.pushed
 
 
-def test_a_carried_change_that_is_not_finite_is_dropped() -> None:
+def test_a_round_whose_waiting_change_is_not_finite_is_left_out() -> None:
     run = streamed(options="fragments=4")  # at version 2 it is the turn of the layer that no loss depends on
 
     def step_here(evaluate: Any) -> None:
@@ -126,7 +129,7 @@ def test_a_carried_change_that_is_not_finite_is_dropped() -> None:
     strategy = strategy_of(run)
     strategy.optimizer.step_here = step_here  # type: ignore[method-assign]
     rounds(run, 2, 3)
-    assert strategy.carried == ()
+    assert strategy.carried == ()  # as before the round
     assert run.bytes_of(0) == []
 
 
