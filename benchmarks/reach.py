@@ -169,7 +169,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = [name for name in PRESETS if name.endswith("communication")]
     option(parser, "--presets", some_of(tuple(PRESETS)), ",".join(names), "NAME,...", "presets to train with")
     text = "lengths of a preset's job, tried in this order until one reaches the loss"
-    option(parser, "--preset-steps", numbers(1_000_000), "500,600,800,1000", "N,...", text)
+    option(parser, "--preset-steps", numbers(1_000_000), "500,550,600,700,800,1000", "N,...", text)
     option(parser, "--seed", at_least_one, 1, "N", "seed of all jobs")
     json_option(parser)
 
