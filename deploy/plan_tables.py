@@ -56,7 +56,7 @@ def show_presets(ranked: Mapping[str, Prediction], results: Sequence[Measured]) 
 
     Args:
         ranked: predicted step by the preset's name, the fastest first.
-        results: measured losses.
+        results: measured losses, each in a line of its preset's row.
     """
     console = _console()
     table = Table(title="presets", caption="MB: per step, on the link of the busiest server; *: see below")
@@ -66,7 +66,7 @@ def show_presets(ranked: Mapping[str, Prediction], results: Sequence[Measured]) 
     table.add_column("of which kind of model")
     for name, each in ranked.items():
         ours = [result for result in results if result.preset == name]
-        losses = " ".join(
+        losses = "\n".join(
             f"{result.loss_percent:+.1f} %{'*' if result.conditions else ''}" for result in ours
         )
         table.add_row(
@@ -77,7 +77,11 @@ def show_presets(ranked: Mapping[str, Prediction], results: Sequence[Measured]) 
                 f"{each.down_bytes / 1e6:.4g}",
                 losses or "not measured",
             ),
-            Text(", ".join(sorted({f"{result.model}, {result.parameters:,}" for result in ours}))),
+            Text(
+                "\n".join(
+                    f"{result.model}, {result.parameters:,}; {result.workers} workers" for result in ours
+                )
+            ),
         )
     console.print(table)
     for result in results:

@@ -83,7 +83,7 @@ def test_presets_are_ranked_beside_the_losses_measured_with_them(capsys: pytest.
         assert name in said
     for one in measured():
         assert str(one) in said
-        assert f"{one.model}, {one.parameters:,}" in said
+        assert f"{one.model}, {one.parameters:,}; {one.workers} workers" in said
     assert "not measured" in said
 
 
