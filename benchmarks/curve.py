@@ -22,6 +22,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -285,18 +286,18 @@ def table(runs: Sequence[CurveRun]) -> str:
 def plot(path: Path, runs: Sequence[CurveRun]) -> None:
     """Draw the mean loss of each composition over its bytes, baselines as lines, and write it to `path`."""
     figure, (axes,) = panels([runs[0].task])
+    markers, lines = cycle("os^Dv*pX<>hd"), cycle(("-", "--", ":", "-."))
     for name, found in named(runs).items():
         loss = fmean(run.loss for run in found)
         if name in baselines():
-            axes.axhline(loss, color="#8c959f", linewidth=0.8)
-            axes.annotate(name, (0.01, loss), xycoords=("axes fraction", "data"), fontsize=6)
+            axes.axhline(loss, color="#8c959f", linestyle=next(lines), label=name)
             continue
         times = fmean(2 * run.float32 / (run.up + run.down) for run in found)
-        axes.plot([times], [loss], "o", color="#1f6feb")
-        axes.annotate(name, (times, loss), fontsize=6, xytext=(3, 3), textcoords="offset points")
+        axes.plot([times], [loss], next(markers), alpha=0.8, label=name)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False, fontsize=7)  # beside the panel
     axes.set(xscale="log", xlabel="times fewer bytes than float32, both directions", ylabel="validation loss")
     axes.grid(alpha=0.25)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
 
 
 def read(path: Path) -> list[CurveRun]:
