@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -94,6 +95,8 @@ class Session:
     Attributes:
         replica: the worker's copy of the parameters, at `replica.version`.
         leaving: whether `leave` was called.
+        carried: changes of local steps that wait for the turn of their fragment, by tensor; empty for none.
+            The strategy sets it.
         seq: number of the last push, from 1; 0 before the first.
         saving: saves and restores this worker's own state.
     """
@@ -127,6 +130,7 @@ class Session:
         """
         self.replica = replica
         self.leaving = False
+        self.carried: Sequence[torch.Tensor | None] = ()
         self.seq = 0
         self._connection = connection
         self._compression = compression
@@ -159,8 +163,10 @@ class Session:
 
     @property
     def held_back(self) -> float:
-        """Euclidean norm of the residual: of the gradients that this worker has computed and not pushed."""
-        return self._compression.ledger.norm()
+        """Euclidean norm of the residual and the carried changes: of the gradients that this worker has
+        computed and not pushed."""
+        carried = [float(each.square().sum().sqrt()) for each in self.carried if each is not None]
+        return math.hypot(self._compression.ledger.norm(), *carried)
 
     def residuals(self, factor: float) -> list[torch.Tensor]:
         """Return a copy of the residual of each parameter of the replica, times `factor`, in the parameter's
@@ -176,8 +182,10 @@ class Session:
 
     @property
     def finished_leaving(self) -> bool:
-        """Whether `leave` was called, every push has its outcome, and the residual is empty."""
-        return self.leaving and not self._pushes and self._compression.ledger.empty
+        """Whether `leave` was called, every push has its outcome, and no residual and no carried change is
+        left."""
+        carries = any(each is not None for each in self.carried)
+        return self.leaving and not self._pushes and self._compression.ledger.empty and not carries
 
     def is_new(self, assignment: m.Assignment) -> bool:
         """Return True if an assignment has samples and was not answered before."""

@@ -156,7 +156,6 @@ class LocalStrategy(Strategy):
         elastic: α of elastic averaging, 0 to 1; 0 without it.
         overlay: whether a round begins with this worker's share of its own residual already applied.
         clip: largest Euclidean norm of a local step's gradient; 0 for no limit.
-        carried: changes that wait for the turn of their fragment, by tensor; empty for none.
         own: this worker's parameters between rounds of elastic averaging; None to begin at the center.
         rates: learning rates of the server's step, by parameter group; empty to use the mode's own.
     """
@@ -204,7 +203,6 @@ class LocalStrategy(Strategy):
         self.elastic = elastic
         self.overlay = overlay
         self.clip = clip
-        self.carried: Changes = ()
         self._carried_at: int | None = None  # version at which restored changes may be carried on
         self._fragments = fragments_of([each.numel() for each in session.replica.parameters], fragments)
         self.own: list[torch.Tensor] | None = None
@@ -223,7 +221,7 @@ class LocalStrategy(Strategy):
                 "the carried changes of version %d are dropped: the job is at version %d, and may have them",
                 *(self._carried_at, assignment.version),
             )
-            self.carried = ()
+            self.session.carried = ()
         self._carried_at = None
         less = self.session.residuals(1 / max(1, assignment.world)) if self.overlay else ()
         return LocalStep(self, assignment, self._batches(samples), less=less)
@@ -256,7 +254,7 @@ class LocalStrategy(Strategy):
         if count == 1:
             return changes, ()
         total = list(changes)
-        for index, carried in enumerate(self.carried):
+        for index, carried in enumerate(self.session.carried):
             change = total[index]
             if carried is not None:
                 total[index] = carried if change is None else carried + change
@@ -268,17 +266,12 @@ class LocalStrategy(Strategy):
         """Divide a round's samples into the batches of its local steps."""
         return batches(samples, self._batch_size or samples, self.session.replica.state.least_samples)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a leaving worker still has to push changes that waited for their fragment."""
-        return self.session.leaving and any(each is not None for each in self.carried)
-
     def image(self) -> dict[str, Any]:
         image = {**super().image(), "optimizer": self.optimizer.copy_state()}
         if self.own is not None:
             image["own"] = [each.clone() for each in self.own]
-        if self.carried:
-            image["carried"] = [None if each is None else each.clone() for each in self.carried]
+        if self.session.carried:
+            image["carried"] = [None if each is None else each.clone() for each in self.session.carried]
             restored = self._carried_at  # no work has begun since
             image["carried_at"] = self.session.replica.version if restored is None else restored
         return image
@@ -291,7 +284,9 @@ class LocalStrategy(Strategy):
             self.own = [each.to(parameter.device) for each, parameter in pairs]
         if "carried" in image:
             pairs = zip(image["carried"], self.session.replica.parameters, strict=True)
-            self.carried = [None if each is None else each.to(parameter.device) for each, parameter in pairs]
+            self.session.carried = [
+                None if each is None else each.to(parameter.device) for each, parameter in pairs
+            ]
             self._carried_at = image["carried_at"]
 
 
@@ -444,12 +439,12 @@ class LocalStep(TrainingStep):
             for parameter, each in zip(replica.parameters, less, strict=False):
                 if each is not None:
                     parameter.sub_(each)
-            for parameter, carried in zip(replica.parameters, strategy.carried, strict=False):
+            for parameter, carried in zip(replica.parameters, strategy.session.carried, strict=False):
                 if carried is not None:
                     parameter.sub_(carried)
             for parameter, own in zip(replica.parameters, strategy.own or (), strict=False):
                 parameter.copy_(own)
-            if less or strategy.carried:
+            if less or strategy.session.carried:
                 self._start = [parameter.detach().clone() for parameter in replica.parameters]
 
     @property
@@ -554,7 +549,7 @@ class LocalStep(TrainingStep):
                 pushing.add(index, self.changes[index])
             if not all_finite([each for each in carried if each is not None]):
                 raise NonFiniteGradient("a fragment that is not exchanged yet")
-            strategy.carried = carried
+            session.carried = carried
         except NonFiniteGradient:
             self.changes = strategy.own = None
             return self._contribute_nothing(UNUSABLE_CHANGE, pushing, self._loss)

@@ -143,8 +143,7 @@ class Strategy(ABC):
 
     @property
     def busy(self) -> bool:
-        """Whether this worker must not leave yet: an exchange of coded packets is incomplete, or changes wait
-        for their push."""
+        """Whether an exchange of coded packets is incomplete, so that this worker must not leave yet."""
         return False
 
     def image(self) -> dict[str, Any]:

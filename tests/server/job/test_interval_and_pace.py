@@ -151,7 +151,7 @@ def test_what_can_be_typed(text: str, steps: object) -> None:
         ("by=chance", "expected one of"),
         ("steps=often", "expected a whole number, or adaptive, got 'often'"),
         ("first=9,most=8", "first: expected at most `most`, which is 8, got 9"),
-        ("least=9", "known keys: by, clip, correction, delayed, elastic, first, most"),
+        ("least=9", "known keys: by, clip, correction, delayed, elastic, first, fragments, most"),
         ("by=time,delayed=on", "by: expected loss with delayed=on, got time"),
     ],
 )

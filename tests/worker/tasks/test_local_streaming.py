@@ -70,7 +70,7 @@ def test_rounds_are_those_of_the_recipe(compressor: str, options: str, delayed: 
         mine = due[:, None, None]
         residual = np.where(mine, np.float32(decay) * residual + total - sent, residual)
         pushed, carried = np.where(mine, total, 0), np.where(mine, 0, total)
-    found = [strategy_of(run).carried[layer] for layer in USED]
+    found = [run.trainer.session.carried[layer] for layer in USED]
     assert [each is None for each in found] == due.tolist()
     kept = [np.zeros((WIDTH, WIDTH)) if each is None else np.asarray(each) for each in found]
     np.testing.assert_allclose(kept, carried, rtol=1e-3, atol=2e-6)
@@ -88,14 +88,15 @@ def test_the_replica_returns_to_the_model() -> None:
 
 def test_a_worker_that_leaves_pushes_what_it_carries() -> None:
     run = rounds(streamed(), 0, 2)
-    assert any(each is not None for each in strategy_of(run).carried)
-    assert not strategy_of(run).busy
-    run.trainer.session.leave()
-    assert strategy_of(run).busy
+    assert any(each is not None for each in run.trainer.session.carried)
+    session = run.trainer.session
+    assert session.held_back > 0
+    session.leave()
+    assert not session.finished_leaving
     rounds(run, 2, 3)
-    assert not strategy_of(run).busy
+    assert session.held_back == 0
     assert all(each.any() for each in sent_in(run, 2))
-    assert not any(each is not None for each in strategy_of(run).carried)
+    assert not any(each is not None for each in run.trainer.session.carried)
 
 
 @pytest.mark.parametrize("missed", [0, 1])
@@ -129,7 +130,7 @@ def test_a_round_whose_waiting_change_is_not_finite_is_left_out() -> None:
     strategy = strategy_of(run)
     strategy.optimizer.step_here = step_here  # type: ignore[method-assign]
     rounds(run, 2, 3)
-    assert strategy.carried == ()  # as before the round
+    assert run.trainer.session.carried == ()  # as before the round
     assert run.bytes_of(0) == []
 
 
