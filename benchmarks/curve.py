@@ -46,7 +46,7 @@ from .jobs import train
 _LOW = PRESETS["low-communication"].sets
 SCHEDULE, MUON, _ONE_BIT = (str(_LOW[option]) for option in ("schedule", "optimizer", "compressor"))
 ADAMW = "adamw:beta2=0.99,weight_decay=0.1"
-RATES = {"AdamW": (ADAMW, (0.00075, 0.0015, 0.003, 0.006)), "Muon": (MUON, (0.006, 0.012, 0.024, 0.048))}
+RATES = {"AdamW": (ADAMW, (0.00075, 0.0015, 0.003, 0.006)), "Muon": (MUON, (0.012, 0.024, 0.048))}
 ALONE = "local:steps=8,correction=0,clip=1"  # of one worker: all steps are its own
 
 

@@ -130,9 +130,8 @@ def _payloads(profile: JobProfile, chosen: StepOptions) -> tuple[float, float, f
     return up_bytes, down_bytes, encode_s + (up_bytes + down_bytes) * 2 * costs.byte_s
 
 
-OPTIONS = frozenset(
-    {"steps", "delayed", "fragments", "redundancy"}
-)  # of modes, which affect the time of a step
+# Options of modes that affect the time of a step.
+OPTIONS = frozenset({"steps", "delayed", "fragments", "redundancy"})
 
 
 def predictable(mode: str) -> str:

@@ -11,8 +11,11 @@ server measures the push (`planning/norms`).
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from ...common.configuration import UsageError
 from ...common.spec import SpecError
@@ -113,6 +116,8 @@ class Compression:
 
     Attributes:
         compressor: compressor of the whole model, with the residual ledger.
+        carried: changes of local steps that wait for the turn of their fragment, by tensor; empty for none.
+            They are replaced, never altered.
     """
 
     def __init__(
@@ -126,6 +131,7 @@ class Compression:
             takes_norms: whether the server measures the norms of gradients.
         """
         self.compressor = compressor
+        self.carried: Sequence[torch.Tensor | None] = ()
         self._in_parts, self._takes_norms = in_parts, takes_norms
         self._slice = 0, 0  # number of the slice, and number of slices; 0 of 0 stands for all parts
 
@@ -134,14 +140,31 @@ class Compression:
         """The residual ledger: gradients that this worker has computed and not sent."""
         return self.compressor.ledger
 
+    @property
+    def norm(self) -> float:
+        """Euclidean norm of the residual and the carried changes."""
+        carried = [float(each.square().sum().sqrt()) for each in self.carried if each is not None]
+        return math.hypot(self.ledger.norm(), *carried)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is neither a residual nor a carried change."""
+        return self.ledger.empty and all(each is None for each in self.carried)
+
+    def drop(self) -> None:
+        """Drop the residual and the carried changes."""
+        self.ledger.clear()
+        self.carried = ()
+
     def image(self) -> dict[str, Any]:
         """Return the state that `restore` continues from, as plain values and tensors."""
-        return {"ledger": self.ledger.image(), "slice": self._slice}
+        return {"ledger": self.ledger.image(), "slice": self._slice, "carried": list(self.carried)}
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Replace residuals and compressors' states by those that `image` returned."""
+        """Replace residuals, compressors' states and carried changes by those that `image` returned."""
         self.ledger.restore(image["ledger"])
         self._slice = image["slice"]
+        self.carried = image.get("carried", ())  # states of earlier builds have none
 
     def begin(
         self, assignment: Assignment, samples: int, *, rank: int, version: int, step: int, leaving: bool

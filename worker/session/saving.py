@@ -92,17 +92,18 @@ class Saving:
             )
 
     def begin_work(self, version: int) -> None:
-        """Called when work begins: drop the restored residual if it belongs to another version.
+        """Called when work begins, or a state is written: drop the restored residual and the carried changes
+        if they belong to another version.
 
         Args:
-            version: version at which the work is computed.
+            version: version at which the work is computed, or the state is written.
         """
         if self.restored not in (None, version):
             log.warning(
                 "this worker's own state is of version %d, the job is at version %d: its residual is dropped",
                 *(self.restored, version),
             )
-            self._compression.ledger.clear()
+            self._compression.drop()
         self.restored = None
 
     def request(self, version: int) -> None:
@@ -133,6 +134,7 @@ class Saving:
             past = f"the worker was at version {at} already" if self._own is not None else ""
             self._connection.saved(version, past)
             return
+        self.begin_work(at)  # a residual of another version must not pass for one of this
         tree = {
             "owner": dict(self._owner()),
             "compression": self._compression.image(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -95,8 +94,6 @@ class Session:
     Attributes:
         replica: the worker's copy of the parameters, at `replica.version`.
         leaving: whether `leave` was called.
-        carried: changes of local steps that wait for the turn of their fragment, by tensor; empty for none.
-            The strategy sets it.
         seq: number of the last push, from 1; 0 before the first.
         saving: saves and restores this worker's own state.
     """
@@ -130,7 +127,6 @@ class Session:
         """
         self.replica = replica
         self.leaving = False
-        self.carried: Sequence[torch.Tensor | None] = ()
         self.seq = 0
         self._connection = connection
         self._compression = compression
@@ -165,8 +161,17 @@ class Session:
     def held_back(self) -> float:
         """Euclidean norm of the residual and the carried changes: of the gradients that this worker has
         computed and not pushed."""
-        carried = [float(each.square().sum().sqrt()) for each in self.carried if each is not None]
-        return math.hypot(self._compression.ledger.norm(), *carried)
+        return self._compression.norm
+
+    @property
+    def carried(self) -> Sequence[torch.Tensor | None]:
+        """Changes of local steps that wait for the turn of their fragment, by tensor; empty for none. The
+        strategy sets them."""
+        return self._compression.carried
+
+    @carried.setter
+    def carried(self, changes: Sequence[torch.Tensor | None]) -> None:
+        self._compression.carried = changes
 
     def residuals(self, factor: float) -> list[torch.Tensor]:
         """Return a copy of the residual of each parameter of the replica, times `factor`, in the parameter's
@@ -184,8 +189,7 @@ class Session:
     def finished_leaving(self) -> bool:
         """Whether `leave` was called, every push has its outcome, and no residual and no carried change is
         left."""
-        carries = any(each is not None for each in self.carried)
-        return self.leaving and not self._pushes and self._compression.ledger.empty and not carries
+        return self.leaving and not self._pushes and self._compression.empty
 
     def is_new(self, assignment: m.Assignment) -> bool:
         """Return True if an assignment has samples and was not answered before."""

@@ -21,7 +21,8 @@ from ...proto import messages as m
 from ..metrics import WorkerMetrics
 from ..session.replica import as_dense
 from ..session.session import Session
-from ..training.local import Changes, LocalStep, LocalStrategy
+from ..training.fragments import Changes
+from ..training.local import LocalStep, LocalStrategy
 from ..training.sharding import Indices, coded_parts
 from ..training.step import Strategy, TrainingStep
 from .ahead import DistrustedError, Early, expected_after, look_ahead

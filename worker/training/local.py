@@ -97,13 +97,14 @@ from ..metrics import WorkerMetrics
 from ..session.pushing import Pushing
 from ..session.replica import as_dense
 from ..session.session import Session
+from .fragments import Changes, divide, fragments_of
 from .hooks import GradientHooks
+from .last_step import LastStep, NonFiniteStep, TensorOptimizer
 from .sharding import batches
 from .step import Strategy, TrainingStep, all_finite
 
 log = logging.getLogger("gradwire.worker")
 
-Changes = Sequence[torch.Tensor | None]
 UNUSABLE_CHANGE = "the local update contains NaN or infinity"
 
 
@@ -128,23 +129,6 @@ class LocalOptimizer(Protocol):
         ...
 
 
-class TensorOptimizer(Protocol):
-    """The same optimizer, where it can step each parameter by itself."""
-
-    def step_copy(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> Callable[[], None]:
-        """Take one step on a copy of one parameter, in place.
-
-        Args:
-            index: index of the parameter in the replica.
-            parameter: the copy.
-            gradient: its gradient, dense float32.
-
-        Returns:
-            A function that takes the optimizer's state of the parameter back.
-        """
-        ...
-
-
 class LocalStrategy(Strategy):
     """The strategy of work `local`: takes rounds of local steps, and pushes the change that each has made.
 
@@ -156,6 +140,7 @@ class LocalStrategy(Strategy):
         elastic: α of elastic averaging, 0 to 1; 0 without it.
         overlay: whether a round begins with this worker's share of its own residual already applied.
         clip: largest Euclidean norm of a local step's gradient; 0 for no limit.
+        fragments: fragment of each parameter, from 0; each round exchanges one of them.
         own: this worker's parameters between rounds of elastic averaging; None to begin at the center.
         rates: learning rates of the server's step, by parameter group; empty to use the mode's own.
     """
@@ -203,8 +188,7 @@ class LocalStrategy(Strategy):
         self.elastic = elastic
         self.overlay = overlay
         self.clip = clip
-        self._carried_at: int | None = None  # version at which restored changes may be carried on
-        self._fragments = fragments_of([each.numel() for each in session.replica.parameters], fragments)
+        self.fragments = fragments_of([each.numel() for each in session.replica.parameters], fragments)
         self.own: list[torch.Tensor] | None = None
         self.rates = rates
         self._batch_size = batch_size
@@ -216,13 +200,6 @@ class LocalStrategy(Strategy):
         return self._batches(samples)[0]
 
     def begin(self, assignment: m.Assignment, samples: int) -> LocalStep:
-        if self._carried_at not in (None, assignment.version):
-            log.warning(
-                "the carried changes of version %d are dropped: the job is at version %d, and may have them",
-                *(self._carried_at, assignment.version),
-            )
-            self.session.carried = ()
-        self._carried_at = None
         less = self.session.residuals(1 / max(1, assignment.world)) if self.overlay else ()
         return LocalStep(self, assignment, self._batches(samples), less=less)
 
@@ -240,28 +217,6 @@ class LocalStrategy(Strategy):
         """
         return LocalStep(self, expected, self._batches(samples), less=less, early=True)
 
-    def divide(self, changes: Changes, version: int) -> tuple[Changes, Changes]:
-        """Add a round's changes to the carried ones, and return those whose turn it is, and the others.
-
-        Args:
-            changes: changes of a round, by tensor.
-            version: version of the round.
-
-        Returns:
-            The changes to push, and those to carry on; an entry is None in one of them.
-        """
-        count, leaving = max(self._fragments, default=0) + 1, self.session.leaving
-        if count == 1:
-            return changes, ()
-        total = list(changes)
-        for index, carried in enumerate(self.session.carried):
-            change = total[index]
-            if carried is not None:
-                total[index] = carried if change is None else carried + change
-        due = [leaving or fragment == version % count for fragment in self._fragments]
-        pairs = list(zip(total, due, strict=True))
-        return [each if now else None for each, now in pairs], [None if now else each for each, now in pairs]
-
     def _batches(self, samples: int) -> list[slice]:
         """Divide a round's samples into the batches of its local steps."""
         return batches(samples, self._batch_size or samples, self.session.replica.state.least_samples)
@@ -270,10 +225,6 @@ class LocalStrategy(Strategy):
         image = {**super().image(), "optimizer": self.optimizer.copy_state()}
         if self.own is not None:
             image["own"] = [each.clone() for each in self.own]
-        if self.session.carried:
-            image["carried"] = [None if each is None else each.clone() for each in self.session.carried]
-            restored = self._carried_at  # no work has begun since
-            image["carried_at"] = self.session.replica.version if restored is None else restored
         return image
 
     def restore(self, image: Mapping[str, Any]) -> None:
@@ -282,116 +233,6 @@ class LocalStrategy(Strategy):
         if "own" in image:
             pairs = zip(image["own"], self.session.replica.parameters, strict=True)
             self.own = [each.to(parameter.device) for each, parameter in pairs]
-        if "carried" in image:
-            pairs = zip(image["carried"], self.session.replica.parameters, strict=True)
-            self.session.carried = [
-                None if each is None else each.to(parameter.device) for each, parameter in pairs
-            ]
-            self._carried_at = image["carried_at"]
-
-
-def fragments_of(sizes: Sequence[int], count: int) -> list[int]:
-    """Divide tensors into fragments of about equal size.
-
-    Each tensor, from the largest on, goes to the fragment that is the smallest so far.
-
-    Args:
-        sizes: number of elements of each tensor.
-        count: number of fragments; as many as tensors, if there are fewer of those.
-
-    Returns:
-        The fragment of each tensor, from 0.
-    """
-    loads, found = [0] * max(1, min(count, len(sizes))), [0] * len(sizes)
-    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
-        found[index] = loads.index(min(loads))
-        loads[found[index]] += sizes[index]
-    return found
-
-
-class NonFiniteStep(Exception):
-    """The loss or a gradient of the last local step is not finite; the text says which."""
-
-
-class LastStep:
-    """The last local step of a round, taken tensor by tensor while backward produces gradients.
-
-    It receives gradients from `GradientHooks`, and passes changes to a push.
-
-    Attributes:
-        pushing: push that receives the changes.
-        changes: changes that were passed on, by index of the tensor; None for a tensor without one.
-    """
-
-    def __init__(
-        self,
-        pushing: Pushing,
-        optimizer: TensorOptimizer,
-        parameters: Sequence[torch.Tensor],
-        start: Sequence[torch.Tensor],
-        pull: float,
-    ) -> None:
-        """
-        Args:
-            pushing: push that receives the changes.
-            optimizer: takes the steps.
-            parameters: parameters after the earlier steps of the round.
-            start: parameters at the round's start.
-            pull: share of its distance from `start` by which the step is pulled back.
-        """
-        self.pushing = pushing
-        self.changes: dict[int, torch.Tensor | None] = {}
-        self._optimizer = optimizer
-        self._parameters = parameters
-        self._start = start
-        self._pull = pull
-        self._undo: list[Callable[[], None]] = []
-
-    def add(self, index: int, gradient: torch.Tensor) -> None:
-        """Take the step of one tensor on a copy, and pass on its change.
-
-        Raises:
-            NonFiniteStep: the gradient is not finite; no state was changed.
-            NonFiniteGradient: the change is not finite.
-        """
-        if not all_finite((gradient,)):
-            raise NonFiniteStep("a gradient is not finite")
-        parameter, began = self._parameters[index].detach(), self._start[index]
-        with torch.no_grad():
-            stepped = parameter.clone()
-            pull = (parameter - began).mul_(self._pull) if self._pull else None
-            self._undo.append(self._optimizer.step_copy(index, stepped, gradient))
-            if pull is not None:
-                stepped.sub_(pull)
-            self.pass_on(index, torch.sub(began, stepped, out=stepped))
-
-    def leave_out(self, index: int, *, reached: bool, pulled: bool = False) -> None:
-        """Pass on the change of a tensor's earlier steps.
-
-        Args:
-            index: number of the tensor.
-            reached: whether an earlier step had a gradient of it.
-            pulled: whether the correction of this step applies, although the step has no gradient of it.
-        """
-        if not reached:
-            return self.pass_on(index, None)
-        began = self._start[index]
-        with torch.no_grad():
-            ended = self._parameters[index].detach().clone()
-            if pulled and self._pull:
-                ended.sub_((ended - began).mul_(self._pull))
-            self.pass_on(index, torch.sub(began, ended, out=ended))
-        return None
-
-    def pass_on(self, index: int, change: torch.Tensor | None) -> None:
-        """Add a tensor's change to the push."""
-        self.pushing.add(index, change)
-        self.changes[index] = change
-
-    def undo(self) -> None:
-        """Restore the optimizer's state from before this step."""
-        for undo in self._undo:
-            undo()
 
 
 class LocalStep(TrainingStep):
@@ -441,7 +282,7 @@ class LocalStep(TrainingStep):
                     parameter.sub_(each)
             for parameter, carried in zip(replica.parameters, strategy.session.carried, strict=False):
                 if carried is not None:
-                    parameter.sub_(carried)
+                    parameter.sub_(carried.to(parameter.device))
             for parameter, own in zip(replica.parameters, strategy.own or (), strict=False):
                 parameter.copy_(own)
             if less or strategy.session.carried:
@@ -543,7 +384,9 @@ class LocalStep(TrainingStep):
         session.doing("compressing")
         assert self.changes is not None
         pushing = strategy.begin_push(assignment, self._counted(), strategy.rates)
-        self.changes, carried = strategy.divide(self.changes, assignment.version)
+        self.changes, carried = divide(
+            self.changes, session.carried, strategy.fragments, assignment.version, everything=session.leaving
+        )
         try:
             for index in reversed(range(len(self.changes))):
                 pushing.add(index, self.changes[index])

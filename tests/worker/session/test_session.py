@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +27,7 @@ from gradwire.worker.metrics import WorkerMetrics
 from gradwire.worker.session.compression import Compression
 from gradwire.worker.session.connection import Connection
 from gradwire.worker.session.outcomes import MAX_RESENDS
+from gradwire.worker.session.own_state import OwnState
 from gradwire.worker.session.pushing import Pushing
 from gradwire.worker.session.receiving import Received, ReceivedPacket
 from gradwire.worker.session.replica import Replica
@@ -468,3 +470,29 @@ def test_the_state_that_a_worker_goes_on_from_is_not_written_again_before_it_has
     assert script.saved_at == [(7, "")]
     assert not subject.saving.due
     assert not images
+
+
+def test_a_restored_residual_of_an_earlier_version_is_not_written_as_one_of_the_next() -> None:
+    """A worker that returns, sees an update and is asked for its state before any work."""
+    before = session(Script(accepted(1)))
+    push(before, assignment(1), 1)
+    before.next(0)
+    tree = {"compression": before._compression.image(), "buffers": before._state.image(), "owner": {}}  # pyright: ignore[reportPrivateUsage]
+    subject = session(Script())
+    subject.saving.restore(7, tree, 7)
+    assert subject.held_back > 0
+    written: list[Mapping[str, Any]] = []
+
+    class Files:
+        def write(self, version: int, tree: Mapping[str, Any], done: Callable[[str], None]) -> None:
+            written.append({"version": version, **tree})
+
+    subject.saving._own = cast("OwnState", Files())  # pyright: ignore[reportPrivateUsage]
+    subject.replica.version = 8
+    subject.saving.request(8)
+    subject.saving.write()
+    (state,) = written
+    assert state["version"] == 8
+    other = session(Script())
+    other.saving.restore(8, state, 8)
+    assert other.held_back == 0

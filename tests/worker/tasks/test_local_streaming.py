@@ -10,7 +10,8 @@ import pytest
 import torch
 from layered import INPUTS, WIDTH, Layers, Run, gradients, rounds, squares
 
-from gradwire.worker.training.local import LocalStrategy, fragments_of
+from gradwire.worker.training.fragments import fragments_of
+from gradwire.worker.training.local import LocalStrategy
 from gradwire.worker.training.sharding import epoch_order
 
 Arrays = np.ndarray[Any, Any]
@@ -106,18 +107,14 @@ def test_a_worker_that_returns_carries_on_at_its_version_alone(missed: int) -> N
     rounds(whole, 0, 5)
     rounds(half, 0, 2)
     kept: Any = half.trainer.session._compression  # pyright: ignore[reportPrivateUsage]
-    new: Any = later.trainer.session._compression  # pyright: ignore[reportPrivateUsage]
-    new.restore(copy.deepcopy(kept.image()))
-    image = strategy_of(half).image()
-    strategy_of(later).restore(copy.deepcopy({**image, "carried_at": 2}))
+    tree: dict[str, Any] = {"compression": copy.deepcopy(kept.image()), "buffers": {}}
+    assert any(each is not None for each in tree["compression"]["carried"])
+    later.trainer.session.saving.restore(2, tree, 2)
     rounds(later, 2 + missed, 5)
     same = later.pushed[0] == whole.pushed[2 + missed]
     assert same == (missed == 0)
     if missed:
-        fresh = streamed("1bit")
-        new = fresh.trainer.session._compression  # pyright: ignore[reportPrivateUsage]
-        new.restore(copy.deepcopy(kept.image()))
-        assert rounds(fresh, 3, 5).pushed == later.pushed
+        assert rounds(streamed("1bit"), 3, 5).pushed == later.pushed
 
 
 def test_a_round_whose_waiting_change_is_not_finite_is_left_out() -> None:
