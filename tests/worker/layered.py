@@ -177,6 +177,15 @@ class Run:
         return sorted(part for (_, part), (_, payloads) in self.script.parts.items() if not payloads)
 
 
+def local_run(options: str, compressor: str, overlap: Overlap = "backward", *, world: int = 4) -> Run:
+    """A worker of several whose rounds of local steps, by SGD in batches of two, have these options."""
+    work = f"local:correction=0.0{',' if options else ''}{options}"
+    run = Run(overlap, Layers, squares, compressor, work=work, seed=7, batch_size=2, optimizer="sgd")
+    given = run.given
+    run.given = lambda *args, **more: given(*args, world=world, **more)  # type: ignore[method-assign]
+    return run
+
+
 def rounds(run: Run, first: int, last: int, rate: float = 0.1) -> Run:
     """Rounds of local steps at some versions, at a rate."""
     for version in range(first, last):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layered import INPUTS, WIDTH, Layers, Overlap, Run, gradients, rounds, squares
+from layered import INPUTS, WIDTH, Overlap, Run, gradients, local_run, rounds
 
 from gradwire.worker.training.sharding import epoch_order
 
@@ -17,12 +17,7 @@ USED = 0, 1, 3  # places of the layers that the loss depends on
 
 
 def overlaid(compressor: str, overlap: Overlap = "backward", options: str = "overlay=on") -> Run:
-    terms: dict[str, Any] = {"seed": 7, "batch_size": 2, "optimizer": "sgd"}
-    work = f"local:correction=0.0,delayed=off,{options}" if options else "local:correction=0.0,delayed=off"
-    run = Run(overlap, Layers, squares, compressor, work=work, **terms)
-    given = run.given
-    run.given = lambda *args, **more: given(*args, world=WORKERS, **more)  # type: ignore[method-assign]
-    return run
+    return local_run(options, compressor, overlap, world=WORKERS)
 
 
 def layers_of(flat: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:

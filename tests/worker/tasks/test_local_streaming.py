@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from layered import INPUTS, WIDTH, Layers, Run, gradients, rounds, squares
+from layered import INPUTS, WIDTH, Run, gradients, local_run, rounds
 
 from gradwire.worker.training.fragments import fragments_of
 from gradwire.worker.training.local import LocalStrategy
@@ -20,13 +20,8 @@ USED = 0, 1, 3  # places of the layers that the loss depends on
 FRAGMENTS = 0, 1, 1  # of these layers, where there are two
 
 
-def streamed(compressor: str = "none", options: str = "fragments=2", delayed: str = "off") -> Run:
-    terms: dict[str, Any] = {"seed": 7, "batch_size": 2, "optimizer": "sgd"}
-    work = f"local:correction=0.0,delayed={delayed},{options}"
-    run = Run("backward", Layers, squares, compressor, work=work, **terms)
-    given = run.given
-    run.given = lambda *args, **more: given(*args, world=WORKERS, **more)  # type: ignore[method-assign]
-    return run
+def streamed(compressor: str = "none", options: str = "fragments=2") -> Run:
+    return local_run(options, compressor, world=WORKERS)
 
 
 def strategy_of(run: Run) -> LocalStrategy:
@@ -42,23 +37,19 @@ def sent_in(run: Run, place: int) -> Arrays:
 
 
 @pytest.mark.parametrize(
-    ("compressor", "options", "delayed"),
-    [
-        ("none", "fragments=2", "off"),
-        ("1bit:decay=0.9", "fragments=2,overlay=on", "off"),
-        ("none", "fragments=2", "on"),
-    ],
+    ("compressor", "options"),
+    [("none", ""), ("1bit:decay=0.9", ",overlay=on"), ("none", ",delayed=on")],
 )
-def test_rounds_are_those_of_the_recipe(compressor: str, options: str, delayed: str) -> None:
+def test_rounds_are_those_of_the_recipe(compressor: str, options: str) -> None:
     """Delayed, a round begins at the model before, less the change that is being exchanged."""
     order, count = epoch_order(7, 0, len(INPUTS)), 5
-    run = rounds(streamed(compressor, options, delayed), 0, count)
+    run, delayed = rounds(streamed(compressor, f"fragments=2{options}"), 0, count), "delayed" in options
     first = layers_of(np.concatenate([each.view(np.float32) for each in run.first]))
     residual = carried = pushed = np.zeros_like(first)
     share, decay = (1 / WORKERS, 0.9) if "overlay" in options else (0.0, 1.0)
     due = np.zeros(0)
     for version in range(count):
-        at, flying = (max(0, version - 1), pushed) if delayed == "on" else (version, 0 * pushed)
+        at, flying = (max(0, version - 1), pushed) if delayed else (version, 0 * pushed)
         base = first * np.float32(1 + at / 8) - np.float32(share) * residual - carried - flying
         x = base
         for sample in (4 * version, 4 * version + 2):
