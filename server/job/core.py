@@ -172,7 +172,7 @@ class Core(JobState):
         # The worker may have a version that was lost together with an earlier server.
         lost = event.version is not None and event.version > self.newest
         member.version = None if lost else event.version
-        self.evaluations.forget(member.id, event.assigned)
+        self.evaluations.forget(member.id, event.assigned, member.version)
         notes: list[e.Action] = []
         if member.suspended:
             notes.append(e.Note(text=f"{member.name} makes progress again and takes part"))

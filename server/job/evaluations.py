@@ -84,15 +84,19 @@ class Evaluations:
         """Return True if `member` was asked for an evaluation and has not reported it."""
         return self.asked is not None and self.asked.by == member
 
-    def forget(self, member: Name, assigned: int = -1) -> None:
-        """Withdraw the request from `member`, so that another member can be asked.
+    def forget(self, member: Name, assigned: int = -1, version: int | None = None) -> None:
+        """Withdraw the request from `member`, so that it or another member can be asked again.
 
         Args:
             member: worker and incarnation of a member that is lost or has reconnected.
-            assigned: id of the last assignment that the member received. A request in that assignment, or in
-                an earlier one, stays. -1 withdraws any request.
+            assigned: id of the last assignment that the member received; -1 if it is lost.
+            version: version of its replica; None without one. The request stays if the member has received it
+                and has the version to evaluate. A member without it waits, for the version and the request.
         """
-        if self.asked is not None and self.asked.by == member and self.asked.assignment > assigned:
+        asked = self.asked
+        if asked is None or asked.by != member:
+            return
+        if asked.assignment > assigned or version is None or version < asked.version:
             self.asked = None
 
     def report(

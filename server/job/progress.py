@@ -9,6 +9,7 @@ stale, so its ledger puts the gradient back. The time that it took counts for th
 from __future__ import annotations
 
 from ...common.liveness import limit_s
+from ...proto.messages import Phase
 from . import events as e
 from .roster import Member
 from .state import JobState
@@ -61,11 +62,14 @@ def name_slow(state: JobState) -> list[e.Action]:
 
 
 def to_suspend(state: JobState) -> list[Member]:
-    """Return the members to suspend, in rank order: they hang, and other members wait for them."""
+    """Return the members to suspend, in rank order: they hang, and the job waits for them."""
+    ending = state.phase is Phase.FINISHING  # which waits for any member to evaluate the last version
     return [
         member
         for member in state.roster.by_rank()
-        if not member.suspended and hangs(state, member) and (member.ready or _replaceable(state, member))
+        if not member.suspended
+        and hangs(state, member)
+        and (member.ready or ending or _replaceable(state, member))
     ]
 
 

@@ -25,6 +25,18 @@ def test_a_replica_that_the_models_code_changes_is_noticed_named_and_replaced(
     assert any("the parameters are not the server's at version 64" in line for line in drifting.messages)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_drift_that_is_found_at_the_last_version_does_not_keep_the_job_from_ending(
+    daemons: Daemons, mode: str
+) -> None:
+    server = daemons.server("--task", "small_tasks:drifting", *JOB[:-4], "--max-steps", "64", "--mode", mode)
+    drifting = daemons.worker(server.address, environ={"DRIFTS": "1"})
+    assert drifting.wait() == 0, drifting.log
+    server.wait_for("version 64: the replica of ")
+    server.wait_for("the job is finished at version 64")
+    assert any("evaluation 1, version 64: " in line for line in server.messages), server.log
+
+
 def test_a_worker_with_other_data_is_refused(daemons: Daemons) -> None:
     server = daemons.server("--task", "small_tasks:drawn", *JOB)
     first = daemons.worker(server.address)

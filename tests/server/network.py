@@ -293,6 +293,11 @@ class Network(Oracle):
             self.step(e.Detached(worker=sim.name, incarnation=sim.incarnation))
             return
         assert action.has == sim.version, "what it was sent is what it has"
+        if self.pick(16) == 0:  # it arrives, at a replica that has drifted: the next stream wants a snapshot
+            sim.assigned, sim.unread, sim.version = max(sim.assigned, assignment.id), assignment.id, None
+            sim.attached = sim.ready = False
+            self.step(e.Detached(worker=sim.name, incarnation=sim.incarnation))
+            return
         sim.version, sim.finished = assignment.version, sim.finished or assignment.finished
         assert assignment.plan == self.plan.number, "D: work is for the plan that there is"
         sim.plan = self.plan
@@ -301,8 +306,9 @@ class Network(Oracle):
                 self.tell_evaluation(sim)
             elif sim.evaluation is None or assignment.evaluate_epoch > sim.evaluation.evaluate_epoch:
                 sim.evaluation = assignment
-        if assignment.id > sim.assigned and assignment.ranges:
+        if assignment.ranges and (assignment.id > sim.assigned or assignment.id == sim.unread):
             sim.assignments.append(assignment)
+        sim.unread = 0
         sim.assigned = max(sim.assigned, assignment.id)
 
     def tell_plan(self, action: e.Adopt) -> None:

@@ -93,6 +93,7 @@ class Sim:
     version: int | None = None
     plan: Plan = DIVIDED
     assigned: int = 0
+    unread: int = 0  # id of the assignment that it did not begin, because its replica had drifted
     assignments: list[Assignment] = field(default_factory=list[Assignment])  # still to be answered
     seq: int = 0
     open: dict[int, Sending] = field(default_factory=dict[int, Sending])

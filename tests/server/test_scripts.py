@@ -5,6 +5,7 @@ it, in that order. `#` begins a comment. What can happen:
 
     job mode=stale:bound=2 workers=2 samples=40 batch=4 schedule=…    first
     a joins | a reconnects | a disconnects | a leaves
+    a drifts            it has its last work, but not a replica of that version, and asks for a snapshot
     a pushes            for the last work that it was given; `nothing` when its step was skipped
     a pushes again      the same bytes as the last time
     a pushes late       for the work before that
@@ -119,10 +120,15 @@ class Story:
             case [name, "reconnects"]:
                 self.step(e.Attached(worker=name, incarnation=self.incarnations[name]))
                 told = self.told.get(name, [])
-                self.prepare(name, told[-1].id if told else 0)
+                last = told[-1] if told else None
+                self.prepare(name, last.id if last else 0, last.version if last else 0)
             case [name, "reconnects,", "having", "heard", "nothing"]:
                 self.step(e.Attached(worker=name, incarnation=self.incarnations[name]))
                 self.prepare(name, 0)
+            case [name, "drifts"]:
+                self.step(e.Detached(worker=name, incarnation=self.incarnations[name]))
+                self.step(e.Attached(worker=name, incarnation=self.incarnations[name]))
+                self.prepare(name, self.told[name][-1].id, version=None)
             case [name, "disconnects"]:
                 self.step(e.Detached(worker=name, incarnation=self.incarnations[name]))
             case [name, "leaves"]:
@@ -184,13 +190,13 @@ class Story:
             case _:
                 raise ValueError(f"cannot read {line!r}")
 
-    def prepare(self, name: str, assigned: int) -> None:
+    def prepare(self, name: str, assigned: int, version: int | None = 0) -> None:
         self.step(
             e.Prepared(
                 worker=name,
                 incarnation=self.incarnations[name],
                 fingerprint=MODEL,
-                version=0,
+                version=version,
                 assigned=assigned,
             )
         )

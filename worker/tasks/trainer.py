@@ -151,8 +151,9 @@ class Trainer:
         epoch = assignment.evaluate_epoch
         if epoch == 0:
             return
-        if self._evaluation is not None and epoch <= self._evaluation.epoch:
-            self.session.report(self._evaluation)  # sent again: the report may not have arrived
+        last = self._evaluation
+        if last is not None and epoch <= last.epoch and last.version <= assignment.version:
+            self.session.report(last)  # sent again: the report may not have arrived
         elif not (self.session.leaving and assignment.ranges):  # a leaving worker makes its last push instead
             self._evaluation = self._measure(assignment)
             self.session.report(self._evaluation)

@@ -211,6 +211,18 @@ def test_an_evaluator_that_reconnects_is_told_again() -> None:
     assert not job.core.lost
 
 
+def test_a_member_that_hangs_while_it_loads_does_not_keep_the_job_from_ending() -> None:
+    job = Job(1, epochs=1, samples=4)
+    job.join("loads")
+    job.attach("loads")
+    job.round(["w0"])
+    job.step(e.Left(worker="w0", incarnation=1, failed=False, reason="the script has ended"))
+    assert job.phase() is Phase.FINISHING
+    job.step(e.KeepAlive(worker="loads", incarnation=1, activity="loading", stalled_s=1e6))
+    job.tick(0.25)
+    assert job.all(e.Finish)
+
+
 def test_a_repeated_evaluation_counts_once() -> None:
     job = Job(1, epochs=2, samples=4)
     job.round(["w0"])
