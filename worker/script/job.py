@@ -39,7 +39,7 @@ from ..training.work import Gradients, Local
 from .assignments import Assignments
 from .attached import Attached
 from .length import Batches, JobLength
-from .loading import Loading
+from .loading import Loading, explained
 from .membership import Membership
 from .schedules import Each, Schedules
 from .script_state import Position, State, random_state, restore_random_state
@@ -454,9 +454,13 @@ class Job:
 
     def _steps_of(self, loader: Iterable[Any], samples: int) -> Generator[Any]:
         """Yield one batch of the loader for each batch of this epoch's assignments."""
-        work = self._batches(samples, lambda: 0)
+        connection = self._member.connection
         with self._position.iterate(loader) as batches:
-            for _, batch in zip(work, batches, strict=False):
+            for _ in self._batches(samples, lambda: 0):
+                connection.activity = "waiting for the script's loader"
+                with explained():
+                    batch = next(batches)
+                connection.activity = "computing"
                 yield batch
 
     def _batches(self, train_samples: int, data: Callable[[], int]) -> Generator[tuple[m.Assignment, slice]]:
