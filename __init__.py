@@ -10,9 +10,28 @@ from typing import TYPE_CHECKING, Any
 from .common.version import __version__
 
 if TYPE_CHECKING:
-    from .worker.script.api import Job, ScriptError, connect
+    from .worker.script.api import (
+        BackendError,
+        Job,
+        ModelError,
+        Refused,
+        ScriptError,
+        UnreachableError,
+        UsageError,
+        connect,
+    )
 
-__all__ = ["Job", "ScriptError", "__version__", "connect"]
+__all__ = [
+    "BackendError",
+    "Job",
+    "ModelError",
+    "Refused",
+    "ScriptError",
+    "UnreachableError",
+    "UsageError",
+    "__version__",
+    "connect",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,7 +42,7 @@ def __getattr__(name: str) -> Any:
     """
     if name in ("ddp", "optim"):
         return import_module(f".{name}", __name__)
-    if name not in ("Job", "ScriptError", "connect"):
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .worker.script import api
 

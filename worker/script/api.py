@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import Any
 
@@ -10,14 +11,29 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import torch
+from torch.utils.data import get_worker_info
 
-from ...common.configuration import read
+from ...common.configuration import UsageError, read
 from ...compressors import set_threads
+from ...proto.refusal import Refused
 from ...settings import COMMANDS, WorkerSettings
+from ...storage.backends import BackendError
+from ..session.attempts import UnreachableError
+from ..session.model_state import ModelError
 from .job import Job
 from .terms import ScriptError
 
-__all__ = ["Job", "ScriptError", "connect"]
+# The exceptions that a script may have to handle, besides those of its own code, have their names here.
+__all__ = [
+    "BackendError",
+    "Job",
+    "ModelError",
+    "Refused",
+    "ScriptError",
+    "UnreachableError",
+    "UsageError",
+    "connect",
+]
 
 
 def connect(**options: Any) -> Job:
@@ -32,8 +48,10 @@ def connect(**options: Any) -> Job:
         UsageError: an option does not exist or does not accept its value.
         Refused: the server refuses this worker; the message says why.
         UnreachableError: no server has answered within `connect_seconds`.
-        ScriptError: the job trains a task instead of scripts, or a script cannot do the work of its mode.
+        ScriptError: the job trains a task instead of scripts, or a script cannot do the work of its mode; or
+            this process only imports the script, as a loader's process does.
     """
+    _check_process()
     environ = {"GC_HTTP_PORT": "-1", **os.environ}
     if "MASTER_ADDR" in environ:
         environ.setdefault("GC_SERVER", environ["MASTER_ADDR"])
@@ -43,3 +61,17 @@ def connect(**options: Any) -> Job:
         torch.set_num_threads(threads)
         set_threads(threads)
     return Job(effective)
+
+
+def _check_process() -> None:
+    """Raise ScriptError in a DataLoader's process, and in a child of multiprocessing that still imports the
+    script. A function that such a child runs later may connect, as with a launcher of ranks."""
+    # The attribute by which multiprocessing refuses to start processes in such a child.
+    importing = getattr(multiprocessing.current_process(), "_inheriting", False)
+    if importing or get_worker_info() is not None:
+        does = "is starting and imports the script again" if importing else "fetches samples"
+        raise ScriptError(
+            f"gradwire.connect: this process (pid {os.getpid()}), a child of the script's, {does}; it would "
+            "join the job as another worker. Put connect, and all that the script runs, under "
+            "if __name__ == '__main__':"
+        )

@@ -11,9 +11,10 @@ queue, whose errors never reach the loop, so that the loop waits for ever.
 from __future__ import annotations
 
 import io
-import pickle
+import multiprocessing
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ class Loading:
         found: list[Any] = []
         with explained():
             for sent in self._loader:
-                piece = pickle.loads(sent)
+                piece = ForkingPickler.loads(sent)
                 if isinstance(piece, _Unsendable):
                     raise ScriptError(
                         f"job.batches(num_workers={self.processes}): a sample cannot be sent from "
@@ -133,33 +134,35 @@ class _Sent(Dataset[Any]):
             samples = samples_of(self.dataset, indices)
         except Exception as error:
             try:
-                pickle.dumps(type(error))
+                _pickled(type(error))
             except Exception:
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
             raise
         try:
             return _pickled(samples)
         except Exception as error:
-            return pickle.dumps(_Unsendable(f"{type(error).__name__}: {error}"))
+            return _pickled(_Unsendable(f"{type(error).__name__}: {error}"))
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles usual tensors as arrays: torch's own way, a small archive for each tensor, takes several times
-    as long."""
+class _Pickler(ForkingPickler):
+    """Pickles as the queues between this process and its children do, but tensors by their values."""
 
     def reducer_override(self, value: Any, /) -> Any:
         if type(value) is torch.Tensor:
+            # As an array: torch's own way, a small archive for each tensor, takes several times as long.
             try:
                 return torch.from_numpy, (value.numpy(),)  # pyright: ignore[reportUnknownMemberType]
-            except (RuntimeError, TypeError):  # sparse, bfloat16, requires a gradient, ...: torch's own way
+            except (RuntimeError, TypeError):  # sparse, bfloat16, requires a gradient, ...
                 pass
+        if isinstance(value, torch.Tensor | torch.UntypedStorage | torch.TypedStorage):
+            return value.__reduce_ex__(4)
         return NotImplemented
 
 
 def _pickled(value: Any) -> bytes:
     """Return a value as bytes, the values of its tensors included."""
     file = io.BytesIO()
-    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    _Pickler(file, 5).dump(value)
     return file.getvalue()
 
 
@@ -182,17 +185,23 @@ def explained() -> Generator[None]:
     found memory to share."""
     try:
         yield
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, EOFError) as error:
         text = str(error)
+        not_started = isinstance(error, ConnectionError | EOFError)  # its pipe is closed
         if "shared memory" in text or "shm" in text or "Bus error" in text:
             error.add_note(
                 "A DataLoader's processes hand over batches in /dev/shm, which is full: start a container "
-                "with more of it (docker run --shm-size=1g; on Kubernetes mount an emptyDir with medium: "
-                "Memory at /dev/shm), or use a smaller num_workers or prefetch_factor"
+                "with more of it (the option shm-size of docker run; on Kubernetes an emptyDir with medium: "
+                "Memory, mounted at /dev/shm), or use a smaller num_workers or prefetch_factor"
             )
-        elif text.startswith("DataLoader worker"):
+        elif text.startswith("DataLoader worker") or not_started:
             error.add_note(
                 "A process of the loader has ended. The kernel kills one (SIGKILL) if the machine or the "
                 "container has run out of memory: use a smaller num_workers"
             )
+            if multiprocessing.get_start_method() != "fork":
+                error.add_note(
+                    "Each process imports the script (start method spawn or forkserver): put all that the "
+                    "script runs under if __name__ == '__main__':"
+                )
         raise

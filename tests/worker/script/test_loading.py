@@ -117,7 +117,7 @@ def test_samples_do_not_pass_through_shared_memory(fetch: Fetch, monkeypatch: py
     assert [len(each) for each in fetch(lambda i: torch.zeros(i))] == list(range(6))
     with pytest.raises(RuntimeError, match="shared memory") as raised, explained():
         list(DataLoader(Samples(killed_by_memory), num_workers=1))  # type: ignore[arg-type]
-    assert "medium: Memory at /dev/shm" in raised.value.__notes__[0]
+    assert "mounted at /dev/shm" in raised.value.__notes__[0]
 
 
 def killed_by_memory(_: int) -> None:
