@@ -143,6 +143,7 @@ def train(
     between: Callable[[int, nn.Module], nn.Module | None],
     *,
     early: bool = False,
+    network: Network | None = None,
     **options: Any,
 ) -> Network:
     """Train a `Network` to the end of the job.
@@ -151,13 +152,14 @@ def train(
         between: is called with the number of each step, from 1, and the model after it; what it returns
             computes from then on.
         early: call it before the forward pass instead.
+        network: is trained; None for a new one.
         options: of `job.attach`.
     """
-    network = Network()
+    network = Network() if network is None else network
     rest = [*network.parameters()]
     network.head.bias.requires_grad_(False)
     if not options.pop("with_frozen", True):
-        rest = [each for each in rest if each is not network.head.bias]
+        rest = [each for each in rest if each.requires_grad]
     model, optimizer = job.attach(network, torch.optim.SGD(rest, lr=RATE), **options)
     computes: nn.Module = model
     steps = 0

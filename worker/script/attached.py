@@ -22,7 +22,7 @@ from ..session.compression import compression_of
 from ..session.connection import Earlier
 from ..session.groups import ONE_GROUP, ParameterGroups
 from ..session.kernels import tell_of_kernels
-from ..session.replica import Replica
+from ..session.replica import Replica, trained_parameters
 from ..session.session import Session
 from ..training.gradients import GradientStrategy
 from ..training.local import LocalStrategy
@@ -65,6 +65,7 @@ class Attached:
 
         Raises:
             ScriptError: the job cannot train this model or run this optimizer.
+            ModelError: a parameter has an unsupported dtype, or shares memory with another one.
         """
         check_optimizer(member.terms, optimizer)
         check_attached(member.terms, member.work, clip_norm, steps)
@@ -74,7 +75,8 @@ class Attached:
         self._steps_here = isinstance(member.work, Local) or steps == "local"
         self._warned_of_newer_state = False
         self.optimizer = JobOptimizer(optimizer, step, self._downloaded_state, here=self._steps_here)
-        self._groups()  # raises ScriptError for an optimizer that the server cannot run
+        # Both again when batches begin; here their errors come before other workers wait for this one.
+        trained_parameters(model, self._groups(), masters=not self._steps_here)
 
     def begin(
         self,

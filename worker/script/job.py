@@ -218,6 +218,7 @@ class Job:
         Raises:
             ScriptError: the server cannot run the optimizer, or `clip_norm` or `overlap` contradicts the
                 job's options.
+            ModelError: a parameter is neither float32 nor bfloat16, or shares memory with another one.
         """
         if self._attached is not None:
             raise ScriptError("job.attach: this job already has a model; connect once for each model")

@@ -1,7 +1,8 @@
 """Binds the model's parameters to the replica's memory, and checks that they stay there.
 
 The replica has one buffer, and each parameter of the model is a view of its range: an update that is written
-to the buffer changes the model at once. The user's code can break that between two steps:
+to the buffer changes the model at once. A parameter whose memory others use stays there (`sharing`), and the
+replica copies updates to it. The user's code can break that between two steps:
 
 | the user's code | the worker |
 |---|---|
@@ -69,7 +70,7 @@ class Binding:
         """Make each parameter a view of the replica's memory.
 
         Args:
-            views: one view per parameter, in order, which holds the parameter's values already.
+            views: memory of each parameter, in order, which holds its values already.
         """
         self._views = views
         for parameter, view in zip(self._parameters, views, strict=True):
@@ -191,8 +192,8 @@ class Binding:
         """Raise ModelError if a parameter has another dtype, shape, device or layout than its view."""
         now, view = self._parameters[index], self._views[index]
         change = _difference(view, now)
-        if not change and now.data_ptr() == view.data_ptr() and not now.is_contiguous():
-            change = "was contiguous when the job began, and is not now"
+        if not change and now.data_ptr() == view.data_ptr() and now.stride() != view.stride():
+            change = f"had strides {view.stride()} when the job began, and has {now.stride()} now"
         if change:
             raise ModelError(f"parameter {self._names[index]!r} {change}; {REMEDY}")
 

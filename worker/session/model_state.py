@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 
 from ...proto.entries import ITEM_BYTES, of_kind
 from ...proto.messages import Entry, EntryKind
+from .sharing import are_one, pairs_on_one_memory
 
 log = logging.getLogger("gradwire.worker")
 
@@ -58,13 +59,21 @@ class ModelEntries:
         names = {id(parameter): name for name, parameter in trained.items()}
         entries: list[Entry] = []
         left_out: list[str] = []
-        for name, value in self._current().items():
-            tied_to = names.get(id(value))
+        current = self._current()
+        # An entry on a trained parameter's memory has no value of its own: written back, it would undo steps.
+        others = {
+            name: value
+            for name, value in current.items()
+            if name not in trained and isinstance(value, torch.Tensor) and _plain(value)
+        }
+        aliases, partial = _on_memory_of(trained, others)
+        for name, value in current.items():
+            tied_to = names.get(id(value), aliases.get(name))
             if name in trained:
                 continue
             if tied_to is not None:
                 entries.append(Entry(name=name, kind=EntryKind.TIED, tied_to=tied_to))
-            elif not isinstance(value, torch.Tensor) or not _plain(value):
+            elif name not in others or name in partial:
                 left_out.append(name)
             else:
                 kind = EntryKind.FROZEN if isinstance(value, nn.Parameter) else EntryKind.BUFFER
@@ -73,7 +82,8 @@ class ModelEntries:
         self.entries = tuple(entries)
         if left_out:
             log.warning(
-                "%s in the model's state_dict: not plain tensors, so the server's --output will lack them",
+                "%s in the model's state_dict: not plain tensors, or parts of trained parameters, so the "
+                "server's --output will lack them",
                 ", ".join(map(repr, left_out)),
             )
 
@@ -160,6 +170,24 @@ class ModelEntries:
 def _plain(value: torch.Tensor) -> bool:
     """Return True if a tensor is dense, has memory, and has a dtype that the wire supports."""
     return value.layout == torch.strided and value.device.type != "meta" and _dtype(value) in ITEM_BYTES
+
+
+def _on_memory_of(
+    trained: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, str], set[str]]:
+    """Return the names of the other tensors that are a trained parameter, each with the parameter's name, and
+    of those that share only a part of its memory."""
+    names = [*trained, *others]
+    tensors = [*trained.values(), *others.values()]
+    aliases: dict[str, str] = {}
+    partial: set[str] = set()
+    for first, second in pairs_on_one_memory(tensors):
+        if first < len(trained) <= second:
+            if are_one(tensors[first], tensors[second]):
+                aliases[names[second]] = names[first]
+            else:
+                partial.add(names[second])
+    return aliases, partial - aliases.keys()
 
 
 def _dtype(value: torch.Tensor) -> str:

@@ -30,17 +30,64 @@ from ...proto.replicas import checksum, next_check
 from .binding import Binding
 from .groups import ONE_GROUP, ParameterGroups
 from .model_state import ModelEntries, ModelError, plain_name
+from .sharing import are_one, pairs_on_one_memory, repeats_elements, used_elsewhere
 
-__all__ = ["ModelError", "Replica"]
+__all__ = ["ModelError", "Replica", "trained_parameters"]
+
+
+def trained_parameters(
+    model: nn.Module, groups: ParameterGroups, *, masters: bool
+) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that a job trains, with their names, each once.
+
+    Args:
+        model: model to train.
+        groups: parameter groups, whose parameters count even while they are frozen.
+        masters: whether bfloat16 parameters are allowed.
+
+    Raises:
+        ModelError: a parameter has an unsupported dtype, or shares memory with another one.
+    """
+    types = (torch.float32, torch.bfloat16) if masters else (torch.float32,)
+    named = [
+        (name, p)
+        for name, p in model.named_parameters()
+        if p.requires_grad or (name in groups.number_of and p.dtype in types)
+    ]
+    for name, parameter in named:
+        if parameter.dtype not in types:
+            expected = f"{DTYPE} or bfloat16" if masters else DTYPE
+            raise ModelError(
+                f"parameter {name!r}: expected {expected}, got {parameter.dtype}; "
+                "convert the model with .float()"
+            )
+    own_memory = "give it memory of its own: p.data = p.data.clone()"
+    shaped = [(plain_name(name), parameter) for name, parameter in named if not is_lazy(parameter)]
+    for name, parameter in shaped:
+        if repeats_elements(parameter):
+            raise ModelError(
+                f"parameter {name!r}, of shape {tuple(parameter.shape)}: several of its elements are the "
+                f"same memory, as after expand(); {own_memory}"
+            )
+    for first, second in pairs_on_one_memory([parameter for _, parameter in shaped]):
+        (name, one), (other, two) = shaped[first], shaped[second]
+        part = "their" if are_one(one, two) else "a part of their"
+        raise ModelError(
+            f"parameters {name!r} and {other!r} share {part} memory, and the optimizer steps both; to tie "
+            f"them, make them one parameter, as by model.b.weight = model.a.weight. Otherwise take one of "
+            f"them and {own_memory}"
+        )
+    return named
 
 
 class Replica:
     """A model's trainable parameters in one float32 buffer, in the order of `named_parameters`.
 
-    float32 parameters are views of the buffer; bfloat16 parameters are rounded from their masters in it. The
-    server's plan divides the buffer into parts; before `adopt` there is none. Each part has a version of its
-    own, and an update takes a part to the next version. A part may be applied *early*, before the other parts
-    of its version have arrived; `go_back` undoes that.
+    Parameters are views of the buffer. Two kinds are not, and get copies of its values: those in bfloat16,
+    rounded from their masters in the buffer, and those whose memory others use (`sharing`). The server's plan
+    divides the buffer into parts; before `adopt` there is none. Each part has a version of its own, and an
+    update takes a part to the next version. A part may be applied *early*, before the other parts of its
+    version have arrived; `go_back` undoes that.
 
     Attributes:
         model: model that is trained.
@@ -77,8 +124,8 @@ class Replica:
                 where workers step the parameters themselves.
 
         Raises:
-            ModelError: a parameter has an unsupported dtype or no shape yet, or the model has no trainable
-                parameter.
+            ModelError: a parameter has an unsupported dtype, no shape yet, or memory of another one; or the
+                model has no trainable parameter.
         """
         for name, each in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(each):
@@ -86,24 +133,13 @@ class Replica:
                     f"{name!r} has no shape yet, because its module is lazy; run one batch through the model "
                     "where it is made, or give the module its sizes"
                 )
-        types = (torch.float32, torch.bfloat16) if masters else (torch.float32,)
-        named = [
-            (name, p)
-            for name, p in model.named_parameters()
-            if p.requires_grad or (name in groups.number_of and p.dtype in types)
-        ]
+        named = trained_parameters(model, groups, masters=masters)
         if not any(parameter.requires_grad for _, parameter in named):
             raise ModelError("the model has no parameter that requires a gradient")
-        for name, parameter in named:
-            if parameter.dtype not in types:
-                expected = f"{DTYPE} or bfloat16" if masters else DTYPE
-                raise ModelError(
-                    f"parameter {name!r}: expected {expected}, got {parameter.dtype}; "
-                    "convert the model with .float()"
-                )
         self.model = model
         self.parameters = [parameter for _, parameter in named]
         self._tensors: list[torch.Tensor] = [*self.parameters]
+        self._apart: list[bool] = []  # by tensor, True if it is no view of the buffer
         self.groups = groups.groups
         self.group_of = [groups.number_of.get(name, 0) for name, _ in named]
         tensors = [
@@ -164,26 +200,34 @@ class Replica:
         A part is a range of the buffer. For a bfloat16 parameter the buffer holds the master.
         """
         with torch.no_grad():
+            if not self._apart:  # later the buffer itself is a user of their memory
+                self._apart = [
+                    shared or tensor.dtype != torch.float32
+                    for tensor, shared in zip(self._tensors, used_elsewhere(self._tensors), strict=True)
+                ]
+            self._apart += [False] * (len(self._tensors) - len(self._apart))
             self._flat = torch.cat([each.detach().reshape(-1).to(torch.float32) for each in self._tensors])
             views = [
-                self._flat[start:end].view(tensor.shape)
-                if tensor.dtype == torch.float32
-                else tensor.data.contiguous()
-                for tensor, (start, end) in zip(self._tensors, self._ranges, strict=True)
+                tensor.data if apart else self._flat[start:end].view(tensor.shape)
+                for tensor, apart, (start, end) in zip(self._tensors, self._apart, self._ranges, strict=True)
             ]
             parameters = len(self.parameters)
             self._binding.bind(views[:parameters])
             for tensor, view in zip(self._tensors[parameters:], views[parameters:], strict=True):
                 tensor.data = view
 
-    def _round(self, number: int) -> None:
-        """Round the bfloat16 parameters with elements in part `number` from their masters."""
+    def _copy_out(self, number: int) -> None:
+        """Copy the values in part `number` to the parameters that are no views of the buffer."""
         part = self.plan.parts[number]
         for index in self._tensors_in[number]:
-            tensor, first = self._tensors[index], self.plan.starts[index]
-            if tensor.dtype != torch.float32:
-                start, end = max(first, part.start), min(self.plan.starts[index + 1], part.end)
-                tensor.data.view(-1)[start - first : end - first] = self._flat[start:end]
+            if not self._apart[index]:
+                continue
+            values, (first, last) = self._tensors[index].data, self.plan.starts[index : index + 2]
+            if values.is_contiguous():
+                start, end = max(first, part.start), min(last, part.end)
+                values.view(-1)[start - first : end - first] = self._flat[start:end]
+            else:
+                values.copy_(self._flat[first:last].view(values.shape))
 
     @property
     def _ranges(self) -> Iterable[tuple[int, int]]:
@@ -222,7 +266,10 @@ class Replica:
 
     @version.setter
     def version(self, version: int) -> None:
-        """Declare that the present values of all parts are those of `version`."""
+        """Declare that the present values of the parameters are those of `version`."""
+        for tensor, apart, (start, end) in zip(self._tensors, self._apart, self._ranges, strict=True):
+            if apart and tensor.dtype == torch.float32:  # a bfloat16 parameter has its master in the buffer
+                self._flat[start:end] = tensor.data.reshape(-1)
         self._versions = [version] * len(self._versions)
         self._version = version
         self._early.clear()
@@ -265,7 +312,7 @@ class Replica:
                 write = add_update if header.content is Content.DELTA else put_update
                 write(payload, self._flat[at : at + payload.elements])
                 at += payload.elements
-            self._round(update.part)
+            self._copy_out(update.part)
         self._versions[update.part] = update.version
         if all(version == update.version for version in self._versions):
             self._version = update.version
@@ -298,7 +345,7 @@ class Replica:
                 part = self.plan.parts[number]
                 self._flat[part.start : part.end] = self._before[part.start : part.end]
                 self._versions[number] = self._version
-                self._round(number)
+                self._copy_out(number)
                 self._changed(number)
         self._early.clear()
         self.undone += 1
