@@ -81,9 +81,10 @@ class ErrorFeedback:
         return self.decay == 1.0 and not self.momentum
 
     def init(self, spec: TensorSpec) -> FeedbackState:
+        residual = torch.zeros(spec.elements, dtype=torch.float32, device="cpu")
         return FeedbackState(
-            residual=torch.zeros(spec.elements),
-            velocity=torch.zeros(spec.elements) if self.momentum else None,
+            residual=residual,
+            velocity=torch.zeros_like(residual) if self.momentum else None,
             inner=self.compressor.init(spec),
         )
 

@@ -145,14 +145,14 @@ class Ledger:
     def draft(self) -> torch.Tensor:
         """Buffer that `commit` makes the residual. A step has to write every element before."""
         if self._draft_residual is None:
-            self._draft_residual = torch.empty(self._elements, device=self._device)
+            self._draft_residual = torch.empty(self._elements, dtype=torch.float32, device=self._device)
         return self._draft_residual
 
     @property
     def draft_velocity(self) -> torch.Tensor | None:
         """Buffer that `commit` makes the velocity; None without momentum correction."""
         if self._draft_velocity is None and self._has_velocity:
-            self._draft_velocity = torch.empty(self._elements, device=self._device)
+            self._draft_velocity = torch.empty(self._elements, dtype=torch.float32, device=self._device)
         return self._draft_velocity
 
     def opened(
@@ -192,7 +192,7 @@ class Ledger:
                     buffer[start:end].copy_(values[first:last])
 
     def _zeros(self) -> torch.Tensor:
-        return torch.zeros(self._elements, device=self._device)
+        return torch.zeros(self._elements, dtype=torch.float32, device=self._device)
 
     @property
     def device(self) -> torch.device:

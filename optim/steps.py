@@ -145,7 +145,7 @@ class Adam:
         def zeros() -> torch.Tensor:
             return torch.zeros_like(parameter, requires_grad=False)
 
-        return {COUNT: torch.tensor(0.0), "exp_avg": zeros(), "exp_avg_sq": zeros()}
+        return {COUNT: no_steps(), "exp_avg": zeros(), "exp_avg_sq": zeros()}
 
     def step(self, parameters: Tensors, gradients: Tensors, memory: Memories, learning_rate: float) -> None:
         """Step `parameters` in place with torch's Adam or AdamW, and update their state in `memory`.
@@ -222,7 +222,7 @@ class Adagrad:
         import torch
 
         total = torch.full_like(parameter, self.initial_accumulator_value, requires_grad=False)
-        return {COUNT: torch.tensor(0.0), "sum": total}
+        return {COUNT: no_steps(), "sum": total}
 
     def step(self, parameters: Tensors, gradients: Tensors, memory: Memories, learning_rate: float) -> None:
         """Step `parameters` in place with torch's Adagrad, and update their state in `memory`.
@@ -310,6 +310,20 @@ class Muon:
             for block, its_update in zip(parameter.view(shape), update.reshape(shape), strict=True):
                 scale = 0.2 * math.sqrt(max(block.shape))
                 block.add_(orthogonal(its_update), alpha=-learning_rate * scale)
+
+
+def no_steps() -> torch.Tensor:
+    """Return the step count of a parameter that has taken no step."""
+    import torch
+
+    return torch.tensor(0.0, dtype=torch.float32, device="cpu")
+
+
+def memory_names(options: OptimizerOptions) -> set[str]:
+    """Return torch's names of the state tensors of a parameter, such as "exp_avg"."""
+    import torch
+
+    return set(options.memory(torch.empty(0, dtype=torch.float32, device="cpu")))
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..optim.optimizer import optimizer_spec, parse_optimizer
-from ..optim.steps import COUNT
+from ..optim.steps import COUNT, memory_names
 from .manifest import Manifest
 from .messages import Moment
 from .refusal import Reason, Refused, refused
@@ -59,7 +58,7 @@ class MomentValues(TransferBuffer):
             raise self._refused(worker, "a job of scripts, whose parameter groups name an optimizer", "none")
         for tensor, found in names.items():
             spec = manifest.groups[manifest.tensors[tensor].group].optimizer
-            expected = sorted(parse_optimizer(spec).memory(torch.empty(0)))
+            expected = sorted(memory_names(parse_optimizer(spec)))
             if sorted(found) != expected:
                 kind = optimizer_spec(parse_optimizer(spec)).partition(":")[0]
                 where = f"{manifest.specs[tensor].name!r}, which {kind} steps"

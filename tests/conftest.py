@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -29,6 +29,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
             item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)  # the long ones begin at once
     return (yield)
+
+
+@pytest.fixture(params=["float64", "bfloat16", "float16"])
+def other_defaults(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
+    """Return a function that gives torch another default dtype and device until the test ends."""
+    import torch
+
+    def change() -> None:
+        torch.set_default_dtype(getattr(torch, request.param))
+        torch.set_default_device("meta")
+
+    yield change
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
 
 
 @pytest.hookimpl(tryfirst=True)

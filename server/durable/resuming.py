@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from ...optim.optimizer import OptimizerGroup, Remembered, optimizer_spec
+from ...optim.steps import memory_names
 from ...proto.entries import of_kind
 from ...proto.manifest import Manifest
 from ...proto.messages import Entry
@@ -105,7 +106,7 @@ class Resumed:
             group, had = groups[tensor.group], self.moments.get(tensor.name)
             if had is None:
                 return f"tensor {tensor.name!r} was frozen"
-            kind, remembers = _kind(group), set(group.options.memory(torch.empty(0)))
+            kind, remembers = _kind(group), memory_names(group.options)
             if kind != _name(had.spec) or any(set(each.memory) != remembers for each in had.stretches):
                 return (
                     f"the optimizer of tensor {tensor.name!r} is {optimizer_spec(group.options)}, and was "

@@ -40,5 +40,6 @@ def clip(gradient: torch.Tensor, starts: Sequence[int], limit: float, weight: fl
         for first in range(start, end, BLOCK)
     ]
     found = math.hypot(*blocks) / weight
-    gradient.mul_(torch.clamp(limit / (torch.tensor(found, dtype=torch.float32) + 1e-6), max=1.0))
+    rounded = torch.tensor(found, dtype=torch.float32, device="cpu")
+    gradient.mul_(torch.clamp(limit / (rounded + 1e-6), max=1.0))
     return found

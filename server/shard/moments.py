@@ -35,10 +35,10 @@ def _remembered(
         if not spec.elements:
             continue
         options = groups[manifest.group_of[number]].options
-        memory = options.memory(torch.zeros(spec.elements))
+        memory = options.memory(torch.zeros(spec.elements, dtype=torch.float32, device="cpu"))
         for name, values in moments.get(number, {}).items():
-            count = name == COUNT
-            memory[name] = torch.tensor(float(values[0])) if count else torch.from_numpy(values.copy())
+            # The array of a step count has one element, torch's tensor no dimension.
+            memory[name] = torch.from_numpy(values.copy()).view(() if name == COUNT else -1)
         found.append(Remembered(end - spec.elements, end, memory))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 
 from gradwire.compressors import (
     Compressor,
+    LayerRule,
+    ModelCompressor,
     Payload,
     Random,
     StepContext,
@@ -90,6 +93,23 @@ def test_any_size_gives_a_valid_payload_that_decodes_to_that_size(spec: str, ele
         assert values.dtype == np.float32
         assert values.shape == (elements,)
         assert np.isfinite(values).all()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_torchs_defaults_do_not_affect_the_bits(spec: str, other_defaults: Callable[[], None]) -> None:
+    given = [gradient(1000, seed) for seed in range(3)]
+
+    def steps() -> list[Payload]:
+        whole = ModelCompressor([TensorSpec(name="w", shape=(1000,))], spec, LayerRule(), 0, 0)
+        found, _ = compress(create(spec), given)
+        for step, one in enumerate(given):
+            found += whole.compress([one], 1, version=step)
+        return found
+
+    expected = steps()
+    other_defaults()
+    for one, other in zip(steps(), expected, strict=True):
+        assert np.array_equal(one.data, other.data)
 
 
 @pytest.mark.parametrize("spec", SPECS)

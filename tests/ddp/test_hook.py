@@ -188,6 +188,12 @@ def test_buckets_have_no_say_in_the_bits(ran: list[dict[str, Any]], scenario: st
         assert_equal(found[scenario], expected("4bit"))
 
 
+def test_torchs_defaults_do_not_affect_the_bits(ran: list[dict[str, Any]]) -> None:
+    for found in ran:
+        for under_another in found["defaults"]:
+            assert_equal(under_another, expected("dgc:ratio=10"))
+
+
 def test_bfloat16_comes_back_as_bfloat16(ran: list[dict[str, Any]]) -> None:
     each = [Tensorwise("4bit", rank) for rank in range(RANKS)]
     for step, found in enumerate(ran[0]["half"]):

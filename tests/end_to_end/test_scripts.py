@@ -177,6 +177,17 @@ def test_a_script_trains_as_it_would_alone_at_the_batch_of_all(
     assert finished(server).version == EPOCHS * 96 // (3 * BATCH)
 
 
+@pytest.mark.parametrize("mode", ["sync", "local:steps=2"])
+def test_torchs_defaults_do_not_affect_the_bits(daemons: Daemons, mode: str) -> None:
+    loops = ("adamw", "other_defaults")
+    servers = [job(daemons, 1, "--mode", mode, "--downlink", "1bit") for _ in loops]
+    found = [
+        scripts(daemons, server, loop, 1, "--compressor", "dgc:ratio=10,momentum=0.5")
+        for server, loop in zip(servers, loops, strict=True)
+    ]
+    assert torch.equal(*map(parameters, found))
+
+
 def test_parts_leave_during_backward_until_the_script_changes_gradients(daemons: Daemons) -> None:
     logs: dict[str, str] = {}
     for loop in ("trained", "accumulated", "twice", "doubled"):

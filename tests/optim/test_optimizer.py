@@ -55,6 +55,24 @@ def give_gradients(step: int, parameters: Sequence[torch.Tensor]) -> None:
         parameter.grad = None if place == 1 and step % 3 == 0 else gradient.clamp_(max=0.0) * 1.0
 
 
+@pytest.mark.parametrize("spec", [*(spec for spec, _ in OPTIMIZERS), "muon"])
+def test_torchs_defaults_do_not_affect_the_bits(spec: str, other_defaults: Callable[[], None]) -> None:
+    """Also beyond step 256, the last one that bfloat16 counts."""
+
+    def stepped(start: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        parameter = start.clone()
+        parameter.grad = gradient
+        optimizer = Optimizer(parse_optimizer(spec), [parameter], 0.01)
+        for _ in range(20 if spec == "muon" else 300):
+            optimizer.step()
+        return parameter
+
+    start, gradient = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(3))
+    expected = stepped(start, gradient)
+    other_defaults()
+    assert torch.equal(stepped(start, gradient), expected)
+
+
 @pytest.mark.parametrize("remembered", [False, True])
 @pytest.mark.parametrize(("spec", "make"), OPTIMIZERS, ids=[spec for spec, _ in OPTIMIZERS])
 def test_steps_are_torchs_to_the_bit(spec: str, make: Make, remembered: bool) -> None:

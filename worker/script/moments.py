@@ -35,13 +35,13 @@ def moments_of(state: Mapping[torch.Tensor, Mapping[str, Any]], replica: Replica
         for name, value in state.get(parameter, {}).items():
             if value is None:
                 continue
-            tensor = torch.as_tensor(value, dtype=torch.float32)
+            tensor = torch.as_tensor(value, dtype=torch.float32, device="cpu")
             if name != COUNT and tensor.shape != parameter.shape:
                 raise ScriptError(
                     f"optimizer.load_state_dict: {name} of {replica.manifest.specs[number].name!r} has shape "
                     f"{tuple(tensor.shape)}, expected {tuple(parameter.shape)}: load the state of this model"
                 )
-            of_parameter[name] = tensor.detach().cpu().reshape(-1).numpy()
+            of_parameter[name] = tensor.detach().reshape(-1).numpy()
         if of_parameter:
             found[number] = of_parameter
     return found
@@ -59,7 +59,7 @@ def state_of(moments: Moments, replica: Replica) -> dict[torch.Tensor, dict[str,
     for number, of_parameter in moments.items():
         parameter = replica.parameters[number]
         found[parameter] = {
-            name: torch.tensor(float(values[0]))
+            name: torch.tensor(float(values[0]), dtype=torch.float32, device="cpu")
             if name == COUNT
             else torch.from_numpy(values).view(parameter.shape).to(parameter.device, parameter.dtype)
             for name, values in of_parameter.items()

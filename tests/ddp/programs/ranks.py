@@ -29,7 +29,8 @@ SMALL_MB = 1e-4  # buckets of one tensor or two
 def gradient(name: str, rank: int, step: int) -> Tensor:
     """float32, of the tensor's shape."""
     seed = [*SHAPES].index(name) + 100 * rank + 1000 * step
-    return torch.randn(SHAPES[name], generator=torch.Generator().manual_seed(seed)) * 0.01
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(SHAPES[name], generator=generator, dtype=torch.float32, device="cpu") * 0.01
 
 
 class Fixed(nn.Module):
@@ -38,7 +39,7 @@ class Fixed(nn.Module):
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         for name, shape in SHAPES.items():
-            self.register_parameter(name, nn.Parameter(torch.full(shape, 0.5, dtype=dtype)))
+            self.register_parameter(name, nn.Parameter(torch.full(shape, 0.5, dtype=dtype, device="cpu")))
 
     def forward(self, gradients: dict[str, Tensor]) -> Tensor:
         # Backward comes to what was added last first.
@@ -160,6 +161,18 @@ def nameless() -> list[dict[str, Tensor]]:
     return steps(model)
 
 
+def defaults() -> list[list[dict[str, Tensor]]]:
+    """Under other defaults of torch, which a script may set."""
+    found: list[list[dict[str, Tensor]]] = []
+    torch.set_default_device("meta")
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        torch.set_default_dtype(dtype)
+        found.append(steps(with_names("dgc:ratio=10")[0]))
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    return found
+
+
 def errors() -> dict[str, str]:
     """Return the message that every rank gets, by fault."""
     rank, told = dist.get_rank(), dict[str, str]()
@@ -204,6 +217,7 @@ def main(folder: str, compressors: list[str]) -> None:
         unused,
         interrupted,
         nameless,
+        defaults,
         errors,
     ):
         found[scenario.__name__] = scenario()

@@ -33,8 +33,9 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 def data() -> TensorDataset:
     generator = torch.Generator().manual_seed(5)
-    inputs = torch.randn(SAMPLES, 12, generator=generator)
-    return TensorDataset(inputs, inputs @ torch.randn(12, 4, generator=generator))
+    here: Any = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
+    inputs = torch.randn(SAMPLES, 12, **here)
+    return TensorDataset(inputs, inputs @ torch.randn(12, 4, **here))
 
 
 def network() -> nn.Module:
@@ -436,6 +437,13 @@ def ranked(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
             step.zero_grad()
 
 
+def other_defaults(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+    """Train like `trained` after the script has changed torch's defaults."""
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+    trained(job, model, optimizer)
+
+
 def careless(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
     """Steps outside of the loop."""
     _, step = job.attach(model, optimizer)
@@ -464,6 +472,8 @@ LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "scaled": (scaled, sgd),
     "logged": (logged, sgd),
     "careless": (careless, sgd),
+    "adamw": (trained, adamw),
+    "other_defaults": (other_defaults, adamw),
     "saved": (saved, sgd),
     "saved_adam": (saved, lambda model: torch.optim.Adam(model.parameters(), lr=0.01)),
     "saved_adamw": (saved, adamw),
