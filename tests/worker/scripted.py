@@ -33,6 +33,8 @@ class Script:
         saved_at: versions of which a worker has written down its state, with what went wrong.
         plan: that parts are of: the last that was handed out, if not set.
         ended: why the worker has left.
+        failed: whether it said that it has failed.
+        away_s: how long there has been no stream.
     """
 
     def __init__(self, *messages: Any) -> None:
@@ -52,6 +54,8 @@ class Script:
         self.plan: Plan | None = None
         self.rank = 0
         self.ended = ""
+        self.failed = False
+        self.away_s = 0.0
 
     def initialize(
         self, manifest: Any, values: Any, state: Any = None, least: int = 1, earlier: Any = None
@@ -114,7 +118,7 @@ class Script:
         self.at.append(version)
 
     def leave(self, reason: str, *, failed: bool) -> None:
-        self.ended = reason
+        self.ended, self.failed = reason, failed
 
     def close(self) -> None:
         pass

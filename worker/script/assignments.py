@@ -25,6 +25,7 @@ from ...proto import messages as m
 from ..session.session import Session
 from ..training.gradients import GradientStrategy
 from ..training.local import LocalStrategy
+from . import process
 from .length import JobLength
 from .membership import Membership
 
@@ -127,6 +128,8 @@ class Assignments:
     def _take(self) -> None:
         """Wait up to `POLL_S` for an assignment, and make it the present one unless it asks for nothing
         new."""
+        if self.session.finished_leaving:
+            process.end_if_nothing_is_owed()
         assignment = self.session.next(POLL_S)
         if assignment is None:
             return

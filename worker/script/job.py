@@ -13,8 +13,8 @@ push the worker waits for the next assignment before `optimizer.step()` returns.
 
 from __future__ import annotations
 
-import atexit
 import logging
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
@@ -27,15 +27,17 @@ from torch import nn
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]
 
 from ...common.configuration import Effective
+from ...common.naming import own_name
 from ...proto import messages as m
 from ...proto.shares import assigned_samples
-from ...settings import WorkerSettings
-from ..session.connection import Earlier
+from ...settings import WorkerSettings, parse_address
+from ..session.connection import MAX_ERROR_CHARACTERS, Earlier
 from ..session.model_state import least_samples
 from ..training.data import data_checksum
 from ..training.sharding import Indices, Shards
 from ..training.step import TrainingStep
 from ..training.work import Gradients, Local
+from . import process
 from .assignments import Assignments
 from .attached import Attached
 from .length import Batches, JobLength
@@ -66,6 +68,10 @@ class Job:
     def __init__(self, effective: Effective[WorkerSettings]) -> None:
         """Join the job with a worker's options."""
         self.applied = False
+        settings = effective.settings
+        self.key = parse_address(settings.server), settings.worker_id or own_name()
+        self.thread = threading.current_thread()
+        process.make_room(self.key)
         self._member = member = Membership(effective)
         self._attached: Attached | None = None
         self._assignments: Assignments | None = None  # set at the first batch
@@ -85,7 +91,8 @@ class Job:
         self._warned_of_repeat = False
         single = isinstance(member.work, Gradients) and member.work.single
         self._length = JobLength(member.terms, workers=member.reply.workers, single=single)
-        atexit.register(self.leave)
+        self._error_before = process.last_error()
+        process.add(self)
 
     # ---- membership
 
@@ -96,11 +103,24 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave the job; after an exception other than an interrupt, as a failed worker."""
-        failed = kind is not None and issubclass(kind, Exception)
-        reason = ""
-        if kind is not None:
-            reason = f"the script failed: {error!r}" if failed else f"stopped by {kind.__name__}"
-        self.leave(reason, failed=failed)
+        self._leave_after(error)
+
+    def leave_with_script(self) -> None:
+        """Leave the job at the end of the script, or of the notebook's cell, that has joined it."""
+        error = process.last_error()
+        self._leave_after(None if error is self._error_before else error)
+
+    def _leave_after(self, error: BaseException | None) -> None:
+        """Leave the job after an exception that ends the script; None without one."""
+        if isinstance(error, Exception):
+            self.leave(f"the script failed: {error!r}"[:MAX_ERROR_CHARACTERS], failed=True)
+        elif isinstance(error, SystemExit) and not process.stopped_by():
+            failed = error.code not in (None, 0)
+            self.leave(f"the script has ended with exit code {error.code}" if failed else "", failed=failed)
+        elif error is not None:
+            self.leave(process.stopped_by() or f"stopped by {type(error).__name__}")
+        else:
+            self.leave()
 
     def leave(self, reason: str = "", *, failed: bool = False) -> None:
         """Leave the job, once; the script's loops end. It is called at the end of the process too.
@@ -119,9 +139,39 @@ class Job:
             if not failed and (present is None or present.ranges):  # the job still has work for this worker
                 of = f" of {member.terms.epochs}" if member.terms.epochs else ""
                 log.warning("leaving in epoch %d%s: the script ends before the job", self._epoch + 1, of)
-        atexit.unregister(self.leave)
+        process.remove(self)
         self._loading.close()
-        member.end(reason or ("done" if self.done else "the script has ended"), failed=failed)
+        default = "done" if self.done else process.stopped_by() or "the script has ended"
+        member.end(reason or default, failed=failed)
+
+    def forget(self) -> None:
+        """Note in a forked child that the job is its parent's."""
+        self._member.left = True
+
+    # ---- the last push
+
+    @property
+    def leave_s(self) -> float:
+        """Seconds in which to push the residual after SIGTERM."""
+        return self._member.settings.leave_seconds
+
+    @property
+    def away_s(self) -> float:
+        """Seconds without a stream to the server; 0 while there is one."""
+        return self._member.connection.away_s
+
+    @property
+    def owes(self) -> bool:
+        """Whether a step is open, or part of a residual is not pushed, of a worker that leaves."""
+        if self._assignments is None or self._member.left or self.done:
+            return False
+        step_open = self._step is not None and self._step.open
+        return step_open or not self._assignments.session.finished_leaving
+
+    def make_last_push(self) -> None:
+        """Have the next step push the whole residual; the job is left after its outcome."""
+        if self._assignments is not None:
+            self._assignments.session.leave()
 
     @property
     def done(self) -> bool:
@@ -586,6 +636,7 @@ class Job:
         if step is None or not step.open:
             raise ScriptError(NO_WORK)
         session = assignments.session
+        self._error_before = process.last_error()
         session.moved()
         session.replica.check()
         if overflow:

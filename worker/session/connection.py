@@ -357,6 +357,7 @@ class Connection:
             with self.progress.waiting():
                 item = self._stream.incoming.get(timeout=timeout_s)
         except queue.Empty:
+            self._check_alive()
             return None
         if isinstance(item, BaseException):
             raise item
@@ -502,8 +503,21 @@ class Connection:
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run a coroutine on the event loop, and wait for its result."""
+        try:
+            self._check_alive()
+        except RuntimeError:
+            coroutine.close()
+            raise
         with self.progress.waiting():
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+
+    def _check_alive(self) -> None:
+        """Raise RuntimeError if nothing can arrive any more, instead of waiting for ever."""
+        if not self._thread.is_alive():
+            raise RuntimeError(
+                "the thread of the connection to the server has ended, or this process is a fork of the one "
+                "that has joined; connect in the process that trains"
+            )
 
     def _soon(self, function: Callable[..., object], *arguments: Any) -> None:
         """Have the event loop call a function, without waiting for it."""

@@ -3,12 +3,15 @@ tests/end_to_end/test_scripts.py."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -35,7 +38,7 @@ from gradwire.proto.job import job_message
 from gradwire.proto.manifest import Manifest
 from gradwire.settings import JobTerms, WorkerSettings, parse_address
 from gradwire.storage.backends import BackendError
-from gradwire.worker.script import membership
+from gradwire.worker.script import membership, process
 from gradwire.worker.script.schedules import Each
 from gradwire.worker.session.own_state import OwnState
 
@@ -721,7 +724,7 @@ from gradwire.common import stored
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.settings import JobTerms
-from gradwire.worker.script import membership
+from gradwire.worker.script import membership, process
 from gradwire.worker.script.schedules import Each
 from gradwire.worker.session.own_state import OwnState
 
@@ -830,3 +833,158 @@ def test_muon_where_the_server_steps_is_refused_with_a_remedy(connect: Connect) 
     model = network()
     with pytest.raises(gradwire.ScriptError, match=r"MuonWithAdamW: the server steps .* steps='local'"):
         job.attach(model, gradwire.optim.muon(model, 0.1))
+
+
+# ---- the end of the process
+
+
+def part_of_an_epoch(job: gradwire.Job, each: Callable[[], None]) -> None:
+    """Train for the job, calling `each` before each backward pass."""
+    model, optimizer = attached(job)
+    for _ in job.epochs():
+        for (inputs,) in job.batches(DATA):
+            loss = model(inputs).square().mean()
+            each()
+            loss.backward()
+            optimizer.step()
+
+
+@pytest.fixture
+def sigterm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The default handler, before and after."""
+    monkeypatch.setattr(process, "_stopping", None)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_after_sigterm_the_present_step_and_the_residual_are_pushed(connect: Connect) -> None:
+    server, job = connect(Server(), compressor="topk:ratio=24")
+    left: list[int] = []
+
+    def stop() -> None:
+        if not left:
+            left.append(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        part_of_an_epoch(job, stop)
+    assert (ended.value.code, server.ended) == (143, "stopped by SIGTERM")
+    # The push of the present step had begun; the next one takes the residual with it.
+    sent = [sum(payload.data.size for payload in payloads) for _, payloads in server.pushed]
+    assert len(sent) == 2
+    assert sent[1] > 4 * sent[0]
+    assert not job._assignments.session.held_back  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_a_script_that_does_not_step_again_after_sigterm_ends_all_the_same(connect: Connect) -> None:
+    server, job = connect(Server(), compressor="topk:ratio=24")
+    object.__setattr__(job._member.settings, "leave_seconds", 0.2)
+    began = time.monotonic()
+
+    def hang() -> None:
+        if server.pushed:
+            signal.raise_signal(signal.SIGTERM)
+            while time.monotonic() < began + 60:
+                time.sleep(0.01)
+
+    with pytest.raises(SystemExit) as ended:
+        part_of_an_epoch(job, hang)
+    assert ended.value.code == 143
+    assert time.monotonic() < began + 30
+    job.leave()
+    assert server.ended == "stopped by SIGTERM"
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_a_scripts_own_handler_stays_and_the_default_one_comes_back(connect: Connect) -> None:
+    _, job = connect()
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    job.leave()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    own: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: own.append(number))
+    _, job = connect()
+    signal.raise_signal(signal.SIGTERM)
+    assert own == [signal.SIGTERM]
+    part_of_an_epoch(job, lambda: None)
+    assert job.done
+
+
+def test_a_cell_that_runs_again_leaves_the_job_of_its_first_run(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    first, job = connect()
+    with pytest.raises(KeyboardInterrupt):
+        part_of_an_epoch(job, interrupt)
+    connect()
+    assert first.ended == "the script has ended"
+    assert "connects again: its earlier job leaves" in caplog.text
+    second, _ = connect(Server(), worker_id="another")  # of this process, too
+    assert not second.ended
+
+
+def test_two_threads_are_not_the_same_worker(connect: Connect) -> None:
+    go = threading.Event()
+    thread = threading.Thread(target=lambda: (connect(), go.wait(60)))
+    thread.start()
+    while not process._joined:
+        time.sleep(0.01)
+    with pytest.raises(ScriptError, match=r"thread 'Thread-.*worker_id of its own"):
+        connect()
+    go.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("with_statement", [False, True])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("no"), "the script failed: ValueError('no')"),
+        (KeyboardInterrupt(), "stopped by KeyboardInterrupt"),
+        (None, "the script has ended"),
+    ],
+)
+def test_the_server_hears_of_a_failed_script_with_and_without_a_context(
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    with_statement: bool,
+    error: BaseException | None,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(sys, "last_value", OSError("of an earlier cell"), raising=False)
+    server, job = connect()
+    if with_statement:
+        with contextlib.suppress(BaseException), job:
+            if error is not None:
+                raise error
+    else:
+        if error is not None:
+            monkeypatch.setattr(sys, "last_value", error)  # as the interpreter does before it exits
+        process._leave_all()
+    assert server.ended == reason
+    assert server.failed == isinstance(error, Exception)
+
+
+@pytest.mark.parametrize(("code", "failed"), [(None, False), (0, False), (3, True)])
+def test_a_script_that_exits_with_a_code_has_failed(connect: Connect, code: Any, failed: bool) -> None:
+    server, job = connect()
+    with contextlib.suppress(SystemExit), job:
+        sys.exit(code)
+    assert server.failed == failed
+
+
+def test_a_forked_child_has_no_part_in_the_job(connect: Connect) -> None:
+    server, job = connect()
+    child = os.fork()
+    if not child:  # os._exit, because this process is a test's
+        job.leave()
+        process._leave_all()
+        os._exit(0 if not server.ended and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not server.ended
