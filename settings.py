@@ -416,7 +416,7 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
     worker_id: str = connection(
         "",
         "name of this worker, unique in the job, made of letters, digits, '.', '_' and '-'; empty for host "
-        "name and process id",
+        "name, process id and six random digits",
         parse=_parse_worker_id,
     )
     state: str = lasting("", _STATE, metavar="DIR|URL")

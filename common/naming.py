@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import socket
 from enum import IntEnum
 
@@ -23,6 +24,7 @@ NAME_RULE = (
 )
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_CHARACTERS - 1}}}")
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_OWN_DIGITS = secrets.token_hex(3)  # the same while this process lives
 _SHORT = 32  # characters of the names that a shortened file name shows
 
 
@@ -65,9 +67,12 @@ def shown(text: str) -> str:
 
 
 def own_name() -> str:
-    """Return the default id of a worker: host name and process id."""
+    """Return the default id of a worker: host name, process id and six random digits.
+
+    The digits tell containers apart that share the host's name, in each of which the worker is process 1.
+    """
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")[: MAX_NAME_CHARACTERS // 2]
-    return f"{host or 'worker'}-{os.getpid()}"
+    return f"{host or 'worker'}-{os.getpid()}-{_OWN_DIGITS}"
 
 
 def file_name(*names: str) -> str:

@@ -6,6 +6,8 @@ import dataclasses
 import logging
 import re
 import socket
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import matplotlib
@@ -50,6 +52,7 @@ def test_names_of_workers_have_one_rule() -> None:
 def test_a_worker_without_a_name_has_one_that_is_good(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: host)
     assert why_no_name(own_name()) == ""
+    assert own_name() == own_name()
 
 
 def test_a_flag_for_a_name_says_the_rule() -> None:
@@ -150,3 +153,13 @@ def test_a_plot_shows_task_and_metric_by_their_names(
         f"{name.capitalize()} over epochs",
         f"{name}: {run.workers} workers, seed {run.seed}",
     }
+
+
+def test_processes_with_the_same_host_name_and_number_have_different_names() -> None:
+    """As in containers that share the host's network."""
+    program = (
+        "import os; os.getpid = lambda: 1\nfrom gradwire.common.naming import own_name; print(own_name())"
+    )
+    names = {subprocess.check_output([sys.executable, "-c", program], text=True) for _ in range(2)}
+    assert len(names) == 2
+    assert all("-1-" in name for name in names)

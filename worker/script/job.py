@@ -76,6 +76,7 @@ class Job:
         self._attached: Attached | None = None
         self._assignments: Assignments | None = None  # set at the first batch
         self._step: TrainingStep | None = None  # the last step that was begun
+        self._given = False  # True from handing out a batch until `optimizer.step()`
         self._loss = 0.0  # logged for the present batch
         self._only_adding = False  # True within `no_sync`: backward passes only add to the gradients
         self._schedules = Schedules()
@@ -526,6 +527,7 @@ class Job:
         """
         assignments = self._begin(train_samples, data)
         session, strategy = assignments.session, assignments.strategy
+        self._begin_anew()
         assignments.turn_over()  # here too, because a script need not use `epochs`
         if self._random is not None:
             restore_random_state(self._random)
@@ -552,13 +554,31 @@ class Job:
             self._length.done = step.done
             self._schedules.check(assignment.total_steps, self._member.terms.epochs)
             self._schedules.catch_up(before + step.taken + assignment.earlier_steps, assignment.epoch)
-            self._loss, batch = 0.0, step.batch
+            self._loss, batch, self._given = 0.0, step.batch, True
             yield assignment, batch
             session.replica.check()
             if step.open and step.batch == batch and not self._member.left:
                 step.skip("the script began the next batch without optimizer.step()")
                 if not step.open:
                     assignments.settle()
+
+    def _begin_anew(self) -> None:
+        """Take back the gradients of a batch that an earlier loop has begun and left without a step.
+
+        A `break` or an exception has ended that loop, such as an interrupt in a notebook's cell. The batch is
+        handed out again, so its gradients must not count twice.
+        """
+        step, attached = self._step, self._attached
+        if not self._given or step is None or not step.open or attached is None:
+            return
+        self._given = False
+        attached.optimizer.zero_grad()
+        if step.withdraw():
+            log.warning(
+                "the step at version %d was interrupted, and begins anew with the same batch; its gradients "
+                "are discarded",
+                step.assignment.version,
+            )
 
     def _compare_epochs(self, assignments: Assignments, first: m.Assignment) -> None:
         """Compare the epoch of the first assignment with the script's, warn of a later one, and move the
@@ -636,7 +656,7 @@ class Job:
         if step is None or not step.open:
             raise ScriptError(NO_WORK)
         session = assignments.session
-        self._error_before = process.last_error()
+        self._error_before, self._given = process.last_error(), False
         session.moved()
         session.replica.check()
         if overflow:

@@ -139,7 +139,7 @@ class GradientStep(TrainingStep):
                 self._add_all(pushing, scale)
         except NonFiniteGradient as error:
             return self._contribute_nothing(str(error), pushing, loss)
-        except Exception:
+        except BaseException:  # a KeyboardInterrupt too: a notebook may go on with the job
             if pushing is not None:
                 session.abandon(pushing)
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import math
 import os
@@ -856,6 +857,45 @@ def sigterm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("compressor", ["none", "topk:ratio=24"])
+def test_a_step_that_was_interrupted_in_backward_begins_anew(
+    connect: Connect, caplog: pytest.LogCaptureFixture, compressor: str
+) -> None:
+    """As after Ctrl-C in a notebook: its gradients, also those that have left, count once."""
+
+    def trained(*, interrupted: bool) -> Server:
+        server, job = connect(Server(overlap="backward"), compressor=compressor)
+        model, optimizer = attached(job)
+        # Interrupts the second step, when the last layer's gradients have left.
+        steps, second = itertools.count(), interrupted
+
+        def interrupt(gradient: torch.Tensor) -> None:
+            nonlocal second
+            if second and next(steps) == 1:
+                second = False
+                raise KeyboardInterrupt
+
+        model[1].register_full_backward_hook(lambda _, given, __: interrupt(given[0]))  # type: ignore[index]
+        while not job.done:
+            try:
+                for _ in job.epochs():
+                    for (inputs,) in job.batches(DATA):
+                        model(inputs).square().mean().backward()
+                        optimizer.step()
+                        optimizer.zero_grad()
+            except KeyboardInterrupt:
+                pass
+        job.leave()
+        return server
+
+    plain, again = trained(interrupted=False), trained(interrupted=True)
+    assert "the step at version 1 was interrupted, and begins anew" in caplog.text
+    assert "from now on gradients leave after the backward pass" not in caplog.text
+    assert len(plain.pushed) == len(again.pushed) == EPOCHS * STEPS
+    for (_, one), (_, other) in zip(plain.pushed, again.pushed, strict=True):
+        assert [each.data.tobytes() for each in one] == [each.data.tobytes() for each in other]
 
 
 @pytest.mark.usefixtures("sigterm")
