@@ -10,9 +10,11 @@ ARGS ?=
 BIN := .venv/bin
 CACHE := .cache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Set for other programs, these put packages into, or take them from, other places than .venv.
+unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 
 .DEFAULT_GOAL := help
-.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint types check-stubs check-protobuf stubs docs format constraints clean
+.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint types check-stubs check-protobuf check-install stubs docs format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -96,7 +98,7 @@ $(TOOLS)/.installed:
 
 # `make test` sees the newest protobuf and grpc that we admit. This is the oldest, laid over .venv.
 OLDEST := $(shell sed -n 's/^    "\(grpcio[a-z-]*\|protobuf\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml)
-OVERLAY := PYTHONPATH=$(CURDIR)/$(CACHE)/oldest
+OVERLAY := PYTHONPATH="$(CURDIR)/$(CACHE)/oldest"
 
 check-protobuf: $(CACHE)/oldest/.installed ## test the wire, and train, with the oldest protobuf and grpc admitted
 	$(OVERLAY) $(BIN)/python tests/packaging/oldest.py $(OLDEST)
@@ -108,14 +110,16 @@ $(CACHE)/oldest/.installed: .venv/.dev
 	$(BIN)/pip install -q --target $(CACHE)/oldest $(OLDEST)
 	@touch $@
 
-constraints: ## renew every pin except torch's
-	rm -rf $(CACHE)/constraints
-	$(PYTHON) -m venv $(CACHE)/constraints
-	grep '^torch==' constraints.txt > $(CACHE)/torch.txt
-	$(CACHE)/constraints/bin/pip install -q -c $(CACHE)/torch.txt -e '.[dev]'
-	{ grep '^#' constraints.txt; $(CACHE)/constraints/bin/pip freeze --exclude gradwire | sed 's/+cpu$$//'; } \
-	    > $(CACHE)/constraints.txt
-	mv $(CACHE)/constraints.txt constraints.txt
+check-install: $(CACHE)/pins/.installed ## resolve constraints.txt against the package index, for every Python and extra
+	$(CACHE)/pins/bin/python tests/packaging/pins.py
+
+constraints: $(CACHE)/pins/.installed ## renew every pin except torch's, then check-install
+	$(CACHE)/pins/bin/python tests/packaging/pins.py --renew
+
+$(CACHE)/pins/.installed:
+	$(PYTHON) -m venv $(CACHE)/pins
+	$(CACHE)/pins/bin/pip install -q pip==26.3 uv==0.13.9
+	@touch $@
 
 clean: ## remove what make made, except runs/
 	rm -rf .venv $(CACHE) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
