@@ -126,9 +126,9 @@ def resolve_with_pip(python: str) -> str:
         return f"pip, Python {python}: not tried, this machine has none"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        default = resolved_by_pip(path, folder)
+        default = resolved_by_pip(str(path), folder)
         cpu_build(default["torch"], folder)
-        lean = resolved_by_pip(path, folder, f"--find-links={folder}")
+        lean = resolved_by_pip(str(path), folder, f"--find-links={folder}")
     heavy = [package for package in lean if package.startswith(CUDA) and package != "triton"]
     if heavy or "+cpu" not in lean["torch"]["version"]:
         sys.exit(
