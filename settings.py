@@ -91,22 +91,39 @@ def parse_address(text: str) -> str:
     Raises:
         ValueError: `text` is not host or host:port, such as a URL.
     """
-    if "/" in text or any(c.isspace() for c in text) or text.count("[") != text.count("]"):
+    scheme, slashes, rest = text.partition("://")
+    if slashes:
+        bare = rest.partition("/")[0] or "host:port"
+        raise ValueError(f"expected host or host:port without {scheme}://, such as {bare}, got {text!r}")
+    if "/" in text or any(c.isspace() for c in text):
         raise ValueError(f"expected host or host:port, got {text!r}")
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]") or (":" in host and not host.endswith("]")):
-        bare = f"[{text}]" if ":" in text and not text.startswith("[") else text
-        return f"{bare}:{DEFAULT_PORT}"
-    if not port.isdigit() or not 0 < int(port) < 65536 or not host:
+    bracket, _, inside = text.rpartition("[")
+    if bracket or "[" in text or "]" in text:
+        host, closed, port = inside.partition("]")
+        if bracket or not closed or port[:1] not in ("", ":"):
+            raise ValueError(f"expected host, host:port or [IPv6 address]:port, got {text!r}")
+        colon, port = port[:1], port[1:]
+    elif text.count(":") > 1:
+        host, colon, port = text, "", ""
+    else:
+        host, colon, port = text.partition(":")
+    if not host or (colon and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
         raise ValueError(f"expected host:port with a port from 1 to 65535, got {text!r}")
-    return text
+    if ":" in host or "[" in text:
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            example = "expected host, host:port or an IPv6 address, as in [::1]:50051"
+            raise ValueError(f"{example}, got {text!r}") from None
+        host = f"[{host}]"
+    return f"{host}:{port or DEFAULT_PORT}"
 
 
 def _parse_host(text: str) -> None:
     """Raise ValueError if `text` looks like an IP address but is not one. Host names are not checked here."""
     try:
         if ":" in text:
-            ipaddress.IPv6Address(text)
+            ipaddress.IPv6Address(text.removeprefix("[").removesuffix("]"))
         elif text.replace(".", "").isdecimal():
             socket.inet_aton(text)  # accepts short forms too, such as 127.1
     except (ValueError, OSError):

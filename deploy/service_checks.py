@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from ..common.version import __version__
-from ..proto.findings import Finding, Target
+from ..proto.findings import Finding, Target, UnreachedError
 from ..proto.messages import StatusRequest, StatusResponse
 from ..proto.refusal import Reason, Refused
 from ..proto.service import SERVICE
@@ -45,7 +45,7 @@ def check_service(target: Target) -> Generator[Finding]:
             yield Finding(check="round trip", state="ok", text=text)
             yield _clock(call)
             yield _bandwidth(call, trip_s)
-        except (grpc.aio.AioRpcError, Refused, ValueError) as error:
+        except (UnreachedError, grpc.aio.AioRpcError, Refused, ValueError) as error:
             text = f"the server has stopped answering: {_text(error)}"
             remedy = "check that the link is steady and that the server still runs"
             yield Finding(check="round trip", state="wrong", text=text, remedy=remedy, unreachable=True)
@@ -75,6 +75,8 @@ def _answer(call: Call, *, token: bool) -> StatusResponse | Finding:
         text = f"the answer cannot be read: {error}"
         remedy = "install the same release of gradwire on both sides"
         return Finding(check="version", state="wrong", text=text, remedy=remedy)
+    except UnreachedError as error:  # it was open a moment ago
+        return error.finding
     except grpc.aio.AioRpcError as error:
         if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             remedy = "use the token file of this job and of this worker" if token else "add --token-file FILE"

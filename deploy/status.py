@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import grpc.aio
 
 from ..common.exits import Exit
-from ..proto.channel import credentials_of, dial
-from ..proto.findings import Target
+from ..proto.client import Client
+from ..proto.findings import Target, UnreachedError
 from ..proto.messages import StatusRequest, StatusResponse
 from ..proto.reaching import reach
-from ..proto.service import Stub, refusal_of
+from ..proto.service import refusal_of
 
 TIMEOUT_SECONDS = 2.0  # of a call by a function that `asking` yields
 
@@ -51,17 +51,17 @@ def why_silent(target: str, files: Mapping[str, str] | None = None) -> NoAnswer:
 
 @contextlib.contextmanager
 def connected(target: Target) -> Generator[Call]:
-    """Open a channel to a server and yield a function that calls Status, in a with block.
+    """Yield a function that calls a server's Status, in a with block.
 
     The function takes the request and a timeout in seconds, and returns the answer. It raises Refused,
-    grpc.aio.AioRpcError, or ValueError for an answer that cannot be read.
+    UnreachedError, grpc.aio.AioRpcError, or ValueError for an answer that cannot be read.
     """
 
-    async def connect() -> grpc.aio.Channel:
-        return dial(target)  # belongs to the running loop
+    async def connect() -> Client:
+        return Client(target)  # belongs to the running loop
 
     async def status(request: StatusRequest, timeout_s: float) -> Any:
-        return await stub.status(request, timeout=timeout_s)
+        return await (await client.stub()).status(request, timeout=timeout_s)
 
     def call(request: StatusRequest, timeout_s: float) -> StatusResponse:
         try:
@@ -73,24 +73,18 @@ def connected(target: Target) -> Generator[Call]:
         return reply
 
     with asyncio.Runner() as runner:
-        channel = runner.run(connect())
-        stub = Stub(
-            channel,
-            sent=lambda _: None,
-            received=lambda _: None,
-            metadata=lambda: credentials_of(target),
-        )
+        client = runner.run(connect())
         try:
             yield call
         finally:
-            runner.run(channel.close(None))
+            runner.run(client.close())
 
 
 @contextlib.contextmanager
 def asking(
     target: str, *, measured: bool = False, losses: bool = False, files: Mapping[str, str] | None = None
 ) -> Generator[Ask]:
-    """Open a channel to a server and yield a function that returns its status, in a with block.
+    """Yield a function that returns a server's status, in a with block.
 
     The function returns None if there is no answer in `TIMEOUT_SECONDS`. It raises Refused if the server
     refuses to answer this machine.
@@ -106,7 +100,7 @@ def asking(
         def ask() -> StatusResponse | None:
             try:
                 return call(StatusRequest(measured=measured, losses=losses), TIMEOUT_SECONDS)
-            except (grpc.aio.AioRpcError, ValueError):
+            except (UnreachedError, grpc.aio.AioRpcError, ValueError):
                 return None
 
         yield ask

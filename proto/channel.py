@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from ..common.naming import why_no_token
-from .findings import Target
+from .findings import Files, Target
 from .refusal import Reason, Refusal, Refused
 from .wire import BATCH_BYTES, MAX_MESSAGE_BYTES
 
@@ -40,6 +40,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 
 CLIENT_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
+    ("grpc.enable_http_proxy", 0),  # a proxy for web pages rarely reaches a server, and never 127.0.0.1
     ("grpc.enable_retries", 0),  # the worker resends messages itself, and logs it
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -74,20 +75,19 @@ class Identity:
         return Path(self.key).read_bytes(), Path(self.cert).read_bytes(), ca
 
 
-def dial(target: Target) -> grpc.aio.Channel:
+def dial(target: Target, address: str, files: Files) -> grpc.aio.Channel:
     """Return a channel to a server; gRPC connects with the first call.
 
-    Raises:
-        OSError: a file of the target cannot be read.
+    Args:
+        target: name of the server, which its certificate and a proxy in front of it are asked for.
+        address: address of the server, as `reaching.address_of` returns it.
+        files: contents of the target's files for TLS.
     """
+    options = [*CLIENT_OPTIONS, ("grpc.default_authority", target.authority)]
     if not target.tls:
-        return grpc.aio.insecure_channel(target.address, options=CLIENT_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options)
     untyped: Any = grpc
-    files = (target.tls_ca, target.tls_key, target.tls_cert)
-    credentials = untyped.ssl_channel_credentials(
-        *(Path(file).read_bytes() if file else None for file in files)
-    )
-    return grpc.aio.secure_channel(target.address, credentials, options=CLIENT_OPTIONS)
+    return grpc.aio.secure_channel(address, untyped.ssl_channel_credentials(*files), options=options)
 
 
 def credentials_of(target: Target) -> Metadata:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+Files = tuple[bytes | None, bytes | None, bytes | None]  # authorities, private key, certificate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +46,25 @@ class Target:
         return cls(host=host.strip("[]"), port=int(port), **files)
 
     @property
-    def address(self) -> str:
-        """The address as "host:port", with brackets around an IPv6 address."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+    def name(self) -> str:
+        """The host as its certificate names it: without the final dot of DNS and an interface's name."""
+        return self.host.partition("%")[0].removesuffix(".")
+
+    @property
+    def authority(self) -> str:
+        """Name and port, with brackets around an IPv6 address."""
+        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
+
+    def read(self) -> Files:
+        """Return the contents of the files for TLS.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        ca, key, cert = (
+            Path(file).read_bytes() if file else None for file in (self.tls_ca, self.tls_key, self.tls_cert)
+        )
+        return ca, key, cert
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,3 +84,11 @@ class Finding:
     text: str
     remedy: str = ""
     unreachable: bool = False
+
+
+class UnreachedError(Exception):
+    """Raised when no connection to a server can be opened. The message is the finding's text and remedy."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(f"{finding.text}; {finding.remedy}")
+        self.finding = finding

@@ -11,13 +11,14 @@ import ssl
 import time
 from collections.abc import Generator
 
-from .findings import Finding, Target
+from .findings import Finding, Target, UnreachedError
 
 TIMEOUT_S = 5.0
 EXPIRES_SOON_S = 14 * 86400.0
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # with empty SETTINGS
 SETTINGS = 4  # type of the first frame that an HTTP/2 server sends
+_DIRECT = "; Gradwire uses no proxy, whatever http_proxy says"
 TLS_RECORDS = (b"\x15\x03", b"\x16\x03")  # first bytes of an alert, and of a handshake
 
 
@@ -26,18 +27,38 @@ def reach(target: Target) -> Generator[Finding]:
     wrong.
     """
     try:
+        addresses = _resolved(target)
+        yield Finding(check="name", state="ok", text=f"{target.host} is {', '.join(addresses)}")
+        began = time.perf_counter()
+        with _connected(target):
+            took_ms = 1e3 * (time.perf_counter() - began)
+        yield Finding(check="port", state="ok", text=f"{target.port} is open; connected in {took_ms:.1f} ms")
+        yield _tls(target) if target.tls else _plain(target)
+    except UnreachedError as error:
+        yield error.finding
+
+
+def address_of(target: Target) -> str:
+    """Return the first address of the target that accepts a connection, in gRPC's notation.
+
+    Raises:
+        UnreachedError: the name is not found, or no address of it accepts a connection.
+    """
+    _resolved(target)
+    with _connected(target) as connected:
+        host, port = connected.getpeername()[:2]
+    return f"ipv6:[{host.replace('%', '%25')}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+def _resolved(target: Target) -> list[str]:
+    """Return the target's IP addresses, without repetitions. Raises UnreachedError."""
+    try:
         found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is empty or too long
         remedy = "check the spelling and this machine's DNS, or use an IP address"
-        yield _wrong("name", f"{target.host!r} is not found: {error.strerror or error}", remedy, True)
-        return
-    addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
-    yield Finding(check="name", state="ok", text=f"{target.host} is {', '.join(addresses)}")
-    reached = _port(target)
-    yield reached
-    if reached.state == "wrong":
-        return
-    yield _tls(target) if target.tls else _plain(target)
+        text = f"{target.host!r} is not found: {getattr(error, 'strerror', None) or error}"
+        raise UnreachedError(_wrong("name", text, remedy, True)) from None
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 
 def _wrong(check: str, text: str, remedy: str, unreachable: bool = False) -> Finding:
@@ -46,32 +67,24 @@ def _wrong(check: str, text: str, remedy: str, unreachable: bool = False) -> Fin
 
 
 def _connected(target: Target) -> socket.socket:
-    """Return a socket that is connected to the target."""
-    connected = socket.create_connection((target.host, target.port), timeout=TIMEOUT_S)
-    connected.settimeout(TIMEOUT_S)
-    return connected
-
-
-def _port(target: Target) -> Finding:
-    """Check that the port accepts connections."""
-    began = time.perf_counter()
+    """Return a socket that is connected to the target. Raises UnreachedError."""
     try:
-        with _connected(target):
-            took_ms = 1e3 * (time.perf_counter() - began)
+        connected = socket.create_connection((target.host, target.port), timeout=TIMEOUT_S)
     except TimeoutError:
         text = f"no answer from port {target.port} in {TIMEOUT_S:g} s"
-        remedy = "check the address, firewalls and network policies: packets to the server are dropped"
+        remedy = f"check the address, firewalls and network policies: packets to the server are lost{_DIRECT}"
     except OSError as error:
         text = f"port {target.port}: {error.strerror or error}"
         remedy = {
             errno.ECONNREFUSED: "nothing listens there: is gc-server running, on this port, and its --host "
             "not 127.0.0.1?",
-            errno.EHOSTUNREACH: "there is no route to that machine from here",
-            errno.ENETUNREACH: "there is no route to that network from here",
+            errno.EHOSTUNREACH: f"there is no route to that machine from here{_DIRECT}",
+            errno.ENETUNREACH: f"there is no route to that network from here{_DIRECT}",
         }.get(error.errno or 0, "is gc-server running there, and its port open to this machine?")
     else:
-        return Finding(check="port", state="ok", text=f"{target.port} is open; connected in {took_ms:.1f} ms")
-    return _wrong("port", text, remedy, True)
+        connected.settimeout(TIMEOUT_S)
+        return connected
+    raise UnreachedError(_wrong("port", text, remedy, True))
 
 
 def _plain(target: Target) -> Finding:
@@ -124,7 +137,7 @@ def _tls(target: Target) -> Finding:
     try:
         with (
             _connected(target) as connected,
-            context.wrap_socket(connected, server_hostname=target.host) as secured,
+            context.wrap_socket(connected, server_hostname=target.name) as secured,
         ):
             certificate = secured.getpeercert() or {}
             version = secured.version() or "TLS"

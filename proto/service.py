@@ -151,7 +151,7 @@ def _is_envelope(message: Descriptor) -> bool:
     return "body" in message.oneofs_by_name
 
 
-def _ignore(size: int) -> None:
+def ignore(size: int) -> None:
     """A meter that counts nothing."""
 
 
@@ -189,8 +189,8 @@ def generic_handler(
         counts = method.name != "Status"
         methods[_path(method)] = make(
             handlers[method.name],
-            request_deserializer=_deserializer(method.input_type, received if counts else _ignore),
-            response_serializer=_serializer(method.output_type, sent if counts else _ignore),
+            request_deserializer=_deserializer(method.input_type, received if counts else ignore),
+            response_serializer=_serializer(method.output_type, sent if counts else ignore),
         )
     return _Methods(methods, admit)
 

@@ -382,16 +382,32 @@ def test_inverse_rates_need_an_optimizer_that_notices() -> None:
         ("::1", "[::1]:50051"),
         ("[::1]", "[::1]:50051"),
         ("[::1]:7", "[::1]:7"),
+        ("fe80::1%eth0", "[fe80::1%eth0]:50051"),
+        ("[fe80::1%eth0]:7", "[fe80::1%eth0]:7"),
+        ("2001:DB8::1", "[2001:DB8::1]:50051"),
+        ("Host.Example.", "Host.Example.:50051"),
+        ("dns:7", "dns:7"),
     ],
 )
 def test_addresses(given: str, address: str) -> None:
     assert parse_address(given) == address
 
 
-@pytest.mark.parametrize("text", ["http://host", "host:0", "host:65536", "host:x", ":7", "a b", "[::1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("host:0", "host:65536", "host:x", "host:", ":7", "a b", "", "host:7/path", "host:\u0663"),
+        *("[::1", "[host]:7", "::1:50051", "[::1]7", "a[::1]:7"),
+    ],
+)
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ValueError, match="expected host"):
         parse_address(text)
+
+
+def test_an_address_with_a_scheme_is_refused_with_the_address_that_is_meant() -> None:
+    with pytest.raises(ValueError, match=r"without http://, such as host:7, got 'http://host:7/'"):
+        parse_address("http://host:7/")
 
 
 @pytest.mark.parametrize("text", ["digit", ".digits:digits", "a-b:c", "os:", ":system", "a:b:c", "a..b:c"])

@@ -324,6 +324,22 @@ def test_tls_with_a_certificate_of_each_side(certificates: Certificates) -> None
 
 
 @openssl
+@pytest.mark.parametrize("host", ["elsewhere", "elsewhere."])
+def test_the_certificate_is_that_of_the_name_and_not_of_its_address(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """Only the system's resolver knows the name; the final dot of DNS is in no certificate."""
+    resolve: Any = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda name, *more, **named: resolve("127.0.0.1", *more, **named)
+    )
+    with serving(credentials=certificates.of("elsewhere")) as port:
+        found = findings(port, host, tls_ca=certificates["ca"])
+    assert all(each.state == "ok" for each in found.values()), found
+    assert "bandwidth" in found
+
+
+@openssl
 def test_a_certificate_that_expires_soon_is_a_warning(certificates: Certificates) -> None:
     assert EXPIRES_SOON_S > 3 * 86400
     with serving(credentials=certificates.of("soon")) as port:

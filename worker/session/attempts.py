@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 
+from ...proto.findings import UnreachedError
 from ...proto.refusal import Reason, Refused
 from ...proto.service import refusal_of
 
@@ -30,8 +31,19 @@ class UnreachableError(Exception):
     """Raised when no attempt to reach the server has succeeded within the allowed time."""
 
 
+RUNNING = "is gc-server running there, and is its port open to this machine?"
+
+
 class BrokenError(Exception):
-    """Raised when a call or stream failed in a way that another attempt may repair."""
+    """Raised when a call or stream failed in a way that another attempt may repair.
+
+    Attributes:
+        remedy: action that helps if attempts do not.
+    """
+
+    def __init__(self, text: str, remedy: str = RUNNING) -> None:
+        super().__init__(text)
+        self.remedy = remedy
 
 
 class Attempts:
@@ -55,11 +67,12 @@ class Attempts:
         """Whether the time limit has passed."""
         return time.monotonic() - self._began >= self._allowed_s
 
-    async def pause(self, reason: str) -> None:
+    async def pause(self, reason: str, remedy: str = RUNNING) -> None:
         """Wait before the next attempt, and sometimes log a warning.
 
         Args:
             reason: error of the last attempt, for the warning.
+            remedy: action that helps, for the error at the end.
 
         Raises:
             UnreachableError: the time limit has passed, so no attempt should follow.
@@ -67,7 +80,7 @@ class Attempts:
         if self.over:
             raise UnreachableError(
                 f"cannot reach {self._address} after {self._allowed_s:g} s and {self._count + 1} attempts: "
-                f"{reason}; is gc-server running there, and is its port open to this machine?"
+                f"{reason}; {remedy}"
             )
         pause_s = PAUSES_S[min(self._count, len(PAUSES_S) - 1)] * _JITTER.uniform(0.8, 1.2)
         self._count += 1
@@ -98,6 +111,8 @@ async def translated(awaitable: Any) -> Any:
         if refused is not None and refused.refusal.reason not in DAMAGED:
             raise refused from None
         raise BrokenError(f"{error.code().name}: {error.details()}") from None
+    except UnreachedError as error:
+        raise BrokenError(error.finding.text, error.finding.remedy) from None
     except Refused as refused:  # this worker refused the server's message: request it again
         raise BrokenError(str(refused)) from None
     except asyncio.InvalidStateError as error:

@@ -27,7 +27,7 @@ import uvloop
 from ...common.naming import own_name
 from ...compressors import Payload
 from ...proto import messages as m
-from ...proto.channel import credentials_of, dial
+from ...proto.client import Client
 from ...proto.entries import of_kind
 from ...proto.findings import Target
 from ...proto.manifest import Manifest
@@ -116,7 +116,7 @@ class Connection:
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="connection", daemon=True)
         self._thread.start()
-        self._stub: Stub = self._call(self._open())
+        self._client: Client = self._call(self._open())
 
     # ---- for the owner's thread
 
@@ -181,7 +181,7 @@ class Connection:
         self.progress.stated_s = reply.limits.progress_seconds
 
         async def start() -> asyncio.Task[None]:
-            return asyncio.create_task(self._stream.run(self._stub, request, reply))
+            return asyncio.create_task(self._stream.run(self._client, request, reply))
 
         self._streaming = self._call(start())
         return reply
@@ -227,7 +227,7 @@ class Connection:
             chunks += of_moments
         messages: list[Any] = [header, *chunks]
         try:
-            reply = self._call(self._again(lambda: self._stub.initialize(_stream(messages))))
+            reply = self._call(self._again(lambda stub: stub.initialize(_stream(messages))))
             if isinstance(reply, m.InitializeResponse) and reply.replaced:
                 return False
             self.stepped(0)
@@ -254,7 +254,7 @@ class Connection:
         header = m.StateHeader(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation, **of)
         messages: list[Any] = [header, *encode_values(entries, values)]
         try:
-            self._call(self._again(lambda: self._stub.put_state(_stream(messages))))
+            self._call(self._again(lambda stub: stub.put_state(_stream(messages))))
         except Refused as refused:
             if refused.refusal.reason not in (Reason.STALE, Reason.NOT_A_MEMBER):
                 raise
@@ -277,9 +277,9 @@ class Connection:
         """
         request = m.GetStateRequest(job=self._reply.job.id, epoch=epoch, frozen=frozen, worker=self.worker)
 
-        async def download() -> dict[str, Bytes]:
+        async def download(stub: Stub) -> dict[str, Bytes]:
             values: EntryValues | None = None
-            async for message in self._stub.get_state(request):
+            async for message in stub.get_state(request):
                 if isinstance(message, m.StateHeader) and values is None:
                     values = EntryValues(of_kind(manifest.entries, frozen=message.frozen), worker=self.worker)
                 elif isinstance(message, m.Chunk) and values is not None:
@@ -307,10 +307,10 @@ class Connection:
         """
         request = m.GetOptimizerRequest(job=self._reply.job.id, worker=self.worker)
 
-        async def download() -> tuple[int, Moments]:
+        async def download(stub: Stub) -> tuple[int, Moments]:
             values: MomentValues | None = None
             version = 0
-            async for message in self._stub.get_optimizer(request):
+            async for message in stub.get_optimizer(request):
                 if isinstance(message, m.OptimizerHeader) and values is None:
                     version = message.version
                     values = MomentValues(message.moments, manifest, worker=self.worker)
@@ -492,7 +492,7 @@ class Connection:
             if self._streaming is not None:
                 self._streaming.cancel()
                 await asyncio.gather(self._streaming, return_exceptions=True)
-            await self._channel.close(None)
+            await self._client.close()
 
         with contextlib.suppress(Exception):
             self._call(shut(), LEAVE_TIMEOUT_S)
@@ -523,22 +523,19 @@ class Connection:
         """Have the event loop call a function, without waiting for it."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
-    async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _again(self, call: Callable[[Stub], Awaitable[T]]) -> T:
         """Make a call, and repeat it while the connection is broken. Raises Refused or UnreachableError."""
         attempts = Attempts(self._address, self._give_up_s)
         while True:
             try:
-                found: T = await translated(call())
+                found: T = await translated(call(await translated(self._client.stub())))
                 return found
             except BrokenError as broken:
-                await attempts.pause(str(broken))
+                await attempts.pause(str(broken), broken.remedy)
 
-    async def _open(self) -> Stub:
-        self._channel = dial(self._target)
+    async def _open(self) -> Client:
         sent, received = self._meters
-        return Stub(
-            self._channel, sent=sent, received=received, metadata=lambda: credentials_of(self._target)
-        )
+        return Client(self._target, sent=sent, received=received)
 
     async def _join(self, request: m.JoinRequest) -> m.JoinResponse:
         """Repeat a join request until the server replies or `connect_s` has passed."""
@@ -546,7 +543,7 @@ class Connection:
         while True:
             try:
                 reply: m.JoinResponse | Malformed = await translated(
-                    self._stub.join(request, timeout=CALL_TIMEOUT_S)
+                    (await translated(self._client.stub())).join(request, timeout=CALL_TIMEOUT_S)
                 )
                 if isinstance(reply, Malformed) and reply.damaged:
                     raise BrokenError(reply.text)
@@ -555,7 +552,7 @@ class Connection:
                 return reply
             except BrokenError as broken:
                 await self._give_up_on_tls()
-                await attempts.pause(str(broken))
+                await attempts.pause(str(broken), broken.remedy)
             except Refused as refused:
                 # The other member may be this worker before a restart: the server loses it after a moment.
                 if refused.refusal.reason is not Reason.DUPLICATE_WORKER or attempts.over:

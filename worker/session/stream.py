@@ -27,6 +27,7 @@ from typing import Any
 
 from ...compressors import Plan
 from ...proto import messages as m
+from ...proto.client import Client
 from ...proto.refusal import Reason, Refused
 from ...proto.service import Malformed, Stub, unbatched
 from ...proto.wire import gather
@@ -94,13 +95,13 @@ class Stream:
         self._worker, self._incarnation = worker, incarnation
         self._reported_stall = False
 
-    async def run(self, stub: Stub, request: m.JoinRequest, reply: m.JoinResponse) -> None:
+    async def run(self, client: Client, request: m.JoinRequest, reply: m.JoinResponse) -> None:
         """Keep a stream open until the worker leaves or an error ends the membership.
 
         The error is put into `incoming`.
 
         Args:
-            stub: makes the calls.
+            client: makes the calls.
             request: request to repeat if the server does not know this member any more.
             reply: the server's reply to the first join request.
         """
@@ -110,24 +111,25 @@ class Stream:
                 progress = asyncio.Event()
                 opened_at = time.monotonic()
                 try:
-                    await self._one_stream(stub, reply, progress)
+                    await self._one_stream(await translated(client.stub()), reply, progress)
                     if self.leaving:
                         return
-                    reason = "the server closed the stream"
-                except BrokenError as broken:
-                    reason = str(broken)
+                    broken = BrokenError("the server closed the stream")
+                except BrokenError as error:
+                    broken = error
                 except Refused as refused:
                     if refused.refusal.reason is not Reason.NOT_A_MEMBER:
                         raise
                     # The server was restored to a time before this worker joined: join as the same worker.
-                    reason = str(refused)
+                    broken = BrokenError(str(refused))
                     with contextlib.suppress(BrokenError):
+                        stub = await translated(client.stub())
                         await translated(stub.join(request, timeout=CALL_TIMEOUT_S))
                 # A stream that always breaks, such as one too slow for the lease, is not progress.
                 if progress.is_set() or time.monotonic() - opened_at > self._give_up_s:
                     attempts = Attempts(self._address, self._give_up_s)
                 self.reconnects += 1
-                await attempts.pause(reason)
+                await attempts.pause(str(broken), broken.remedy)
         except (Refused, UnreachableError) as error:
             self.incoming.put(error)
         except Exception as error:
