@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .worker.script.api import (
         BackendError,
         Job,
+        JobFinished,
         ModelError,
         Refused,
         ScriptError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendError",
     "Job",
+    "JobFinished",
     "ModelError",
     "Refused",
     "ScriptError",

@@ -514,7 +514,7 @@ class PayloadHeader(_message.Message):
     def __init__(self, elements: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ..., sparse: _Optional[_Union[SparseHeader, _Mapping]] = ..., absent: _Optional[_Union[AbsentHeader, _Mapping]] = ..., content: _Optional[_Union[Content, str]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("chunk", "part", "heartbeat", "hello", "evaluation", "leave", "ready", "packet", "snapshot", "commit", "abandon", "profile", "saved", "batch", "crc32c")
+    __slots__ = ("chunk", "part", "heartbeat", "hello", "evaluation", "leave", "ready", "packet", "snapshot", "commit", "abandon", "profile", "saved", "stop", "batch", "crc32c")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -528,6 +528,7 @@ class WorkerMessage(_message.Message):
     ABANDON_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
@@ -543,9 +544,10 @@ class WorkerMessage(_message.Message):
     abandon: Abandon
     profile: Profile
     saved: Saved
+    stop: Stop
     batch: Batch
     crc32c: int
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., part: _Optional[_Union[PartHeader, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., part: _Optional[_Union[PartHeader, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "worker", "incarnation")
@@ -702,6 +704,12 @@ class Evaluation(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
+class Stop(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
 class Leave(_message.Message):
     __slots__ = ("failed", "reason")
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -711,7 +719,7 @@ class Leave(_message.Message):
     def __init__(self, failed: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("chunk", "update", "assignment", "outcome", "welcome", "waiting", "initialize", "packet", "snapshot", "plan", "unwanted", "stored", "save", "batch", "crc32c")
+    __slots__ = ("chunk", "update", "assignment", "outcome", "welcome", "waiting", "initialize", "packet", "snapshot", "plan", "unwanted", "stored", "save", "evaluations", "batch", "crc32c")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
@@ -725,6 +733,7 @@ class ServerMessage(_message.Message):
     UNWANTED_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
@@ -740,25 +749,43 @@ class ServerMessage(_message.Message):
     unwanted: Unwanted
     stored: Stored
     save: Save
+    evaluations: Evaluations
     batch: Batch
     crc32c: int
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., plan: _Optional[_Union[PlanAnnouncement, _Mapping]] = ..., unwanted: _Optional[_Union[Unwanted, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., initialize: _Optional[_Union[InitializeRequest, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., plan: _Optional[_Union[PlanAnnouncement, _Mapping]] = ..., unwanted: _Optional[_Union[Unwanted, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., evaluations: _Optional[_Union[Evaluations, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("rank", "version", "last_seq", "newest", "stored", "plan")
+    __slots__ = ("rank", "version", "last_seq", "newest", "stored", "plan", "evaluations")
     RANK_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     version: int
     last_seq: int
     newest: int
     stored: _containers.RepeatedCompositeFieldContainer[Stored]
     plan: int
-    def __init__(self, rank: _Optional[int] = ..., version: _Optional[int] = ..., last_seq: _Optional[int] = ..., newest: _Optional[int] = ..., stored: _Optional[_Iterable[_Union[Stored, _Mapping]]] = ..., plan: _Optional[int] = ...) -> None: ...
+    evaluations: Evaluations
+    def __init__(self, rank: _Optional[int] = ..., version: _Optional[int] = ..., last_seq: _Optional[int] = ..., newest: _Optional[int] = ..., stored: _Optional[_Iterable[_Union[Stored, _Mapping]]] = ..., plan: _Optional[int] = ..., evaluations: _Optional[_Union[Evaluations, _Mapping]] = ...) -> None: ...
+
+class Evaluations(_message.Message):
+    __slots__ = ("results", "best")
+    class BestEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[EpochStatus]
+    best: _containers.ScalarMap[str, float]
+    def __init__(self, results: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., best: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Stored(_message.Message):
     __slots__ = ("seq", "parts")
@@ -809,7 +836,7 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate", "slice", "slices", "stragglers", "coding", "apply", "pace", "parts", "plan", "next", "checked", "checksum", "collection", "take_buffers", "total_steps", "earlier_steps", "local_rates", "local_steps")
+    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate", "slice", "slices", "stragglers", "coding", "apply", "pace", "parts", "plan", "next", "checked", "checksum", "collection", "take_buffers", "total_steps", "earlier_steps", "local_rates", "local_steps", "trained", "evaluations")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -837,6 +864,8 @@ class Assignment(_message.Message):
     EARLIER_STEPS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RATES_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     version: int
     epoch: int
     position: int
@@ -864,7 +893,9 @@ class Assignment(_message.Message):
     earlier_steps: int
     local_rates: _containers.RepeatedScalarFieldContainer[float]
     local_steps: int
-    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ..., pace: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., plan: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., checked: _Optional[int] = ..., checksum: _Optional[int] = ..., collection: _Optional[int] = ..., take_buffers: bool = ..., total_steps: _Optional[int] = ..., earlier_steps: _Optional[int] = ..., local_rates: _Optional[_Iterable[float]] = ..., local_steps: _Optional[int] = ...) -> None: ...
+    trained: bool
+    evaluations: int
+    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ..., pace: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., plan: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., checked: _Optional[int] = ..., checksum: _Optional[int] = ..., collection: _Optional[int] = ..., take_buffers: bool = ..., total_steps: _Optional[int] = ..., earlier_steps: _Optional[int] = ..., local_rates: _Optional[_Iterable[float]] = ..., local_steps: _Optional[int] = ..., trained: bool = ..., evaluations: _Optional[int] = ...) -> None: ...
 
 class Coding(_message.Message):
     __slots__ = ("exchange", "redundancy", "senders", "present", "sizes")

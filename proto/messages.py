@@ -908,6 +908,19 @@ class Evaluation:
     metrics: Mapping[str, float]
 
 
+@stored("Stop")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """A script's request to end the job early. The server evaluates the version that is complete then, and
+    ends normally.
+
+    Attributes:
+        reason: reason for people, one sentence.
+    """
+
+    reason: str
+
+
 @stored("Leave")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leave:
@@ -935,6 +948,7 @@ class Welcome:
             because that version is lost.
         stored: stored parts of the pushes after last_seq.
         plan: number of the job's plan; parts of other plans are unused; 0 for none.
+        evaluations: the last 1024 evaluations; absent where workers are no scripts.
     """
 
     rank: int
@@ -943,6 +957,22 @@ class Welcome:
     newest: int = 0
     stored: tuple[Stored, ...] = ()
     plan: int = 0
+    evaluations: Evaluations | None = None
+
+
+@stored("Evaluations")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluations:
+    """The results of evaluations: in Welcome those so far, later each new one. The server sends them to
+    scripts.
+
+    Attributes:
+        results: results in order of their numbers.
+        best: best value of each metric so far, by name.
+    """
+
+    results: tuple[EpochStatus, ...] = ()
+    best: Mapping[str, float]
 
 
 @stored("Stored")
@@ -1066,6 +1096,9 @@ class Assignment:
         earlier_steps: number of steps that scripts took before version 0, as in InitializeHeader.steps.
         local_rates: learning rate of each local step, in order; none: learning_rate for all of them.
         local_steps: number of local steps of one worker in all rounds before; 0 outside local mode.
+        trained: true if the job trains no more, and ends once the last version is evaluated.
+        evaluations: number of the last evaluation whose result was known when the work of this version was
+            assigned, so that all workers of the version choose equal learning rates by it; 0: none.
     """
 
     version: int
@@ -1095,6 +1128,8 @@ class Assignment:
     earlier_steps: int = 0
     local_rates: tuple[float, ...] = ()
     local_steps: int = 0
+    trained: bool = False
+    evaluations: int = 0
 
 
 @stored("Coding")
@@ -1459,8 +1494,8 @@ OptimizerMessage = Chunk | OptimizerHeader
 StateMessage = Chunk | StateHeader
 FetchMessage = Chunk | FetchHeader
 WorkerMessage = (
-    Chunk | PartHeader | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Profile | Saved | Batch
+    Chunk | PartHeader | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Profile | Saved | Stop | Batch
 )
 ServerMessage = (
-    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | PlanAnnouncement | Unwanted | Stored | Save | Batch
+    Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | PlanAnnouncement | Unwanted | Stored | Save | Evaluations | Batch
 )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 TREE, TENSORS = "state.json", "tensors.safetensors"
-FORMAT = 5  # format 4 had no rates of local steps
+FORMAT = 6  # format 5 had no results of evaluations for scripts
 
 
 class FormatError(Exception):

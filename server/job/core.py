@@ -29,7 +29,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ...proto.messages import Assignment, Decision, LostStatus, Outcome, Phase, Welcome
@@ -190,7 +190,7 @@ class Core(JobState):
                 self.buffers.joined(member)
             self._reinstate(member, event.assigned)
             return [*notes, *self.mode.resume(member, event.assigned, now), *self._advance(now)]
-        return [*notes, *self._finish(now)]
+        return [*notes, *self._finish(now), *self._release([member])]
 
     def _detached(self, event: e.Detached, now: float) -> list[e.Action]:
         member = self.roster.members.get(event.worker)
@@ -331,7 +331,7 @@ class Core(JobState):
             self.last_evaluation = max(self.evaluations_passed, self.evaluations.latest + 1)
             self.wait_from(now)
             why: list[e.Action] = [e.Note(text=f"the job ends: {self.stopped}")] if self.stopped else []
-            return [*why, *self._finish(now)]
+            return [*why, *self._finish(now), *self._release(self.roster.listening())]
         # 2. Too few members are ready: wait for more.
         needed = 1 if started else self.rules.min_workers
         if self.mode.quiet and self.roster.ready_members < needed:
@@ -520,24 +520,40 @@ class Core(JobState):
             return []
         if all(member.suspended for member in self.roster.members.values()):
             self.phase = Phase.FINISHED
-            return [e.Note(text="no member is left to evaluate the last version", warning=True), e.Finish()]
+            # Scripts that leave without an evaluation do not want one.
+            lost = any(each.version == self.version for each in self.lost)
+            text = "no member is left to evaluate the last version"
+            return [e.Note(text=text, warning=lost), e.Finish()]
         # A member that still computes a late push would keep all others waiting.
         idle_first = sorted(self.roster.listening(), key=lambda member: member.work is not None)
         return [
-            self._last_assignment(member, finished=False)
+            self._last_assignment(member, evaluate=self.last_evaluation)
             for member in idle_first
             if self.ask_for_evaluation(member, self.last_evaluation, self.assignments + 1, now)
         ]
 
-    def _last_assignment(self, member: Member, *, finished: bool) -> e.Assign:
+    def _release(self, members: Sequence[Member]) -> list[e.Action]:
+        """Tell scripts that training is over, except the one that evaluates: their loops over batches end,
+        and do not wait for the evaluation, which may wait for another job of the same scripts."""
+        if self.phase is not Phase.FINISHING or not self.rules.script:
+            return []
+        asked = self.evaluations.asked
+        return [
+            self._last_assignment(member)
+            for member in members
+            if member.listening and (asked is None or member.id != asked.by)
+        ]
+
+    def _last_assignment(self, member: Member, *, evaluate: int = 0, finished: bool = False) -> e.Assign:
         assignment = Assignment(
             id=0,
             version=self.version,
             epoch=self.epoch,
             progress=self.samples.progress,
-            evaluate_epoch=0 if finished else self.last_evaluation,
+            evaluate_epoch=evaluate,
             finished=finished,
             apply=self.applied,
+            trained=True,
         )
         return self.assign(member, assignment)
 

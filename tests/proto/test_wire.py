@@ -42,6 +42,7 @@ MESSAGES: list[m.WorkerMessage] = [
         step_seconds=2.0,
     ),
     m.Leave(failed=True, reason="x"),
+    m.Stop(reason="x"),
 ]
 
 

@@ -21,12 +21,13 @@ from ...storage.backends import BackendError
 from ..session.attempts import UnreachableError
 from ..session.model_state import ModelError
 from .job import Job
-from .terms import ScriptError
+from .terms import JobFinished, ScriptError
 
 # The exceptions that a script may have to handle, besides those of its own code, have their names here.
 __all__ = [
     "BackendError",
     "Job",
+    "JobFinished",
     "ModelError",
     "Refused",
     "ScriptError",
@@ -46,6 +47,7 @@ def connect(**options: Any) -> Job:
 
     Raises:
         UsageError: an option does not exist or does not accept its value.
+        JobFinished: the job has ended. Without a handler the script ends with exit code 0.
         Refused: the server refuses this worker; the message says why.
         UnreachableError: no server has answered within `connect_seconds`.
         ScriptError: the job trains a task instead of scripts, or a script cannot do the work of its mode; or

@@ -9,25 +9,34 @@ loop over batches (`Job.batches`) looks at the *present* assignment, the last on
 | has samples of this epoch | a batch is yielded; `optimizer.step()` answers it, then `settle` waits |
 | has samples of another epoch | the loop over batches ends; `turn_over` moves to that epoch |
 | asks for an evaluation | with samples, it is reported at once; without, the loop over batches ends |
+| says that training is over | the loop over batches ends; the loop over epochs waits for the evaluation |
 | finishes the job | all loops end |
 
 The script evaluates between two loops over batches, when `evaluating` is True. `turn_over`, at the start of
 the next loop, reports the logged numbers. An assignment that is sent again after it was answered asks for
 nothing, except that an evaluation in it is reported again.
+
+A script may have several jobs, and step each in turn. So `settle`, which is a part of `optimizer.step()`,
+must not wait for another member's evaluation: that member may wait for this one's step in another job. The
+server therefore says that training is over as soon as it is.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from contextlib import ExitStack
 
 from ...proto import messages as m
+from ...proto.refusal import Reason, Refused
 from ..session.session import Session
 from ..training.gradients import GradientStrategy
 from ..training.local import LocalStrategy
 from . import process
 from .length import JobLength
 from .membership import Membership
+
+log = logging.getLogger("gradwire.worker")
 
 POLL_S = 1.0
 
@@ -67,11 +76,18 @@ class Assignments:
         self._member, self._length = member, length
         self._reported = m.Evaluation(version=0, epoch=0, metrics={})  # the last report
         self._evaluation = ExitStack()  # while the script may evaluate
+        self._offered = False  # True if the script could evaluate since the present assignment arrived
 
     @property
     def evaluating(self) -> bool:
         """True if the present assignment asks for metrics that were not reported yet."""
-        return self.present is not None and self.present.evaluate_epoch > self._reported.epoch
+        return self.present is not None and self._asks(self.present)
+
+    def _asks(self, assignment: m.Assignment) -> bool:
+        """Return True if an assignment asks for an evaluation that was not reported yet, or whose report is
+        of a version that the server has lost."""
+        last, epoch = self._reported, assignment.evaluate_epoch
+        return epoch > last.epoch or (epoch > 0 and last.version > assignment.version)
 
     def settle(self) -> None:
         """Wait for the assignment that follows the answered one, or until this worker's state has to be
@@ -94,10 +110,12 @@ class Assignments:
 
     def turn_over(self) -> None:
         """Report evaluations that are asked for until there are samples or the job ends, and enter their
-        epoch."""
+        epoch. Return as well with an evaluation that the script has had no time to make."""
         self._evaluation.close()
         self.session.replica.check()
         while self.present is not None and not self._member.done:
+            if self.evaluating and not self.present.ranges and not self._offered:
+                return
             self.report(self.present)
             if self.present.ranges:
                 if self.present.epoch != self.epoch:
@@ -110,6 +128,7 @@ class Assignments:
         """Prepare the model for the script's evaluation. If the server has asked for one, the model gets the
         job's buffers."""
         self.session.doing("evaluating" if self.evaluating else "between epochs")
+        self._offered = True
         if self.evaluating and self.present is not None:
             self._evaluation.close()
             self._evaluation.enter_context(self.session.evaluated(self.present.evaluate_epoch))
@@ -118,24 +137,47 @@ class Assignments:
         """Send the server the means of the logged numbers, if `assignment` asks for an evaluation not
         reported yet."""
         epoch = assignment.evaluate_epoch
-        if epoch <= self._reported.epoch:
+        if not self._asks(assignment):
             return
         means = {name: total / count for name, (total, count) in self.logged.items()}
         finite = {name: value for name, value in means.items() if math.isfinite(value)}
         self._reported = m.Evaluation(version=assignment.version, epoch=epoch, metrics=finite)
         self.session.report(self._reported)
 
+    def report_last(self) -> None:
+        """Report the numbers that the script has logged, if it leaves after an evaluation and before its next
+        loop."""
+        if self.present is not None and self.logged:
+            self.report(self.present)
+
+    def _ended_without(self, refused: Refused) -> m.Assignment:
+        """Return an assignment that ends the loops, if this worker was away when the job ended; otherwise
+        raise `refused`."""
+        if refused.refusal.reason is not Reason.JOB_FINISHED:
+            raise refused
+        version = self.session.replica.version or 0
+        log.warning(
+            "%s. This worker was away at the end: its loops end, and its model has the parameters of version "
+            "%d; the job's last ones are in the file of gc-server --output",
+            *(refused.refusal.message, version),
+        )
+        return m.Assignment(id=0, version=version, finished=True)
+
     def _take(self) -> None:
         """Wait up to `POLL_S` for an assignment, and make it the present one unless it asks for nothing
         new."""
         if self.session.finished_leaving:
             process.end_if_nothing_is_owed()
-        assignment = self.session.next(POLL_S)
+        try:
+            assignment = self.session.next(POLL_S)
+        except Refused as refused:
+            assignment = self._ended_without(refused)
         if assignment is None:
             return
-        asked = assignment.evaluate_epoch > self._reported.epoch
-        if assignment.finished or asked or self.session.is_new(assignment):
-            self.present = assignment
+        asked = self._asks(assignment)
+        ends = assignment.finished or (assignment.trained and not assignment.evaluate_epoch)
+        if ends or asked or self.session.is_new(assignment):
+            self.present, self._offered = assignment, False
             self._length.update(assignment)
             self._member.done = assignment.finished
             if assignment.finished:

@@ -134,6 +134,8 @@ class Job:
         if member.left:
             return
         if assignments is not None and not self.done:
+            if not (failed or reason):
+                assignments.report_last()
             if held := assignments.session.held_back:
                 log.warning("leaving with residuals of norm %.3g, which the server has not received", held)
             present = assignments.present
@@ -272,7 +274,10 @@ class Job:
             ModelError: a parameter is neither float32 nor bfloat16, or shares memory with another one.
         """
         if self._attached is not None:
-            raise ScriptError("job.attach: this job already has a model; connect once for each model")
+            raise ScriptError(
+                "job.attach: this job already has a model; attach one torch.nn.ModuleDict of all models, "
+                "with one optimizer that has their parameters in groups"
+            )
         self._attached = Attached(
             self._member, model, optimizer, self._push, clip_norm=clip_norm, steps=steps, overlap=overlap
         )
@@ -313,8 +318,9 @@ class Job:
             given = self._assignments.session.replica.manifest.train_samples
             if given != train_samples:
                 raise ScriptError(
-                    f"job.batches: the data set has {train_samples} samples, but the first one had {given}; "
-                    "connect once for each data set"
+                    f"job.batches: the data set has {train_samples} samples, but the first one had {given}. "
+                    "A job counts the samples of one data set: pass a torch.utils.data.ConcatDataset, or draw "
+                    "batches of other data in the loop over this one"
                 )
             return self._assignments
         if attached is None:

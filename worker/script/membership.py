@@ -6,6 +6,7 @@ that this worker has saved in an earlier process.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,12 +15,15 @@ from ...common.telemetry import HttpEndpoint
 from ...common.version import __version__
 from ...compressors.registry import names
 from ...proto.job import job_terms
+from ...proto.refusal import Reason, Refused
 from ...settings import WorkerSettings
 from ..metrics import WorkerMetrics
 from ..session.compression import check_preset
 from ..session.connection import connection_of
 from ..session.own_state import OwnState
-from .terms import ScriptError, script_compressor, script_work
+from .terms import JobFinished, ScriptError, script_compressor, script_work
+
+log = logging.getLogger("gradwire.worker")
 
 
 class Membership:
@@ -75,6 +79,13 @@ class Membership:
                 self.restored = None if self.reply.initialize else self.own.read(self.reply.version)
         except BaseException as error:
             self.end(f"failed: {error}", failed=True)
+            if isinstance(error, Refused) and error.refusal.reason is Reason.JOB_FINISHED:
+                log.warning(
+                    "this script has trained nothing: %s. To train again, start gc-server with another "
+                    "--state; on Kubernetes give the overlay another nameSuffix",
+                    error.refusal.message,
+                )
+                raise JobFinished(error.refusal) from None
             raise
         self.metrics.info.labels(__version__, self.terms.mode, self.terms.id).set(1)
 

@@ -9,12 +9,25 @@ from ...common.presets import why_unsuited
 from ...common.spec import SpecError
 from ...compressors import CompressorSpec, compressor_of
 from ...optim.steps import OPTIMIZERS
+from ...proto.refusal import Refusal, Refused
 from ...settings import JobTerms
 from ..session.compression import jobs_compressor
 from ..training.work import CodedExchange, Gradients, Local, parse_work
 
 Steps = Literal["server", "local"]
 Overlap = Literal["off", "backward"]
+
+
+class JobFinished(Refused, SystemExit):
+    """The job has ended, so a script cannot join it: its parameters are in the file of `gc-server --output`.
+
+    A script that does not catch it ends with exit code 0 and one line in its log, so that a container which
+    is started again once its job is done does not fail.
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal)
+        self.code = 0
 
 
 class ScriptError(RuntimeError):

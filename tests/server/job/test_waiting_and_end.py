@@ -223,6 +223,36 @@ def test_a_member_that_hangs_while_it_loads_does_not_keep_the_job_from_ending() 
     assert job.all(e.Finish)
 
 
+def test_scripts_hear_at_once_that_training_is_over() -> None:
+    """They do not wait for the evaluation: the evaluator may wait for them in another job."""
+    job = Job(core=core_of(epochs=1, min_workers=2, script=True), samples=8)
+    job.bring("w0")
+    job.bring("w1")
+    job.join("slow")
+    job.attach("slow")
+    job.round(["w0", "w1"])
+    told = job.assignments
+    assert {worker: (a.trained, a.evaluate_epoch) for worker, a in told.items()} == {
+        "w0": (True, 1),
+        "w1": (True, 0),
+    }
+    assert not any(a.finished for a in told.values())
+    job.ready("slow")
+    assert (job.assignments["slow"].trained, job.assignments["slow"].version) == (True, 1)
+    job.step(e.Left(worker="w0", incarnation=1, failed=True, reason="crashed"))
+    assert job.assignments["w1"].evaluate_epoch == 1
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_end_without_evaluation_is_a_warning_if_a_member_was_lost(lost: bool) -> None:
+    job = Job(1, epochs=1, samples=4)
+    job.round(["w0"])
+    job.step(e.Left(worker="w0", incarnation=1, failed=lost, reason="x"))
+    (note,) = [each for each in job.all(e.Note) if "no member is left" in each.text]
+    assert note.warning == lost
+    assert job.all(e.Finish)
+
+
 def test_a_repeated_evaluation_counts_once() -> None:
     job = Job(1, epochs=2, samples=4)
     job.round(["w0"])

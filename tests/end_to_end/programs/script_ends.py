@@ -1,0 +1,118 @@
+"""Scripts at the end of their jobs: `script_ends LOOP`, options of gradwire.connect, and a second address."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from script_loops import data, network, sgd
+from torch.nn.functional import mse_loss
+
+import gradwire
+
+Step = Callable[[Any], None]
+
+
+def say(message: str, **more: Any) -> None:
+    print(json.dumps({"message": message, **more}), file=sys.stderr, flush=True)
+
+
+def begun(server: str, **options: Any) -> tuple[gradwire.Job, Any, Step]:
+    """Connect to a server. Return the job, its batches, and a function that takes a step on one batch."""
+    job = gradwire.connect(server=server, compressor="none", **options)
+    model = network()
+    model, optimizer = job.attach(model, sgd(model))
+
+    def step(batch: Any) -> None:
+        inputs, targets = batch
+        optimizer.zero_grad()
+        mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+
+    return job, job.batches(data()), step
+
+
+def nested(a: str, b: str, **options: Any) -> None:
+    """Two jobs, whose epochs follow each other."""
+    (job_a, batches_a, step_a), (job_b, batches_b, step_b) = begun(a, **options), begun(b, **options)
+    for _, _ in zip(job_a.epochs(), job_b.epochs(), strict=False):
+        for batch in batches_a:
+            step_a(batch)
+        for batch in batches_b:
+            step_b(batch)
+        for job in (job_a, job_b):
+            if job.evaluating:
+                job.log(loss=0.5)
+    say("ended", versions=[job_a.version, job_b.version])
+
+
+def zipped(a: str, b: str, **options: Any) -> None:
+    """Two jobs that are stepped in turn."""
+    (job_a, batches_a, step_a), (job_b, batches_b, step_b) = begun(a, **options), begun(b, **options)
+    for _, _ in zip(job_a.epochs(), job_b.epochs(), strict=False):
+        for first, second in zip(batches_a, batches_b, strict=False):
+            step_a(first)
+            step_b(second)
+        for job in (job_a, job_b):
+            if job.evaluating:
+                job.log(loss=0.5)
+    say("ended", versions=[job_a.version, job_b.version])
+
+
+def without_epochs(server: str, **options: Any) -> None:
+    job, batches, step = begun(server, **options)
+    for _ in range(job.total_epochs):
+        for batch in batches:
+            step(batch)
+    say("ended", versions=[job.version])
+
+
+def slow(server: str, **options: Any) -> None:
+    """It gives a test time to interrupt it."""
+    job, batches, step = begun(server, **options)
+    with job:
+        for _ in job.epochs():
+            for batch in batches:
+                step(batch)
+                say("stepped")
+                time.sleep(0.1)
+    say("ended", done=job.done, progress=job.progress)
+
+
+def catching(server: str, **options: Any) -> None:
+    try:
+        begun(server, **options)
+    except gradwire.JobFinished as error:
+        say(f"caught: {error}")
+
+
+LOOPS: dict[str, Callable[..., None]] = {
+    "nested": nested,
+    "zipped": zipped,
+    "without_epochs": without_epochs,
+    "slow": slow,
+    "catching": catching,
+}
+
+
+def main(name: str, *given: str) -> int:
+    torch.set_num_threads(1)
+    options: dict[str, str] = {}
+    servers: list[str] = []
+    rest = list(given)
+    while rest:
+        each = rest.pop(0)
+        if each.startswith("--"):
+            options[each[2:].replace("-", "_")] = rest.pop(0)
+        else:
+            servers.append(each)
+    LOOPS[name](options.pop("server"), *servers, **options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
