@@ -156,7 +156,7 @@ def test_a_plot_shows_task_and_metric_by_their_names(
 
 
 def test_processes_with_the_same_host_name_and_number_have_different_names() -> None:
-    """As in containers that share the host's network."""
+    """Containers that share the host's network are such."""
     program = (
         "import os; os.getpid = lambda: 1\nfrom gradwire.common.naming import own_name; print(own_name())"
     )

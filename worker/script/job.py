@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from functools import partial
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
@@ -457,7 +457,14 @@ class Job:
             )
         self._length.samples = len(dataset)
         run = partial(self._samples_of, dataset, num_workers, collate_fn)
-        return Batches(run, lambda: self._length.batches)
+        attributes = SimpleNamespace(
+            dataset=dataset,
+            batch_size=self._member.terms.batch_size,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            drop_last=False,
+        )
+        return Batches(run, lambda: self._length.batches, attributes)
 
     def _samples_of(
         self, dataset: Any, num_workers: int, collate_fn: Callable[[list[Any]], Any]
@@ -508,7 +515,7 @@ class Job:
                     "per_epoch="
                 ) from None
         self._length.samples = samples = per_epoch * self._member.terms.batch_size
-        return Batches(partial(self._steps_of, loader, samples), lambda: self._length.batches)
+        return Batches(partial(self._steps_of, loader, samples), lambda: self._length.batches, loader)
 
     def _steps_of(self, loader: Iterable[Any], samples: int) -> Generator[Any]:
         """Yield one batch of the loader for each batch of this epoch's assignments."""

@@ -113,16 +113,22 @@ class JobLength:
 
 
 class Batches:
-    """The batches of an epoch. Like a DataLoader it has a length, and may be looped over again in every
-    epoch."""
+    """The batches of an epoch. Like a DataLoader it has a length and attributes such as `dataset`, and may be
+    looped over again in every epoch."""
 
-    def __init__(self, run: Callable[[], Generator[Any]], length: Callable[[], int]) -> None:
+    def __init__(self, run: Callable[[], Generator[Any]], length: Callable[[], int], loader: Any) -> None:
         """
         Args:
             run: function that yields the batches of the present epoch.
             length: function that returns their number.
+            loader: object with the attributes that a script may read.
         """
-        self._run, self._length = run, length
+        self._run, self._length, self._loader = run, length, loader
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
     def __len__(self) -> int:
         return self._length()

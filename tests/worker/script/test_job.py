@@ -547,6 +547,19 @@ def test_what_batches_returns_is_looped_over_in_each_epoch_and_is_no_iterator(co
     assert taken == EPOCHS * STEPS
 
 
+def test_batches_and_steps_have_the_attributes_of_a_data_loader(connect: Connect) -> None:
+    _, job = connect()
+    batches: Any = job.batches(DATA, num_workers=2)
+    assert (len(batches.dataset), batches.batch_size, batches.num_workers) == (len(DATA), BATCH, 2)
+    assert not batches.drop_last
+    assert callable(batches.collate_fn)
+    loader = DataLoader(DATA, BATCH, sampler=DistributedSampler(DATA, 1, 0))
+    steps: Any = job.steps(loader)
+    assert (steps.dataset, steps.sampler) == (DATA, loader.sampler)
+    with pytest.raises(AttributeError, match="nothing"):
+        steps.nothing  # noqa: B018
+
+
 def test_a_script_whose_file_has_all_epochs_of_the_job_is_told_so(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -863,7 +876,7 @@ def sigterm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_step_that_was_interrupted_in_backward_begins_anew(
     connect: Connect, caplog: pytest.LogCaptureFixture, compressor: str
 ) -> None:
-    """As after Ctrl-C in a notebook: its gradients, also those that have left, count once."""
+    """Its gradients, also those that have left, count once, as after Ctrl-C in a notebook."""
 
     def trained(*, interrupted: bool) -> Server:
         server, job = connect(Server(overlap="backward"), compressor=compressor)
