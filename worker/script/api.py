@@ -20,6 +20,7 @@ from ...settings import COMMANDS, WorkerSettings
 from ...storage.backends import BackendError
 from ..session.attempts import UnreachableError
 from ..session.model_state import ModelError
+from .errors import show_in_one_line
 from .job import Job
 from .terms import JobFinished, ScriptError
 
@@ -53,6 +54,7 @@ def connect(**options: Any) -> Job:
         ScriptError: the job trains a task instead of scripts, or a script cannot do the work of its mode; or
             this process only imports the script, as a loader's process does.
     """
+    show_in_one_line()
     _check_process()
     environ = {"GC_HTTP_PORT": "-1", **os.environ}
     if "MASTER_ADDR" in environ:

@@ -248,7 +248,12 @@ class Stream:
                     outgoing.stored(message.seq, message.parts)
                 case m.Welcome():
                     self.away_since = None
-                    log.info("connected as rank %d, server at version %d", message.rank, message.version)
+                    log.log(
+                        # A warning has told of the break; it is over for readers of warnings alone, too.
+                        logging.WARNING if self.reconnects else logging.INFO,
+                        "connected %sas rank %d, server at version %d",
+                        *("again " if self.reconnects else "", message.rank, message.version),
+                    )
                     self.rank = message.rank
                     outgoing.welcome(message)
                     if outgoing.version is not None and outgoing.version > message.newest:

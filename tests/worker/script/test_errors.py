@@ -1,0 +1,68 @@
+"""The lines by which a script's user sees our exceptions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gradwire
+from gradwire.worker.script.errors import ERRORS, in_one_line, show_in_one_line
+
+
+def raised(error: Exception, cause: Exception | None = None) -> Exception:
+    try:
+        raise error from cause
+    except Exception as found:
+        return found
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The hook of a script, before which there was one that notes the types it sees."""
+    seen: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: seen.append(kind))
+    show_in_one_line()
+    show_in_one_line()  # a second `connect` changes nothing
+
+    def shown(error: Exception) -> list[type[BaseException]]:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return seen
+
+    return shown
+
+
+def test_our_exceptions_are_one_line_with_the_scripts_place(
+    hook: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = raised(gradwire.ScriptError("do this"))
+    error.add_note("or that")
+    assert hook(error) == []
+    assert capsys.readouterr().err == (
+        f"gradwire.ScriptError: do this ({Path(__file__).name}, line 18)\nor that\n"
+    )
+    rendered: Any = error
+    assert rendered._render_traceback_() == [in_one_line(error)]  # IPython calls it
+
+
+def test_other_exceptions_and_causes_in_other_code_are_shown_as_before(hook: Any) -> None:
+    assert hook(raised(ValueError("no"))) == [ValueError]
+    assert hook(raised(gradwire.ModelError("no"), cause=KeyError("own"))) == [ValueError, gradwire.ModelError]
+
+
+def test_all_of_them_can_be_caught_by_their_names() -> None:
+    assert {getattr(gradwire, kind.__name__) for kind in ERRORS} == {*ERRORS}
+
+
+def test_a_script_without_a_server_ends_with_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("import gradwire\ngradwire.connect(server='127.0.0.1:1', connect_seconds=0)\n")
+    ended = subprocess.run([sys.executable, file], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("gradwire.UnreachableError: cannot reach 127.0.0.1:1 after 0 s")
+    assert last.endswith(" (train.py, line 2)")

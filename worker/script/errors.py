@@ -1,0 +1,61 @@
+"""The exceptions of this package in a script, shown in one line.
+
+They say in words what to change: an option, a call of the script, the data set. A traceback through this
+package would bury that. The line names the place in the script. Exceptions of other code, and those with a
+cause in other code, are shown as before. All can be caught: `gradwire` exports their types.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ...common.configuration import UsageError
+from ...proto.refusal import Refused
+from ...storage.backends import BackendError
+from ..session.attempts import UnreachableError
+from ..session.model_state import ModelError
+from .terms import ScriptError
+
+ERRORS = (BackendError, ModelError, Refused, ScriptError, UnreachableError, UsageError)
+_PACKAGE = f"{__name__.partition('.')[0]}."
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return the type and text of an exception, and the place in the script; its notes follow as lines."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+            break
+        place = f" ({Path(frame.f_code.co_filename).name}, line {line})"
+    notes: list[str] = getattr(error, "__notes__", [])
+    return "\n".join([f"gradwire.{type(error).__name__}: {error}{place}", *notes])
+
+
+def show_in_one_line() -> None:
+    """Have Python and IPython show these exceptions in one line, where they end a script or a cell."""
+    before = sys.excepthook
+    if getattr(before, "of_gradwire", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, ERRORS) and error.__cause__ is None:
+            print(in_one_line(error), file=sys.stderr)
+        else:
+            before(kind, error, trace)
+
+    hook.of_gradwire = True  # type: ignore[attr-defined]
+    sys.excepthook = hook
+    kinds: tuple[Any, ...] = ERRORS
+    for kind in kinds:
+        kind._render_traceback_ = _for_ipython
+
+
+def _for_ipython(error: BaseException) -> list[str]:
+    """Return the lines that IPython shows of an exception: its method `_render_traceback_`."""
+    if error.__cause__ is not None:
+        return traceback.format_exception(error)
+    return [in_one_line(error)]
