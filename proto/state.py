@@ -8,11 +8,26 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
+
 from .entries import entry_bytes
 from .messages import Entry, EntryKind
 from .transfer import Bytes, TransferBuffer, encode_chunks
 
 TRANSFER = 1  # transfer number of the chunks
+
+
+def bytes_of(tensor: torch.Tensor) -> Bytes:
+    """Return a copy of a tensor's bytes on the host: flat uint8, empty for a tensor of no elements."""
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().reshape(-1).clone()
+    return flat.view(torch.uint8).numpy()
+
+
+def tensor_of(entry: Entry, data: Bytes) -> torch.Tensor:
+    """Return an entry's value as a tensor in new memory; `data` has its bytes, as from `bytes_of`."""
+    value = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+    value.view(-1).view(torch.uint8).numpy()[:] = data
+    return value
 
 
 def encode_values(entries: Sequence[Entry], values: Mapping[str, Bytes]) -> Iterator[bytes]:

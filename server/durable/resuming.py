@@ -23,14 +23,13 @@ from ...optim.optimizer import OptimizerGroup, Remembered, optimizer_spec
 from ...optim.steps import memory_names
 from ...proto.entries import of_kind
 from ...proto.manifest import Manifest
-from ...proto.messages import Entry
 from ...proto.plans import plan_of
 from ...proto.refusal import Reason, Refused, refused
+from ...proto.state import bytes_of, tensor_of
 from ...proto.transfer import Bytes
 from ...storage.backends import backend_at, local_copy, shown
 from ...storage.checkpoint import FormatError
 from ...storage.values import DamagedError
-from ..shard.model_state import tensor_of
 from .folder import CHECKPOINT
 
 log = logging.getLogger("gradwire.server")
@@ -208,7 +207,8 @@ def put_in(tensors: Tensors, manifest: Manifest, flat: Bytes, state: dict[str, B
             values[at : at + spec.elements] = found.detach().to(torch.float32).reshape(-1).numpy()
         at += spec.elements
     for entry in of_kind(manifest.entries, frozen=True):
-        state[entry.name] = _bytes(_of_name(tensors, entry.name, tuple(entry.shape), worker), entry)
+        found = _of_name(tensors, entry.name, tuple(entry.shape), worker)
+        state[entry.name] = bytes_of(found.to(getattr(torch, entry.dtype)))
 
 
 def _of_name(tensors: Tensors, name: str, shape: tuple[int, ...], worker: str) -> torch.Tensor:
@@ -224,8 +224,3 @@ def _of_name(tensors: Tensors, name: str, shape: tuple[int, ...], worker: str) -
             remedy="start the server with a file of this model, or the worker with the model of the file",
         )
     return found
-
-
-def _bytes(tensor: torch.Tensor, entry: Entry) -> Bytes:
-    flat = tensor.detach().to(getattr(torch, entry.dtype)).reshape(-1).clone()
-    return flat.view(torch.uint8).numpy()

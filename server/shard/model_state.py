@@ -23,7 +23,7 @@ import torch
 from ...common.stored import stored
 from ...proto.entries import of_kind
 from ...proto.messages import Entry, EntryKind
-from ...proto.state import frozen_digest
+from ...proto.state import bytes_of, frozen_digest, tensor_of
 from ...proto.transfer import Bytes
 from ..job.events import PushKey
 
@@ -198,8 +198,8 @@ class ModelState:
 def mean_of(entries: Sequence[Entry], deposits: Sequence[Deposit]) -> dict[str, Bytes]:
     """Return the mean of the workers' buffers, weighted by samples, by name.
 
-    Floating-point buffers are averaged in float64, without those that contain a NaN. Other buffers, such as
-    counters, are taken from the first deposit.
+    Floating-point and complex buffers are averaged in double precision, without those that contain a NaN.
+    Other buffers, such as counters, are taken from the first deposit.
 
     Args:
         entries: entries of the buffers.
@@ -209,10 +209,13 @@ def mean_of(entries: Sequence[Entry], deposits: Sequence[Deposit]) -> dict[str, 
     for entry in entries:
         dtype: torch.dtype = getattr(torch, entry.dtype)
         first = deposits[0].values[entry.name]
-        if not dtype.is_floating_point or all((each.values[entry.name] == first).all() for each in deposits):
+        if not (dtype.is_floating_point or dtype.is_complex) or all(
+            (each.values[entry.name] == first).all() for each in deposits
+        ):
             found[entry.name] = first
             continue
-        tensors = [tensor_of(entry, each.values[entry.name]).double() for each in deposits]
+        wide = torch.complex128 if dtype.is_complex else torch.float64
+        tensors = [tensor_of(entry, each.values[entry.name]).to(wide) for each in deposits]
         pairs = zip(deposits, tensors, strict=True)
         usable = [(each.samples, tensor) for each, tensor in pairs if not bool(tensor.isnan().any())]
         if not usable:
@@ -222,15 +225,8 @@ def mean_of(entries: Sequence[Entry], deposits: Sequence[Deposit]) -> dict[str, 
         mean = torch.zeros_like(tensors[0])
         for samples, tensor in usable:
             mean += tensor * (samples / total)
-        flat = mean.to(dtype).reshape(-1)
-        found[entry.name] = flat.view(torch.uint8).numpy()
+        found[entry.name] = bytes_of(mean.to(dtype))
     return found
-
-
-def tensor_of(entry: Entry, data: Bytes) -> torch.Tensor:
-    """Return an entry's value as a tensor with a copy of `data`, whose memory is aligned for every dtype."""
-    flat: torch.Tensor = torch.from_numpy(data.copy()).view(getattr(torch, entry.dtype))
-    return flat.view(entry.shape)
 
 
 def complete(

@@ -83,6 +83,8 @@ def test_the_file_is_the_whole_model_that_was_evaluated(
     at_first, written = Stateful().state_dict(), load_file(output)
     for name in ("frozen.weight", "frozen.bias", "narrow", "flag"):
         assert torch.equal(written[name], at_first[name]), name
+    for name in ("void", "frozen_void", "empty"):  # have no elements
+        assert (written[name].shape, written[name].dtype) == (at_first[name].shape, at_first[name].dtype)
     assert torch.equal(written["again.weight"], written["inner.weight"])
     assert not torch.equal(written["norm.running_mean"], at_first["norm.running_mean"])
     assert written["norm.num_batches_tracked"] > 0

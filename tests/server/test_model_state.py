@@ -56,6 +56,24 @@ def test_equal_buffers_stay_as_they_are_and_a_nan_does_not_spread() -> None:
     assert read(mean_of(BUFFERS, [deposit(float("nan"), samples=3), deposit(5.0, samples=5)]))[0] == 5.0
 
 
+def test_complex_buffers_are_averaged_and_empty_ones_stay() -> None:
+    entries = (
+        Entry(name="spectrum", kind=EntryKind.BUFFER, shape=(1,), dtype="complex64"),
+        Entry(name="empty", kind=EntryKind.BUFFER, shape=(0, 3), dtype="float32"),
+    )
+    deposits = [
+        Deposit(
+            collection=1,
+            values={"spectrum": raw(torch.tensor([value])), "empty": raw(torch.empty(0, 3))},
+            samples=samples,
+        )
+        for value, samples in ((2 + 4j, 1), (6 + 0j, 3))
+    ]
+    found = complete({}, entries, mean_of(entries, deposits))
+    assert found["spectrum"].tolist() == [5 + 1j]
+    assert (found["empty"].shape, found["empty"].dtype) == ((0, 3), torch.float32)
+
+
 def begun() -> ModelState:
     state = ModelState()
     state.open(ENTRIES, {**values(0.0, 0), "frozen": raw(torch.ones(3, dtype=torch.bfloat16))})

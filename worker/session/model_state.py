@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 
 from ...proto.entries import ITEM_BYTES, of_kind
 from ...proto.messages import Entry, EntryKind
+from ...proto.state import bytes_of, tensor_of
 from .sharing import are_one, pairs_on_one_memory
 
 log = logging.getLogger("gradwire.worker")
@@ -80,11 +81,28 @@ class ModelEntries:
                 entries.append(Entry(name=name, kind=kind, shape=tuple(value.shape), dtype=_dtype(value)))
                 names[id(value)] = name
         self.entries = tuple(entries)
+        self._known = set(current)
         if left_out:
             log.warning(
                 "%s in the model's state_dict: not plain tensors, or parts of trained parameters, so the "
                 "server's --output will lack them",
                 ", ".join(map(repr, left_out)),
+            )
+
+    def warn_of_new(self) -> None:
+        """Warn once of buffers that the model has received since the job began: they are not in its state."""
+        new = [
+            name
+            for name, value in self._current().items()
+            if name not in self._known and not isinstance(value, nn.Parameter)
+        ]
+        self._known.update(new)
+        if new:
+            log.warning(
+                "%s: added to the model's state_dict after the job began, as by setting a buffer that was "
+                "None: only this worker has it, and the server's --output lacks it; give the buffer its "
+                "value before job.attach, or register it with persistent=False",
+                ", ".join(map(repr, new)),
             )
 
     @property
@@ -117,8 +135,7 @@ class ModelEntries:
             value = current.get(entry.name)
             self._check(entry, value)
             assert value is not None
-            flat = value.detach().cpu().contiguous().reshape(-1).clone()
-            found[entry.name] = flat.view(torch.uint8).numpy()
+            found[entry.name] = bytes_of(value)
         return found
 
     def put(self, values: Mapping[str, Bytes]) -> None:
@@ -137,9 +154,7 @@ class ModelEntries:
                 entry, value = entries[name], current.get(name)
                 self._check(entry, value)
                 assert value is not None
-                # Copy: new memory is aligned for any dtype.
-                flat = torch.from_numpy(data.copy()).view(getattr(torch, entry.dtype))
-                value.detach().copy_(flat.view(entry.shape))
+                value.detach().copy_(tensor_of(entry, data))
 
     def _current(self) -> dict[str, Any]:
         """Return the model's present state_dict, with the model's own tensors; modules may replace buffers.

@@ -76,6 +76,7 @@ class StateExchange:
             epoch: number of the evaluation.
         """
         state = self._replica.state
+        state.warn_of_new()
         if not state.has_buffers:
             yield
         elif self._how == "local":

@@ -105,6 +105,10 @@ class Stateful(nn.Module):
         self.again.weight = self.inner.weight
         self.last = nn.Linear(16, 4)
         self.register_buffer("counts", torch.zeros(2, 2, dtype=torch.int64))
+        self.void = nn.Parameter(torch.empty(0, 4))
+        self.frozen_void = nn.Parameter(torch.empty(2, 0), requires_grad=False)
+        self.register_buffer("empty", torch.empty(0, 3, dtype=torch.float64))
+        self.register_buffer("none", None)
         self.register_buffer("scratch", torch.zeros(5), persistent=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

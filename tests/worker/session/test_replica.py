@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from itertools import permutations
 
 import numpy as np
@@ -258,3 +260,30 @@ def test_names_are_those_of_the_model_that_was_compiled() -> None:
     model._orig_mod = nn.ModuleDict({"block": nn.Module()})
     model._orig_mod["block"]._orig_mod = nn.Linear(2, 3)
     assert [each.name for each in Replica(model, 8).manifest.tensors] == ["block.weight", "block.bias"]
+
+
+def test_a_buffer_that_was_none_and_has_a_value_now_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("cache", None)
+    model.register_buffer("own", None, persistent=False)
+    state = Replica(model, 8).state
+    state.warn_of_new()
+    assert not caplog.messages
+    model.cache, model.own = torch.ones(3), torch.ones(3)
+    state.warn_of_new()
+    state.warn_of_new()
+    (said,) = caplog.messages
+    assert said.startswith("'cache': added to the model's state_dict after the job began")
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.double, lambda value: value[:0], lambda value: value[0]])
+def test_a_buffer_of_another_shape_or_dtype_is_refused_by_name(
+    change: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("mean", torch.ones(3))
+    state = Replica(model, 8).state
+    model.mean = change(torch.ones(3))
+    for call in (partial(state.values, frozen=False), partial(state.put, {"mean": np.zeros(12, np.uint8)})):
+        with pytest.raises(ModelError, match=r"'mean' was float32 \(3,\) when the job began, and is .* now"):
+            call()
