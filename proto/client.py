@@ -52,7 +52,7 @@ class Client:
                 address = await asyncio.to_thread(address_of, self._target)
                 if address == was and state is ChannelConnectivity.IDLE:
                     return stub
-                await channel.close(None)  # its next attempt might be seconds away
+                await self._hang_up()  # the channel's own next attempt might be seconds away
             else:
                 address = await asyncio.to_thread(address_of, self._target)
             with contextlib.suppress(OSError):  # they are being replaced
@@ -64,7 +64,19 @@ class Client:
             self._dialled = address, channel, stub
             return stub
 
+    async def renew(self) -> None:
+        """Give up the connection, with all calls on it: the next call connects anew.
+
+        A channel whose connection has ended may still take calls, and hold them until a write fails.
+        """
+        async with self._dialling:
+            await self._hang_up()
+
     async def close(self) -> None:
         """End the connection and all calls on it."""
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
         if self._dialled is not None:
-            await self._dialled[1].close(None)
+            dialled, self._dialled = self._dialled, None
+            await dialled[1].close(None)

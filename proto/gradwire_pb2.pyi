@@ -296,7 +296,7 @@ class InitializeMessage(_message.Message):
     def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., header: _Optional[_Union[InitializeHeader, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class InitializeHeader(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "manifest", "least_samples", "moments", "epoch", "steps")
+    __slots__ = ("job", "worker", "incarnation", "manifest", "least_samples", "moments", "epoch", "steps", "digest", "held", "asks")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +305,9 @@ class InitializeHeader(_message.Message):
     MOMENTS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: str
     incarnation: int
@@ -313,7 +316,10 @@ class InitializeHeader(_message.Message):
     moments: _containers.RepeatedCompositeFieldContainer[Moment]
     epoch: int
     steps: int
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., manifest: _Optional[_Union[ModelManifest, _Mapping]] = ..., least_samples: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+    digest: bytes
+    held: int
+    asks: bool
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., manifest: _Optional[_Union[ModelManifest, _Mapping]] = ..., least_samples: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., epoch: _Optional[int] = ..., steps: _Optional[int] = ..., digest: _Optional[bytes] = ..., held: _Optional[int] = ..., asks: bool = ...) -> None: ...
 
 class Moment(_message.Message):
     __slots__ = ("tensor", "name")
@@ -350,12 +356,14 @@ class OptimizerHeader(_message.Message):
     def __init__(self, version: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ...) -> None: ...
 
 class InitializeResponse(_message.Message):
-    __slots__ = ("version", "replaced")
+    __slots__ = ("version", "replaced", "held")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REPLACED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     version: int
     replaced: bool
-    def __init__(self, version: _Optional[int] = ..., replaced: bool = ...) -> None: ...
+    held: int
+    def __init__(self, version: _Optional[int] = ..., replaced: bool = ..., held: _Optional[int] = ...) -> None: ...
 
 class StateMessage(_message.Message):
     __slots__ = ("chunk", "header", "crc32c")

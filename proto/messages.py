@@ -403,6 +403,10 @@ class InitializeHeader:
         moments: moments with which the optimizer continues; a tensor without moments starts anew.
         epoch: first epoch of the job, counted from 0; the worker's script has trained on the earlier ones.
         steps: number of steps that the worker's script took in the earlier epochs.
+        digest: SHA-256 over the chunk messages that follow: an upload that broke continues under the same
+            digest.
+        held: number of chunks that the server holds already; this call sends the later ones.
+        asks: true if no chunks follow: the worker asks how many of them the server holds.
     """
 
     job: str
@@ -413,6 +417,9 @@ class InitializeHeader:
     moments: tuple[Moment, ...] = ()
     epoch: int = 0
     steps: int = 0
+    digest: bytes = b""
+    held: int = 0
+    asks: bool = False
 
 
 @stored("Moment")
@@ -461,15 +468,18 @@ class OptimizerHeader:
 @stored("InitializeResponse")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitializeResponse:
-    """The server's answer to an Initialize upload that it has received completely.
+    """The server's answer to an Initialize upload that it has received completely, or to a header that
+    asks.
 
     Attributes:
         version: version of the uploaded parameters.
         replaced: true if the job begins with other parameters, which follow as a snapshot.
+        held: number of chunks of the upload that the server holds, if the header asks.
     """
 
     version: int
     replaced: bool = False
+    held: int = 0
 
 
 @stored("StateHeader")

@@ -152,7 +152,7 @@ def _is_envelope(message: Descriptor) -> bool:
 
 
 def ignore(size: int) -> None:
-    """A meter that counts nothing."""
+    """Count nothing: the meter of calls that no metric counts."""
 
 
 def _path(method: Any) -> str:

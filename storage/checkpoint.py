@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 TREE, TENSORS = "state.json", "tensors.safetensors"
-FORMAT = 6  # format 5 had no results of evaluations for scripts
+FORMAT = 6  # 5 had no steps of several batches
 
 
 class FormatError(Exception):

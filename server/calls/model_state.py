@@ -3,16 +3,15 @@ join or evaluate download buffers and frozen parameters. Scripts download the op
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from ...proto import messages as m
 from ...proto.entries import entry_bytes, of_kind
 from ...proto.manifest import Manifest
-from ...proto.moments import Moments, MomentValues
 from ...proto.refusal import Reason, Refused, refused
 from ...proto.state import TRANSFER, EntryValues, encode_values
-from ...proto.transfer import Bytes, ChunkValidator
+from ...proto.transfer import ChunkValidator
 from ..conductor import Conductor
 from ..job import events as e
 from ..job import refusals
@@ -41,24 +40,6 @@ class StateCalls:
     def _state(self) -> ModelState:
         return self._conductor.state
 
-    async def receive(
-        self, requests: AsyncIterator[Any], entries: Sequence[m.Entry], member: tuple[str, int]
-    ) -> dict[str, Bytes]:
-        """Receive the values of entries from the chunks of an upload, and return them by name. Each chunk
-        renews the member's lease.
-
-        Args:
-            requests: messages of the call, from the first chunk on.
-            entries: entries whose values are uploaded, in order.
-            member: worker and incarnation that uploads.
-
-        Raises:
-            Refused: a chunk is late, damaged or of another size.
-        """
-        values = EntryValues(entries, worker=member[0])
-        await self._read(values, requests, member)
-        return values.finish()
-
     async def _read(
         self, chunks: ChunkValidator, requests: AsyncIterator[Any], member: tuple[str, int]
     ) -> None:
@@ -66,7 +47,6 @@ class StateCalls:
         lease."""
         while not chunks.complete:
             chunks.add(await self._next_chunk(requests, member[0]))
-            # Heartbeats on another stream of the connection wait behind the upload.
             self._conductor.happen(e.KeepAlive(*member))
 
     async def put(self, header: m.StateHeader, requests: AsyncIterator[Any]) -> m.PutStateResponse:
@@ -88,7 +68,9 @@ class StateCalls:
             size = sum(map(entry_bytes, entries))
             await self._read(ChunkValidator(TRANSFER, size, worker=header.worker), requests, member)
             raise why
-        values = await self.receive(requests, entries, member)
+        received = EntryValues(entries, worker=header.worker)
+        await self._read(received, requests, member)
+        values = received.finish()
         why = self._why_not(header)
         if why is not None:
             raise why
@@ -131,23 +113,6 @@ class StateCalls:
         header = m.StateHeader(job=job, epoch=request.epoch, frozen=frozen)
         await self._fetches.write((header, *encode_values(entries, values)), context.write)
         self._conductor.metrics.sent_raw(sum(values[entry.name].size for entry in entries))
-
-    async def receive_moments(
-        self, requests: AsyncIterator[Any], header: m.InitializeHeader, manifest: Manifest
-    ) -> Moments:
-        """Receive the optimizer's state that a script uploads with the initial parameters, and return it.
-
-        Args:
-            requests: messages of the call, from the first chunk of the state on.
-            header: header of the call, which lists the state's tensors.
-            manifest: list of the model's tensors.
-
-        Raises:
-            Refused: the list does not match the manifest, or a chunk is late or damaged.
-        """
-        values = MomentValues(header.moments, manifest, worker=header.worker)
-        await self._read(values, requests, (header.worker, header.incarnation))
-        return values.finish()
 
     async def get_optimizer(self, request: m.GetOptimizerRequest, context: Context) -> None:
         """Handle GetOptimizer: send the optimizer's state.

@@ -22,12 +22,11 @@ from ...common.spec import SpecError
 from ...common.version import __version__
 from ...compressors import LEAST_BYTES, Plan, compressor_of, known_compressor, parse_compressor
 from ...proto import messages as m
-from ...proto.entries import of_kind
 from ...proto.job import job_message
 from ...proto.manifest import Manifest
 from ...proto.refusal import Reason, Refusal, Refused, refused
 from ...proto.service import Malformed, RefusalLog, abort, unbatched
-from ...proto.transfer import MAX_PARTS, values_assembly
+from ...proto.transfer import MAX_PARTS
 from ...proto.wire import CHUNK_BYTES
 from ...settings import JobSettings, JobTerms, ServerSettings
 from ..conductor import Conductor
@@ -44,6 +43,7 @@ from .access import Access
 from .exchange import WorkerCall, expect, unreadable
 from .fetching import Fetches
 from .model_state import StateCalls
+from .uploading import Upload
 
 log = logging.getLogger("gradwire.server")
 T = TypeVar("T")
@@ -93,6 +93,7 @@ class Service:
         self._lossless, self._slices = mode.lossless, mode.slices
         self._refused = RefusalLog()
         self._joins = Rate(JOINS_PER_S, JOINS_AT_ONCE)
+        self._upload: Upload | None = None  # has begun; the next call of its worker may continue it
         self._fetches = Fetches(self.job.id)
         self._states = StateCalls(conductor, self._fetches, self._next_in_time)
 
@@ -205,17 +206,19 @@ class Service:
                 value=f"{len(plan.parts)} parts",
                 remedy="start the server with larger --part-bytes, or use fewer parameter groups",
             )
-        assembly = values_assembly(0, manifest, worker=header.worker)
-        heard = e.KeepAlive(header.worker, header.incarnation)
-        while not assembly.complete:
-            assembly.add(await self._next_in_time(requests, header.worker))
-            # Heartbeats on another stream of the connection wait behind the upload.
-            self._conductor.happen(heard)
         member_id = header.worker, header.incarnation
-        state = await self._states.receive(requests, of_kind(manifest.entries, frozen=True), member_id)
-        moments = await self._states.receive_moments(requests, header, manifest)
+        if self._upload is None or not self._upload.is_of(header):
+            if header.asks:
+                return m.InitializeResponse(version=0)
+            self._upload = Upload(header, manifest)
+        upload = self._upload
+        if header.asks:
+            return m.InitializeResponse(version=0, held=upload.held)
+        await self._receive(upload, header, requests)
+        self._upload = None
+        state, moments = upload.finish()
         if self._resumed is not None:
-            put_in(self._resumed.tensors, manifest, assembly.data, state, header.worker)
+            put_in(self._resumed.tensors, manifest, upload.values.data, state, header.worker)
         event = e.Initialized(
             *member_id,
             fingerprint=manifest.fingerprint,
@@ -245,7 +248,11 @@ class Service:
                 log.warning(
                     "--resume: the optimizer's state that worker %r has loaded is ignored", header.worker
                 )
-        initialized = await shard.open(manifest, assembly, plan, accept, written, recall)
+        try:
+            initialized = await shard.open(manifest, upload.values, plan, accept, written, recall)
+        except asyncio.CancelledError:  # the connection broke before the answer, and the worker will ask
+            self._upload = self._upload or upload
+            raise
         self._metrics.received_raw(manifest.raw_bytes)
         log.info(
             "model received: %d tensors, %d parameters, %d training samples from worker %r",
@@ -262,9 +269,23 @@ class Service:
         replaced, self._resumed = self._resumed is not None, None
         return m.InitializeResponse(version=0, replaced=replaced)
 
+    async def _receive(
+        self, upload: Upload, header: m.InitializeHeader, requests: AsyncIterator[Any]
+    ) -> None:
+        """Receive the chunks of an upload that are missing. Raises Refused, also if another call continues
+        the upload meanwhile."""
+        upload.check_start(header)
+        held = upload.held
+        while not upload.complete:
+            chunk = await self._next_in_time(requests, header.worker)
+            upload.check_start(replace(header, held=held))
+            upload.add(chunk)
+            held = upload.held
+            # Heartbeats on another stream of the connection wait behind the upload.
+            self._conductor.happen(e.KeepAlive(header.worker, header.incarnation))
+
     async def _next_in_time(self, requests: AsyncIterator[Any], worker: str) -> m.Chunk:
-        """Return the next chunk of an upload. Raises Refused if it is late, which frees the upload's
-        memory."""
+        """Return the next chunk of an upload. Raises Refused if it is late."""
         lease_s = self._options.lease_seconds
         try:
             return await asyncio.wait_for(expect(requests, m.Chunk), lease_s)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
-from daemons import Daemons, beating, refusing, talk
+from daemons import Daemons, beating, poll, refusing, talk
+from relay import Relay
 
+from gradwire import __version__
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.transfer import encode_chunks
+from gradwire.worker.session.connection import Connection
 
 MANIFEST = Manifest((m.Tensor(name="weight", shape=(12, 1 << 17), dtype="float32"),), 64)
 
@@ -53,3 +57,34 @@ async def test_an_upload_renews_the_lease_and_a_stalled_fetch_holds_up_nobody(da
             assert not await call.read()
             stalled.cancel()
     assert "is lost" not in server.log
+
+
+def test_an_upload_that_breaks_continues_and_may_take_longer_than_the_time_to_reconnect(
+    daemons: Daemons,
+) -> None:
+    """It began anew from byte 0, and only if it had begun less than `--give-up-seconds` before."""
+    server = daemons.server()
+    relay = Relay(server.port, up_per_s=3e6)
+    meters: dict[str, Any] = dict.fromkeys(("sent", "received"), lambda _: None)
+    connection = Connection(
+        f"127.0.0.1:{relay.port}", worker="w0", incarnation=1, connect_s=20.0, give_up_s=0.5, **meters
+    )
+    values = [np.zeros(spec.elements * 4, np.uint8) for spec in MANIFEST.specs]
+    size = sum(map(len, values))
+
+    def cut() -> None:
+        for share in (0.5, 0.9):
+            poll(lambda: relay.up > share * size, f"{share:.0%} of the upload")  # noqa: B023
+            relay.cut()
+
+    cutting = threading.Thread(target=cut)
+    cutting.start()
+    try:
+        connection.join(__version__, "", ())
+        assert connection.initialize(MANIFEST, values)
+        cutting.join()
+    finally:
+        connection.close()
+        relay.close()
+    assert relay.up < 1.5 * size
+    server.wait_for("model received")

@@ -319,8 +319,8 @@ class Job:
             if given != train_samples:
                 raise ScriptError(
                     f"job.batches: the data set has {train_samples} samples, but the first one had {given}. "
-                    "A job counts the samples of one data set: pass a torch.utils.data.ConcatDataset, or draw "
-                    "batches of other data in the loop over this one"
+                    "A job counts the samples of one data set: pass a torch.utils.data.ConcatDataset, or "
+                    "draw batches of other data in the loop over this one"
                 )
             return self._assignments
         if attached is None:

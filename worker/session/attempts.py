@@ -47,25 +47,43 @@ class BrokenError(Exception):
 
 
 class Attempts:
-    """A series of attempts to reach a server: pauses between them, warnings, and a time limit."""
+    """A series of attempts to reach a server: pauses between them, warnings, and a time limit.
+
+    The time counts from the first failure on, or, once an attempt has brought a transfer further than all
+    before it, from the next failure. A transfer may therefore take longer than the limit.
+    """
 
     def __init__(self, address: str, allowed_s: float) -> None:
-        """Start the time limit.
-
+        """
         Args:
             address: the server's address, for messages.
-            allowed_s: seconds from now after which `pause` gives up.
+            allowed_s: seconds after the first failure after which `pause` gives up.
         """
         self._address = address
         self._allowed_s = allowed_s
-        self._began = time.monotonic()
+        self._furthest = 0
+        self._restart()
+
+    def _restart(self) -> None:
+        self._began: float | None = None  # of the first failure
         self._count = 0
-        self._silent_s = 0.0  # seconds after the start before which no warning is logged
+        self._silent_s = 0.0  # seconds after the first failure before which no warning is logged
+
+    def reached(self, count: int) -> None:
+        """Note that an attempt has transferred `count` messages, from the first one of the transfer on."""
+        if count > self._furthest:
+            self._furthest = count
+            self._restart()
 
     @property
     def over(self) -> bool:
         """Whether the time limit has passed."""
-        return time.monotonic() - self._began >= self._allowed_s
+        return self._failed_s >= self._allowed_s
+
+    @property
+    def _failed_s(self) -> float:
+        """Seconds since the first failure."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
 
     async def pause(self, reason: str, remedy: str = RUNNING) -> None:
         """Wait before the next attempt, and sometimes log a warning.
@@ -77,6 +95,8 @@ class Attempts:
         Raises:
             UnreachableError: the time limit has passed, so no attempt should follow.
         """
+        if self._began is None:
+            self._began = time.monotonic()
         if self.over:
             raise UnreachableError(
                 f"cannot reach {self._address} after {self._allowed_s:g} s and {self._count + 1} attempts: "
@@ -84,7 +104,7 @@ class Attempts:
             )
         pause_s = PAUSES_S[min(self._count, len(PAUSES_S) - 1)] * _JITTER.uniform(0.8, 1.2)
         self._count += 1
-        waited_s = time.monotonic() - self._began
+        waited_s = self._failed_s
         remaining_s = max(0.0, self._allowed_s - waited_s)
         if waited_s >= self._silent_s:  # at once, then after 5 s, and then each time after twice as long
             self._silent_s = max(FIRST_SILENCE_S, 2 * waited_s)
@@ -115,5 +135,10 @@ async def translated(awaitable: Any) -> Any:
         raise BrokenError(error.finding.text, error.finding.remedy) from None
     except Refused as refused:  # this worker refused the server's message: request it again
         raise BrokenError(str(refused)) from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise BrokenError("the connection was given up, because the worker's stream broke") from None
     except asyncio.InvalidStateError as error:
         raise BrokenError(str(error)) from None

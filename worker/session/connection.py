@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import queue
 import threading
 import time
@@ -225,10 +226,23 @@ class Connection:
             moments, of_moments = encode_moments(earlier.moments)
             header = replace(header, moments=moments, epoch=earlier.epoch, steps=earlier.steps)
             chunks += of_moments
-        messages: list[Any] = [header, *chunks]
+        header = replace(header, digest=_digest(chunks))
+        asks = False  # from the second attempt on
+
+        async def upload(stub: Stub, attempts: Attempts) -> m.InitializeResponse:
+            """Send the chunks that the server does not hold yet."""
+            nonlocal asks
+            held = 0
+            if asks:
+                asking = _stream([replace(header, asks=True)])
+                held = _readable(await stub.initialize(asking, timeout=CALL_TIMEOUT_S)).held
+                attempts.reached(held)
+            asks = True
+            return _readable(await stub.initialize(_stream([replace(header, held=held), *chunks[held:]])))
+
         try:
-            reply = self._call(self._again(lambda stub: stub.initialize(_stream(messages))))
-            if isinstance(reply, m.InitializeResponse) and reply.replaced:
+            reply = self._call(self._again(upload))
+            if reply.replaced:
                 return False
             self.stepped(0)
             return True
@@ -254,7 +268,7 @@ class Connection:
         header = m.StateHeader(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation, **of)
         messages: list[Any] = [header, *encode_values(entries, values)]
         try:
-            self._call(self._again(lambda stub: stub.put_state(_stream(messages))))
+            self._call(self._again(lambda stub, _: stub.put_state(_stream(messages))))
         except Refused as refused:
             if refused.refusal.reason not in (Reason.STALE, Reason.NOT_A_MEMBER):
                 raise
@@ -277,9 +291,9 @@ class Connection:
         """
         request = m.GetStateRequest(job=self._reply.job.id, epoch=epoch, frozen=frozen, worker=self.worker)
 
-        async def download(stub: Stub) -> dict[str, Bytes]:
+        async def download(stub: Stub, attempts: Attempts) -> dict[str, Bytes]:
             values: EntryValues | None = None
-            async for message in stub.get_state(request):
+            async for message in _counted(stub.get_state(request), attempts):
                 if isinstance(message, m.StateHeader) and values is None:
                     values = EntryValues(of_kind(manifest.entries, frozen=message.frozen), worker=self.worker)
                 elif isinstance(message, m.Chunk) and values is not None:
@@ -307,10 +321,10 @@ class Connection:
         """
         request = m.GetOptimizerRequest(job=self._reply.job.id, worker=self.worker)
 
-        async def download(stub: Stub) -> tuple[int, Moments]:
+        async def download(stub: Stub, attempts: Attempts) -> tuple[int, Moments]:
             values: MomentValues | None = None
             version = 0
-            async for message in stub.get_optimizer(request):
+            async for message in _counted(stub.get_optimizer(request), attempts):
                 if isinstance(message, m.OptimizerHeader) and values is None:
                     version = message.version
                     values = MomentValues(message.moments, manifest, worker=self.worker)
@@ -523,12 +537,12 @@ class Connection:
         """Have the event loop call a function, without waiting for it."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
-    async def _again(self, call: Callable[[Stub], Awaitable[T]]) -> T:
+    async def _again(self, call: Callable[[Stub, Attempts], Awaitable[T]]) -> T:
         """Make a call, and repeat it while the connection is broken. Raises Refused or UnreachableError."""
         attempts = Attempts(self._address, self._give_up_s)
         while True:
             try:
-                found: T = await translated(call(await translated(self._client.stub())))
+                found: T = await translated(call(await translated(self._client.stub()), attempts))
                 return found
             except BrokenError as broken:
                 await attempts.pause(str(broken), broken.remedy)
@@ -569,6 +583,30 @@ class Connection:
 async def _stream(messages: Sequence[Any]) -> AsyncIterator[Any]:
     for message in messages:
         yield message
+
+
+async def _counted(messages: AsyncIterator[T], attempts: Attempts) -> AsyncIterator[T]:
+    """Yield the messages of a download, and note how many have arrived."""
+    count = 0
+    async for message in messages:
+        count += 1
+        attempts.reached(count)
+        yield message
+
+
+def _digest(chunks: Sequence[bytes]) -> bytes:
+    """Return the SHA-256 over the chunks of an upload."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.digest()
+
+
+def _readable(reply: m.InitializeResponse | Malformed) -> m.InitializeResponse:
+    """Return the reply. Raise BrokenError if it cannot be read."""
+    if isinstance(reply, Malformed):
+        raise BrokenError(f"the server's answer cannot be read: {reply.text}")
+    return reply
 
 
 def connection_of(settings: WorkerSettings, metrics: WorkerMetrics) -> Connection:

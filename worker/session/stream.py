@@ -129,6 +129,7 @@ class Stream:
                 if progress.is_set() or time.monotonic() - opened_at > self._give_up_s:
                     attempts = Attempts(self._address, self._give_up_s)
                 self.reconnects += 1
+                await client.renew()
                 await attempts.pause(str(broken), broken.remedy)
         except (Refused, UnreachableError) as error:
             self.incoming.put(error)

@@ -55,6 +55,24 @@ def test_it_says_what_it_waits_for_and_how_long_but_rarely(
     )
 
 
+def test_time_counts_from_the_failure_and_anew_once_a_transfer_has_come_further(clock: Clock) -> None:
+    """A transfer that takes longer than the limit had no second attempt."""
+
+    async def run() -> None:
+        subject = Attempts("host:1", 4.0)
+        clock.now += 10.0  # the first attempt
+        await subject.pause("broken")
+        subject.reached(7)
+        clock.now += 10.0
+        await subject.pause("broken")
+        subject.reached(7)  # no further
+        clock.now += 10.0
+        with pytest.raises(UnreachableError):
+            await subject.pause("broken")
+
+    asyncio.run(run())
+
+
 def test_a_server_that_loads_for_half_a_minute_is_not_given_up_by_default() -> None:
     assert WorkerSettings(server="x").connect_seconds >= 120
 
