@@ -57,7 +57,10 @@ class SteppingServer(Script):
 
     Attributes:
         values: the parameters, flat.
+        workers: number of workers that it reports.
     """
+
+    workers = 1
 
     def __init__(self, rate: float = RATE, **terms: Any) -> None:
         """terms: of the job."""
@@ -72,7 +75,9 @@ class SteppingServer(Script):
         self._checked = 0, 0
 
     def join(self, software: str, compressor: str, compressors: Any) -> m.JoinResponse:
-        return m.JoinResponse(job=self.job, limits=LIMITS, rank=0, version=0, initialize=True)
+        return m.JoinResponse(
+            job=self.job, limits=LIMITS, rank=0, version=0, initialize=True, workers=self.workers
+        )
 
     def initialize(
         self, manifest: Manifest, values: Any, state: Any = None, least: int = 1, earlier: Any = None

@@ -30,7 +30,7 @@ from ..training.work import Local
 from .forward import after_forward
 from .membership import Membership
 from .moments import moments_of, state_of
-from .optimizer import JobOptimizer, averaging_groups, parameter_groups
+from .optimizer import JobOptimizer, averaging_groups, check_kind, parameter_groups
 from .terms import Overlap, ScriptError, Steps, check_attached, check_optimizer, overlaps
 
 log = logging.getLogger("gradwire.worker")
@@ -67,12 +67,13 @@ class Attached:
             ScriptError: the job cannot train this model or run this optimizer.
             ModelError: a parameter has an unsupported dtype, or shares memory with another one.
         """
-        check_optimizer(member.terms, optimizer)
         check_attached(member.terms, member.work, clip_norm, steps)
+        self._steps_here = isinstance(member.work, Local) or steps == "local"
+        check_kind(optimizer, here=self._steps_here, workers=member.reply.workers)
+        check_optimizer(member.terms, optimizer)
         self.session: Session | None = None
         self._member, self._model = member, model
         self._overlap = overlaps(member.terms, overlap)
-        self._steps_here = isinstance(member.work, Local) or steps == "local"
         self._warned_of_newer_state = False
         self.optimizer = JobOptimizer(optimizer, step, self._downloaded_state, here=self._steps_here)
         # Both again when batches begin; here their errors come before other workers wait for this one.

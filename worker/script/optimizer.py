@@ -3,11 +3,13 @@ steps."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import optimizer as torch_optimizer
 
 from ...optim.optimizer import optimizer_spec
 from ...optim.steps import Adagrad, Adam, AdamW, OptimizerOptions, Sgd
@@ -15,6 +17,8 @@ from ...proto import messages as m
 from ..session.groups import ParameterGroups
 from .script_state import copied
 from .terms import ScriptError
+
+log = logging.getLogger("gradwire.worker")
 
 # Options of torch's optimizers that the server does not have, with the only value that it accepts.
 _WITHOUT = {"dampening": 0, "maximize": False, "amsgrad": False, "differentiable": False}
@@ -26,6 +30,23 @@ _NEEDED: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.Adam: ("betas", "eps", "weight_decay"),
     torch.optim.AdamW: ("betas", "eps", "weight_decay"),
     torch.optim.Adagrad: ("lr_decay", "weight_decay", "eps"),
+}
+
+# Attributes in which torch's optimizers keep their hooks.
+_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+
+# Optimizers with a state that other workers' changes do not reach, and its meaning for a job.
+_REMEMBERS = {
+    "ASGD": "its averages ('ax') are of this worker's parameters within its local steps, not of the job's",
+    "Rprop": "it sets its rates by the signs of this worker's gradients, which differ from batch to batch "
+    "and from worker to worker; it is meant for batches of the whole data set",
 }
 
 REMEDY = (
@@ -53,8 +74,9 @@ class JobOptimizer(torch.optim.Optimizer):
     """The optimizer that `Job.attach` returns: its `step` pushes the gradients instead of changing the
     parameters.
 
-    It shares its parameter groups with the script's own optimizer, so that either may have a scheduler. Its
-    state, such as momentum, is the server's.
+    It shares its parameter groups with the script's own optimizer, so that either may have a scheduler, and
+    its hooks. If the server takes the steps, hooks of `step` run before this worker's gradients are pushed,
+    and after the new parameters have arrived. Its state, such as momentum, is the server's.
     """
 
     # With this attribute GradScaler leaves two things to `step`: unscaling, and skipping a step. While `step`
@@ -80,11 +102,21 @@ class JobOptimizer(torch.optim.Optimizer):
         """
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._wrapped = optimizer
+        # A hook runs once, whichever of the two optimizers it was registered on, and whenever.
+        for kind in _HOOKS:
+            setattr(self, kind, getattr(optimizer, kind))
         self.state: Any = optimizer.state
         self._options: list[OptimizerOptions] = []
         self._push, self._download_state = step, download_state
         self._here, self._begun = here, False
         self._sizes = self._group_sizes()
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError for a method that only the script's own kind of optimizer has."""
+        raise AttributeError(
+            f"the optimizer of job.attach has no {name}: call it on the optimizer that was passed to job."
+            "attach"
+        )
 
     def begin(self) -> None:
         """Freeze the options of the groups, because the job begins. The state is the server's from now on."""
@@ -133,21 +165,42 @@ class JobOptimizer(torch.optim.Optimizer):
         if self._group_sizes() != self._sizes:
             raise ScriptError(_FIXED)
         found: list[Any] = []
-
-        def evaluate() -> Any:
-            assert closure is not None
-            with torch.enable_grad():
-                found.append(closure())
-            return found[-1]
-
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         scale = 1.0 if grad_scale is None else float(grad_scale)
         self._check_options()
         overflow = found_inf is not None and bool(found_inf)
-        self._push(scale, overflow, None if closure is None else evaluate)
+
+        def push(_: JobOptimizer, closure: Callable[[], Any] | None = None) -> None:
+            def evaluate() -> Any:
+                assert closure is not None
+                with torch.enable_grad():
+                    found.append(closure())
+                return found[-1]
+
+            self._push(scale, overflow, None if closure is None else evaluate)
+
+        if self._here or overflow:  # the script's own optimizer runs its hooks itself
+            push(self, closure)
+        else:
+            if scale != 1.0 and (
+                self._optimizer_step_pre_hooks or torch_optimizer._global_optimizer_pre_hooks
+            ):
+                self._unscale(scale)
+                scale = 1.0
+            arguments = () if closure is None else (closure,)
+            torch.optim.Optimizer.profile_hook_step(push)(self, *arguments)
         any_optimizer: Any = self._wrapped
         any_optimizer._opt_called = True  # otherwise torch's schedulers warn of a missing optimizer.step()
         return found[0] if found else None
+
+    def _unscale(self, scale: float) -> None:
+        """Divide the gradients by the GradScaler's factor, because hooks that read them run before the
+        push."""
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad = parameter.grad / scale
 
     def step_here(self, evaluate: Callable[[], Any] | None) -> None:
         """Take a step of the script's own optimizer on this worker. `evaluate` is its closure, or None."""
@@ -239,6 +292,78 @@ class JobOptimizer(torch.optim.Optimizer):
         self.param_groups = self._wrapped.param_groups
         if self._here or not self._begun:
             self.state = self._wrapped.state
+
+
+JobOptimizer.step.hooked = True  # type: ignore[attr-defined]  # otherwise torch, too, runs the hooks of `step`
+
+
+def check_kind(optimizer: Any, *, here: bool, workers: int) -> None:
+    """Check that an optimizer of this kind trains the same model in a job as alone; warn if it may not.
+
+    Args:
+        optimizer: the argument of `job.attach`.
+        here: True if this worker takes the steps.
+        workers: smallest number of workers that the job will have.
+
+    Raises:
+        ScriptError: it is no optimizer of torch's, or one that cannot work in a job. The message names a
+            way that works.
+    """
+    kind, wrapped = type(optimizer).__name__, _wrapped_by(optimizer)
+    inside = f"attach the {wrapped[0]} (.{wrapped[1]}) itself" if wrapped else ""
+    if isinstance(optimizer, JobOptimizer):
+        raise ScriptError(
+            "job.attach: this optimizer belongs to another job; pass the optimizer that the script made"
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        remedy = inside or "such as torch.optim.SGD"
+        raise ScriptError(f"job.attach: {kind}: expected an optimizer of torch.optim; {remedy}")
+    if wrapped and (not here or type(optimizer).__module__.startswith("torch.distributed")):
+        raise ScriptError(
+            f"job.attach: {kind} wraps {wrapped[0]}, and its own part of a step would be lost; {inside}, or, "
+            "if its step needs no other process, pass steps='local'"
+        )
+    if not here:
+        step = vars(optimizer).get("step")
+        if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
+            log.warning(
+                "%s: its step was replaced, and the server, which takes the steps, does not call it; %s",
+                *(kind, REMEDY),
+            )
+        return
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ScriptError(
+            "job.attach: SparseAdam: it steps sparse gradients alone, and a job's gradients are dense; use "
+            "torch.optim.Adam, and leave out sparse=True of the embeddings"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        why = (
+            "LBFGS: its curvature pairs assume that parameters change by its own steps alone. Averages with "
+            "other workers, and compression, change them too, and the training may diverge"
+        )
+        if workers > 1:
+            raise ScriptError(
+                f"job.attach: {why}. The job has {workers} workers or more; use another optimizer, or "
+                "LBFGS in a job of one worker with --compressor none"
+            )
+        log.warning("%s: use it in a job of one worker with --compressor none", why)
+    for name, why in _REMEMBERS.items():
+        if any(base.__name__ == name for base in type(optimizer).__mro__):
+            log.warning("%s: %s", name, why)
+    if wrapped or "schedulefree" in kind.lower():
+        log.warning(
+            "%s%s: parameter values that it keeps itself, such as slow weights or averages, are this "
+            "worker's own and do not follow the job's parameters%s",
+            *(kind, f" wraps {wrapped[0]}" if wrapped else "", f"; {inside}" if inside else ""),
+        )
+
+
+def _wrapped_by(optimizer: Any) -> tuple[str, str] | None:
+    """Return the kind of the optimizer that another one wraps, and the attribute that has it; or None."""
+    for name, value in getattr(optimizer, "__dict__", {}).items():
+        if isinstance(value, torch.optim.Optimizer):
+            return type(value).__name__, name
+    return None
 
 
 def parameter_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> ParameterGroups:
