@@ -74,7 +74,6 @@ def live_job_of(status: StatusResponse, *, workers: int, rtt_s: float = 0.0) -> 
         cores=measured.cores or None,
         on_cores=measured.processor_share,
         square_norms=measured.square_norms,
-        groups=[tensor.group for tensor in measured.tensors],
     )
     overlap: Any = job["overlap"]
     choice = StepOptions(

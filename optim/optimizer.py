@@ -11,10 +11,12 @@ and a learning rate of its own (`OptimizerGroup`).
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from ..common.spec import did_you_mean, known, option_types, parse_one_of
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from .steps import Memories, Memory, Tensors
+    from .steps import Memories, Memory
 
 
 def parse_optimizer(text: str) -> OptimizerOptions:
@@ -132,10 +134,11 @@ class Remembered:
         return tensor if self.end - self.start == tensor.numel() else tensor[self.start : self.end]
 
     def alike(self, other: Remembered) -> bool:
-        """Return True if both runs of a parameter have the same step count, and the same of their state
-        tensors exist."""
+        """Return True if both runs have the same step count, and the same of their state tensors exist."""
         import torch
 
+        if self.memory.keys() != other.memory.keys():
+            return False
         for name, tensor in self.memory.items():
             theirs = other.memory[name]
             if (tensor is None) != (theirs is None):
@@ -195,6 +198,32 @@ def _joined(runs: Sequence[Remembered]) -> list[Remembered]:
     return joined
 
 
+def _borders(
+    parameters: Sequence[torch.Tensor], ends: Sequence[tuple[int, int]]
+) -> list[list[tuple[int, int]]]:
+    """Return the groups in each parameter, as (end, group) of each stretch of one group, counted in the
+    parameter.
+
+    Args:
+        parameters: flat views of one buffer.
+        ends: (end, group) of each tensor of the buffer, ascending.
+    """
+    found: list[list[tuple[int, int]]] = []
+    for each in parameters:
+        start = int(each.storage_offset())
+        end, of_parameter = start + each.numel(), list[tuple[int, int]]()
+        first = bisect_right(ends, (start, math.inf))
+        for border, number in ends[first : bisect_left(ends, (end, 0)) + 1] or [(end, 0)]:
+            stop = min(border, end) - start
+            if of_parameter and of_parameter[-1][0] == stop:  # a tensor without elements
+                continue
+            if of_parameter and of_parameter[-1][1] == number:
+                of_parameter.pop()
+            of_parameter.append((stop, number))
+        found.append(of_parameter)
+    return found
+
+
 def _copied(memory: Memory) -> Memory:
     """Return a copy of a parameter's state with cloned tensors."""
     return {name: None if tensor is None else tensor.clone() for name, tensor in memory.items()}
@@ -206,15 +235,35 @@ def _present(tensor: torch.Tensor | None) -> torch.Tensor:
     return tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Neighbouring elements that one optimizer steps at one rate.
+
+    Attributes:
+        start, end: range of elements, counted in a parameter.
+        options: optimizer and its options.
+        learning_rate: learning rate of the next step.
+    """
+
+    start: int
+    end: int
+    options: OptimizerOptions
+    learning_rate: float
+
+
+if TYPE_CHECKING:
+    # A run that takes a step, its stretch, and its elements of the parameter and of the gradient.
+    _Piece = tuple[Remembered, _Stretch, torch.Tensor, torch.Tensor]
+
+
 class Optimizer:
     """Takes torch's optimizer steps, bit for bit, on parameters whose gradients are in `grad`.
 
-    A flat parameter may be given as several tensors that lie end to end in one buffer. Neighbours are stepped
-    as one while they have gradients at the same steps. Once only some of them have a gradient, each run of
-    elements gets a step count of its own. All tensors of one parameter are in the same group.
+    A parameter may be a flat view of a buffer in which tensors of several groups lie end to end. Neighbours
+    are stepped as one while they have gradients at the same steps, equal options and equal rates. After that,
+    each run of elements has a step count of its own.
 
     Attributes:
-        learning_rates: learning rate of the next step, by group.
         leaves_zeros: True if a step changes no element whose gradient is 0.
     """
 
@@ -227,42 +276,81 @@ class Optimizer:
             parameters: tensors to step in place.
             learning_rate: base learning rate.
         """
-        self._group(
-            [OptimizerGroup(options=options, learning_rate=learning_rate)], parameters, [0] * len(parameters)
-        )
+        group = OptimizerGroup(options=options, learning_rate=learning_rate)
+        self._begin([group], parameters, [[(each.numel(), 0)] for each in parameters])
 
     @classmethod
     def of_groups(
-        cls, groups: Sequence[OptimizerGroup], parameters: Sequence[torch.Tensor], group_of: Sequence[int]
+        cls,
+        groups: Sequence[OptimizerGroup],
+        parameters: Sequence[torch.Tensor],
+        group_of: Sequence[int],
+        ends: Sequence[int] = (),
     ) -> Optimizer:
         """Return an optimizer of parameters in several groups.
 
         Args:
             groups: hyperparameters of each group.
             parameters: tensors to step in place.
-            group_of: index of the group of each parameter.
+            group_of: index of the group of each parameter, or of each tensor that `ends` names.
+            ends: index after the last element of each tensor in the buffer that the parameters are views of;
+                empty if each parameter is one tensor.
         """
         made = cls.__new__(cls)
-        made._group(groups, parameters, group_of)
+        if ends:
+            borders = _borders(parameters, [*zip(ends, group_of, strict=True)])
+        else:
+            pairs = zip(parameters, group_of, strict=True)
+            borders = [[(each.numel(), number)] for each, number in pairs]
+        made._begin(groups, parameters, borders)
         return made
 
-    def _group(
-        self, groups: Sequence[OptimizerGroup], parameters: Sequence[torch.Tensor], group_of: Sequence[int]
+    def _begin(
+        self,
+        groups: Sequence[OptimizerGroup],
+        parameters: Sequence[torch.Tensor],
+        borders: Sequence[Sequence[tuple[int, int]]],
     ) -> None:
-        """Initialize from groups; `group_of` has the index of each parameter's group."""
+        """Initialize from groups. borders: (end, group) of each group's stretches of each parameter."""
         self._groups = list(groups)
-        self._group_of = list(group_of)
+        self._borders = borders
         self.follow(1.0)
         self.leaves_zeros = all(group.options.leaves_zeros for group in groups)
         self._parameters = list(parameters)
-        self._runs = [
-            [Remembered(0, each.numel(), self._options(index).memory(each))]
-            for index, each in enumerate(self._parameters)
-        ]
+        self._runs = [self._unstepped(index) for index in range(len(self._parameters))]
 
-    def _options(self, index: int) -> OptimizerOptions:
-        """Return the options of the parameter with this index."""
-        return self._groups[self._group_of[index]].options
+    def _unstepped(self, index: int) -> list[Remembered]:
+        """Return the initial state of a parameter: a run for each stretch of equal options."""
+        found: list[Remembered] = []
+        for options, some in groupby(self._stretches(index), key=attrgetter("options")):
+            first, *others = some
+            run = Remembered(first.start, (others or [first])[-1].end, {})
+            found.append(replace(run, memory=options.memory(run.of(self._parameters[index]))))
+        return found
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """Learning rate of the next step, by group."""
+        return self._learning_rates
+
+    @learning_rates.setter
+    def learning_rates(self, rates: list[float]) -> None:
+        self._learning_rates = rates
+        self._settled = dict[int, list[_Stretch]]()
+
+    def _stretches(self, index: int) -> list[_Stretch]:
+        """Return the stretches of a parameter for the next step, ascending."""
+        if index not in self._settled:
+            found: list[_Stretch] = []
+            start = 0
+            for end, number in self._borders[index]:
+                options, rate = self._groups[number].options, self._learning_rates[number]
+                if found and (found[-1].options, found[-1].learning_rate) == (options, rate):
+                    start = found.pop().start
+                found.append(_Stretch(start, end, options, rate))
+                start = end
+            self._settled[index] = found
+        return self._settled[index]
 
     def follow(self, factor: float) -> None:
         """Set the next step's learning rate of each group to the group's base rate times `factor`."""
@@ -270,9 +358,9 @@ class Optimizer:
 
     def copy(self) -> Optimizer:
         """Return an optimizer of the same parameters with a copy of this one's state."""
-        other = Optimizer.of_groups(self._groups, (), self._group_of)
+        other = Optimizer.of_groups(self._groups, (), ())
+        other._borders, other._parameters = self._borders, self._parameters
         other.learning_rates = list(self.learning_rates)
-        other._parameters = self._parameters
         for runs in self._runs:
             other._runs.append([Remembered(run.start, run.end, _copied(run.memory)) for run in runs])
         return other
@@ -285,12 +373,12 @@ class Optimizer:
             ranges: with `only`, ranges (start, end) of its elements that have a gradient, ascending and
                 disjoint; None for all elements.
         """
-        if only is not None:
-            self._step_group(self._group_of[only], (only,), ranges)
-            return
-        for group in range(len(self._groups)):
-            indices = [index for index, number in enumerate(self._group_of) if number == group]
-            self._step_group(group, indices, ranges)
+        found: list[_Piece] = []
+        for index in range(len(self._parameters)) if only is None else (only,):
+            parameter = self._parameters[index]
+            if parameter.grad is not None:
+                found += self._pieces(index, parameter, parameter.grad, ranges)
+        self._step_pieces(found)
 
     def step_copy(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Step a copy of a parameter in place, to the same bits as `step`; the optimizer's state is that of
@@ -301,9 +389,7 @@ class Optimizer:
             parameter: the copy.
             gradient: its gradient, of the same shape.
         """
-        runs = self._runs[index]
-        parameters, gradients = [run.of(parameter) for run in runs], [run.of(gradient) for run in runs]
-        self._step_runs(self._group_of[index], runs, parameters, gradients)
+        self._step_pieces(self._pieces(index, parameter, gradient))
 
     def copy_memory(self, index: int) -> list[Remembered]:
         """Return a copy of a parameter's state, for `restore_memory`."""
@@ -313,51 +399,47 @@ class Optimizer:
         """Continue from the state of a parameter that `copy_memory` returned, without copying it."""
         self._runs[index] = list(memory)
 
-    def _step_group(
-        self, group: int, indices: Sequence[int], ranges: Sequence[tuple[int, int]] | None
-    ) -> None:
-        """Step the parameters `indices`, all of group `group`; `ranges` limits the elements as in `step`."""
-        parameters: Tensors = []
-        gradients: Tensors = []
-        runs: list[Remembered] = []
-        for index in indices:
-            parameter = self._parameters[index]
-            if parameter.grad is None:
-                continue
-            for run in self._runs[index] if ranges is None else self._within(index, ranges):
-                runs.append(run)
-                parameters.append(run.of(parameter))
-                gradients.append(run.of(parameter.grad))
-        if runs:
-            self._step_runs(group, runs, parameters, gradients)
+    def _pieces(
+        self,
+        index: int,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        ranges: Sequence[tuple[int, int]] | None = None,
+    ) -> list[_Piece]:
+        """Return the pieces of a parameter that a step takes; `ranges` limits the elements as in `step`."""
+        runs = self._within(index, [(0, parameter.numel())] if ranges is None else ranges)
+        return [(run, stretch, run.of(parameter), run.of(gradient)) for run, stretch in runs]
 
-    def _step_runs(
-        self, group: int, runs: Sequence[Remembered], parameters: Tensors, gradients: Tensors
-    ) -> None:
-        """Step tensors of one group in place, each with the state of its run."""
+    @staticmethod
+    def _step_pieces(pieces: Sequence[_Piece]) -> None:
+        """Step pieces in place, those with equal options and rates in one call."""
         import torch
 
-        memories = {name: [run.memory[name] for run in runs] for name in runs[0].memory}
-        options, learning_rate = self._groups[group].options, self.learning_rates[group]
-        with torch.no_grad():
-            options.step(parameters, gradients, memories, learning_rate)
-        for name, tensors in memories.items():
-            for run, tensor in zip(runs, tensors, strict=True):
-                run.memory[name] = tensor
+        alike: dict[tuple[OptimizerOptions, float], list[_Piece]] = {}
+        for piece in pieces:
+            alike.setdefault((piece[1].options, piece[1].learning_rate), []).append(piece)
+        for (options, learning_rate), some in alike.items():
+            memories = {name: [run.memory[name] for run, *_ in some] for name in some[0][0].memory}
+            parameters, gradients = [each[2] for each in some], [each[3] for each in some]
+            with torch.no_grad():
+                options.step(parameters, gradients, memories, learning_rate)
+            for name, tensors in memories.items():
+                for (run, *_), tensor in zip(some, tensors, strict=True):
+                    run.memory[name] = tensor
 
-    def divide(self, parameters: Sequence[torch.Tensor], group_of: Sequence[int] = ()) -> None:
+    def divide(self, parameters: Sequence[torch.Tensor]) -> None:
         """Replace the parameters by others that cover the same elements of the same buffer, and keep each
-        element's state.
-
-        Old and new parameters are flat views of one buffer. Each element stays in its group.
+        element's group and state.
 
         Args:
-            parameters: new parameters.
-            group_of: index of the group of each new parameter; empty if all are in group 0.
+            parameters: new parameters. Old and new ones are flat views of one buffer.
         """
-        known = self.remembered()
+        known, ends = self.remembered(), list[tuple[int, int]]()
+        for each, borders in zip(self._parameters, self._borders, strict=True):
+            ends += [(int(each.storage_offset()) + end, number) for end, number in borders]
         self._parameters = list(parameters)
-        self._group_of = list(group_of) or [0] * len(self._parameters)
+        self._borders = _borders(parameters, sorted(ends))
+        self._settled.clear()
         self._assign_runs(known)
 
     def remembered(self) -> list[Remembered]:
@@ -395,7 +477,7 @@ class Optimizer:
             inside = [run for run in pieces if start <= run.start and run.end <= end]
             joined = [run.alone() for run in _joined(inside)]
             moved = [Remembered(run.start - start, run.end - start, run.memory) for run in joined]
-            self._runs.append(moved or [Remembered(0, 0, self._options(index).memory(each))])
+            self._runs.append(moved or self._unstepped(index))
 
     def step_apart(
         self,
@@ -420,13 +502,8 @@ class Optimizer:
         """
         import torch
 
-        options = self._options(index)
-        learning_rate = self.learning_rates[self._group_of[index]]
         with torch.no_grad():
-            if not self._runs[index][0].memory:
-                options.step([parameter], [gradient], {}, learning_rate)
-                return
-            for run in self._within(index, ranges):
+            for run, stretch in self._within(index, ranges):
                 first, last = (int(each) for each in positions.searchsorted((run.start, run.end)))
                 here = torch.from_numpy(positions[first:last] - run.start)
                 memory = {
@@ -434,25 +511,30 @@ class Optimizer:
                     for name, tensor in run.memory.items()
                 }
                 memories: Memories = {name: [tensor] for name, tensor in memory.items()}
-                options.step([parameter[first:last]], [gradient[first:last]], memories, learning_rate)
+                some = [parameter[first:last]], [gradient[first:last]]
+                stretch.options.step(*some, memories, stretch.learning_rate)
                 for name, tensor in memory.items():
                     if name != COUNT:
                         _present(run.memory[name])[here] = tensor
 
-    def _within(self, index: int, ranges: Sequence[tuple[int, int]]) -> list[Remembered]:
-        """Return the runs of a parameter that lie in `ranges`, after cutting its runs at the ranges'
-        borders."""
-        if not self._runs[index][0].memory:
-            return [Remembered(start, end, {}) for start, end in ranges]
-        borders = sorted({border for pair in ranges for border in pair})
-        runs = [piece for run in self._runs[index] for piece in run.cut(borders)]
-        self._runs[index] = runs
+    def _within(self, index: int, ranges: Sequence[tuple[int, int]]) -> list[tuple[Remembered, _Stretch]]:
+        """Return the runs of a parameter that lie in `ranges`, each with its stretch, after cutting the
+        parameter's runs at the borders of ranges and stretches."""
+        stretches, runs = self._stretches(index), self._runs[index]
+        begins = [each.start for each in stretches]
+        borders = sorted({*begins, *(border for pair in ranges for border in pair)})
+        stateless = not any(run.memory for run in runs)
+        if stateless:  # and so not worth keeping cut
+            runs = [Remembered(start, end, {}) for start, end in ranges]
+        runs = [piece for run in runs for piece in run.cut(borders)]
+        if not stateless:
+            self._runs[index] = runs
         starts = [start for start, _ in ranges]
-        found: list[Remembered] = []
+        found: list[tuple[Remembered, _Stretch]] = []
         for run in runs:
             number = bisect_right(starts, run.start) - 1
             if number >= 0 and run.end <= ranges[number][1]:
-                found.append(run)
+                found.append((run, stretches[bisect_right(begins, run.start) - 1]))
         return found
 
     def image(self) -> dict[str, Any]:

@@ -74,10 +74,9 @@ class FusionGroup:
 
 
 class Reason(StrEnum):
-    """The reasons why SEAMGS does not merge two neighbours: their parameter groups differ; the later one
-    would wait too long for the earlier one (Q1); the sparse error would grow (Q2)."""
+    """The reasons why SEAMGS does not merge two neighbours: the later one would wait too long for the earlier
+    one (Q1); the sparse error would grow (Q2)."""
 
-    GROUP = "group"
     TIME = "Q1"
     ACCURACY = "Q2"
 
@@ -91,13 +90,13 @@ def by_bytes(layers: Sequence[Layer], least_bytes: float) -> list[FusionGroup]:
     """Return groups of neighbouring layers, the last layers first, each closed once it has `least_bytes`
     bytes.
 
-    A group is also closed where the parameter group changes, and at the first layer.
+    The first layer closes a group, too.
     """
     groups: list[FusionGroup] = []
     last, held = len(layers), 0.0
     for index in reversed(range(len(layers))):
         held += layers[index].sent_bytes
-        if held >= least_bytes or not index or not _alike(layers[index], layers[index - 1]):
+        if held >= least_bytes or not index:
             groups.append(FusionGroup(index, last))
             last, held = index, 0.0
     return groups
@@ -138,9 +137,7 @@ def reasons(
     for index in reversed(range(1, len(layers))):
         start, earlier = max(ready[index], free), layers[index - 1]
         reason: Reason | None = None
-        if not _alike(held, earlier):
-            reason = Reason.GROUP
-        elif start + link.start_s <= ready[index - 1]:
+        if start + link.start_s <= ready[index - 1]:
             reason = Reason.TIME
         elif not may(held, earlier):
             reason = Reason.ACCURACY
@@ -186,18 +183,10 @@ def fastest(layers: Sequence[Layer], link: Link) -> list[FusionGroup]:
         for first in range(last - 1, -1, -1):
             end = max(free, ready[first]) + link.seconds(size)
             known[first] = min(known.get(first, (end, messages + 1, last)), (end, messages + 1, last))
-            earlier = layers[first - 1]
-            if not first or not _alike(layers[last - 1], earlier):
-                break
-            size += earlier.sent_bytes
+            size += layers[first - 1].sent_bytes if first else 0.0
     groups: list[FusionGroup] = []
     first = 0
     while first < len(layers):
         groups.append(FusionGroup(first, known[first][2]))
         first = groups[-1].last
     return groups[::-1]
-
-
-def _alike(later: Layer, earlier: Layer) -> bool:
-    """Return True if both layers are in one parameter group: no part mixes groups."""
-    return later.group == earlier.group

@@ -80,7 +80,6 @@ class JobProfile:
         cores: number of cores of the machine that all processes share; None if each process has a machine.
         on_cores: fraction of the computation that keeps these cores busy; the rest is a GPU's, or emulated.
         square_norms: squared norm of each gradient, summed over the workers; empty if not known.
-        groups: parameter group of each tensor; empty if all are of one group.
         costs: processor times of all other work.
     """
 
@@ -96,7 +95,6 @@ class JobProfile:
     cores: int | None = None
     on_cores: float = 0.0
     square_norms: Sequence[float] = ()
-    groups: Sequence[int] = ()
     costs: Costs = field(default_factory=Costs)
 
     @property
@@ -131,7 +129,6 @@ def observed(
     cores: int | None = None,
     on_cores: float = 0.0,
     square_norms: Sequence[float] = (),
-    groups: Sequence[int] = (),
 ) -> JobProfile:
     """Return the profile of a running job, from its server's measurements.
 
@@ -146,7 +143,6 @@ def observed(
         cores: number of cores of the machine that all processes share; None if each process has a machine.
         on_cores: fraction of the computation that keeps these cores busy.
         square_norms: squared norm of each gradient, summed over the workers; empty or all 0 if not known.
-        groups: parameter group of each tensor; empty if all are of one group.
     """
     rate = FRAMING * workers / link.byte_s if link.byte_s else FASTEST
     return JobProfile(
@@ -161,7 +157,6 @@ def observed(
         cores=cores,
         on_cores=on_cores,
         square_norms=square_norms if any(square_norms) else (),
-        groups=groups,
     )
 
 
@@ -206,7 +201,6 @@ def plan_of(profile: JobProfile, chosen: StepOptions) -> Plan:
         link=_shared_link(profile),
         part_bytes=chosen.part_bytes,
         slices=chosen.redundancy,
-        groups=profile.groups,
         least_bytes=sent.least_part_bytes,
     )
 
@@ -235,7 +229,6 @@ def _layers(profile: JobProfile, sent: CompressionCosts) -> list[Layer]:
         forward_s=profile.forward_s,
         backward_s=profile.backward_s,
         square_norms=profile.square_norms,
-        groups=profile.groups,
     )
 
 

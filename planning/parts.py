@@ -3,7 +3,7 @@
 The elements of all tensors, laid end to end in manifest order, are the *flat* order. A *part* is a range of
 it. Parts are numbered in the order in which backward produces gradients: the last tensors first. The list of
 parts is the *plan*. It belongs to the server and has a number within the job. `divide` computes the first
-plan from the sizes and parameter groups of the tensors and the size of a part. A later plan may divide the
+plan from the sizes of the tensors and the size of a part. A later plan may divide the
 model in any way that `arrange` accepts.
 
 A *unit* is a group of tensors that are compressed at once: several small tensors that make up one part, or
@@ -119,7 +119,6 @@ def divide(
     elements: Sequence[int],
     part_bytes: int = 0,
     slices: int = 1,
-    groups: Sequence[int] = (),
     least_bytes: int = LEAST_BYTES,
 ) -> Plan:
     """Return the first plan of a model: neighbouring tensors are merged into units up to the size of a part.
@@ -130,8 +129,6 @@ def divide(
             larger tensor is cut into equal parts.
         slices: number of slices among which redundant workers divide the parts; parts are small enough that
             each slice gets several.
-        groups: parameter group of each tensor; empty if all tensors are of one group. No unit, and therefore
-            no part, mixes groups.
         least_bytes: size that the largest part has at least by default, as float32, in bytes.
     """
     starts = (0, *accumulate(elements))
@@ -140,7 +137,7 @@ def divide(
     last = len(elements)
     while last:
         first = last - 1
-        while first and starts[last] - starts[first - 1] <= most and _alike(groups, first):
+        while first and starts[last] - starts[first - 1] <= most:
             first -= 1
         units.append(last - first)
         last = first
@@ -208,8 +205,3 @@ def arrange(elements: Sequence[int], units: Sequence[int], cuts: Sequence[int], 
         parts += [Part(*pair) for pair in pairwise(bounds)]
         last = first
     return Plan(tuple(parts), tuple(found), starts, number)
-
-
-def _alike(groups: Sequence[int], index: int) -> bool:
-    """Return True if the tensor at `index` and the one before it are in the same parameter group."""
-    return not groups or groups[index - 1] == groups[index]

@@ -20,7 +20,6 @@ def make_plan(
     link: Link | None = None,
     part_bytes: int = 0,
     slices: int = 1,
-    groups: Sequence[int] = (),
     least_bytes: int = LEAST_BYTES,
 ) -> Plan:
     """Return the plan of a model: its units and parts, and the order in which parts are sent.
@@ -36,8 +35,6 @@ def make_plan(
         link: measured link, from all workers to the server; None if not measured.
         part_bytes: size of the largest part as float32, in bytes; 0 for the default.
         slices: number of slices among which redundant workers divide the parts.
-        groups: parameter group of each tensor; empty if all are of one group. When units come from
-            measurements, the groups in `layers` count instead.
         least_bytes: lower bound of the default size of a part, as float32, in bytes.
     """
     merged = False
@@ -48,7 +45,7 @@ def make_plan(
         merged = True
     else:
         part_bytes = fusion.bytes if fusion.merging is Merging.BYTES and fusion.bytes else part_bytes
-        return _ordered(divide(elements, part_bytes, slices, groups, least_bytes), order, layers, link)
+        return _ordered(divide(elements, part_bytes, slices, least_bytes), order, layers, link)
     most = largest_part(sum(elements), part_bytes, slices, least_bytes)
     return _ordered(replace(cut_up(elements, units, most), merged=merged), order, layers, link)
 

@@ -15,7 +15,6 @@ class Layer:
         sent_bytes: bytes on the link.
         forward_s: seconds of its forward pass.
         backward_s: seconds of its backward pass.
-        group: number of the parameter group.
         sparse_elements: number of elements from which a sparsifier chooses. 0 if all elements are sent:
             biases, normalization, and everything without a sparsifier.
         kept: number of the sparse elements that are sent, before rounding to a whole number.
@@ -25,7 +24,6 @@ class Layer:
     sent_bytes: float
     forward_s: float = 0.0
     backward_s: float = 0.0
-    group: int = 0
     sparse_elements: int = 0
     kept: float = 0.0
     square_norm: float = 0.0
@@ -41,13 +39,11 @@ class Layer:
         return self.square_norm / self.sparse_elements if self.sparse_elements else 0.0
 
     def with_(self, other: Layer) -> Layer:
-        """Return this layer and `other` as one layer: all quantities are added, and the parameter group
-        stays."""
+        """Return this layer and `other` as one layer: all quantities are added."""
         return Layer(
             sent_bytes=self.sent_bytes + other.sent_bytes,
             forward_s=self.forward_s + other.forward_s,
             backward_s=self.backward_s + other.backward_s,
-            group=self.group,
             sparse_elements=self.sparse_elements + other.sparse_elements,
             kept=self.kept + other.kept,
             square_norm=self.square_norm + other.square_norm,
@@ -62,7 +58,6 @@ def layers_of(
     forward_s: Sequence[float],
     backward_s: Sequence[float],
     square_norms: Sequence[float] = (),
-    groups: Sequence[int] = (),
 ) -> list[Layer]:
     """Return the layers of a model, one for each tensor, in forward order.
 
@@ -76,14 +71,12 @@ def layers_of(
         forward_s: seconds of the forward pass of each tensor's layer.
         backward_s: seconds of the backward pass of each tensor's layer.
         square_norms: squared Euclidean norm of each gradient, summed over the workers; empty if not known.
-        groups: parameter group of each tensor; empty if all are of one group.
     """
     return [
         Layer(
             sent_bytes=sent_bytes[index],
             forward_s=forward_s[index],
             backward_s=backward_s[index],
-            group=groups[index] if groups else 0,
             sparse_elements=count if density < 1 else 0,
             kept=density * count if density < 1 else 0.0,
             square_norm=square_norms[index] if square_norms and density < 1 else 0.0,

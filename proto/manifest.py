@@ -21,7 +21,6 @@ from .messages import Entry, EntryKind, Tensor
 from .refusal import Reason, Refused, refused
 
 DTYPE = "float32"
-MAX_GROUPS = 1024
 MAX_SPEC_CHARACTERS = 256
 
 
@@ -66,7 +65,7 @@ class Manifest:
             least_bytes: smallest value of that default, in bytes.
         """
         sizes = [spec.elements for spec in self.specs]
-        return divide(sizes, part_bytes, slices, self.group_of, least_bytes)
+        return divide(sizes, part_bytes, slices, least_bytes)
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:
@@ -80,10 +79,6 @@ class Manifest:
             job: optimizer and learning rate of the job, for groups that have none of their own.
         """
         return optimizer_groups(self.groups, job)
-
-    def groups_of_parts(self, plan: Plan) -> list[int]:
-        """Return the number of the parameter group of each part of a plan."""
-        return [self.group_of[unit.first] for unit in plan.units for _ in unit.parts]
 
     @cached_property
     def parameters(self) -> int:
@@ -222,9 +217,6 @@ def optimizer_groups(groups: Sequence[m.Group], job: OptimizerGroup) -> tuple[Op
 
 def _check_groups(groups: Sequence[m.Group], worker: str) -> None:
     """Raise Refused: SIZE or GROUP for an invalid parameter group, and name it."""
-    if len(groups) > MAX_GROUPS:
-        limit, value = f"at most {MAX_GROUPS}", str(len(groups))
-        raise refused(Reason.SIZE, worker=worker, field="parameter groups", limit=limit, value=value)
     for number, group in enumerate(groups):
         where, remedy = f"parameter group {number}", "install the same release of gradwire on both sides"
         if len(group.optimizer) > MAX_SPEC_CHARACTERS:

@@ -288,8 +288,7 @@ class Tensor:
 @stored("Group")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Parameters that share an optimizer and a learning rate, as in torch's param_groups. A part holds
-    tensors of one group.
+    """Parameters that share an optimizer and a learning rate, as in torch's param_groups.
 
     Attributes:
         optimizer: optimizer with its hyperparameters, as a spec: "adamw:weight_decay=0.1".
@@ -749,9 +748,10 @@ class PartHeader:
         plan: number of the plan that defines the part.
         payloads: descriptions of the payloads, end to end over the elements of the part.
         waited: true if the part waited until another part had been sent completely.
-        learning_rates: learning rates of the step, by parameter group, if the worker has its own scheduler.
-            They are equal in all parts of a push, and in all pushes that are applied together. None: the
-            job's schedule applies.
+        learning_rates: learning rates of the step, by parameter group, if the worker has its own scheduler; a
+            single one is that of all groups. The first header of a push on a stream has them for the whole
+            push, and the others none. They are equal in all pushes that are applied together. None at all:
+            the job's schedule applies.
     """
 
     seq: int
@@ -1006,8 +1006,8 @@ class Stored:
 class PlanAnnouncement:
     """The division of the model into parts, from the next update and the next assignment on. The flat
     order is the elements of all tensors, end to end in manifest order. A unit is one or several
-    neighbouring tensors of one parameter group. A unit is one part, but a unit of one tensor may be cut
-    into several. Parts are numbered from 0, unit by unit, ascending within a unit.
+    neighbouring tensors. A unit is one part, but a unit of one tensor may be cut into several. Parts are
+    numbered from 0, unit by unit, ascending within a unit.
 
     Attributes:
         number: number of the plan, which grows by one with each plan of the job, from 1.

@@ -59,9 +59,7 @@ def plan_of(message: m.PlanAnnouncement, manifest: Manifest, *, worker: str = ""
     for number, size in enumerate(tensors):
         first = last - size
         begin, end = bisect_right(cuts, ends[first]), bisect_left(cuts, ends[last])
-        groups = {tensor.group for tensor in manifest.tensors[first:last]}
         where = f"of unit {number}, from {manifest.specs[first].name!r},"
-        check(len(groups) == 1, f"tensors {where}", "tensors of one parameter group", f"{len(groups)}")
         check(size == 1 or begin >= end, f"cuts {where}", "none in several tensors", f"{end - begin}")
         for cut in cuts[begin:end]:
             at = cut - ends[first]

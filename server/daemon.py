@@ -74,14 +74,14 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
     job = OptimizerGroup(options=optimizer, learning_rate=rate)
 
     def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
-        groups, group_of = manifest.optimizer_groups(job), manifest.groups_of_parts(plan)
+        groups = manifest.optimizer_groups(job)
         if mode.workers_step:  # the server steps by the change of a worker's parameters, which has no groups
             groups = (job,) * len(groups)
         return Store(
             manifest,
             values,
             options.downlink,
-            lambda parameters: Optimizer.of_groups(groups, parameters, group_of),
+            lambda parameters: Optimizer.of_groups(groups, parameters, manifest.group_of, manifest.ends),
             options.seed,
             parse_aggregation(options.aggregation),
             mode.delay_compensation,

@@ -95,6 +95,7 @@ class Pushes:
         needed = self._ledger.needs_part(key, part.part, part.assignment)
         unwanted = self._ledger.unwanted(key)
         if needed and not older and not self._core.unwanted(*self._stream.id, part.assignment):
+            self._ledger.rate(self._stream.id, part, max(1, len(known.manifest.groups)))
             self._stream.arriving.begin(part, known.manifest, known.plan)
             return
         self._stream.arriving.drop(part)
@@ -130,7 +131,7 @@ class Pushes:
             return
         try:
             payloads = finish()
-            self._rate(part)
+            self._report_rates(part)
         except Refused as error:
             self._refuse(part.seq, error)
             return
@@ -138,13 +139,12 @@ class Pushes:
             self._deliver()
         self._say_stored(part)
 
-    def _rate(self, part: m.PartHeader) -> None:
-        """Check the learning rates of a part, and report them to control where scripts choose them. Raises
-        Refused."""
-        manifest, rates = self._reported.manifest, part.learning_rates
-        assert manifest is not None
-        self._ledger.check_rates(self._stream.id, part, max(1, len(manifest.groups)))
-        if rates or self._conductor.core.rules.script:
+    def _report_rates(self, part: m.PartHeader) -> None:
+        """Report the learning rates of a push to control, with its first part, where scripts choose them.
+        Raises Refused."""
+        key = self._key(part.seq)
+        rates = self._ledger.rates(key)
+        if not self._ledger.begun(key) and (rates or self._conductor.core.rules.script):
             self._conductor.happen(
                 e.RatesReceived(
                     *self._stream.id, seq=part.seq, assignment=part.assignment, learning_rates=rates

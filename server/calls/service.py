@@ -204,7 +204,7 @@ class Service:
                 field="manifest",
                 limit=f"{MAX_PARTS} parts",
                 value=f"{len(plan.parts)} parts",
-                remedy="start the server with larger --part-bytes, or use fewer parameter groups",
+                remedy="start the server with larger --part-bytes",
             )
         member_id = header.worker, header.incarnation
         if self._upload is None or not self._upload.is_of(header):

@@ -201,7 +201,7 @@ class KeepAlive(FromWorker[None]):
 @stored("rated")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatesReceived(FromWorker[None]):
-    """A part of a push has arrived, with the learning rates for its step.
+    """The first part of a push has arrived; the push has these learning rates for its step.
 
     Ignored for workers that are not members or hold another assignment: the commit rejects those pushes. Also
     ignored where no part is stepped before the commit: the worker may abandon the push, and send it again

@@ -192,7 +192,6 @@ class Planner:
             forward_s=_means([profile.forward_seconds for profile in profiles]),
             backward_s=_means([profile.backward_seconds for profile in profiles]),
             square_norms=norms,
-            groups=[tensor.group for tensor in manifest.tensors],
         )
         return Measurements(
             tuple(layers),
@@ -249,7 +248,6 @@ class Planner:
             link=None if measured is None else measured.link,
             part_bytes=self._part_bytes,
             slices=self._slices,
-            groups=[tensor.group for tensor in manifest.tensors],
             least_bytes=self._least_bytes,
         )
 

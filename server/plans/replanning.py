@@ -115,7 +115,6 @@ class Replanning:
                 cores=measured.cores,
                 on_cores=measured.processor_share,
                 square_norms=measured.square_norms,
-                groups=[layer.group for layer in measured.layers],
             )
             predicted = await asyncio.to_thread(predict, profile, choice)
             self.predicted_s = predicted.step_s

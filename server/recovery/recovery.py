@@ -194,7 +194,7 @@ class _Replay:
         if fields["carried"]:
             ledger.restore_part(member, part, checksum, payloads)
         elif ledger.needs_part(e.PushKey(*member, part.seq), part.part, part.assignment):
-            ledger.check_rates(member, part, max(1, len(known.manifest.groups)))
+            ledger.rate(member, part, max(1, len(known.manifest.groups)))
             ledger.store(member, part, checksum, payloads)
 
 

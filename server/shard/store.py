@@ -216,7 +216,7 @@ class Store:
     def adopt(self, plan: Plan) -> None:
         """Divide the model by another plan, between two versions. No value changes by it."""
         self.plan, self._step = plan, None
-        self._optimizer.divide(self._stepped(), self.manifest.groups_of_parts(plan))
+        self._optimizer.divide(self._stepped())
         self._downlink.adopt(plan)
         self._unit_of = _unit_of(plan)
 

@@ -54,7 +54,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -112,7 +112,7 @@ class _Push:
     Attributes:
         life: state of the push.
         assignment: id of the assignment that it answers; 0 before a part or the commit has named it.
-        rates: learning rates that arrived with its parts; None before the first part.
+        rates: its learning rates, which its first header brought; None before.
         commit: the commit; None before it arrives.
         checksums: crc32c of each stored part, by number.
         payloads: payloads of each stored part, by number, end to end; empty where the push contributes
@@ -220,8 +220,7 @@ class PushLedger:
         return push is not None and push.life is PushLife.UNWANTED
 
     def rates(self, key: PushKey) -> tuple[float, ...]:
-        """Return the learning rates that arrived with the parts of an undecided push, by parameter group;
-        empty for those of the job."""
+        """Return the learning rates of an undecided push, by parameter group; empty for those of the job."""
         push = self._undecided(key)
         return () if push is None or push.rates is None else push.rates
 
@@ -260,9 +259,8 @@ class PushLedger:
         push.assignment = assignment
         return part not in push.checksums and push.life is not PushLife.UNWANTED
 
-    def check_rates(self, member: Member, part: m.PartHeader, groups: int) -> None:
-        """Check the learning rates of a part: valid, and equal to those of the push's other parts. The first
-        part sets the push's rates.
+    def rate(self, member: Member, part: m.PartHeader, groups: int) -> None:
+        """Record the learning rates of a push. Its first header has them, and others may repeat them.
 
         Args:
             member: worker and incarnation that pushes.
@@ -270,22 +268,29 @@ class PushLedger:
             groups: number of parameter groups of the model.
 
         Raises:
-            Refused: GROUP, the rates are invalid or differ from those of the first part.
+            Refused: GROUP, the rates are invalid or differ from those that the push has.
         """
         push, rates = self._undecided(PushKey(*member, part.seq)), part.learning_rates
-        if push is None or rates == push.rates:
+        if push is None or (not rates and push.rates is not None):
             return
-        limit, value = "", str(rates)
-        if push.rates is not None:
-            limit = f"those of the push's other parts, {push.rates}"
-        elif rates and len(rates) != groups:
-            limit, value = f"{groups}, one for each parameter group, or none", str(len(rates))
-        elif not all(0 <= rate < math.inf for rate in rates):
-            limit = "finite numbers of at least 0"
+        limit, value = "", str(len(rates))
+        if len(rates) not in (0, 1, groups):
+            limit = f"{groups}, one for each parameter group, or 1 for all groups, or none"
+        rates = rates * groups if len(rates) == 1 else rates
+        wrong = [group for group, rate in enumerate(rates) if not 0 <= rate < math.inf]
+        if not limit and wrong:
+            limit, value = "finite numbers of at least 0", f"{rates[wrong[0]]} for group {wrong[0]}"
+        if not limit and push.rates not in (None, rates):
+            limit, value = "those of the push's first part", "others"
         if limit:
             where = f"push {part.seq}, part {part.part} learning_rates"
             raise refused(Reason.GROUP, worker=member[0], field=where, limit=limit, value=value)
         push.rates = rates
+
+    def begun(self, key: PushKey) -> bool:
+        """Return True if a part of an undecided push is stored."""
+        push = self._undecided(key)
+        return push is not None and bool(push.checksums)
 
     def store(self, member: Member, part: m.PartHeader, checksum: int, payloads: Sequence[Payload]) -> bool:
         """Store a complete and valid part: first in the journal, then here and in an open round. A copy of a
@@ -309,6 +314,8 @@ class PushLedger:
             return False
         if part.part in push.checksums:
             return True
+        # The first record of a push has its rates, for its first header may have come with a later part.
+        part = replace(part, learning_rates=() if push.checksums else push.rates or ())
         self._recorder.part(member, part, checksum, payloads)
         if self._round is not None:  # a step cannot be undone, so the record has to be on the disk first
             self._recorder.sync()
@@ -320,7 +327,7 @@ class PushLedger:
     ) -> None:
         """Add a part to its push, and hand it to the shard."""
         push.checksums[part.part], push.payloads[part.part] = checksum, payloads
-        self._shard.put(key, part.part, payloads, part.assignment, part.learning_rates)
+        self._shard.put(key, part.part, payloads, part.assignment, push.rates or ())
 
     def commit(self, member: Member, commit: m.Commit) -> None:
         """Store the commit of a push that is not closed.
@@ -399,7 +406,7 @@ class PushLedger:
         """Make an undecided push open, without parts and commit."""
         push = self._opened(key)
         push.become(PushLife.OPEN)
-        push.commit, push.rates = None, None
+        push.commit = None
         push.clear()
         self._shard.drop(key)
 
@@ -576,7 +583,6 @@ class PushLedger:
                         part=number,
                         plan=plan,
                         payloads=tuple(map(payload_header, payloads)),
-                        learning_rates=push.rates or (),
                     )
                     yield member, part, push.checksums[number], payloads
 

@@ -20,7 +20,6 @@ from gradwire.compressors import (
     TensorSpec,
     cut,
     decode,
-    divide,
 )
 from gradwire.compressors.indices import decode_indices
 from gradwire.planning.parts import ALIGNMENT, arrange
@@ -36,8 +35,7 @@ LARGEST = np.finfo(np.float32).max
 
 
 def plan_of(units: Sequence[int], *, merged: bool) -> Plan:
-    groups = [number for number, count in enumerate(units) for _ in range(count)]
-    return replace(divide(SIZES, 1 << 30, groups=groups), merged=merged)
+    return replace(arrange(SIZES, units[::-1], []), merged=merged)
 
 
 PLANS = {

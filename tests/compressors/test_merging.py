@@ -23,6 +23,7 @@ from gradwire.compressors import (
     Plan,
     SparsePayload,
     TensorSpec,
+    arrange,
     decode,
     divide,
     registry,
@@ -72,8 +73,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 def plan_of(units: Sequence[int], *, merged: bool = True) -> Plan:
     """units: of so many tensors, the last ones first."""
-    groups = [number for number, count in enumerate(reversed(units)) for _ in range(count)]
-    return replace(divide(SIZES, 1 << 30, groups=groups), merged=merged)
+    return replace(arrange(SIZES, units, []), merged=merged)
 
 
 def compressor_of(

@@ -22,8 +22,8 @@ from gradwire.compressors import (
     QuantizedPayload,
     StepContext,
     TensorSpec,
+    arrange,
     decode,
-    divide,
     parse_compressor,
     registry,
     validate,
@@ -316,7 +316,7 @@ def test_dense_small_tensors_cost_two_bytes_an_element() -> None:
 def test_a_unit_that_goes_as_float32_for_some_steps_loses_nothing(spec: str) -> None:
     shapes = [(40, 30), (40,), (500, 3), (7,)]
     specs = [TensorSpec(name=str(place), shape=shape) for place, shape in enumerate(shapes)]
-    plan = divide([each.elements for each in specs], 1 << 30, groups=[0, 0, 1, 1])
+    plan = arrange([each.elements for each in specs], [2, 2], [])
     subject = ModelCompressor(
         specs, f"{spec}{',' if ':' in spec else ':'}feedback=on", LayerRule(), 1, 0, plan=plan
     )

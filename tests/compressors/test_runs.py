@@ -20,6 +20,7 @@ from gradwire.compressors import (
     Payload,
     SparsePayload,
     TensorSpec,
+    arrange,
     decode,
     divide,
     set_threads,
@@ -134,8 +135,7 @@ IN_BUCKETS = ["8bit", "8bit:feedback=off", "8bit:momentum=0.9,decay=0.5", "qsgd:
 
 def compressor_of(spec: str, *, apart: bool = False) -> ModelCompressor:
     """apart: each tensor is a unit of its own."""
-    groups = [*range(len(SIZES))] if apart else []
-    plan = divide(SIZES, 1 << 30, groups=groups)
+    plan = arrange(SIZES, [1] * len(SIZES) if apart else [len(SIZES)], [])
     return ModelCompressor(SPECS, spec, LayerRule(), seed=1, rank=0, plan=plan)
 
 
@@ -225,8 +225,8 @@ def test_a_gradient_that_is_not_finite_is_named(spec: str, place: int, bad: floa
 def test_the_sign_of_a_zero_does_not_depend_on_the_neighbours() -> None:
     sizes, sent = [10, 10], list[bytes]()
     specs = [TensorSpec(name=str(place), shape=(size, 1)) for place, size in enumerate(sizes)]
-    for groups in ([], [0, 1]):
-        plan = divide(sizes, 1 << 30, groups=groups)
+    for units in ([2], [1, 1]):
+        plan = arrange(sizes, units, [])
         subject = ModelCompressor(
             specs, "gcac:ratio=2,feedback=off,values=float32", LayerRule(), 1, 0, plan=plan
         )

@@ -261,7 +261,7 @@ def test_groups_are_kept_when_parameters_are_divided_otherwise() -> None:
         OptimizerGroup(options=parse_optimizer(f"sgd:weight_decay={d}"), learning_rate=1.0) for d in (0, 0.5)
     ]
     ours = Optimizer.of_groups(decays, between([0, 10, 40]), [1, 0])
-    ours.divide(between([0, 5, 10, 20, 40]), [1, 1, 0, 0])
+    ours.divide(between([0, 5, 10, 20, 40]))
     for number in range(4):
         ours.step(number)
     assert flat.tolist() == [-0.5] * 10 + [0.0] * 30
@@ -270,6 +270,38 @@ def test_groups_are_kept_when_parameters_are_divided_otherwise() -> None:
     assert apart.tolist() == [-0.5] * 2
     assert not ours.leaves_zeros
     assert Optimizer.of_groups(decays[:1], (), ()).leaves_zeros
+
+
+@pytest.mark.parametrize(
+    "specs", [("sgd", "sgd:weight_decay=0.1"), ("adam", "adam:eps=1e-4"), ("sgd:momentum=0.9", "sgd")]
+)
+def test_tensors_of_several_groups_in_one_parameter_step_as_each_would_alone(specs: tuple[str, str]) -> None:
+    """Rates of the groups are equal at some steps, tensors lack a gradient at others, and one has no
+    element."""
+    sizes, of = [5, 9, 0, 4, 7, 11], [0, 0, 1, 1, 0, 2]
+    ends = [*accumulate(sizes)]
+    options = [parse_optimizer(specs[0]), parse_optimizer(specs[1]), parse_optimizer(specs[0])]
+    groups = [OptimizerGroup(options=each, learning_rate=0.1) for each in options]
+    draw, generator = random.Random(7), torch.Generator().manual_seed(7)
+    together = torch.randn(sum(sizes), generator=generator)
+    alone = [each.clone() for each in together.split(sizes)]
+    ours = Optimizer.of_groups(groups, [together], of, ends)
+    theirs = [Optimizer(options[group], [each], 0.1) for group, each in zip(of, alone, strict=True)]
+    for step in range(24):
+        rates = [0.1] * 3 if step % 3 else [draw.random() for _ in groups]
+        gradient = torch.randn(sum(sizes), generator=generator)
+        present = [draw.random() < 0.8 for _ in sizes]
+        ours.learning_rates, together.grad = rates, gradient
+        ours.step(0, [(e - s, e) for s, e, there in zip(sizes, ends, present, strict=True) if there and s])
+        if step == 12:
+            ours.divide([together[:7], together[7:]])
+            ours.divide([together])
+        pieces = zip(theirs, alone, gradient.split(sizes), of, present, strict=True)
+        for optimizer, parameter, its_gradient, group, there in pieces:
+            optimizer.learning_rates, parameter.grad = [rates[group]], its_gradient if there else None
+            optimizer.step()
+        assert together.numpy().tobytes() == torch.cat(alone).numpy().tobytes()
+    assert ours.copy().learning_rates == rates
 
 
 @pytest.mark.parametrize("spec", ["sgd", "adagrad:lr_decay=0.1", "adagrad:initial_accumulator_value=1,eps=0"])

@@ -249,9 +249,8 @@ def test_seamgs_never_ends_before_the_best_that_keeps_accuracy(model: list[Layer
 def test_each_pair_that_is_not_merged_has_its_reason() -> None:
     heavy = layer(elements=100, kept=50, square_norm=100.0)
     light = layer(elements=100, kept=1, square_norm=1.0)
-    other = replace(light, group=1)
-    model = [replace(other, backward_s=9.0), other, heavy, light, light]
-    found = [Reason.TIME, Reason.GROUP, Reason.ACCURACY, None]
+    model = [replace(heavy, backward_s=9.0), heavy, light, light]
+    found = [Reason.TIME, Reason.ACCURACY, None]
     assert reasons(model, Link(start_s=1.0, byte_s=0.0)) == found
     assert reasons([], Link(start_s=1.0, byte_s=0.0)) == []
 

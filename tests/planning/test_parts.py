@@ -64,23 +64,13 @@ def test_no_part_is_larger_than_was_asked_for(elements: list[int], part_bytes: i
     assert all(4 * part.elements <= max(most, 4 * ALIGNMENT) for part in plan.parts)
 
 
-@given(st.lists(st.tuples(SIZES, st.integers(0, 2)), min_size=1, max_size=12), BYTES, SLICES)
-def test_no_part_mixes_parameter_groups(tensors: list[tuple[int, int]], part_bytes: int, slices: int) -> None:
-    elements, groups = [size for size, _ in tensors], [group for _, group in tensors]
-    plan = divide(elements, part_bytes, slices, groups)
-    assert all(len(set(groups[unit.first : unit.last])) == 1 for unit in plan.units)
+@given(MODELS, BYTES, SLICES)
+def test_every_element_has_one_part(elements: list[int], part_bytes: int, slices: int) -> None:
+    plan = divide(elements, part_bytes, slices)
     assert [unit.first for unit in plan.units] == [*(unit.last for unit in plan.units[1:]), 0]
     bounds = sorted((part.start, part.end) for part in plan.parts)
     assert (bounds[0][0], bounds[-1][1]) == (0, sum(elements))
     assert all(one[1] == other[0] for one, other in pairwise(bounds))
-
-
-@given(MODELS, BYTES, SLICES, st.integers(0, 3))
-def test_a_single_group_changes_nothing(
-    elements: list[int], part_bytes: int, slices: int, group: int
-) -> None:
-    groups = [group] * len(elements)
-    assert divide(elements, part_bytes, slices, groups) == divide(elements, part_bytes, slices)
 
 
 @given(MODELS, BYTES, SLICES)

@@ -102,18 +102,6 @@ def test_every_element_has_a_part_and_every_part_a_turn(fusion: str, order: str)
     assert sorted(piece.turn for piece in work.pieces) == list(range(len(plan.parts)))
 
 
-@pytest.mark.parametrize("fusion", Merging)
-def test_no_part_mixes_parameter_groups(fusion: str) -> None:
-    """The division is that of the server, so that groups that alternate cost a part for each tensor."""
-    known = replace(profile("8x16384", seconds=0.001), start_s=1.0)
-    chosen = four_bit(fusion=fusion)
-    alternating = plan_of(replace(known, groups=[0, 1] * 4), chosen)
-    halves = plan_of(replace(known, groups=[0] * 4 + [1] * 4), chosen)
-    assert [unit.last - unit.first for unit in alternating.units] == [1] * 8
-    assert not any(unit.first < 4 < unit.last for unit in halves.units)
-    assert len(halves.units) == (8 if fusion == Merging.NONE else 2)
-
-
 def test_early_forward_needs_the_order_of_the_next_forward_pass() -> None:
     known = profile("32x1048576", seconds=3.0)
     fifo, p3 = (predict(known, four_bit(overlap="both", order=order)).step_s for order in ("fifo", "p3"))

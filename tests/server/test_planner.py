@@ -18,12 +18,8 @@ from gradwire.server.plans.rate_control import PartArrival
 LAYERS = 12
 
 
-def manifest(sizes: Iterable[int] = [1000] * LAYERS, groups: Iterable[int] = ()) -> Manifest:
-    groups = [*groups]
-    made = [
-        m.Tensor(name=f"t{place}", shape=(size,), dtype="float32", group=groups[place] if groups else 0)
-        for place, size in enumerate(sizes)
-    ]
+def manifest(sizes: Iterable[int] = [1000] * LAYERS) -> Manifest:
+    made = [m.Tensor(name=f"t{place}", shape=(size,), dtype="float32") for place, size in enumerate(sizes)]
     return Manifest(tuple(made), 8)
 
 
@@ -128,15 +124,6 @@ def test_seamgs_passes_over_what_is_sent_whole() -> None:
     measured = of.measured(model, norms)
     assert measured is not None
     assert measured.square_norms == norms
-
-
-def test_parameter_groups_are_not_merged() -> None:
-    model = manifest(groups=[0] * 5 + [1] * 7)
-    of = planner()
-    of.first(model)
-    of.profiled("a", 1, profile(model))
-    link(of, 1.0, 1e-9)
-    assert units(planned(of, model)) == [7, 5]
 
 
 def test_plans_come_after_the_first_profile_after_fifty_steps_and_then_every_so_many_versions() -> None:

@@ -150,23 +150,6 @@ async def test_a_step_is_predicted_once_for_all_that_say_so_at_the_same_time() -
         assert len(job.tasks) == 2
 
 
-async def test_what_is_predicted_is_of_the_jobs_parameter_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-
-    def predict(profile: Any, choice: StepOptions) -> Any:
-        given.append(profile)
-        raise ValueError
-
-    monkeypatch.setattr("gradwire.server.plans.replanning.predict", predict)
-
-    async with running(choice=StepOptions()) as (job, shard, _):
-        tensors = [replace(tensor, group=number % 2) for number, tensor in enumerate(MODEL.tensors)]
-        shard.reported.manifest = replace(MODEL, tensors=tuple(tensors))
-        job.profiled("a", 1, profile(MODEL))
-        await settled(job)
-    assert list(given[0].groups) == [number % 2 for number in range(len(MODEL.tensors))]
-
-
 @pytest.mark.parametrize("mode", ["sync:backup=1", "async:rate=inverse"])
 async def test_what_nobody_can_predict_has_no_figure(mode: str) -> None:
     async with running(choice=StepOptions(mode=mode)) as (job, _, _):

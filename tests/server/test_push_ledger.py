@@ -209,9 +209,9 @@ def test_the_digest_depends_on_which_part_has_which_checksum() -> None:
 @pytest.mark.parametrize(
     ("rates", "words"),
     [
-        ((0.1,), "expected 2, one for each parameter group, or none, got 1"),
-        ((0.1, 0.1, 0.1), "got 3"),
-        ((0.1, float("nan")), "expected finite numbers of at least 0"),
+        ((0.1, 0.1, 0.1), "expected 2, one for each parameter group, or 1 for all groups, or none, got 3"),
+        ((0.1, float("nan")), "expected finite numbers of at least 0, got nan for group 1"),
+        ((-0.1,), "expected finite numbers of at least 0, got -0.1 for group 0"),
         ((0.1, float("inf")), "expected finite numbers of at least 0"),
         ((-0.1, 0.1), "expected finite numbers of at least 0"),
     ],
@@ -221,14 +221,23 @@ def test_learning_rates_that_there_cannot_be_are_refused(rates: tuple[float, ...
     for seq in (1, 2):
         assert ledger.needs_part(key(seq), 0, 3)
     with pytest.raises(Refused, match=words) as caught:
-        ledger.check_rates(MEMBER, header(0, learning_rates=rates), 2)
+        ledger.rate(MEMBER, header(0, learning_rates=rates), 2)
     assert caught.value.refusal.reason is Reason.GROUP
     for part in range(2):
-        ledger.check_rates(MEMBER, header(part, learning_rates=(0.1, 0.0)), 2)
-        ledger.check_rates(MEMBER, header(part, seq=2), 2)
-    for others in ((0.1, 0.3), ()):
-        with pytest.raises(Refused, match="part 1 learning_rates: expected those of the push's other parts"):
-            ledger.check_rates(MEMBER, header(1, learning_rates=others), 2)
+        ledger.rate(MEMBER, header(part, learning_rates=(0.1, 0.0)), 2)
+        ledger.rate(MEMBER, header(part, seq=2), 2)
+    ledger.rate(MEMBER, header(1), 2)
+    assert ledger.rates(key(1)) == (0.1, 0.0)
+    for others in ((0.1, 0.3), (0.1,)):
+        with pytest.raises(Refused, match="part 1 learning_rates: expected those of the push's first part"):
+            ledger.rate(MEMBER, header(1, learning_rates=others), 2)
+
+
+def test_one_rate_is_that_of_all_groups() -> None:
+    ledger = ledger_of()
+    assert ledger.needs_part(key(1), 0, 3)
+    ledger.rate(MEMBER, header(0, learning_rates=(0.1,)), 3)
+    assert ledger.rates(key(1)) == (0.1, 0.1, 0.1)
 
 
 # ---- the life of a push
@@ -273,7 +282,7 @@ def test_the_image_of_a_ledger_and_the_parts_carried_over_make_the_same_ledger()
     ledger.commit(MEMBER, commit(1))
     assert handed_on(ledger) == [1]
     send(ledger, 2, 1)
-    ledger.check_rates(MEMBER, header(1, seq=2, learning_rates=(0.5,)), 1)
+    ledger.rate(MEMBER, header(1, seq=2, learning_rates=(0.5,)), 1)
     send(ledger, 3, 0)
     ledger.mark_unwanted(key(3))
     other.restore(ledger.image())

@@ -38,7 +38,7 @@ def begun(model: Manifest, part_bytes: int, values: dict[str, torch.Tensor] | No
     plan = model.plan(part_bytes)
 
     def build(parameters: Sequence[torch.Tensor]) -> Optimizer:
-        return Optimizer.of_groups(model.optimizer_groups(JOB), parameters, model.groups_of_parts(plan))
+        return Optimizer.of_groups(model.optimizer_groups(JOB), parameters, model.group_of, model.ends)
 
     flat = [(values[each.name] if values else torch.ones(each.shape)).reshape(-1) for each in model.specs]
     return Store(model, [each.numpy().copy() for each in flat], "none", build, plan=plan)

@@ -7,6 +7,8 @@
 | commit | after all messages queued before it | again |
 | coded packet, snapshot | after all messages queued before it | lost: the server requests it again |
 
+The header of the part that is written first has the push's learning rates, the other headers have none.
+
 Parts are kept until their push is settled, so that a new stream, or a request after damage, gets the same
 bytes. The plan may give its parts *turns*, positions in the order of sending. A part with a smaller turn is
 sent before waiting parts, and between the chunks of a part that is being sent: up to four are being sent at
@@ -73,12 +75,14 @@ class _UnsettledPush:
         plan: number of the plan that its parts belong to; 0 before the first part.
         parts: the parts that were queued, by number.
         commit: the commit; None before it was queued.
+        rated: whether the present stream has brought the push's learning rates to the server.
         unwanted: whether the server does not need the parts, unless it requests the push again.
     """
 
     plan: int = 0
     parts: dict[int, Transfer] = field(default_factory=dict[int, Transfer])
     commit: m.Commit | None = None
+    rated: bool = False
     unwanted: bool = False
 
 
@@ -154,7 +158,7 @@ class Outgoing:
         self._unanswered.clear()
         self._urgent.clear()
         for push in self._pushes.values():  # a restarted server may need parts that it declined before
-            push.unwanted = False
+            push.unwanted = push.rated = False
         self.say(hello)
         self._sleeps = not ready
         if self.manifest is not None and ready:
@@ -297,6 +301,7 @@ class Outgoing:
         push = self._pushes.get(seq)
         if push is None or not self._welcome:
             return
+        push.rated = False
         if part is None:
             push.unwanted = False
             self._drop({(seq, number) for number in push.parts})
@@ -399,8 +404,13 @@ class Outgoing:
         if isinstance(item.header, m.Packet) and item.header.exchange < self.exchange:
             return
         name = _name(item)
-        if name is not None and name[0] in self._pushes and self.plan is not None and self.plan.credit:
-            self._unanswered.add(name)
+        push = None if name is None else self._pushes.get(name[0])
+        if name is not None and push is not None:
+            if self.plan is not None and self.plan.credit:
+                self._unanswered.add(name)
+            if push.rated and isinstance(item.header, m.PartHeader):
+                item = replace(item, header=replace(item.header, learning_rates=()))
+            push.rated = True
         self._sending.append(_TransferInProgress(item, self._turn(item), item.messages(), item.count))
 
     def _turn(self, item: Transfer) -> int:

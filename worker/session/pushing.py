@@ -62,7 +62,8 @@ class Pushing:
         self._metrics = metrics
         self._compressing = compressing
         self._auto = auto
-        self._learning_rates = tuple(learning_rates)
+        # One rate stands for those of all groups.
+        self._learning_rates = tuple(learning_rates[:1] if len({*learning_rates}) == 1 else learning_rates)
 
     def add(self, index: int, gradient: torch.Tensor | None) -> None:
         """Add the gradient of a tensor, and send the parts that it completes. Add each tensor once.

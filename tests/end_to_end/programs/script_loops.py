@@ -63,6 +63,25 @@ def adagrad(model: nn.Module) -> Optimizer:
     return torch.optim.Adagrad(groups, lr=0.1, lr_decay=0.01, initial_accumulator_value=0.1)
 
 
+class Shifted(nn.Module):
+    """The network, whose outputs 1,100 parameters shift."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+        self.shifts = nn.ParameterList(torch.full((4,), 0.01 * number) for number in range(1100))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        shift: torch.Tensor = torch.stack([*self.shifts]).mean(0)
+        return shift + self.network(inputs)
+
+
+def many_groups(model: nn.Module) -> Optimizer:
+    """A group for each parameter, with a rate of its own."""
+    groups = [{"params": [each], "lr": 0.01 + 1e-5 * n} for n, each in enumerate(model.parameters())]
+    return torch.optim.AdamW(groups)
+
+
 def warm_up(optimizer: Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 4))
 
@@ -455,6 +474,7 @@ LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "trained": (trained, sgd),
     "groups": (scheduled, adamw),
     "adagrad": (trained, adagrad),
+    "many_groups": (trained, many_groups),
     "cosine": (cosine, sgd),
     "rmsprop": (steps_here, lambda model: torch.optim.RMSprop(model.parameters())),
     "steps_here": (steps_here, sgd),
@@ -489,6 +509,9 @@ LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
 }
 
 
+MODELS: dict[str, Callable[[], nn.Module]] = {"evaluated": normed, "many_groups": Shifted}
+
+
 def say(message: str, **more: Any) -> None:
     print(json.dumps({"message": message, **more}), file=sys.stderr, flush=True)
 
@@ -499,7 +522,7 @@ def main(name: str, *options: str) -> int:
     given = dict(zip((each[2:].replace("-", "_") for each in options[::2]), options[1::2], strict=True))
     try:
         with gradwire.connect(**given) as job:
-            model = normed() if name == "evaluated" else network()
+            model = MODELS.get(name, network)()
             loop(job, model, optimizer(model))
             values = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
             say("trained", parameters=values.tolist(), version=job.version)

@@ -50,7 +50,7 @@ def store(model: Manifest, plan: Plan, downlink: str = "auto", **more: Any) -> S
     values = [value.numpy().reshape(-1).copy() for value in initial()]
 
     def build(parameters: Sequence[torch.Tensor]) -> Optimizer:
-        return Optimizer.of_groups(model.optimizer_groups(JOB), parameters, model.groups_of_parts(plan))
+        return Optimizer.of_groups(model.optimizer_groups(JOB), parameters, model.group_of, model.ends)
 
     return Store(model, values, downlink, build, 5, plan=plan, **more)
 
@@ -108,7 +108,7 @@ def test_groups_step_as_torchs_param_groups_to_the_bit(part_bytes: int, told: bo
     scheduler = torch.optim.lr_scheduler.LambdaLR(reference, halving)
     for step in range(8):
         if step == 4:
-            plan = replace(divide([spec.elements for spec in DECAY.specs], 1, groups=GROUP_OF), number=2)
+            plan = replace(divide([spec.elements for spec in DECAY.specs], 1), number=2)
             ours.adopt(plan)
         given = [share(compressor(plan), gradients(step), step)]
         rates = [group["lr"] for group in reference.param_groups]

@@ -27,9 +27,9 @@ GROUPS = [OptimizerGroup(options=parse_optimizer(spec), learning_rate=0.1) for s
 
 def store(part_bytes: int) -> Store:
     plan = MANIFEST.plan(part_bytes)
-    of_parts = MANIFEST.groups_of_parts(plan)
     values = [np.full(size, 0.5, np.float32) for size in SIZES]
-    return Store(MANIFEST, values, "none", lambda ps: Optimizer.of_groups(GROUPS, ps, of_parts), plan=plan)
+    of = MANIFEST.group_of, MANIFEST.ends
+    return Store(MANIFEST, values, "none", lambda ps: Optimizer.of_groups(GROUPS, ps, *of), plan=plan)
 
 
 def step(subject: Store, seed: int, parts: range | None = None) -> None:

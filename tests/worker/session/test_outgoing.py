@@ -181,6 +181,25 @@ def test_a_damaged_part_is_sent_again_by_itself_and_a_damaged_push_whole(said: S
     assert said(outgoing) == []
 
 
+async def test_the_first_part_on_each_stream_has_the_rates_of_the_push() -> None:
+    outgoing = streaming()
+
+    async def rated() -> list[tuple[int, tuple[float, ...]]]:
+        headers = [each for each in await drained(outgoing) if isinstance(each, m.PartHeader)]
+        return [(each.part, each.learning_rates) for each in headers]
+
+    rates = (0.1, 0.2)
+    for number in range(3):
+        header = m.PartHeader(seq=1, assignment=1, part=number, plan=1, payloads=(), learning_rates=rates)
+        outgoing.part(1, number, transfer(header, part_transfer(1, number)))
+    assert await rated() == [(0, rates), (1, ()), (2, ())]
+    outgoing.resend(1, 2)
+    assert await rated() == [(2, rates)]
+    outgoing.begin(HELLO)
+    outgoing.welcome(welcome(m.Stored(seq=1, parts=(0,))))
+    assert await rated() == [(1, rates), (2, ())]
+
+
 async def test_it_is_the_same_bytes_that_go_out_again() -> None:
     outgoing, sent = Outgoing(), list[list[bytes]]()
     data = np.arange(3000, dtype=np.uint16).view(np.uint8)
