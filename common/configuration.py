@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import math
 import re
 import tomllib
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, cast
@@ -170,11 +171,13 @@ class Effective(Generic[T]):
         origins: origin of each value, by option name: "flag", "environment GC_…", "file", "preset NAME",
             "default", or the reason that was passed to `changed`.
         print_config: True if the user gave --print-config: print the options and exit.
+        foreign: warning of `GC_` variables that are no options, and may be another program's; empty for none.
     """
 
     settings: T
     origins: Mapping[str, str]
     print_config: bool
+    foreign: str = ""
 
     def chosen(self, name: str) -> bool:
         """Return True if the user gave option `name` a value by flag, environment, file or preset."""
@@ -235,7 +238,7 @@ def read(
     options = options_of(cls)
     given = _parse_flags(cls, commands, options, argv, epilog)
     print_config = given.pop("print_config")
-    _check_variables(environ, commands)
+    foreign = _check_variables(environ, commands)
     path = given.pop("config") or environ.get("GC_CONFIG")
     file = _read_file(path, cls, commands)
 
@@ -269,6 +272,7 @@ def read(
         settings=cls(**values),
         origins={name: origins[name] for name in options},
         print_config=print_config,
+        foreign=foreign,
     )
 
 
@@ -388,14 +392,37 @@ def _is_link(name: str, value: str) -> bool:
     return bool(_LINK_NAME.search(name) or _LINK_VALUE.match(value))
 
 
-def _check_variables(environ: Mapping[str, str], commands: Mapping[type[Any], str]) -> None:
-    """Raise UsageError for a `GC_` variable that is not an option of any command."""
+def _check_variables(environ: Mapping[str, str], commands: Mapping[type[Any], str]) -> str:
+    """Return a warning of `GC_` variables that are not options of any command; empty if there are none.
+
+    Other programs have such variables, too: GC_PROJECT_ID, or the GC_INITIAL_HEAP_SIZE of garbage collectors.
+
+    Raises:
+        UsageError: a variable is nearly an option, so it is misspelt.
+    """
     known = {"GC_CONFIG", *(each.variable for cls in commands for each in options_of(cls).values())}
+    foreign: list[str] = []
     for name, value in sorted(environ.items()):
-        if name.startswith("GC_") and name not in known and not _is_link(name, value):
+        if not name.startswith("GC_") or name in known or _is_link(name, value):
+            continue
+        if meant := _misspelt(name, known):
             raise UsageError(
-                f"environment {name}: no command has this option{did_you_mean(name, known)}; unset it"
+                f"environment {name}: no command has this option (did you mean {meant!r}?); unset it"
             )
+        foreign.append(name)
+    if not foreign:
+        return ""
+    return f"environment {', '.join(foreign)}: ignored, because no option of Gradwire has this name"
+
+
+def _misspelt(name: str, known: Iterable[str]) -> str | None:
+    """Return the variable out of `known` that `name` misspells; None if it resembles none of them."""
+    for each in known:
+        if sorted(each.replace("_", "")) == sorted(name.replace("_", "")):
+            return each
+    # Without the common prefix, which makes any two short names alike.
+    nearest = difflib.get_close_matches(name[3:], [each[3:] for each in known], 1, cutoff=0.8)
+    return f"GC_{nearest[0]}" if nearest else None
 
 
 def _read_file(path: str | None, cls: type[Any], commands: Mapping[type[Any], str]) -> dict[str, Any]:
@@ -406,7 +433,7 @@ def _read_file(path: str | None, cls: type[Any], commands: Mapping[type[Any], st
     if path is None:
         return {}
     try:
-        content = tomllib.loads(Path(path).read_text())
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

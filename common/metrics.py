@@ -11,21 +11,107 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from math import inf
+from threading import Lock
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
 )
-
-M = TypeVar("M", Counter, Gauge, Histogram)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class _Series(Collector):
+    """A metric, or one of its series by label.
+
+    The metrics of prometheus_client do not serve: they keep their values in files if another program needs
+    PROMETHEUS_MULTIPROC_DIR, fail if that folder is missing, and go on from the values of earlier processes.
+    """
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float] = ()) -> None:
+        self.name, self.text, self.label_names = name, text, labels
+        self.bounds = [*buckets, inf]
+        self.value = 0.0  # of a histogram: sum of the observations
+        self.counts = [0] * len(self.bounds)  # observations in each bucket
+        self.lock = Lock()
+        self._by_labels: dict[tuple[str, ...], Self] = {}
+
+    def labels(self, *values: str) -> Self:
+        """Return the series with these values of the labels, which begins at 0."""
+        if len(values) != len(self.label_names):
+            raise ValueError(f"{self.name} has the labels {self.label_names}, not {len(values)}")
+        with self.lock:
+            if values not in self._by_labels:
+                self._by_labels[values] = type(self)(self.name, self.text, (), self.bounds[:-1])
+            return self._by_labels[values]
+
+    def series(self) -> list[tuple[tuple[str, ...], Self]]:
+        """Return all series with the values of their labels."""
+        with self.lock:
+            return list(self._by_labels.items()) if self.label_names else [((), self)]
+
+
+class Counter(_Series):
+    """A total that only grows."""
+
+    def inc(self, amount: float = 1) -> None:
+        """Add `amount`."""
+        if amount < 0:
+            raise ValueError(f"{self.name} only grows, not by {amount}")
+        with self.lock:
+            self.value += amount
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self.name, self.text, labels=self.label_names)
+        for values, each in self.series():
+            family.add_metric(values, each.value)
+        yield family
+
+
+class Gauge(_Series):
+    """A value that changes in both directions."""
+
+    def set(self, value: float) -> None:
+        """Replace the value."""
+        self.value = float(value)
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(self.name, self.text, labels=self.label_names)
+        for values, each in self.series():
+            family.add_metric(values, each.value)
+        yield family
+
+
+class Histogram(_Series):
+    """Observations, counted by buckets."""
+
+    def observe(self, amount: float) -> None:
+        """Count `amount` in the first bucket whose upper end is not below it."""
+        with self.lock:
+            self.value += amount
+            self.counts[bisect_left(self.bounds, amount)] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self.name, self.text)
+        number: Any = floatToGoString  # has no types
+        with self.lock:
+            counts, total = list(accumulate(self.counts)), self.value
+        buckets = [(number(bound), count) for bound, count in zip(self.bounds, counts, strict=True)]
+        family.add_metric((), buckets, total)
+        yield family
+
+
+M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class Declared(Generic[M]):
@@ -41,8 +127,8 @@ class Declared(Generic[M]):
 
     def make(self, prefix: str, registry: CollectorRegistry) -> M:
         """Create the metric as `<prefix>_<name>` in `registry` and return it."""
-        options: Any = self._options
-        metric: M = self._kind(f"{prefix}_{self.name}", self.text, self.labels, registry=registry, **options)
+        metric = self._kind(f"{prefix}_{self.name}", self.text, self.labels, **self._options)
+        registry.register(metric)
         return metric
 
     def row(self, prefix: str) -> str:

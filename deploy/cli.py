@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             json = json_path(settings)
             with Interrupt() as interrupt:
                 if not effective.print_config:
+                    if effective.foreign:
+                        print(f"gc-run: {effective.foreign}", file=sys.stderr, flush=True)
                     if settings.preset:
                         print(f"gc-run: {presets.describe(effective)}", file=sys.stderr, flush=True)
                     return _run(settings, directory, json, interrupt)

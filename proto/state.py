@@ -25,7 +25,7 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
 
 def tensor_of(entry: Entry, data: Bytes) -> torch.Tensor:
     """Return an entry's value as a tensor in new memory; `data` has its bytes, as from `bytes_of`."""
-    value = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+    value = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="cpu")
     value.view(-1).view(torch.uint8).numpy()[:] = data
     return value
 

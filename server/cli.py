@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Logged before the imports of torch and grpc, which may take half a minute on a busy machine.
         log = logging.getLogger("gradwire.server")
         log.info("gc-server %s is starting", __version__)
+        if effective.foreign:
+            log.warning("%s", effective.foreign)
         if effective.settings.preset:
             log.info("%s", presets.describe(effective))
         checks.check_compressors(effective.settings)

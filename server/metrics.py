@@ -15,9 +15,7 @@ from contextvars import ContextVar
 from copy import deepcopy
 from typing import Any
 
-from prometheus_client import Counter
-
-from ..common.metrics import MetricSet, counter, gauge, histogram
+from ..common.metrics import Counter, MetricSet, counter, gauge, histogram
 from ..compressors import Payload
 from ..compressors.registry import BUILT_IN
 from ..proto.messages import Phase, Traffic

@@ -158,6 +158,8 @@ def run(effective: Effective[WorkerSettings], own: tuple[CompressorSpec, bool] |
     """
     settings = effective.settings
     set_up_logging(settings.log_format)
+    if effective.foreign:
+        log.warning("%s", effective.foreign)
     if settings.threads:
         torch.set_num_threads(settings.threads)
         set_threads(settings.threads)

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import pytest
 
 from gradwire.common.configuration import REQUIRED, Effective, UsageError, option, read
+from gradwire.settings import COMMANDS as GRADWIRE
+from gradwire.settings import WorkerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +120,22 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
 def test_a_misspelt_variable_is_refused_and_those_of_other_commands_are_not() -> None:
     with pytest.raises(UsageError, match=r"GC_PROT: no command has this .*did you mean 'GC_PORT'\?"):
         get("--name", "x", environ={"GC_PROT": "1"})
-    with pytest.raises(UsageError, match="GC_QQQQQ: no command has this option; unset it"):
-        get("--name", "x", environ={"GC_QQQQQ": "1"})
+    with pytest.raises(UsageError, match=r"GC_FASTPATH: .*did you mean 'GC_FAST_PATH'"):
+        get("--name", "x", environ={"GC_FASTPATH": "1"})
     assert get("--name", "x", environ={"GC_X": "7", "OTHER": "GC_"}).settings.port == 1
+
+
+def test_variables_of_other_programs_are_passed_over_with_a_warning() -> None:
+    names = "GC_INITIAL_HEAP_SIZE", "GC_KEYFILE", "GC_NPROCS", "GC_PROJECT_ID"
+    effective = read(WorkerSettings, GRADWIRE, argv=["--server", "x"], environ=dict.fromkeys(names, "x"))
+    assert effective.foreign == (
+        "environment GC_INITIAL_HEAP_SIZE, GC_KEYFILE, GC_NPROCS, GC_PROJECT_ID: ignored, because no option "
+        "of Gradwire has this name"
+    )
+    assert not read(WorkerSettings, GRADWIRE, argv=[], environ={"GC_SERVER": "x", "OTHER": "x"}).foreign
+    for misspelt in ("GC_BATCHSIZE", "GC_LEARNING_RAT", "GC_TOKENFILE", "GC_SERVERS", "GC_WORKERID"):
+        with pytest.raises(UsageError, match=f"{misspelt}: .*did you mean"):
+            read(WorkerSettings, GRADWIRE, argv=[], environ={misspelt: "x"})
 
 
 def test_variables_that_kubernetes_sets_for_a_service_are_passed_over() -> None:

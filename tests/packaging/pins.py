@@ -141,7 +141,8 @@ def check() -> None:
     """End with an error if a combination does not resolve."""
     with ThreadPoolExecutor(4) as pool:  # they wait for the index most of the time
         with_pip = pool.map(resolve_with_pip, PYTHONS)
-        list(pool.map(lambda pair: resolve_with_uv(*pair), product(PYTHONS, PLATFORMS)))
+        pairs = list(product(PYTHONS, PLATFORMS))
+        list(pool.map(resolve_with_uv, [each[0] for each in pairs], [each[1] for each in pairs]))
         print(f"uv: every extra resolves on Python {', '.join(PYTHONS)}, {' and '.join(PLATFORMS)}")
         print(*with_pip, sep="\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 from typing import Any
@@ -23,6 +24,8 @@ from ..session.model_state import ModelError
 from .errors import show_in_one_line
 from .job import Job
 from .terms import JobFinished, ScriptError
+
+log = logging.getLogger("gradwire.worker")
 
 # The exceptions that a script may have to handle, besides those of its own code, have their names here.
 __all__ = [
@@ -61,6 +64,8 @@ def connect(**options: Any) -> Job:
         environ.setdefault("GC_SERVER", environ["MASTER_ADDR"])
     given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     effective = read(WorkerSettings, COMMANDS, argv=given, environ=environ)
+    if effective.foreign:
+        log.warning("%s", effective.foreign)
     if threads := effective.settings.threads:
         torch.set_num_threads(threads)
         set_threads(threads)

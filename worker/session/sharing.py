@@ -65,7 +65,7 @@ def used_elsewhere(parameters: Sequence[torch.Tensor]) -> list[bool]:
     """
     # Old CPU builds of torch do not say how many tensors use a storage.
     users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
-    alone = torch.empty(1)
+    alone = torch.empty(1, dtype=torch.uint8, device="cpu")
     storage = alone.untyped_storage()  # is itself a user
     expected = 0 if users is None else users(storage._cdata)
     own = Counter(parameter.untyped_storage()._cdata for parameter in parameters)
@@ -105,5 +105,7 @@ def _have_common_element(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _addresses(tensor: torch.Tensor) -> list[int]:
     """Return the address of each element of a tensor."""
-    places = torch.arange(_span(tensor)).as_strided(tensor.shape, tensor.stride())
+    places = torch.arange(_span(tensor), dtype=torch.int64, device="cpu").as_strided(
+        tensor.shape, tensor.stride()
+    )
     return [tensor.data_ptr() + place * tensor.element_size() for place in places.reshape(-1).tolist()]

@@ -133,7 +133,7 @@ def test_work_told_again_takes_nothing_away() -> None:
 def test_it_says_how_often_the_next_round_was_begun_in_vain() -> None:
     run = rounds(local("on"), 3)
     ahead = run.trainer._metrics.ahead  # pyright: ignore[reportPrivateUsage]
-    found = [ahead.labels(outcome)._value.get() for outcome in ("used", "discarded")]  # pyright: ignore
+    found = [ahead.labels(outcome).value for outcome in ("used", "discarded")]
     assert found == [2, 0]
 
 
