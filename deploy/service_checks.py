@@ -14,7 +14,8 @@ from ..common.version import __version__
 from ..proto.findings import Finding, Target, UnreachedError
 from ..proto.messages import StatusRequest, StatusResponse
 from ..proto.refusal import Reason, Refused
-from ..proto.service import SERVICE
+from ..proto.service import SERVICE, proxy_of
+from ..proto.wire import PROBE_BYTES
 from .status import Call, connected
 
 TIMEOUT_S = 10.0
@@ -45,6 +46,7 @@ def check_service(target: Target) -> Generator[Finding]:
             yield Finding(check="round trip", state="ok", text=text)
             yield _clock(call)
             yield _bandwidth(call, trip_s)
+            yield _large_call(call)
         except (UnreachedError, grpc.aio.AioRpcError, Refused, ValueError) as error:
             text = f"the server has stopped answering: {_text(error)}"
             remedy = "check that the link is steady and that the server still runs"
@@ -78,6 +80,8 @@ def _answer(call: Call, *, token: bool) -> StatusResponse | Finding:
     except UnreachedError as error:  # it was open a moment ago
         return error.finding
     except grpc.aio.AioRpcError as error:
+        if proxy := proxy_of(error):
+            return proxy
         if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             remedy = "use the token file of this job and of this worker" if token else "add --token-file FILE"
             return Finding(check="access", state="wrong", text=error.details() or "refused", remedy=remedy)
@@ -127,6 +131,18 @@ def _bandwidth(call: Call, trip_s: float) -> Finding:
             break
     up, down = _rate(size, up_s - trip_s), _rate(size, down_s)
     return Finding(check="bandwidth", state="ok", text=f"up {up}, down {down}, by {size >> 10} KiB")
+
+
+def _large_call(call: Call) -> Finding:
+    """Check that no proxy refuses requests that are larger than those before."""
+    try:
+        _timed(call, os.urandom(PROBE_BYTES))
+    except grpc.aio.AioRpcError as error:
+        proxy = proxy_of(error)
+        if proxy is None:
+            raise
+        return proxy
+    return Finding(check="large call", state="ok", text=f"{PROBE_BYTES >> 10} KiB pass")
 
 
 def _rate(size: int, seconds: float) -> str:

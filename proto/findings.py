@@ -92,3 +92,28 @@ class UnreachedError(Exception):
     def __init__(self, finding: Finding) -> None:
         super().__init__(f"{finding.text}; {finding.remedy}")
         self.finding = finding
+
+
+# Remedies by HTTP status, with nginx' settings, and the annotations of its ingress controller for Kubernetes.
+_PROXIES = {
+    408: "let requests take long: client_body_timeout 1h",
+    413: 'let it admit requests of any size: client_max_body_size 0 (ingress: proxy-body-size "0")',
+    502: "is gc-server running behind it, and is gRPC passed on: grpc_pass (ingress: backend-protocol GRPC)?",
+    503: "is gc-server running behind it, and is the proxy not overloaded?",
+    504: "let requests take long: grpc_read_timeout 1h, grpc_send_timeout 1h (ingress: proxy-read-timeout)",
+}
+_TRANSIENT = (408, 425, 429)
+
+
+def proxy_finding(status: int) -> Finding:
+    """Return the finding of an HTTP status that is not 200, which only a proxy sends; `unreachable` is True
+    if another attempt may succeed.
+    """
+    remedy = _PROXIES.get(status, "check its rules: it must pass every path and HTTP/2 on (nginx: grpc_pass)")
+    return Finding(
+        check="proxy",
+        state="wrong",
+        text=f"a proxy in front of the server answers with HTTP status {status}",
+        remedy=remedy,
+        unreachable=status >= 500 or status in _TRANSIENT,
+    )

@@ -9,6 +9,7 @@ with the size of every message on the wire.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from . import gradwire_pb2 as pb
 from . import messages as m
 from . import wire
 from .convert import MalformedError, decode, encode
+from .findings import Finding, proxy_finding
 from .refusal import Reason, Refusal, Refused, refusal, sentence
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServer"]
@@ -315,12 +317,18 @@ def _status(code: int, text: str, refused: bytes) -> bytes:
     )
 
 
+def proxy_of(error: grpc.aio.AioRpcError) -> Finding | None:
+    """Return the finding about a proxy that answered a call in place of the server; None without one."""
+    found = re.search(r"http2 header with status: (\d+)", error.details() or "")
+    return proxy_finding(int(found.group(1))) if found else None
+
+
 def refusal_of(error: grpc.aio.AioRpcError) -> Refused | None:
     """Return the refusal with which a server ended a call; None if the call failed for another reason.
 
     A server without the method speaks another version of the protocol, and that is the refusal then.
     """
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED and proxy_of(error) is None:
         return Refused(_another_version("a server that does not speak it"))
     metadata: Any = error.trailing_metadata() or ()
     for key, value in metadata:

@@ -31,6 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 
 # At 1 Mbit/s a chunk takes 4 s, well within a lease: each renews the lease of its sender in time.
 CHUNK_BYTES = 512 << 10
+PROBE_BYTES = 17 << 16  # more than the 1 MiB to which proxies limit requests unless told otherwise
 # Largest message that either side accepts: a chunk, or a header with thousands of tensors.
 MAX_MESSAGE_BYTES = 8 << 20
 

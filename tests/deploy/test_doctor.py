@@ -18,11 +18,13 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from http2_proxy import proxy
 
 from gradwire import __version__
 from gradwire.common.exits import Exit
 from gradwire.deploy import plan, service_checks, watch
 from gradwire.deploy.doctor import examine, main
+from gradwire.deploy.status import connected
 from gradwire.proto import messages as m
 from gradwire.proto.channel import SERVER_OPTIONS
 from gradwire.proto.findings import Finding, Target
@@ -30,6 +32,7 @@ from gradwire.proto.job import job_message
 from gradwire.proto.reaching import EXPIRES_SOON_S
 from gradwire.proto.refusal import Reason
 from gradwire.proto.service import SERVICE, abort, generic_handler
+from gradwire.proto.wire import PROBE_BYTES
 from gradwire.settings import JobTerms
 
 JOB = job_message(JobTerms(id="j", work="gradients"))
@@ -95,7 +98,7 @@ def wrong(port: int, host: str = "127.0.0.1", **files: str) -> Finding:
 def test_a_server_that_is_well_is_measured() -> None:
     with serving() as port:
         found = findings(port)
-    checks = ["name", "port", "tls", "version", "access", "round trip", "clock", "bandwidth"]
+    checks = ["name", "port", "tls", "version", "access", "round trip", "clock", "bandwidth", "large call"]
     assert list(found) == checks
     assert all(each.state == "ok" for each in found.values()), found
     assert "not encrypted" in found["tls"].text
@@ -110,7 +113,7 @@ def test_lines_json_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
         assert main([f"127.0.0.1:{port}", "--json"]) == Exit.DONE
         told = json.loads(capsys.readouterr().out)
     assert [line.split()[:2] for line in lines[:3]] == [["ok", "name"], ["ok", "port"], ["ok", "tls"]]
-    assert len(lines) == len(told["findings"]) == 8
+    assert len(lines) == len(told["findings"]) == 9
     assert told["usable"] is True
     assert main([f"127.0.0.1:{port}", "--json"]) == Exit.UNREACHABLE
     told = json.loads(capsys.readouterr().out)
@@ -163,10 +166,10 @@ def saying(what: bytes) -> Generator[int]:
         def serve() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    connected, _ = listener.accept()
-                    with connected:
-                        connected.recv(1024)
-                        connected.sendall(what)
+                    accepted, _ = listener.accept()
+                    with accepted:
+                        accepted.recv(1024)
+                        accepted.sendall(what)
 
         threading.Thread(target=serve, daemon=True).start()
         yield listener.getsockname()[1]
@@ -217,6 +220,37 @@ def test_a_clock_that_is_wrong_is_a_warning() -> None:
     assert "NTP" in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("status", "words", "unreachable"),
+    [
+        (404, "pass every path", False),
+        (413, "client_max_body_size 0", False),
+        (502, "is gc-server running behind it", True),
+        (504, "grpc_read_timeout 1h", True),
+    ],
+)
+def test_a_proxy_in_front_of_the_server_is_named_with_its_status(
+    status: int, words: str, unreachable: bool
+) -> None:
+    with proxy(lambda _: status) as port:
+        found = wrong(port)
+    assert (found.check, found.unreachable) == ("proxy", unreachable)
+    assert f"HTTP status {status}" in found.text
+    assert words in found.remedy
+
+
+def test_a_proxy_that_refuses_large_requests_is_found_by_a_large_call() -> None:
+    """nginx admits 1 MiB unless told otherwise: every check passed, and no model was uploaded."""
+    with serving() as port, proxy(lambda size: 413 if size > 1 << 20 else 200) as front:
+        call: Any = vars(service_checks)["_large_call"]
+        with connected(Target(host="127.0.0.1", port=front)) as through:
+            found: Finding = call(through)
+        with connected(Target(host="127.0.0.1", port=port)) as direct:
+            assert call(direct).state == "ok"
+    assert (found.check, found.state, found.unreachable) == ("proxy", "wrong", False)
+    assert "client_max_body_size" in found.remedy
+
+
 def test_protected_mode_is_said_in_the_servers_words() -> None:
     async def protected(request: Any, context: Any) -> None:
         refusal = m.Refusal(
@@ -262,8 +296,8 @@ def test_no_more_goes_down_than_was_sent_up_and_little_of_that() -> None:
     with serving(counting) as port:
         findings(port)
     assert all(length or not echo for length, echo in lengths)
-    assert max(length for length, _ in lengths) <= 1 << 19
-    assert sum(length for length, _ in lengths) == 2 * sum(service_checks.PADDING_BYTES)
+    assert max(length for length, echo in lengths if echo) <= 1 << 19
+    assert sum(length for length, _ in lengths) == 2 * sum(service_checks.PADDING_BYTES) + PROBE_BYTES
 
 
 # ---- TLS

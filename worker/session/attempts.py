@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
 from typing import Any
 
+import grpc
 import grpc.aio
 
+from ...proto.client import Client
 from ...proto.findings import UnreachedError
+from ...proto.messages import StatusRequest
 from ...proto.refusal import Reason, Refused
-from ...proto.service import refusal_of
+from ...proto.service import proxy_of, refusal_of
+from ...proto.wire import PROBE_BYTES
 
 log = logging.getLogger("gradwire.worker")
 
@@ -39,11 +44,13 @@ class BrokenError(Exception):
 
     Attributes:
         remedy: action that helps if attempts do not.
+        unclear: whether gRPC gives no reason. A proxy that refuses a long request is often reported so.
     """
 
-    def __init__(self, text: str, remedy: str = RUNNING) -> None:
+    def __init__(self, text: str, remedy: str = RUNNING, *, unclear: bool = False) -> None:
         super().__init__(text)
         self.remedy = remedy
+        self.unclear = unclear
 
 
 class Attempts:
@@ -62,6 +69,7 @@ class Attempts:
         self._address = address
         self._allowed_s = allowed_s
         self._furthest = 0
+        self._explained = False
         self._restart()
 
     def _restart(self) -> None:
@@ -84,6 +92,19 @@ class Attempts:
     def _failed_s(self) -> float:
         """Seconds since the first failure."""
         return 0.0 if self._began is None else time.monotonic() - self._began
+
+    async def explain(self, broken: BrokenError, client: Client) -> None:
+        """Find out, once for an unclear failure, whether a proxy refuses requests of a worker's size.
+
+        Raises:
+            UnreachableError: a proxy refuses them, so no attempt can succeed.
+        """
+        if not broken.unclear or self._explained:
+            return
+        self._explained = True
+        with contextlib.suppress(BrokenError, Refused):
+            stub = await translated(client.stub())
+            await translated(stub.status(StatusRequest(padding=bytes(PROBE_BYTES)), timeout=CALL_TIMEOUT_S))
 
     async def pause(self, reason: str, remedy: str = RUNNING) -> None:
         """Wait before the next attempt, and sometimes log a warning.
@@ -122,6 +143,7 @@ async def translated(awaitable: Any) -> Any:
 
     Raises:
         Refused: the server refused the call for a reason that another attempt does not change.
+        UnreachableError: a proxy refused it for such a reason.
         BrokenError: another attempt may succeed.
     """
     try:
@@ -130,7 +152,13 @@ async def translated(awaitable: Any) -> Any:
         refused = refusal_of(error)
         if refused is not None and refused.refusal.reason not in DAMAGED:
             raise refused from None
-        raise BrokenError(f"{error.code().name}: {error.details()}") from None
+        proxy = proxy_of(error)
+        if proxy is not None and not proxy.unreachable:
+            raise UnreachableError(f"{proxy.text}; {proxy.remedy}") from None
+        if proxy is not None:
+            raise BrokenError(proxy.text, proxy.remedy) from None
+        unclear = error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+        raise BrokenError(f"{error.code().name}: {error.details()}", unclear=unclear) from None
     except UnreachedError as error:
         raise BrokenError(error.finding.text, error.finding.remedy) from None
     except Refused as refused:  # this worker refused the server's message: request it again

@@ -545,6 +545,7 @@ class Connection:
                 found: T = await translated(call(await translated(self._client.stub()), attempts))
                 return found
             except BrokenError as broken:
+                await attempts.explain(broken, self._client)
                 await attempts.pause(str(broken), broken.remedy)
 
     async def _open(self) -> Client:
@@ -566,6 +567,7 @@ class Connection:
                 return reply
             except BrokenError as broken:
                 await self._give_up_on_tls()
+                await attempts.explain(broken, self._client)
                 await attempts.pause(str(broken), broken.remedy)
             except Refused as refused:
                 # The other member may be this worker before a restart: the server loses it after a moment.

@@ -130,6 +130,12 @@ class Stream:
                     attempts = Attempts(self._address, self._give_up_s)
                 self.reconnects += 1
                 await client.renew()
+                try:
+                    await attempts.explain(broken, client)
+                except UnreachableError as error:
+                    if not progress.is_set():
+                        raise
+                    log.warning("the stream breaks again and again: %s", error)  # but work gets done
                 await attempts.pause(str(broken), broken.remedy)
         except (Refused, UnreachableError) as error:
             self.incoming.put(error)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
+from http2_proxy import RESETS, Answer, proxy
 
 from gradwire.settings import WorkerSettings
 from gradwire.worker.session.attempts import Attempts, UnreachableError
+from gradwire.worker.session.connection import Connection
 
 
 class Clock:
@@ -75,6 +78,39 @@ def test_time_counts_from_the_failure_and_anew_once_a_transfer_has_come_further(
 
 def test_a_server_that_loads_for_half_a_minute_is_not_given_up_by_default() -> None:
     assert WorkerSettings(server="x").connect_seconds >= 120
+
+
+def join(answer: Answer) -> None:
+    """A worker that joins through a proxy, in a second at most."""
+    meters: dict[str, Any] = dict.fromkeys(("sent", "received"), lambda _: None)
+    with proxy(answer) as port:
+        address = f"127.0.0.1:{port}"
+        connection = Connection(address, worker="w", incarnation=1, connect_s=1.0, give_up_s=1.0, **meters)
+        try:
+            connection.join("0", "", ())
+        finally:
+            connection.close()
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(404, 1), (413, 1), (502, 3), (504, 3)])
+def test_a_proxy_that_cannot_pass_a_call_is_asked_once_and_one_that_may_is_asked_again(
+    status: int, attempts: int
+) -> None:
+    asked: list[int] = []
+
+    def answer(size: int) -> int:
+        asked.append(size)
+        return status
+
+    with pytest.raises(UnreachableError, match=f"answers with HTTP status {status}; "):
+        join(answer)
+    assert len(asked) >= attempts if attempts > 1 else len(asked) == 1
+
+
+def test_a_proxy_that_refuses_a_models_size_is_found_behind_a_failure_without_reason() -> None:
+    """nginx resets most uploads that it refuses, before gRPC has read its answer."""
+    with pytest.raises(UnreachableError, match=r"HTTP status 413; .*client_max_body_size 0"):
+        join(lambda size: 413 if size > 1 << 20 else RESETS)
 
 
 def test_the_end_names_the_address_and_the_remedy(clock: Clock) -> None:
