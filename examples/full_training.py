@@ -86,7 +86,7 @@ def main() -> None:
     train, validation = digits()
     model: nn.Module = network()
     optimizer: Any = torch.optim.AdamW(parameter_groups(model), lr=3e-3)
-    start, best = 0, 0.0
+    start, best = 0, 0.0  # best: of an earlier job
 
     with gradwire.connect() as job:
         model, optimizer = job.attach(model, optimizer, clip_norm=1.0)
@@ -109,6 +109,7 @@ def main() -> None:
 
             if job.evaluating:  # True on one rank; meanwhile the other ranks begin the next epoch
                 accuracy = accuracy_of(model, validation)
+                best = max(best, job.best.get("accuracy", 0.0))  # also that of another evaluator
                 job.log(accuracy=accuracy)
                 print(f"epoch {epoch}: accuracy {accuracy:.4f}", flush=True)
                 better, best = accuracy > best, max(accuracy, best)

@@ -339,6 +339,9 @@ class Conductor:
                         stream.outbox.end(action.refusal, final=action.final)
                 case e.Report() | e.LossReported() | e.Note():
                     self.tell(action)
+                case e.TellEvaluations():
+                    for worker in self.streams:
+                        self._send(worker, action.evaluations)
                 case e.Best():
                     self.output.best(action.epoch, action.version)
                 case e.Paused():

@@ -35,6 +35,7 @@ Requests = AsyncIterator[m.WorkerMessage | Malformed]
 
 MAX_EVALUATION_METRICS = 32
 FAREWELL_S = 2.0  # time for a worker to read the queued messages before its stream is ended
+MAX_REASON_CHARACTERS = 1024  # longest reason for which a worker leaves, or ends the job
 MAX_TEXT_CHARACTERS = 128  # longest description of a worker's activity
 
 
@@ -164,8 +165,11 @@ class WorkerCall:
                     self._evaluated(stream, message)
                 case m.Profile():
                     self._profiled(stream, message)
+                case m.Stop():
+                    reason = printable(message.reason[:MAX_REASON_CHARACTERS]) or "no reason given"
+                    conductor.happen(e.StopRequested(*stream.id, reason=reason))
                 case m.Leave():
-                    reason = printable(message.reason[:1024]) or "no reason given"
+                    reason = printable(message.reason[:MAX_REASON_CHARACTERS]) or "no reason given"
                     conductor.happen(e.Left(*stream.id, failed=message.failed, reason=reason))
                     return
                 case Malformed():

@@ -30,6 +30,11 @@ class Keep:
         return best is None or (value < best if self.smallest else value > best)
 
 
+def by_name(metric: str) -> Keep:
+    """Return the rule for a metric of which only the name is known: see `SMALLER_IS_BETTER`."""
+    return Keep(metric, any(word in metric for word in SMALLER_IS_BETTER))
+
+
 def parse_keep(text: str) -> Keep | None:
     """Parse the text of `--keep`. Return None for an empty text, which keeps no version.
 
@@ -42,8 +47,7 @@ def parse_keep(text: str) -> Keep | None:
         return None
     kind, _, rest = text.partition(":")
     metric, colon, direction = rest.rpartition(":")
-    if direction not in ("min", "max") or not colon:
-        metric, direction = rest, "min" if any(word in rest for word in SMALLER_IS_BETTER) else "max"
-    if kind != "best" or not metric:
+    stated = bool(colon) and direction in ("min", "max")
+    if kind != "best" or not (metric if stated else rest):
         raise ValueError(f"expected best:METRIC, best:METRIC:min or best:METRIC:max, got {text!r}")
-    return Keep(metric, direction == "min")
+    return Keep(metric, direction == "min") if stated else by_name(rest)

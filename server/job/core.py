@@ -32,7 +32,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ...proto.messages import Assignment, Decision, LostStatus, Outcome, Phase, Welcome
+from ...proto.messages import (
+    Assignment,
+    Decision,
+    EpochStatus,
+    Evaluations,
+    LostStatus,
+    Outcome,
+    Phase,
+    Welcome,
+)
 from ...proto.refusal import Refusal, Refused
 from ...settings import ServerSettings, parse_evaluate_every
 from ...storage import values
@@ -86,6 +95,7 @@ class Core(JobState):
             e.ApplyStarted: self._apply_started,
             e.PlanPrepared: self._plan_prepared,
             e.EvaluationReported: self._evaluation_reported,
+            e.StopRequested: self._stop_requested,
             e.Left: self._left,
             e.Tick: self._tick,
             e.Restarted: self._restarted,
@@ -159,6 +169,7 @@ class Core(JobState):
             last_seq=member.last_seq,
             plan=self.plan,
             newest=self.newest,
+            evaluations=self._told(self.evaluations.done) if self.rules.script else None,
         )
         return e.Result(reply=welcome, actions=[])
 
@@ -203,6 +214,14 @@ class Core(JobState):
         if event.activity is None:
             return []
         return progress.note_activity(self, member, event.activity, event.stalled_s)
+
+    def _stop_requested(self, event: e.StopRequested, now: float) -> list[e.Action]:
+        """End the job like a limit does: without more work, with an evaluation of the last version."""
+        member = self.roster.find(event.worker, event.incarnation, now)
+        if self.phase not in (Phase.GATHERING, Phase.RUNNING) or self.stopped:
+            return []  # repeated after a reconnect, or too late
+        self.stopped = f"{event.reason} (asked for by {member.name})"
+        return self._advance(now)
 
     def _left(self, event: e.Left, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
@@ -554,6 +573,7 @@ class Core(JobState):
             finished=finished,
             apply=self.applied,
             trained=True,
+            evaluations=self.evaluations.newest,
         )
         return self.assign(member, assignment)
 
@@ -561,8 +581,10 @@ class Core(JobState):
         member = self.roster.find(event.worker, event.incarnation, now)
         if self.evaluations.has(event.epoch):
             return []  # repeated after a reconnect
-        started_at = self.started_at or 0.0
-        if not self.evaluations.report(member.id, event.epoch, event.version, event.metrics, started_at):
+        started_at, keep = self.started_at or 0.0, parse_keep(self.rules.keep)
+        if not self.evaluations.report(
+            member.id, event.epoch, event.version, event.metrics, started_at, keep
+        ):
             text = f"evaluation {event.epoch} by {member.name} was not asked for and is ignored"
             return [e.Note(text=text, warning=True)]
         text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(event.metrics.items()))
@@ -573,10 +595,17 @@ class Core(JobState):
             label = f"after {event.epoch} epoch{'s' if event.epoch != 1 else ''}"
         label += f", version {event.version}"
         noted = [e.Note(text=f"{label}: {text} (by {member.name})"), *self._keep_best(event)]
+        if self.rules.script:
+            results = [each for each in self.evaluations.done if each.epoch == event.epoch]
+            noted.append(e.TellEvaluations(evaluations=self._told(results)))
         if self.phase is Phase.FINISHING and event.epoch == self.last_evaluation:
             self.phase = Phase.FINISHED
             return [*noted, e.Finish(), *self._finish(now)]
         return [*noted, *self._advance(now)]
+
+    def _told(self, results: Sequence[EpochStatus]) -> Evaluations:
+        """Return the message to scripts with these results."""
+        return Evaluations(results=tuple(results), best=dict(self.evaluations.best))
 
     def _keep_best(self, event: e.EvaluationReported) -> list[e.Action]:
         keep = parse_keep(self.rules.keep)

@@ -22,8 +22,11 @@ from dataclasses import dataclass, field
 
 from ...common.stored import stored
 from ...proto.messages import EpochStatus
+from .best_policy import Keep, by_name
 from .limits import EVALUATIONS_REMEMBERED
 from .roster import Name
+
+BEST_REMEMBERED = 256  # workers choose the names of metrics
 
 
 @stored("asked-evaluation")
@@ -57,11 +60,13 @@ class Evaluations:
         begun: number of the last evaluation before the job began; 0 if there was none.
         asked: the request that is unanswered; None if there is none.
         done: results of the last `EVALUATIONS_REMEMBERED` evaluations, in the order of their numbers.
+        best: best value of each metric so far, by name, of the first `BEST_REMEMBERED` names.
     """
 
     begun: int = 0
     asked: Asked | None = None
     done: list[EpochStatus] = field(default_factory=list[EpochStatus])
+    best: dict[str, float] = field(default_factory=dict[str, float])
 
     def has(self, epoch: int) -> bool:
         """Return True if evaluation `epoch` is done, or is older than all results that are remembered."""
@@ -79,6 +84,11 @@ class Evaluations:
         """Largest number of an evaluation that was asked for; 0 before the first."""
         asked = 0 if self.asked is None else self.asked.epoch
         return max(asked, self.done[-1].epoch if self.done else self.begun)
+
+    @property
+    def newest(self) -> int:
+        """Number of the last evaluation that is done; 0 before the first."""
+        return self.done[-1].epoch if self.done else 0
 
     def is_by(self, member: Name) -> bool:
         """Return True if `member` was asked for an evaluation and has not reported it."""
@@ -100,12 +110,19 @@ class Evaluations:
             self.asked = None
 
     def report(
-        self, member: Name, epoch: int, version: int, metrics: Mapping[str, float], started_at: float
+        self,
+        member: Name,
+        epoch: int,
+        version: int,
+        metrics: Mapping[str, float],
+        started_at: float,
+        keep: Keep | None = None,
     ) -> bool:
         """Store the metrics that `member` reports for evaluation `epoch` of `version`.
 
         Args:
             started_at: time at which the job began, in seconds of the job's clock.
+            keep: metric of `--keep`, which says whether its smallest value is the best.
 
         Returns:
             True if the report was stored; False if the member was not asked for this evaluation, or reports a
@@ -120,6 +137,12 @@ class Evaluations:
             epoch=epoch, version=version, metrics=metrics, seconds=seconds, epochs=asked.progress
         )
         self.done.append(status)
+        for name, value in metrics.items():
+            rule = keep if keep is not None and keep.metric == name else by_name(name)
+            if (name in self.best or len(self.best) < BEST_REMEMBERED) and rule.better(
+                value, self.best.get(name)
+            ):
+                self.best[name] = value
         self.done.sort(key=lambda done: done.epoch)
         del self.done[:-EVALUATIONS_REMEMBERED]
         return True

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from ...common.stored import stored
-from ...proto.messages import Assignment, Exchanged, Outcome, Welcome
+from ...proto.messages import Assignment, Evaluations, Exchanged, Outcome, Welcome
 from ...proto.refusal import Refusal
 
 R = TypeVar("R")
@@ -391,6 +391,18 @@ class Left(FromWorker[None]):
     reason: str
 
 
+@stored("stop-requested")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopRequested(FromWorker[None]):
+    """The worker's script ends the job early.
+
+    Attributes:
+        reason: reason, in words.
+    """
+
+    reason: str
+
+
 @stored("tick")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tick(Event[None]):
@@ -737,6 +749,17 @@ class Note:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TellEvaluations:
+    """Send all workers the result of an evaluation.
+
+    Attributes:
+        evaluations: the message.
+    """
+
+    evaluations: Evaluations
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Paused:
     """Report that the requested pause is complete: the server may stop."""
 
@@ -748,6 +771,7 @@ class Finish:
 
 Action = (
     LossReported
+    | TellEvaluations
     | RequestInitialize
     | Assign
     | Adopt

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
-from daemons import Daemon, Daemons, Server
+from daemons import Daemon, Daemons, Server, stop
 
 JOB = ("--script", "--batch-size", "8", "--seed", "3", "--downlink", "none")
 
@@ -67,3 +68,53 @@ def test_a_script_that_was_away_at_the_end_goes_on_after_its_loop(daemons: Daemo
     catching = daemons.program("script_ends", "catching", server.address)
     assert catching.wait(60) == 0
     catching.wait_for("caught: the job has finished: all of its 2 epochs are done")
+
+
+@pytest.mark.parametrize("mode", ["sync", "local:steps=2", "stale:bound=1", "async"])
+def test_a_script_ends_the_job_for_all(daemons: Daemons, mode: str, tmp_path: Path) -> None:
+    output = tmp_path / "model.safetensors"
+    server = serve(daemons, 2, "--mode", mode, "--output", str(output), epochs=50)
+    both = scripts(daemons, "early", 2, server)
+    assert [script.wait(60) for script in both] == [0, 0], both[0].log
+    ended = [script.fields("^ended$") for script in both]
+    assert all(each["done"] for each in ended)
+    assert all(max(each["epochs"]) < 10 for each in ended)
+    server.wait_for(r"the job ends: good enough \(asked for by rank \d \(w\d\)\)")
+    version = int(server.wait_for(r"the job is finished at version (\d+)")[1])
+    assert version == max(each["version"] for each in ended)
+    assert any(f"version {version}: accuracy 0.5000" in line for line in server.messages), server.log
+    assert stop(server) == 0
+    assert output.exists()
+    assert not any("ends before the job" in script.log for script in both)
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps"), [("sync", "server"), ("sync", "local"), ("local:steps=2", "local")]
+)
+def test_a_plateau_is_found_by_all_ranks_before_the_same_step(
+    daemons: Daemons, mode: str, steps: str
+) -> None:
+    server = serve(daemons, 2, "--mode", mode, epochs=4)
+    options = ("--steps", steps)
+    both = [
+        daemons.program("script_ends", "plateau", server.address, "--worker-id", f"w{number}", *options)
+        for number in range(2)
+    ]
+    assert [script.wait(60) for script in both] == [0, 0], both[0].log
+    first, second = (script.fields("^ended$") for script in both)
+    assert first["rates"] == second["rates"]
+    assert first["seen"] == second["seen"] == [-1.0, 0.9, 0.8, 0.85]
+    # The third evaluation is worse than the second, and known from the second step of the fourth epoch on.
+    round_ = 2 if mode.startswith("local") else 1
+    assert first["rates"][3] == [0.1] * round_ + [0.05] * (len(first["rates"][3]) - round_)
+    assert all(rate == 0.1 for epoch in first["rates"][:3] for rate in epoch)
+
+
+def test_the_best_values_are_known_to_the_next_evaluator(daemons: Daemons) -> None:
+    server = serve(daemons, 2, epochs=4)
+    both = scripts(daemons, "best", 2, server)
+    assert [script.wait(60) for script in both] == [0, 0], both[0].log
+    known = [script.fields("^ended$")["known"] for script in both]
+    first, second = sorted(known, key=lambda each: bool(each and each[0]))
+    assert first == [{}, {"accuracy": 0.5, "loss": 0.5}]
+    assert second == [{"accuracy": 0.7, "loss": 0.3}, {"accuracy": 0.7, "loss": 0.3}]

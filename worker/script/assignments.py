@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from ...proto import messages as m
@@ -76,6 +77,7 @@ class Assignments:
         self._member, self._length = member, length
         self._reported = m.Evaluation(version=0, epoch=0, metrics={})  # the last report
         self._evaluation = ExitStack()  # while the script may evaluate
+        self._known = 0  # number of the last evaluation that the script may know of
         self._offered = False  # True if the script could evaluate since the present assignment arrived
 
     @property
@@ -88,6 +90,13 @@ class Assignments:
         of a version that the server has lost."""
         last, epoch = self._reported, assignment.evaluate_epoch
         return epoch > last.epoch or (epoch > 0 and last.version > assignment.version)
+
+    @property
+    def evaluations(self) -> Sequence[Mapping[str, float]]:
+        """Metrics of the evaluations that were done when the work of the present version was assigned, oldest
+        first: the same for all workers of that version."""
+        results = self.session.evaluations
+        return [results[number].metrics for number in sorted(results) if number <= self._known]
 
     def settle(self) -> None:
         """Wait for the assignment that follows the answered one, or until this worker's state has to be
@@ -178,6 +187,7 @@ class Assignments:
         ends = assignment.finished or (assignment.trained and not assignment.evaluate_epoch)
         if ends or asked or self.session.is_new(assignment):
             self.present, self._offered = assignment, False
+            self._known = max(self._known, assignment.evaluations)
             self._length.update(assignment)
             self._member.done = assignment.finished
             if assignment.finished:

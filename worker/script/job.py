@@ -86,6 +86,7 @@ class Job:
         self._position = Position(owner.get("loader"))
         self._random: Mapping[str, Any] | None = owner.get("random")  # restored once batches begin
         self._logged: dict[str, list[float]] = {}  # shared with the assignments
+        self._stops = False
         self._start = 0  # number of epochs that the script has trained before this job
         self._first_epoch: int = owner.get("epoch", member.reply.epoch)  # the job may be past it
         self._samples_arrived = False  # True once an assignment with samples has arrived
@@ -139,7 +140,8 @@ class Job:
             if held := assignments.session.held_back:
                 log.warning("leaving with residuals of norm %.3g, which the server has not received", held)
             present = assignments.present
-            if not failed and (present is None or present.ranges):  # the job still has work for this worker
+            has_work = present is None or bool(present.ranges)
+            if has_work and not (failed or self._stops):
                 of = f" of {member.terms.epochs}" if member.terms.epochs else ""
                 log.warning("leaving in epoch %d%s: the script ends before the job", self._epoch + 1, of)
         process.remove(self)
@@ -175,6 +177,21 @@ class Job:
         """Have the next step push the whole residual; the job is left after its outcome."""
         if self._assignments is not None:
             self._assignments.session.leave()
+
+    def stop(self, reason: str = "stopped by the script") -> None:
+        """End the job early on all ranks, normally: the open step is finished, the last version is evaluated
+        and saved, and all loops end.
+
+        Args:
+            reason: text for the server's log and for workers that come later.
+
+        Raises:
+            ScriptError: batches have not begun.
+        """
+        if self._assignments is None:
+            raise ScriptError("job.stop: call it after the first batch; before that, stop gc-server")
+        self._stops = True
+        self._member.connection.stop_job(reason)
 
     @property
     def done(self) -> bool:
@@ -227,6 +244,25 @@ class Job:
         """True if the server has asked this worker to evaluate. It reports numbers that are logged now as the
         last epoch's metrics."""
         return self._assignments is not None and self._assignments.evaluating
+
+    @property
+    def evaluation(self) -> Mapping[str, float]:
+        """Metrics of the job's last evaluation, by name; empty before the first.
+
+        All workers that compute the same step have the same. The evaluation of an epoch is made while the
+        next one has begun, so after the loop over an epoch's batches this is the one of the epoch before.
+        """
+        known = () if self._assignments is None else self._assignments.evaluations
+        return known[-1] if known else {}
+
+    @property
+    def best(self) -> Mapping[str, float]:
+        """Best value of each metric in the evaluations of the job so far, by name; empty before the first.
+
+        The smallest value is the best of `loss`, `error` and the like, and the largest of others, as for
+        `gc-server --keep`, which may state it. It belongs to the job, so any worker that evaluates knows it.
+        """
+        return {} if self._assignments is None else self._assignments.session.best
 
     @property
     def _epoch(self) -> int:
@@ -284,10 +320,11 @@ class Job:
         self._length.least = least_samples(model)
         return model, self._attached.optimizer
 
-    def follow(self, scheduler: Scheduler, *, each: Each = "step") -> Scheduler:
+    def follow(self, scheduler: Scheduler, *, each: Each = "step", metric: str = "loss") -> Scheduler:
         """Register a scheduler, so that before each batch it is advanced to the job's present step or epoch.
 
-        It is behind if this worker has joined late, has returned, or has missed a step.
+        It is behind if this worker has joined late, has returned, or has missed a step. The job itself steps
+        a ReduceLROnPlateau, once for each evaluation, before the same batch on all ranks.
 
         Args:
             scheduler: scheduler of torch.optim.lr_scheduler. The script steps it as it would without a job.
@@ -295,14 +332,15 @@ class Job:
                 is a local step, "epoch" for once per
                 epoch of `job.epochs()`. "progress" is for a LambdaLR whose function reads `job.progress`: the
                 job steps it before each batch, and its rates do not depend on the number of workers.
+            metric: name of the evaluated number for a ReduceLROnPlateau, as in `log`.
 
         Returns:
             The same scheduler.
 
         Raises:
-            ScriptError: the scheduler depends on something else than steps, such as ReduceLROnPlateau.
+            ScriptError: the scheduler depends on something else than steps or evaluations.
         """
-        self._schedules.follow(scheduler, each)
+        self._schedules.follow(scheduler, each, metric)
         return scheduler
 
     def _begin(self, train_samples: int, data: Callable[[], int]) -> Assignments:
@@ -418,7 +456,7 @@ class Job:
                 self._warned_of_repeat = True
                 log.warning(
                     "epoch %d is repeated: the script's loop over batches ended before all samples of the "
-                    "epoch were trained on. To end early, call job.leave()",
+                    "epoch were trained on. To end early, call job.stop()",
                     epoch + 1,
                 )
 
@@ -567,6 +605,7 @@ class Job:
             self._length.done = step.done
             self._schedules.check(assignment.total_steps, self._member.terms.epochs)
             self._schedules.catch_up(before + step.taken + assignment.earlier_steps, assignment.epoch)
+            self._schedules.evaluated(assignments.evaluations)
             self._loss, batch, self._given = 0.0, step.batch, True
             yield assignment, batch
             session.replica.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from torch.optim.lr_scheduler import (
@@ -29,15 +30,17 @@ class Schedules:
 
     def __init__(self) -> None:
         self._each: list[tuple[LRScheduler, Each]] = []
+        self._plateaus: list[tuple[ReduceLROnPlateau, str]] = []  # each with the name of its metric
         self._warned: set[int] = set()  # indices of schedulers of whose wrong length the log has warned
 
-    def follow(self, scheduler: object, each: Each) -> None:
+    def follow(self, scheduler: object, each: Each, metric: str = "loss") -> None:
         """Add a scheduler.
 
         Args:
             scheduler: scheduler of torch.optim.lr_scheduler.
             each: "step" or "epoch", how often the script steps it; "progress" for a LambdaLR whose function
                 reads `job.progress`, which the job steps.
+            metric: name of the evaluated number that a ReduceLROnPlateau follows.
 
         Raises:
             ScriptError: the scheduler does not count its steps, or depends on something else.
@@ -45,6 +48,9 @@ class Schedules:
         if each not in ("step", "epoch", "progress"):
             raise ScriptError(f"job.follow(each={each!r}): expected 'step', 'epoch' or 'progress'")
         name = type(scheduler).__name__
+        if isinstance(scheduler, ReduceLROnPlateau):
+            self._plateaus.append((scheduler, metric))
+            return
         if not isinstance(scheduler, LRScheduler):
             raise ScriptError(
                 f"job.follow: expected a scheduler of torch.optim.lr_scheduler, got a {name}; advance it to "
@@ -92,6 +98,23 @@ class Schedules:
                 "continue past its end" if length < of_job else "do not reach its end",
                 each,
             )
+
+    def evaluated(self, evaluations: Sequence[Mapping[str, float]]) -> None:
+        """Step each ReduceLROnPlateau once for each evaluation that it has not seen; it counts them itself.
+
+        Args:
+            evaluations: metrics of all evaluations of the job so far, oldest first.
+        """
+        for scheduler, metric in self._plateaus:
+            values = [each[metric] for each in evaluations if metric in each]
+            if evaluations and not values and id(scheduler) not in self._warned:
+                self._warned.add(id(scheduler))
+                log.warning(
+                    "job.follow(metric=%r): no such number in the evaluation, which has: %s",
+                    *(metric, ", ".join(sorted(evaluations[-1])) or "none"),
+                )
+            for value in values[int(scheduler.last_epoch) :]:
+                scheduler.step(value)
 
     def catch_up(self, steps: int, epoch: int) -> None:
         """Step each scheduler that is behind the job; schedulers ahead of it stay. Those by progress are

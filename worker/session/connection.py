@@ -477,6 +477,14 @@ class Connection:
         """Send the result of an evaluation, and send the last one again after a reconnect."""
         self._soon(self._outgoing.report, evaluation)
 
+    def stop_job(self, reason: str) -> None:
+        """Ask the server to end the job, now and on each new stream.
+
+        Args:
+            reason: text for the server's log.
+        """
+        self._soon(self._outgoing.stop, m.Stop(reason=reason))
+
     def profile(self, profile: m.Profile) -> None:
         """Send measured durations of steps; they are lost if the stream breaks."""
         self._soon(self._outgoing.say, profile)

@@ -2,7 +2,7 @@
 
 | message | is written | after a break |
 |---|---|---|
-| short: heartbeat, `Ready`, evaluation | at once, between two chunks | `Ready`, last evaluation: again |
+| short: heartbeat, `Ready`, report, … | at once, between two chunks | `Ready`, last report, `Stop`: again |
 | part of a push | after `welcome`, by its turn, while there is credit | again, unless the server has it |
 | commit | after all messages queued before it | again |
 | coded packet, snapshot | after all messages queued before it | lost: the server requests it again |
@@ -130,6 +130,7 @@ class Outgoing:
         self._restored = False
         self._pushes: dict[int, _UnsettledPush] = {}  # by seq, ascending
         self._evaluation: m.Evaluation | None = None
+        self._stop: m.Stop | None = None
         self._queue: deque[bytes | Transfer] | None = None
         self._urgent: deque[bytes] = deque()
         self._more = asyncio.Event()
@@ -163,8 +164,9 @@ class Outgoing:
         self._sleeps = not ready
         if self.manifest is not None and ready:
             self._say_ready(self.manifest)
-        if self._evaluation is not None:
-            self.say(self._evaluation)
+        for again in (self._evaluation, self._stop):
+            if again is not None:
+                self.say(again)
 
     def welcome(self, welcome: m.Welcome) -> None:
         """Send open pushes again, without the parts that the server has.
@@ -222,6 +224,11 @@ class Outgoing:
         self.wake()
         self._evaluation = evaluation
         self.say(evaluation)
+
+    def stop(self, stop: m.Stop) -> None:
+        """Ask the server to end the job, now and on each new stream."""
+        self._stop = stop
+        self.say(stop)
 
     def send(self, transfer: Transfer) -> None:
         """Queue a transfer on the present stream. It is lost if the stream breaks."""

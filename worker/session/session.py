@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -96,6 +96,8 @@ class Session:
         leaving: whether `leave` was called.
         seq: number of the last push, from 1; 0 before the first.
         saving: saves and restores this worker's own state.
+        evaluations: results of the job's evaluations by number, for scripts.
+        best: best value of each metric so far, by name, for scripts.
     """
 
     def __init__(
@@ -138,6 +140,8 @@ class Session:
         self._state = StateExchange(connection, replica, buffers)
         self.saving = Saving(connection, replica, compression, self._state, self._pushes, own)
         self._earlier = earlier
+        self.evaluations: dict[int, m.EpochStatus] = {}
+        self.best: Mapping[str, float] = {}
         self._answered = 0  # id of the last assignment that was answered
         self._reconnects = 0
         self._held: m.Assignment | None = None  # assignment that waits until the replica is at its version
@@ -316,6 +320,9 @@ class Session:
             case m.Welcome():
                 self._held = None
                 self._updates.go_back(message.version)
+            case m.Evaluations():
+                self.evaluations.update({each.epoch: each for each in message.results})
+                self.best = message.best
             case m.InitializeRequest():
                 self._initialize = True
                 self.begin()

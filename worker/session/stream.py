@@ -54,6 +54,7 @@ Incoming = (
     | m.SnapshotRequest
     | m.Save
     | m.Welcome
+    | m.Evaluations
 )
 
 
@@ -247,7 +248,7 @@ class Stream:
                     outgoing.assigned = message.id
                     outgoing.limit_rate(message.pace)
                     arrived = message
-                case m.Waiting() | m.InitializeRequest() | m.SnapshotRequest() | m.Save():
+                case m.Waiting() | m.Evaluations() | m.InitializeRequest() | m.SnapshotRequest() | m.Save():
                     arrived = message
                 case m.Unwanted():
                     outgoing.unwanted(message.seq)
@@ -263,6 +264,8 @@ class Stream:
                     )
                     self.rank = message.rank
                     outgoing.welcome(message)
+                    if message.evaluations is not None:
+                        self.incoming.put(message.evaluations)
                     if outgoing.version is not None and outgoing.version > message.newest:
                         outgoing.version, arrived = None, message
                         self.lost_versions += 1

@@ -164,7 +164,11 @@ class Arrivals(Mode):
             if state.ask_for_evaluation(member, due, state.assignments + 1, now):
                 # An evaluation takes time, so the member does nothing else at that version.
                 assignment = Assignment(
-                    id=0, version=state.version, progress=state.samples.progress, evaluate_epoch=due
+                    id=0,
+                    version=state.version,
+                    progress=state.samples.progress,
+                    evaluate_epoch=due,
+                    evaluations=state.evaluations.newest,
                 )
                 actions.append(state.assign(member, assignment))
                 continue
@@ -189,6 +193,7 @@ class Arrivals(Mode):
                 position=member.rank,
                 world=state.roster.ready_members,
                 progress=state.samples.progress,
+                evaluations=state.evaluations.newest,
                 total_steps=state.total_steps(state.version + ahead + 1, state.rules.batch_size),
             )
             ahead += 1

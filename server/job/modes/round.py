@@ -73,6 +73,7 @@ class Round:
         progress: epochs trained on when the round opened, with a fraction.
         total_steps: number of steps of the whole job, if the number of members stays; 0 if only time ends it.
         rate_factor: factor of the base learning rate.
+        evaluations: number of the last evaluation that was done when the round opened; 0 before the first.
         local_rates: learning rate of each local step; empty if all are the same, or a script chooses them.
         division: shares of the slots.
         parts: True if the shard may step parts before the round closes.
@@ -95,6 +96,7 @@ class Round:
     progress: float
     total_steps: int = 0
     rate_factor: float
+    evaluations: int = 0
     local_rates: tuple[float, ...] = ()
     division: Division | InParts | Sliced | StragglerCoded
     parts: bool = False

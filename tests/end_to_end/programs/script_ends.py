@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from script_loops import data, network, sgd
 from torch.nn.functional import mse_loss
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import gradwire
 
@@ -90,12 +91,69 @@ def catching(server: str, **options: Any) -> None:
         say(f"caught: {error}")
 
 
+def early(server: str, **options: Any) -> None:
+    """The rank that evaluates ends the job after its second epoch."""
+    job, batches, step = begun(server, **options)
+    epochs: list[int] = []
+    with job:
+        for epoch in job.epochs():
+            epochs.append(epoch)
+            for batch in batches:
+                step(batch)
+            if job.evaluating:
+                job.log(accuracy=0.5)
+                if epoch >= 1:
+                    job.stop("good enough")
+    say("ended", epochs=epochs, done=job.done, version=job.version)
+
+
+def plateau(server: str, steps: Any = "server", **options: Any) -> None:
+    """The rate is annealed by an evaluation that improves twice and then no more."""
+    job = gradwire.connect(server=server, compressor="none", **options)
+    model = network()
+    rates: list[list[float]] = []
+    seen: list[float] = []
+    with job:
+        model, optimizer = job.attach(model, sgd(model), steps=steps)
+        job.follow(ReduceLROnPlateau(optimizer, factor=0.5, patience=0), metric="valid")
+        for epoch in job.epochs():
+            rates.append([])
+            for inputs, targets in job.batches(data()):
+                optimizer.zero_grad()
+                mse_loss(model(inputs), targets).backward()
+                rates[-1].append(optimizer.param_groups[0]["lr"])
+                optimizer.step()
+            seen.append(job.evaluation.get("valid", -1.0))
+            if job.evaluating:
+                job.log(valid=[0.9, 0.8, 0.85, 0.95][epoch])
+    say("ended", rates=rates, seen=seen)
+
+
+def best(server: str, **options: Any) -> None:
+    """Each evaluator says which values it knows of; the first one leaves after two epochs."""
+    job, batches, step = begun(server, **options)
+    known: list[dict[str, float]] = []
+    with job:
+        for epoch in job.epochs():
+            for batch in batches:
+                step(batch)
+            if job.evaluating:
+                known.append(dict(job.best))
+                job.log(accuracy=[0.5, 0.7, 0.6, 0.65][epoch], loss=[0.5, 0.3, 0.4, 0.2][epoch])
+                if epoch == 1:
+                    break
+    say("ended", known=known)
+
+
 LOOPS: dict[str, Callable[..., None]] = {
     "nested": nested,
     "zipped": zipped,
     "without_epochs": without_epochs,
     "slow": slow,
     "catching": catching,
+    "early": early,
+    "plateau": plateau,
+    "best": best,
 }
 
 

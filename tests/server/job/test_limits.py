@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from jobs import Job
-from stepping import core_of
+from stepping import copied, core_of
 
 from gradwire.common.configuration import UsageError
 from gradwire.common.spec import Length, SpecError
-from gradwire.proto.messages import Phase
+from gradwire.proto.messages import Phase, Welcome
 from gradwire.server.checks import check
 from gradwire.server.job import events as e
 from gradwire.server.job.limits import EarlyStop
@@ -51,6 +51,59 @@ def test_a_job_ends_with_the_step_that_it_was_told(overlap: str) -> None:
     assert job.all(e.Finish)
     job.join("w9")
     assert job.refused().message == "the job has finished: reached --max-steps 3"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_script_ends_the_job_with_an_evaluation(restarted: bool) -> None:
+    job = job_of(2, epochs=50, script=True)
+    job.round(["w0", "w1"])
+    job.step(e.StopRequested("w1", 1, reason="good enough"))
+    job.step(e.StopRequested("w1", 1, reason="said again on a new stream"))
+    if restarted:
+        job.core = copied(job.core, "sync")
+    job.round(["w0", "w1"])
+    assert job.phase() is Phase.FINISHING
+    assert "good enough (asked for by rank 1 (w1))" in job.one(e.Note).text
+    assert (job.told["w0"].version, job.told["w0"].evaluate_epoch) == (2, 1)
+    assert job.told["w1"].trained
+    evaluate(job, loss=0.5)
+    assert job.all(e.Finish)
+    job.step(e.StopRequested("w1", 1, reason="too late"))
+    job.join("w9")
+    assert "good enough" in job.refused().message
+
+
+def test_the_best_values_are_the_jobs_and_reach_all_scripts() -> None:
+    job = job_of(2, epochs=9, script=True, keep="best:score:min")
+    for loss, score in ((0.5, 3.0), (0.7, 2.0), (0.4, 4.0)):
+        while job.core.evaluations.asked is None:
+            job.round(["w0", "w1"])
+        evaluate(job, loss=loss, accuracy=loss, score=score)
+        told = job.one(e.TellEvaluations).evaluations
+        assert [each.metrics["loss"] for each in told.results] == [loss]
+    expected = {"loss": 0.4, "accuracy": 0.7, "score": 2.0}
+    assert told.best == expected
+    job.core = copied(job.core, "sync")
+    job.step(e.Detached("w1", 1))
+    job.attach("w1")
+    welcome = job.one(Welcome).evaluations
+    assert welcome is not None
+    assert welcome.best == expected
+    assert [each.metrics["score"] for each in welcome.results] == [3.0, 2.0, 4.0]
+
+
+def test_all_members_of_a_round_know_the_same_evaluations() -> None:
+    job = job_of(2, epochs=9, script=True)
+    while job.core.evaluations.asked is None:
+        job.round(["w0", "w1"])
+    evaluate(job, loss=0.5)
+    assert {each.evaluations for each in job.told.values()} == {0}
+    job.step(e.Detached("w1", 1))
+    job.attach("w1")
+    job.ready("w1")  # and is told its work again, after the evaluation
+    assert job.assignments["w1"].evaluations == 0
+    job.round(["w0", "w1"])
+    assert {each.evaluations for each in job.assignments.values()} == {1}
 
 
 def test_the_last_epoch_ends_it_where_that_comes_first() -> None:

@@ -513,7 +513,7 @@ def test_an_epoch_whose_loop_ends_early_comes_again_and_the_log_says_so(
     assert epochs == [0, 0, 1, 1]
     assert [record.message for record in caplog.records if "is repeated" in record.message] == [
         "epoch 1 is repeated: the script's loop over batches ended before all samples of the epoch were "
-        "trained on. To end early, call job.leave()"
+        "trained on. To end early, call job.stop()"
     ]
 
 

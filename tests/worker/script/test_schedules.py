@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -64,6 +65,44 @@ def test_one_of_epochs_follows_these_and_what_is_ahead_stays() -> None:
     assert rates(ours) == [0.1 / 8, 0.3 / 8]
 
 
+def test_a_plateau_is_seen_by_all_at_once_and_by_a_late_worker_as_by_the_others() -> None:
+    losses = [1.0, 0.5, 0.6, 0.7, 0.4, 0.45, 0.46, 0.2]
+    alone, first = optimizer(), optimizer()
+    plain = s.ReduceLROnPlateau(alone, factor=0.5, patience=0)
+    schedules = Schedules()
+    schedules.follow(s.ReduceLROnPlateau(first, factor=0.5, patience=0), "step", "valid")
+    known: list[dict[str, float]] = []
+    saved: list[Any] = []
+    for loss in losses:
+        known.append({"valid": loss})
+        plain.step(loss)
+        saved.append((deepcopy(plain.state_dict()), deepcopy(alone.state_dict())))
+        for _ in range(2):  # before each batch
+            schedules.evaluated(known)
+        assert rates(first) == rates(alone)
+        late, joined = optimizer(), Schedules()
+        joined.follow(s.ReduceLROnPlateau(late, factor=0.5, patience=0), "step", "valid")
+        joined.evaluated(known)
+        assert rates(late) == rates(alone)
+    for states in saved:  # a worker that has loaded one
+        restarted, resumed = optimizer(), Schedules()
+        again = s.ReduceLROnPlateau(restarted, factor=0.5, patience=0)
+        again.load_state_dict(states[0])
+        restarted.load_state_dict(states[1])
+        resumed.follow(again, "step", "valid")
+        resumed.evaluated(known)
+        assert rates(restarted) == rates(alone)
+
+
+def test_a_metric_that_no_evaluation_has_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    schedules = Schedules()
+    schedules.follow(s.ReduceLROnPlateau(optimizer()), "step", "valid")
+    for _ in range(2):
+        schedules.evaluated([{"loss": 1.0}])
+    said = "job.follow(metric='valid'): no such number in the evaluation, which has: loss"
+    assert caplog.text.count(said) == 1
+
+
 def test_one_that_goes_by_progress_has_the_rate_of_the_present_batch() -> None:
     ours, schedules, part = optimizer(), Schedules(), 0.0
     schedules.follow(s.LambdaLR(ours, lambda _: 1 - part), "progress")
@@ -104,7 +143,6 @@ def test_the_length_of_a_sequence_is_where_its_last_schedule_ends(caplog: pytest
     ("scheduler", "each", "words"),
     [
         (s.ExponentialLR(optimizer(), 0.5), "round", "expected 'step', 'epoch' or 'progress'"),
-        (s.ReduceLROnPlateau(optimizer()), "step", "ReduceLROnPlateau depends on the script's measurements"),
         (
             s.ExponentialLR(optimizer(), 0.5),
             "progress",
