@@ -606,7 +606,7 @@ class PartHeader(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., part: _Optional[int] = ..., plan: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[PayloadHeader, _Mapping]]] = ..., waited: bool = ..., learning_rates: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("seq", "assignment", "base_version", "samples", "parts", "digest", "loss", "exchanged", "plan", "computing_seconds")
+    __slots__ = ("seq", "assignment", "base_version", "samples", "parts", "digest", "loss", "exchanged", "plan", "computing_seconds", "local_rates")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -617,6 +617,7 @@ class Commit(_message.Message):
     EXCHANGED_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COMPUTING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RATES_FIELD_NUMBER: _ClassVar[int]
     seq: int
     assignment: int
     base_version: int
@@ -627,7 +628,8 @@ class Commit(_message.Message):
     exchanged: Exchanged
     plan: int
     computing_seconds: float
-    def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., base_version: _Optional[int] = ..., samples: _Optional[int] = ..., parts: _Optional[int] = ..., digest: _Optional[int] = ..., loss: _Optional[float] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., plan: _Optional[int] = ..., computing_seconds: _Optional[float] = ...) -> None: ...
+    local_rates: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., base_version: _Optional[int] = ..., samples: _Optional[int] = ..., parts: _Optional[int] = ..., digest: _Optional[int] = ..., loss: _Optional[float] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., plan: _Optional[int] = ..., computing_seconds: _Optional[float] = ..., local_rates: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Abandon(_message.Message):
     __slots__ = ("seq",)

@@ -779,6 +779,8 @@ class Commit:
         exchanged: result of an exchange of packets, in coded mode instead of parts.
         plan: number of the plan that defines the parts; 0 without parts.
         computing_seconds: seconds that the worker took for local steps; 0 in other modes.
+        local_rates: learning rates of a script's last local step, by parameter group, which the server
+            compares.
     """
 
     seq: int
@@ -791,6 +793,7 @@ class Commit:
     exchanged: Exchanged | None = None
     plan: int = 0
     computing_seconds: float = 0.0
+    local_rates: tuple[float, ...] = ()
 
 
 @stored("Abandon")

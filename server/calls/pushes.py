@@ -30,6 +30,8 @@ DAMAGED = (Reason.CHECKSUM, Reason.CHUNK)  # The bytes changed in transit, and t
 # Reasons that mean that the worker is not a member, so none of its pushes is decided.
 NO_MEMBER = (Reason.FENCED, Reason.NOT_A_MEMBER)
 
+MAX_LOCAL_RATES = 1024  # parameter groups whose rates of local steps are compared
+
 
 class Pushes:
     """Handler of one stream's messages that concern pushes. It has no state of its own: the ledger and the
@@ -293,6 +295,7 @@ class Pushes:
             plan=commit.plan,
             computing_s=commit.computing_seconds,
             learning_rates=self._ledger.rates(self._key(commit.seq)),
+            local_rates=commit.local_rates[:MAX_LOCAL_RATES],
         )
         result = self._conductor.push(event)
         outcome = result.reply.outcome

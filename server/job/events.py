@@ -233,6 +233,7 @@ class Pushed(FromWorker[Decided]):
         plan: number of the plan that its parts belong to.
         computing_s: seconds that its local steps took; 0 if unknown.
         learning_rates: learning rates by parameter group; empty for those of the job.
+        local_rates: learning rates of a script's last local step, by parameter group; empty for other steps.
     """
 
     seq: int
@@ -244,6 +245,7 @@ class Pushed(FromWorker[Decided]):
     plan: int = 1
     computing_s: float = 0.0
     learning_rates: tuple[float, ...] = ()
+    local_rates: tuple[float, ...] = ()
 
     @property
     def key(self) -> PushKey:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -108,6 +109,18 @@ def test_a_plateau_is_found_by_all_ranks_before_the_same_step(
     round_ = 2 if mode.startswith("local") else 1
     assert first["rates"][3] == [0.1] * round_ + [0.05] * (len(first["rates"][3]) - round_)
     assert all(rate == 0.1 for epoch in first["rates"][:3] for rate in epoch)
+
+
+@pytest.mark.parametrize("mode", ["sync", "local:steps=2"])
+def test_unequal_rates_of_local_steps_are_named_once(daemons: Daemons, mode: str) -> None:
+    server = serve(daemons, 2, "--mode", mode, epochs=4)
+    both = scripts(daemons, "unequal", 2, server)
+    assert [script.wait(60) for script in both] == [0, 0], both[0].log
+    server.wait_for("the job is finished")
+    (said,) = [line for line in server.messages if "unequal learning rates" in line]
+    assert re.search(
+        r"local steps have unequal learning rates: rank 0 \(w\d\) 0.05; rank 1 \(w\d\) 0.1\.", said
+    )
 
 
 def test_the_best_values_are_known_to_the_next_evaluator(daemons: Daemons) -> None:

@@ -127,6 +127,8 @@ class Attached:
             own=member.own,
             earlier=earlier,
         )
+        if self._steps_here:
+            session.local_rates = lambda: tuple(float(each["lr"]) for each in self.optimizer.param_groups)
         return session, self._strategy(session, forward_passed)
 
     def _strategy(

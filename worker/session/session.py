@@ -98,6 +98,7 @@ class Session:
         saving: saves and restores this worker's own state.
         evaluations: results of the job's evaluations by number, for scripts.
         best: best value of each metric so far, by name, for scripts.
+        local_rates: returns the learning rates of a script's local steps, by group, which commits carry.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class Session:
         self._earlier = earlier
         self.evaluations: dict[int, m.EpochStatus] = {}
         self.best: Mapping[str, float] = {}
+        self.local_rates: Callable[[], tuple[float, ...]] = tuple
         self._answered = 0  # id of the last assignment that was answered
         self._reconnects = 0
         self._held: m.Assignment | None = None  # assignment that waits until the replica is at its version
@@ -568,6 +570,7 @@ class Session:
             exchanged=exchanged,
             plan=0 if plan is None else plan.number,
             computing_seconds=computing_s,
+            local_rates=self.local_rates() if samples else (),
         )
         self._pushes.commit(commit, sent, plan)
         self._answered = assignment.id

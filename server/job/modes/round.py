@@ -81,6 +81,7 @@ class Round:
         unfilled: True if lost slots stay empty: all parts are stepped, or no member could take the slots.
         rates: learning rates of the step, by parameter group; empty for those of the job.
         rated_by: id of the worker that was the first to send its rates; empty before.
+        local_rates_of: learning rates of scripts' last local steps, by slot.
         life: state of the round.
         slots: the slots.
         slot_of: index of the slot, by id of the assignment.
@@ -104,6 +105,7 @@ class Round:
     unfilled: bool = False
     rates: tuple[float, ...] = ()
     rated_by: str = ""
+    local_rates_of: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
     life: RoundLife = RoundLife.OPEN
     slots: list[Slot] = field(default_factory=list[Slot])
     slot_of: dict[int, int] = field(default_factory=dict[int, int])

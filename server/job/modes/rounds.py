@@ -68,6 +68,7 @@ class Rounds(Mode):
         _exchange_s: seconds of a round without its steps, a running mean over rounds; NaN before.
         _told: orders to the shard that leave with the next actions.
         _note: the last log line about the division of rounds.
+        _warned_of_rates: True once the log has named members whose local steps have unequal rates.
     """
 
     _state: JobState = field(metadata=DERIVED)
@@ -81,6 +82,7 @@ class Rounds(Mode):
     _exchange_s: float = math.nan
     _told: list[ToShard] = field(default_factory=list[ToShard])
     _note: str = ""
+    _warned_of_rates: bool = False
 
     @property
     def quiet(self) -> bool:
@@ -360,6 +362,8 @@ class Rounds(Mode):
             slice=part.slice,
         )
         round_.answer(number, contribution)
+        if event.local_rates and event.samples:
+            round_.local_rates_of[number] = event.local_rates
         if self.local is not None and math.isfinite(event.computing_s):
             round_.computing[number] = event.computing_s, event.samples
         return round_.version + 1
@@ -471,14 +475,34 @@ class Rounds(Mode):
         for member in members:
             member.version = round_.version + 1
         return [
+            *self._name_unequal_rates(round_),
             e.Apply(
                 version=round_.version + 1,
                 contributions=tuple(in_rank_order),
                 members=tuple(member.worker for member in members),
                 rate_factor=self._server_factor(round_),
                 opened_at=round_.opened_at,
-            )
+            ),
         ]
+
+    def _name_unequal_rates(self, round_: Round) -> list[e.Action]:
+        """Warn, once in a job, of scripts whose local steps have unequal learning rates: the server averages
+        their changes, and cannot see which of the rates is meant."""
+        rates = sorted(round_.local_rates_of.items())
+        others = [number for number, each in rates if each != rates[0][1]]
+        if not others or self._warned_of_rates:
+            return []
+        self._warned_of_rates = True
+        named = [
+            f"rank {round_.slots[number].rank} ({round_.slots[number].member[0]}) "
+            f"{', '.join(f'{rate:g}' for rate in round_.local_rates_of[number])}"
+            for number in (rates[0][0], others[0])
+        ]
+        text = (
+            f"version {round_.version + 1}: local steps have unequal learning rates: {'; '.join(named)}. "
+            "Choose rates that are equal on all ranks, by job.follow, job.progress or job.evaluation"
+        )
+        return [e.Note(text=text, warning=True)]
 
     def _settle(self, round_: Round) -> None:
         """Settle or requeue the samples of a round that has closed."""

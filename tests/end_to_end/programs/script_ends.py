@@ -129,6 +129,21 @@ def plateau(server: str, steps: Any = "server", **options: Any) -> None:
     say("ended", rates=rates, seen=seen)
 
 
+def unequal(server: str, **options: Any) -> None:
+    """One rank alone changes its rate."""
+    job = gradwire.connect(server=server, compressor="none", **options)
+    model = network()
+    with job:
+        model, optimizer = job.attach(model, sgd(model), steps="local")
+        for _ in job.epochs():
+            for inputs, targets in job.batches(data()):
+                optimizer.zero_grad()
+                mse_loss(model(inputs), targets).backward()
+                optimizer.step()
+            if job.evaluating:
+                optimizer.param_groups[0]["lr"] = 0.05
+
+
 def best(server: str, **options: Any) -> None:
     """Each evaluator says which values it knows of; the first one leaves after two epochs."""
     job, batches, step = begun(server, **options)
@@ -154,6 +169,7 @@ LOOPS: dict[str, Callable[..., None]] = {
     "early": early,
     "plateau": plateau,
     "best": best,
+    "unequal": unequal,
 }
 
 
