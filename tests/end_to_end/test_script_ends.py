@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
-from daemons import Daemon, Daemons, Server, stop
+import torch
+from daemons import TASKS, Daemon, Daemons, Server, stop
+from torch import nn
+
+from gradwire.worker.training.sharding import epoch_order
+
+sys.path.append(str(TASKS))
+import script_ends as loops
+from script_loops import data
 
 JOB = ("--script", "--batch-size", "8", "--seed", "3", "--downlink", "none")
 
@@ -131,3 +140,24 @@ def test_the_best_values_are_known_to_the_next_evaluator(daemons: Daemons) -> No
     first, second = sorted(known, key=lambda each: bool(each and each[0]))
     assert first == [{}, {"accuracy": 0.5, "loss": 0.5}]
     assert second == [{"accuracy": 0.7, "loss": 0.3}, {"accuracy": 0.7, "loss": 0.3}]
+
+
+def test_two_models_of_one_job_are_trained_as_with_an_optimizer_for_each(daemons: Daemons) -> None:
+    server = serve(daemons, 2)
+    both = scripts(daemons, "gan", 2, server)
+    generator, discriminator = loops.adversaries()
+    models = nn.ModuleDict({"g": generator, "d": discriminator})
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in (generator, discriminator)]
+    inputs = data().tensors[0]
+    for epoch in range(2):
+        order = epoch_order(3, epoch, len(inputs))
+        for number, start in enumerate(range(0, len(order), 16)):
+            turn_of_d = number % 2 == 0
+            models.zero_grad()
+            loops.adversarial_loss(models, inputs[order[start : start + 16]], turn_of_d).backward()
+            optimizers[turn_of_d].step()
+    expected = torch.cat([parameter.detach().reshape(-1) for parameter in models.parameters()])
+    assert [script.wait(60) for script in both] == [0, 0], both[0].log
+    for script in both:
+        found = torch.tensor(script.fields("^ended$")["parameters"])
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

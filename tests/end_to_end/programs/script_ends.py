@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from script_loops import data, network, sgd
-from torch.nn.functional import mse_loss
+from torch import nn
+from torch.nn.functional import mse_loss, softplus
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import gradwire
@@ -129,6 +130,37 @@ def plateau(server: str, steps: Any = "server", **options: Any) -> None:
     say("ended", rates=rates, seen=seen)
 
 
+def adversaries() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(4)
+    generator = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 12))
+    return generator, nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def adversarial_loss(of: nn.ModuleDict, inputs: torch.Tensor, turn_of_d: bool) -> torch.Tensor:
+    """The loss of the discriminator or of the generator."""
+    made = of["d"](of["g"](inputs.flip(1)))
+    return (softplus(-of["d"](inputs)) + softplus(made)).mean() if turn_of_d else softplus(-made).mean()
+
+
+def gan(server: str, **options: Any) -> None:
+    """Two models in one job, stepped in turn."""
+    generator, discriminator = adversaries()
+    both: Any = nn.ModuleDict({"g": generator, "d": discriminator})
+    groups = [{"params": generator.parameters()}, {"params": discriminator.parameters()}]
+    with gradwire.connect(server=server, compressor="none", **options) as job:
+        both, optimizer = job.attach(both, torch.optim.Adam(groups, lr=0.01))
+        for _ in job.epochs():
+            for number, (inputs, _) in enumerate(job.batches(data())):
+                turn_of_d = number % 2 == 0
+                discriminator.requires_grad_(turn_of_d)
+                generator.requires_grad_(not turn_of_d)
+                optimizer.zero_grad()
+                adversarial_loss(both, inputs, turn_of_d).backward()
+                optimizer.step()
+    values = torch.cat([parameter.detach().reshape(-1) for parameter in both.parameters()])
+    say("ended", parameters=values.tolist())
+
+
 def unequal(server: str, **options: Any) -> None:
     """One rank alone changes its rate."""
     job = gradwire.connect(server=server, compressor="none", **options)
@@ -170,6 +202,7 @@ LOOPS: dict[str, Callable[..., None]] = {
     "plateau": plateau,
     "best": best,
     "unequal": unequal,
+    "gan": gan,
 }
 
 
