@@ -113,7 +113,8 @@ class Schedules:
                     "job.follow(metric=%r): no such number in the evaluation, which has: %s",
                     *(metric, ", ".join(sorted(evaluations[-1])) or "none"),
                 )
-            for value in values[int(scheduler.last_epoch) :]:
+            counting: Any = scheduler
+            for value in values[int(counting.last_epoch) :]:
                 scheduler.step(value)
 
     def catch_up(self, steps: int, epoch: int) -> None:
