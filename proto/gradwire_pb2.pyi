@@ -606,7 +606,7 @@ class PartHeader(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., part: _Optional[int] = ..., plan: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[PayloadHeader, _Mapping]]] = ..., waited: bool = ..., learning_rates: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("seq", "assignment", "base_version", "samples", "parts", "digest", "loss", "exchanged", "plan", "computing_seconds", "local_rates")
+    __slots__ = ("seq", "assignment", "base_version", "samples", "parts", "digest", "loss", "exchanged", "plan", "computing_seconds", "local_rates", "batch")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -618,6 +618,7 @@ class Commit(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COMPUTING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RATES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     seq: int
     assignment: int
     base_version: int
@@ -629,7 +630,8 @@ class Commit(_message.Message):
     plan: int
     computing_seconds: float
     local_rates: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., base_version: _Optional[int] = ..., samples: _Optional[int] = ..., parts: _Optional[int] = ..., digest: _Optional[int] = ..., loss: _Optional[float] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., plan: _Optional[int] = ..., computing_seconds: _Optional[float] = ..., local_rates: _Optional[_Iterable[float]] = ...) -> None: ...
+    batch: int
+    def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., base_version: _Optional[int] = ..., samples: _Optional[int] = ..., parts: _Optional[int] = ..., digest: _Optional[int] = ..., loss: _Optional[float] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., plan: _Optional[int] = ..., computing_seconds: _Optional[float] = ..., local_rates: _Optional[_Iterable[float]] = ..., batch: _Optional[int] = ...) -> None: ...
 
 class Abandon(_message.Message):
     __slots__ = ("seq",)

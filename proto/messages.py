@@ -781,6 +781,8 @@ class Commit:
         computing_seconds: seconds that the worker took for local steps; 0 in other modes.
         local_rates: learning rates of a script's last local step, by parameter group, which the server
             compares.
+        batch: checksum of the (first) batch, if the worker has chosen it and is to choose another one than
+            other workers; 0: not compared.
     """
 
     seq: int
@@ -794,6 +796,7 @@ class Commit:
     plan: int = 0
     computing_seconds: float = 0.0
     local_rates: tuple[float, ...] = ()
+    batch: int = 0
 
 
 @stored("Abandon")

@@ -294,6 +294,7 @@ class Pushes:
             exchanged=commit.exchanged,
             plan=commit.plan,
             computing_s=commit.computing_seconds,
+            batch=commit.batch,
             learning_rates=self._ledger.rates(self._key(commit.seq)),
             local_rates=commit.local_rates[:MAX_LOCAL_RATES],
         )

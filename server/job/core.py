@@ -52,6 +52,7 @@ from .modes import registry
 from .modes.mode import Mode
 from .modes.options import ModeOptions
 from .roster import BROKEN, OPENED, AssignedWork, Life, Member, Roster, WorkLife
+from .same_batches import SameBatches
 from .samples import Samples
 from .schedule import parse_schedule
 from .state import LOST_REMEMBERED, JobState
@@ -77,6 +78,7 @@ class Core(JobState):
             roster=Roster(lease_s=rules.lease_seconds),
         )
         self.mode: Mode = registry.create(options, self)
+        self._same_batches = SameBatches()
         self._handlers: dict[type[Any], Callable[[Any, float], e.Result[Any] | list[e.Action]]] = {
             e.Joined: self._joined,
             e.Attached: self._attached,
@@ -416,6 +418,7 @@ class Core(JobState):
             self.accepted_pushes += 1
             member.pushes += 1
             outcome = Outcome(seq=event.seq, decision=Decision.ACCEPTED, version=version)
+            actions += self._compare_batches(member, event)
         member.remember(outcome)
         return e.Result(reply=e.Decided(outcome=outcome), actions=actions + self._advance(now))
 
@@ -486,6 +489,20 @@ class Core(JobState):
         revoked.become(WorkLife.LATE if late else WorkLife.ASSIGNED)
         revoked.interrupted, member.revoked = True, None
         self.roster.assign(member, revoked)
+
+    def _compare_batches(self, member: Member, event: e.Pushed) -> list[e.Action]:
+        """Return a warning if another member trains on the same batches."""
+        if not event.batch:
+            return []
+        other = self._same_batches.other(member.worker, event.batch, self.roster.members)
+        if not other:
+            return []
+        text = (
+            f"{member.name} and {self.roster.members[other].name} train on the same batches, so the job "
+            "learns from the samples of one: give each rank samples of its own, by job.batches(dataset), by "
+            "a DistributedSampler with rank=job.rank, or by a seed that depends on job.rank"
+        )
+        return [e.Note(text=text, warning=True)]
 
     def _reclaim(self, member: Member, event: e.Pushed) -> bool:
         """Settle the samples of a push for revoked work, unless they were drawn again.

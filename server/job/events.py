@@ -234,6 +234,7 @@ class Pushed(FromWorker[Decided]):
         computing_s: seconds that its local steps took; 0 if unknown.
         learning_rates: learning rates by parameter group; empty for those of the job.
         local_rates: learning rates of a script's last local step, by parameter group; empty for other steps.
+        batch: checksum of its batch, which other workers should not have; 0 if it is not compared.
     """
 
     seq: int
@@ -246,6 +247,7 @@ class Pushed(FromWorker[Decided]):
     computing_s: float = 0.0
     learning_rates: tuple[float, ...] = ()
     local_rates: tuple[float, ...] = ()
+    batch: int = 0
 
     @property
     def key(self) -> PushKey:

@@ -101,6 +101,7 @@ class Job:
         computing_s: float = 0.0,
         loss: float = 1.0,
         rates: tuple[float, ...] = (),
+        batch: int = 0,
     ) -> list[Any]:
         """Without other words: the next push, for what it was told last, with all samples of that."""
         if to is None:
@@ -120,6 +121,7 @@ class Job:
                 plan=to.plan or self.core.plan,
                 computing_s=computing_s,
                 learning_rates=rates,
+                batch=batch,
             )
         )
 

@@ -33,7 +33,7 @@ from ...proto.shares import assigned_samples
 from ...settings import WorkerSettings, parse_address
 from ..session.connection import MAX_ERROR_CHARACTERS, Earlier
 from ..session.model_state import least_samples
-from ..training.data import data_checksum
+from ..training.data import batch_checksum, data_checksum
 from ..training.sharding import Indices, Shards
 from ..training.step import TrainingStep
 from ..training.work import Gradients, Local
@@ -52,6 +52,7 @@ log = logging.getLogger("gradwire.worker")
 Model = TypeVar("Model", bound=nn.Module)
 Scheduler = TypeVar("Scheduler")
 
+COMPARED = 16  # batches of `steps` that are compared with other workers'
 NO_WORK = "optimizer.step(): no batch is open; call it once for each batch, in the loop over job.batches(...)"
 
 
@@ -76,6 +77,7 @@ class Job:
         self._attached: Attached | None = None
         self._assignments: Assignments | None = None  # set at the first batch
         self._step: TrainingStep | None = None  # the last step that was begun
+        self._compared = 0  # number of batches of which a checksum was taken
         self._given = False  # True from handing out a batch until `optimizer.step()`
         self._loss = 0.0  # logged for the present batch
         self._only_adding = False  # True within `no_sync`: backward passes only add to the gradients
@@ -564,7 +566,16 @@ class Job:
                 with explained():
                     batch = next(batches)
                 connection.activity = "computing"
+                self._compare(batch)
                 yield batch
+
+    def _compare(self, batch: Any) -> None:
+        """Have the next commit report a checksum of one of the script's first batches, by which the server
+        notices that several workers train on the same ones."""
+        session = self._assignments.session if self._assignments is not None else None
+        if session is not None and not session.batch and self._compared < COMPARED:
+            self._compared += 1
+            session.batch = batch_checksum(batch)
 
     def _batches(self, train_samples: int, data: Callable[[], int]) -> Generator[tuple[m.Assignment, slice]]:
         """Yield the assignments of this epoch, or of the next if this one is over, each with a slice of its

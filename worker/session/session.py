@@ -99,6 +99,7 @@ class Session:
         evaluations: results of the job's evaluations by number, for scripts.
         best: best value of each metric so far, by name, for scripts.
         local_rates: returns the learning rates of a script's local steps, by group, which commits carry.
+        batch: checksum of the present step's first batch, which the next commit reports; 0 for none.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Session:
         """
         self.replica = replica
         self.leaving = False
-        self.seq = 0
+        self.seq = self.batch = 0
         self._connection = connection
         self._compression = compression
         self._metrics = metrics
@@ -571,7 +572,9 @@ class Session:
             plan=0 if plan is None else plan.number,
             computing_seconds=computing_s,
             local_rates=self.local_rates() if samples else (),
+            batch=self.batch,
         )
+        self.batch = 0
         self._pushes.commit(commit, sent, plan)
         self._answered = assignment.id
         self._free.limit()

@@ -1,4 +1,5 @@
-"""A checksum of a few training samples, by which the server finds out whether workers have the same data."""
+"""Checksums of training samples, by which the server finds out whether workers have the same data set, and
+whether they train on the same batches."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from .nests import members_of
 from .sharding import Indices
 
 SAMPLES = 4  # spread over the data set
+HEAD = 4096  # values of each tensor that count in `batch_checksum`
 DIGITS = 4  # of sums over floating-point data, whose last bits may differ between computers
 
 
@@ -41,6 +43,31 @@ def data_checksum(batch: Callable[[Indices], Any], samples: int) -> int:
             random.seed(seed)
             found.append(_checksum(batch(indices), 0))
     return (found[0] or 1) if found[0] == found[1] else 0
+
+
+def batch_checksum(batch: Any) -> int:
+    """Return a CRC-32C over a batch, of each tensor over its first values; never 0.
+
+    It tells whether two workers have the same batch. Objects that are no nest of tensors, arrays and numbers
+    count by their type alone.
+    """
+    return _checksum(_heads(batch), 0) or 1
+
+
+def _heads(value: Any) -> Any:
+    """Return a nest with the first values of each tensor and array alone."""
+    if isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and _plain(value)):
+        any_value: Any = value
+        return any_value.reshape(-1)[:HEAD]
+    if isinstance(value, torch.Tensor):
+        return str(value.layout)
+    members = members_of(value)
+    return {key: _heads(member) for key, member in members.items()} if members else value
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor that has its values one after the other, or with strides."""
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
 
 
 @contextmanager

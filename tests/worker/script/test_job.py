@@ -849,6 +849,33 @@ def test_muon_where_the_server_steps_is_refused_with_a_remedy(connect: Connect) 
         job.attach(model, gradwire.optim.muon(model, 0.1))
 
 
+# ---- batches that are compared with other workers'
+
+
+def test_the_first_batches_of_the_scripts_own_loader_are_reported(connect: Connect) -> None:
+    def reported(*, seed: int) -> list[int]:
+        server, job = connect()
+        model, optimizer = attached(job)
+        torch.manual_seed(seed)
+        loader = DataLoader(DATA, BATCH, shuffle=True)
+        for _ in job.epochs():
+            for (inputs,) in job.steps(loader):
+                take(model, optimizer, inputs)
+        job.leave()
+        return [commit.batch for commit, _ in server.pushed]
+
+    first, alike, other = reported(seed=1), reported(seed=1), reported(seed=2)
+    assert first == alike
+    assert all(first)
+    assert len({*first, *other}) == 2 * len(first)
+
+
+def test_batches_of_the_server_are_not_reported(connect: Connect) -> None:
+    server, job = connect()
+    part_of_an_epoch(job, lambda: None)
+    assert not any(commit.batch for commit, _ in server.pushed)
+
+
 # ---- the end of the process
 
 
