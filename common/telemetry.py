@@ -22,6 +22,8 @@ from .naming import printable
 # Fields of a JSON log line that identify its process, or, as `extra=` of the call, the worker it is about.
 LOG_FIELDS = ("job", "worker", "rank", "version")
 
+_WARNINGS = logging.WARNING - 1  # a level that `keep_warnings` recognises as its own
+
 LogFields = Callable[[], Mapping[str, object]]
 
 
@@ -74,6 +76,20 @@ def set_up_logging(log_format: str, level: str = "INFO") -> None:
         handler.setFormatter(_TextLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("numba").setLevel(logging.WARNING)
+
+
+def keep_warnings() -> None:
+    """Have Gradwire's warnings reach a script's handlers, whichever way its frameworks have set up logging.
+
+    `logging.config` disables loggers that it does not name, and some frameworks raise the root logger's level.
+    A script that wants fewer lines sets the level of the logger `gradwire`.
+    """
+    for name, logger in [*logging.root.manager.loggerDict.items()]:
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "gradwire":
+            logger.disabled = False
+    ours = logging.getLogger("gradwire")
+    if ours.level in (logging.NOTSET, _WARNINGS):
+        ours.setLevel(_WARNINGS if logging.root.level > logging.WARNING else logging.NOTSET)
 
 
 def add_log_fields(fields: LogFields) -> None:

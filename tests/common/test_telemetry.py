@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import logging.config
 import re
 import socket
 import urllib.error
@@ -16,7 +17,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gradwire.common.configuration import Effective, UsageError
-from gradwire.common.telemetry import LOG_FIELDS, HttpEndpoint, add_log_fields, set_up_logging
+from gradwire.common.telemetry import LOG_FIELDS, HttpEndpoint, add_log_fields, keep_warnings, set_up_logging
 
 
 @pytest.fixture(autouse=True)
@@ -114,3 +115,35 @@ def test_a_default_http_port_that_is_taken_is_replaced_and_the_log_says_by_which
             assert response.read() == b"running\n"
     finally:
         instead.close()
+
+
+@pytest.mark.parametrize("framework", ["disables loggers", "raises the root's level", "replaces handlers"])
+def test_warnings_reach_the_handlers_of_a_framework_once(
+    capsys: pytest.CaptureFixture[str], framework: str
+) -> None:
+    log = logging.getLogger("gradwire.worker")
+    if framework == "disables loggers":
+        stream = {"class": "logging.StreamHandler", "stream": "ext://sys.stderr"}
+        root = {"handlers": ["all"], "level": "INFO"}
+        logging.config.dictConfig({"version": 1, "handlers": {"all": stream}, "root": root})
+        assert log.disabled
+    else:
+        level = logging.ERROR if framework.startswith("raises") else logging.INFO
+        logging.basicConfig(force=True, level=level)
+    keep_warnings()
+    log.warning("a warning")
+    log.info("a line")
+    shown = capsys.readouterr().err
+    assert shown.count("a warning") == 1
+    assert shown.count("a line") == (0 if framework.startswith("raises") else 1)
+    logging.root.setLevel(logging.INFO)
+    keep_warnings()
+    assert log.isEnabledFor(logging.INFO)
+
+
+def test_a_script_may_silence_the_logger_of_the_package() -> None:
+    ours = logging.getLogger("gradwire")
+    ours.setLevel(logging.ERROR)
+    keep_warnings()
+    assert not logging.getLogger("gradwire.worker").isEnabledFor(logging.WARNING)
+    ours.setLevel(logging.NOTSET)

@@ -28,6 +28,7 @@ from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVar
 
 from ...common.configuration import Effective
 from ...common.naming import own_name
+from ...common.telemetry import keep_warnings
 from ...proto import messages as m
 from ...proto.shares import assigned_samples
 from ...settings import WorkerSettings, parse_address
@@ -96,6 +97,7 @@ class Job:
         single = isinstance(member.work, Gradients) and member.work.single
         self._length = JobLength(member.terms, workers=member.reply.workers, single=single)
         self._error_before = process.last_error()
+        keep_warnings()
         process.add(self)
 
     # ---- membership
@@ -589,6 +591,7 @@ class Job:
         """
         assignments = self._begin(train_samples, data)
         session, strategy = assignments.session, assignments.strategy
+        keep_warnings()  # in each epoch, because a script may set up its logging at any time
         self._begin_anew()
         assignments.turn_over()  # here too, because a script need not use `epochs`
         if self._random is not None:
