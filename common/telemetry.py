@@ -81,8 +81,8 @@ def set_up_logging(log_format: str, level: str = "INFO") -> None:
 def keep_warnings() -> None:
     """Have Gradwire's warnings reach a script's handlers, whichever way its frameworks have set up logging.
 
-    `logging.config` disables loggers that it does not name, and some frameworks raise the root logger's level.
-    A script that wants fewer lines sets the level of the logger `gradwire`.
+    `logging.config` disables loggers that it does not name, and some frameworks raise the root's level. A
+    script that wants fewer lines sets the level of the logger `gradwire`.
     """
     for name, logger in [*logging.root.manager.loggerDict.items()]:
         if isinstance(logger, logging.Logger) and name.partition(".")[0] == "gradwire":
