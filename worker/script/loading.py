@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import multiprocessing
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -70,7 +70,7 @@ class Loading:
         found: list[Any] = []
         with explained():
             for sent in self._loader:
-                piece = ForkingPickler.loads(sent)
+                piece = _unpickled(sent)
                 if isinstance(piece, _Unsendable):
                     raise ScriptError(
                         f"job.batches(num_workers={self.processes}): a sample cannot be sent from "
@@ -155,8 +155,12 @@ class _Pickler(ForkingPickler):
             except (RuntimeError, TypeError):  # sparse, bfloat16, requires a gradient, ...
                 pass
         if isinstance(value, torch.Tensor | torch.UntypedStorage | torch.TypedStorage):
-            return value.__reduce_ex__(4)
+            any_value: Any = value
+            return any_value.__reduce_ex__(4)
         return NotImplemented
+
+
+_unpickled: Callable[[bytes], Any] = getattr(ForkingPickler, "loads")  # noqa: B009  # its stub lacks a type
 
 
 def _pickled(value: Any) -> bytes:

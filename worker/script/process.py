@@ -64,7 +64,7 @@ class Joined(Protocol):
     def forget(self) -> None: ...
 
 
-_joined: dict[Key, Joined] = {}
+joined: dict[Key, Joined] = {}
 _stopping: _Stopping | None = None
 
 
@@ -77,7 +77,7 @@ def make_room(key: Key) -> None:
     Raises:
         ScriptError: another thread that still runs has joined as this worker.
     """
-    earlier = _joined.get(key)
+    earlier = joined.get(key)
     if earlier is None:
         return
     thread = earlier.thread
@@ -97,9 +97,9 @@ def make_room(key: Key) -> None:
 
 def add(job: Joined) -> None:
     """Add a job that this process has joined; at the first one, handle SIGTERM if the script does not."""
-    if not _joined:
-        atexit.register(_leave_all)
-    _joined[job.key] = job
+    if not joined:
+        atexit.register(leave_all)
+    joined[job.key] = job
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return
     if threading.current_thread() is threading.main_thread():
@@ -113,12 +113,12 @@ def add(job: Joined) -> None:
 
 def remove(job: Joined) -> None:
     """Remove a job that was left; after the last one, SIGTERM has its default effect again."""
-    if _joined.get(job.key) is job:
-        del _joined[job.key]
-    if not _joined:
-        atexit.unregister(_leave_all)
+    if joined.get(job.key) is job:
+        del joined[job.key]
+    if not joined:
+        atexit.unregister(leave_all)
     main = threading.current_thread() is threading.main_thread()
-    if main and not _joined and _stopping is None and signal.getsignal(signal.SIGTERM) is _on_sigterm:
+    if main and not joined and _stopping is None and signal.getsignal(signal.SIGTERM) is _on_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -133,11 +133,11 @@ def end_if_nothing_is_owed() -> None:
     Raises:
         SystemExit: in the main thread.
     """
-    if _stopping is None or any(job.owes for job in _joined.values()):
+    if _stopping is None or any(job.owes for job in joined.values()):
         return
     if not _stopping.over:
         log.info("SIGTERM: leaving, all residuals pushed")
-    for job in [*_joined.values()]:
+    for job in [*joined.values()]:
         job.leave(stopped_by())
     _stopping.end()
 
@@ -163,7 +163,7 @@ class _Stopping:
         while not self.over:
             time.sleep(min(CHECK_S, self._leave_s))
             took = time.monotonic() - self._began
-            away_s = max((job.away_s for job in [*_joined.values()]), default=0.0)
+            away_s = max((job.away_s for job in [*joined.values()]), default=0.0)
             if took >= self._leave_s or away_s >= AWAY_S:
                 self.end()
 
@@ -183,7 +183,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
         if _stopping.over:
             raise SystemExit(EXIT_CODE)
         os._exit(EXIT_CODE)
-    jobs = [*_joined.values()]
+    jobs = [*joined.values()]
     _stopping = _Stopping(max((job.leave_s for job in jobs), default=0.0))
     for job in jobs:
         job.make_last_push()
@@ -194,11 +194,11 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
     _stopping.watch()
 
 
-def _leave_all() -> None:
+def leave_all() -> None:
     """Leave all jobs at the end of the interpreter."""
     if _stopping is not None:
         _stopping.over = True
-    for job in [*_joined.values()]:
+    for job in [*joined.values()]:
         job.leave_with_script()
 
 
@@ -212,9 +212,9 @@ def last_error() -> BaseException | None:
 
 def _in_child() -> None:
     """Called in a forked child: it has no part in the jobs, and default signal handlers."""
-    for job in _joined.values():
+    for job in joined.values():
         job.forget()
-    _joined.clear()
+    joined.clear()
     with contextlib.suppress(ValueError):
         if signal.getsignal(signal.SIGTERM) is _on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

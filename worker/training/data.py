@@ -56,11 +56,10 @@ def batch_checksum(batch: Any) -> int:
 
 def _heads(value: Any) -> Any:
     """Return a nest with the first values of each tensor and array alone."""
-    if isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and _plain(value)):
-        any_value: Any = value
-        return any_value.reshape(-1)[:HEAD]
     if isinstance(value, torch.Tensor):
-        return str(value.layout)
+        return value.reshape(-1)[:HEAD] if _plain(value) else str(value.layout)
+    if issubclass(type(value), np.ndarray):
+        return value.reshape(-1)[:HEAD]
     members = members_of(value)
     return {key: _heads(member) for key, member in members.items()} if members else value
 

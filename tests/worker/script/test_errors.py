@@ -24,7 +24,11 @@ def raised(error: Exception, cause: Exception | None = None) -> Exception:
 def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The hook of a script, before which there was one that notes the types it sees."""
     seen: list[type[BaseException]] = []
-    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: seen.append(kind))
+
+    def before(kind: type[BaseException], error: BaseException, trace: object) -> None:
+        seen.append(kind)
+
+    monkeypatch.setattr(sys, "excepthook", before)
     show_in_one_line()
     show_in_one_line()  # a second `connect` changes nothing
 

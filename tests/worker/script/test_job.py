@@ -959,9 +959,11 @@ def test_after_sigterm_the_present_step_and_the_residual_are_pushed(connect: Con
 
 
 @pytest.mark.usefixtures("sigterm")
-def test_a_script_that_does_not_step_again_after_sigterm_ends_all_the_same(connect: Connect) -> None:
+def test_a_script_that_does_not_step_again_after_sigterm_ends_all_the_same(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, job = connect(Server(), compressor="topk:ratio=24")
-    object.__setattr__(job._member.settings, "leave_seconds", 0.2)
+    monkeypatch.setattr(gradwire.Job, "leave_s", 0.2)
     began = time.monotonic()
 
     def hang() -> None:
@@ -1013,7 +1015,7 @@ def test_two_threads_are_not_the_same_worker(connect: Connect) -> None:
     go = threading.Event()
     thread = threading.Thread(target=lambda: (connect(), go.wait(60)))
     thread.start()
-    while not process._joined:
+    while not process.joined:
         time.sleep(0.01)
     with pytest.raises(ScriptError, match=r"thread 'Thread-.*worker_id of its own"):
         connect()
@@ -1046,7 +1048,7 @@ def test_the_server_hears_of_a_failed_script_with_and_without_a_context(
     else:
         if error is not None:
             monkeypatch.setattr(sys, "last_value", error)  # as the interpreter does before it exits
-        process._leave_all()
+        process.leave_all()
     assert server.ended == reason
     assert server.failed == isinstance(error, Exception)
 
@@ -1064,7 +1066,7 @@ def test_a_forked_child_has_no_part_in_the_job(connect: Connect) -> None:
     child = os.fork()
     if not child:  # os._exit, because this process is a test's
         job.leave()
-        process._leave_all()
+        process.leave_all()
         os._exit(0 if not server.ended and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert not server.ended

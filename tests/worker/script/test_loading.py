@@ -85,14 +85,26 @@ def own_error(_: int) -> None:
     raise OwnError("no sample")
 
 
+def ended(_: int) -> None:
+    os._exit(3)
+
+
+def local_function(index: int) -> Callable[[], int]:
+    return lambda: index
+
+
+def first_alone(index: int) -> int:
+    return [0][index]
+
+
 @pytest.mark.parametrize(
     ("sample", "error", "says"),
     [
-        (lambda i: lambda: i, ScriptError, r"num_workers=2.*pickle.*leave such a field out"),
+        (local_function, ScriptError, r"num_workers=2.*pickle.*leave such a field out"),
         (own_error, RuntimeError, "OwnError: no sample"),
         (killed, RuntimeError, "DataLoader worker"),
-        (lambda _: os._exit(3), RuntimeError, "DataLoader worker"),
-        (lambda i: [0][i], IndexError, "list index out of range"),
+        (ended, RuntimeError, "DataLoader worker"),
+        (first_alone, IndexError, "list index out of range"),
     ],
     ids=["a field that cannot be pickled", "an exception that cannot", "killed", "ended", "an exception"],
 )

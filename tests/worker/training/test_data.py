@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.worker.training.data import data_checksum
+from gradwire.worker.training.data import batch_checksum, data_checksum
 from gradwire.worker.training.sharding import Indices
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -105,3 +105,12 @@ def test_generators_go_on_as_if_nothing_had_been_drawn() -> None:
 def test_nests_of_any_kind(nest: Callable[[torch.Tensor], Any]) -> None:
     found = data_checksum(lambda i: nest(INPUTS[i]), 50)
     assert found not in (0, data_checksum(lambda i: nest(INPUTS[i].repeat(1, 2, 1, 1)), 50))
+
+
+def test_batches_are_told_apart_by_the_first_values_of_each_tensor() -> None:
+    """Also of batches that hold other things, whose checksum is of little use but can be taken."""
+    inputs, targets = torch.arange(6000.0), torch.arange(6)
+    assert batch_checksum((inputs, targets)) == batch_checksum((inputs.clone(), targets.clone()))
+    assert batch_checksum((inputs, targets)) != batch_checksum((inputs.flip(0), targets))
+    assert batch_checksum({"x": inputs, "y": targets}) != batch_checksum({"x": inputs, "y": targets.flip(0)})
+    assert batch_checksum((targets.numpy(), "text", None, object(), inputs.to_sparse()))
