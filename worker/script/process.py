@@ -131,7 +131,7 @@ def end_if_nothing_is_owed() -> None:
     """Called by a job that leaves after SIGTERM and has pushed all: end the process once all jobs have.
 
     Raises:
-        SystemExit: in the main thread.
+        SystemExit: it ends the loop, also where another thread than the main one runs it.
     """
     if _stopping is None or any(job.owes for job in joined.values()):
         return
@@ -140,6 +140,7 @@ def end_if_nothing_is_owed() -> None:
     for job in [*joined.values()]:
         job.leave(stopped_by())
     _stopping.end()
+    raise SystemExit(EXIT_CODE)
 
 
 class _Stopping:
@@ -147,11 +148,12 @@ class _Stopping:
 
     Attributes:
         over: whether to end now: nothing is owed any more, or it takes too long.
+        raised: whether SystemExit was raised in the main thread.
     """
 
     def __init__(self, leave_s: float) -> None:
         """leave_s: seconds in which to push the residuals."""
-        self.over = False
+        self.over = self.raised = False
         self._leave_s = leave_s
         self._began = time.monotonic()
 
@@ -168,9 +170,12 @@ class _Stopping:
                 self.end()
 
     def end(self) -> None:
-        """End the process by SystemExit in the main thread."""
+        """End the process by SystemExit in the main thread, once."""
+        if self.over:
+            return
         self.over = True
         if threading.current_thread() is threading.main_thread():
+            self.raised = True
             raise SystemExit(EXIT_CODE)
         # The handler raises it there, also if the main thread waits for a lock.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
@@ -180,16 +185,16 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
     """Handle SIGTERM; see the table above."""
     global _stopping
     if _stopping is not None:
-        if _stopping.over:
-            raise SystemExit(EXIT_CODE)
-        os._exit(EXIT_CODE)
+        if not _stopping.over or _stopping.raised:  # not from `_Stopping.end`
+            os._exit(EXIT_CODE)
+        _stopping.raised = True
+        raise SystemExit(EXIT_CODE)
     jobs = [*joined.values()]
     _stopping = _Stopping(max((job.leave_s for job in jobs), default=0.0))
     for job in jobs:
         job.make_last_push()
     if not any(job.owes and job.leave_s for job in jobs):
-        _stopping.over = True
-        raise SystemExit(EXIT_CODE)
+        _stopping.end()
     log.info("SIGTERM: this worker leaves after its next step, with the whole residual")
     _stopping.watch()
 
@@ -197,7 +202,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
 def leave_all() -> None:
     """Leave all jobs at the end of the interpreter."""
     if _stopping is not None:
-        _stopping.over = True
+        _stopping.over = _stopping.raised = True
     for job in [*joined.values()]:
         job.leave_with_script()
 
