@@ -41,7 +41,9 @@ def quantize(gradient, residual, levels, begins, words, elements, BITS: tl.const
             index += beyond.to(tl.int32)
             value = tl.where(beyond, level, value)
         code = tl.where((total > 0) & (index > 0), index + 8, index)
-        rest = tl.where(total.to(tl.int32, bitcast=True) < 0, -(size - value), size - value)
+        rest = size - value
+        # Times -1, not minus: before 3.8 Triton computes -x as 0 - x, so that -0 would become +0.
+        rest = tl.where(total.to(tl.int32, bitcast=True) < 0, rest * -1.0, rest)
     else:
         level = tl.load(levels)
         beyond = size >= level
