@@ -307,7 +307,7 @@ def read(path: Path) -> list[CurveRun]:
         BenchError: the file is none of this release.
     """
     try:
-        return [CurveRun(**each) for each in json.loads(path.read_text())]
+        return [CurveRun(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError) as error:
         raise BenchError(f"--runs {path}: no file of this release's runs: {error}; name another") from None
 

@@ -115,7 +115,9 @@ def main(arguments: list[str]) -> int:
         with torch.no_grad():
             found = task.evaluate(network)["loss"]
         seconds = statistics.median(np.diff(begun[WARM_UP:]).tolist())
-        (Path(folder) / RESULT).write_text(json.dumps(asdict(Trained(step_seconds=seconds, loss=found))))
+        (Path(folder) / RESULT).write_text(
+            json.dumps(asdict(Trained(step_seconds=seconds, loss=found))), encoding="utf-8"
+        )
     return 0
 
 

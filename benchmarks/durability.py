@@ -194,7 +194,7 @@ def read_again(job: RunSettings, state: Path, directory: Path) -> tuple[int, flo
     with Children(directory) as children:
         arguments = server_arguments(job, free_port(), directory / PARAMETERS)
         child = children.start("server", "gradwire.server.cli", [*arguments, "--state", str(state)])
-        found = wait_for(lambda: READ.search(child.log.read_text()), [child])
+        found = wait_for(lambda: READ.search(child.log.read_text(encoding="utf-8")), [child])
     return int(found[1]), float(found[2])
 
 

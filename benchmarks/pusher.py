@@ -118,5 +118,7 @@ def start_server(*arguments: str, prefix: Sequence[str] = ()) -> Generator[int]:
     options = ("--port=0", "--http-port=-1", "--epochs=1000000", "--batch-size=1")
     with tempfile.TemporaryDirectory() as directory, Children(Path(directory)) as children:
         server = children.start("server", "gradwire.server.cli", [*options, *arguments], prefix)
-        found = wait_for(lambda: re.search(r"listening on \S+:(\d+)\b", server.log.read_text()), [server])
+        found = wait_for(
+            lambda: re.search(r"listening on \S+:(\d+)\b", server.log.read_text(encoding="utf-8")), [server]
+        )
         yield int(found[1])

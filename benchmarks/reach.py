@@ -97,7 +97,7 @@ def train_peer(setup: Setup, workers: int, hook: str, steps: int, mbit: float | 
             started,
             seconds=PATIENCE_S + MOST_STEP_S * steps,
         )
-        return Trained(**json.loads((Path(folder) / RESULT).read_text()))
+        return Trained(**json.loads((Path(folder) / RESULT).read_text(encoding="utf-8")))
 
 
 def run_preset(name: str, given: argparse.Namespace, steps: int, mbit: float) -> tuple[int, float, float]:

@@ -122,8 +122,8 @@ class LinkRecorder:
 def memory_and_cpu(pid: int) -> tuple[int, float] | None:
     """Return a process's peak resident memory in bytes and its CPU seconds; None if it has ended."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
-        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return None
     peak = next((line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")), "0")

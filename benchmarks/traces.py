@@ -70,7 +70,7 @@ class TraceWriter:
         """Called with each gradient; writes the step's line after the last one."""
         self._produced[index] = time.monotonic()
         if len(self._produced) == self._tensors:
-            with self._path.open("a") as lines:
+            with self._path.open("a", encoding="utf-8") as lines:
                 lines.write(
                     f"{self._began} {' '.join(str(at) for _, at in sorted(self._produced.items()))}\n"
                 )
@@ -80,6 +80,6 @@ def read(folder: Path) -> list[Trace]:
     """Read all trace files in a folder and return the traces, one for each process."""
     found: list[Trace] = []
     for path in sorted(folder.iterdir()):
-        lines = [list(map(float, line.split())) for line in path.read_text().splitlines()]
+        lines = [list(map(float, line.split())) for line in path.read_text(encoding="utf-8").splitlines()]
         found.append([ComputedStep(began, tuple(produced)) for began, *produced in lines])
     return found

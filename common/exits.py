@@ -2,6 +2,7 @@
 output."""
 
 import functools
+import io
 import os
 import select
 import sys
@@ -31,14 +32,18 @@ class Exit(IntEnum):
 
 
 def command(main: Callable[P, int]) -> Callable[P, int]:
-    """Decorate a command's entry point: once standard output has no reader, the command ends with `UNREAD`.
+    """Decorate a command's entry point, so that its output cannot make it fail.
 
+    Characters that the terminal's encoding lacks are replaced: a table must not end a job that has trained.
+    Once standard output has no reader, the command ends with `UNREAD`.
     No traceback is printed then. SIGPIPE stays ignored, as Python sets it: its default action would end a
     daemon whose peer closes a socket.
     """
 
     @functools.wraps(main)
     def quiet(*args: P.args, **kwargs: P.kwargs) -> int:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
         try:
             try:
                 return main(*args, **kwargs)

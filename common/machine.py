@@ -13,7 +13,7 @@ def name() -> str:
     """Return an identifier of this machine, the same in all of its processes and containers, and on no other
     machine."""
     try:
-        return _BOOT.read_text().strip()
+        return _BOOT.read_text(encoding="utf-8").strip()
     except OSError:  # not Linux
         return f"{uuid.getnode():012x}"
 

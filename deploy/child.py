@@ -53,7 +53,7 @@ def main() -> int:
     The module gets the other arguments. Meanwhile a thread ends the process if its parent ends.
     """
     lifeline = os.dup(0)
-    with open(os.devnull) as nothing:  # the module must not read from the lifeline
+    with open(os.devnull, "rb") as nothing:  # the module must not read from the lifeline
         os.dup2(nothing.fileno(), 0)
     orphaned = threading.Event()
     threading.Thread(target=hold, args=(lifeline, orphaned), daemon=True, name="lifeline").start()

@@ -109,18 +109,22 @@ def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: I
         if stopped is not None:  # an unfinished baseline is not comparable
             baseline = None
 
-    console.print(table_of(result, baseline))  # before files are written, which may fail
-    if said := remark(result, baseline, job):
-        console.print(said, highlight=False, markup=False)
+    # Files first: whatever happens to the output, the training was not in vain.
+    failure: Exception | None = None
     try:
         report = to_json(result, baseline)
         for path in filter(None, (directory / "report.json", json)):
             write_atomically(path, report)
         write_plot(directory / "plot.png", [result, baseline] if baseline is not None else [result])
-    except PlotError as error:
-        console.out(error, highlight=False)
-    except OSError as error:
-        return _fail(Exit.INTERNAL, f"the report or the plot cannot be written: {error}")
+    except (PlotError, OSError) as error:
+        failure = error
+    console.print(table_of(result, baseline))
+    if said := remark(result, baseline, job):
+        console.print(said, highlight=False, markup=False)
+    if isinstance(failure, PlotError):
+        console.out(failure, highlight=False)
+    elif failure is not None:
+        return _fail(Exit.INTERNAL, f"the report or the plot cannot be written: {failure}")
     console.out(f"plot, report, parameters and logs: {directory}", highlight=False)
     if stopped is not None:
         unfinished = "" if result.finished else " before the job was done; the results are those so far"
@@ -130,7 +134,7 @@ def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: I
 
 def _lines(child: Child, prefix: str) -> list[str]:
     """Return the complete lines of a process's log that begin with `prefix`, without the prefix."""
-    lines = child.log.read_text(errors="replace").splitlines(keepends=True)
+    lines = child.log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     whole = (line for line in lines if line.startswith(prefix) and line[-1] == "\n")
     return [line.removeprefix(prefix).rstrip() for line in whole]
 

@@ -121,7 +121,9 @@ def _addresses(children: Sequence[Child]) -> str:
     """
     found: list[str] = []
     for child in children:
-        said = re.search(r"metrics and probes on port (\d+)", child.log.read_text(errors="replace"))
+        said = re.search(
+            r"metrics and probes on port (\d+)", child.log.read_text(encoding="utf-8", errors="replace")
+        )
         if said:
             found.append(f"{child.name} http://{HOST}:{said[1]}/metrics")
         elif child.code is None:

@@ -65,7 +65,7 @@ class Measured:
 
 def measured() -> list[Measured]:
     """Return all measured losses."""
-    return [Measured(**each) for each in json.loads(RESULTS.read_text())]
+    return [Measured(**each) for each in json.loads(RESULTS.read_text(encoding="utf-8"))]
 
 
 def ranked_presets(profile: JobProfile) -> dict[str, Prediction]:

@@ -65,6 +65,7 @@ class Child:
                 stdin=subprocess.PIPE,  # the lifeline: its end tells the child that the parent has ended
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONIOENCODING": "utf-8:backslashreplace"},  # as the log is read
                 start_new_session=True,
             )
 
@@ -96,7 +97,7 @@ class Child:
 
     def last_lines(self, count: int = SHOWN_LOG_LINES) -> str:
         """Return the last `count` lines of the process's log."""
-        with self.log.open(errors="replace") as lines:
+        with self.log.open(encoding="utf-8", errors="replace") as lines:
             return "".join(deque(lines, maxlen=count)).rstrip()
 
     def send(self, number: signal.Signals) -> None:

@@ -151,12 +151,12 @@ def write(argv: Sequence[str], about: str | None, pages: Sequence[Path], tables:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not current")
     given = parser.parse_args(argv)
     for path in pages:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         current = filled(text, tables)
         if given.check and text != current:
             print(f"{path} is not current; run make docs", file=sys.stderr)
             return 1
-        path.write_text(current)
+        path.write_text(current, encoding="utf-8")
     return 0
 
 

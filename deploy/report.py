@@ -196,7 +196,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Write `text` to `path` through a temporary file. After an error the previous file is unchanged."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_text(text)
+        part.write_text(text, encoding="utf-8")
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

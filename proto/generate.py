@@ -215,7 +215,7 @@ def generate(into: Path) -> None:
             check=True,
         )
         file = FileDescriptorSet.FromString(described.read_bytes()).file[0]
-    (into / SOURCE).with_name("messages.py").write_text(Messages(file).text())
+    (into / SOURCE).with_name("messages.py").write_text(Messages(file).text(), encoding="utf-8")
 
 
 def drifted() -> list[str]:

@@ -139,7 +139,11 @@ def write(folder: Path, records: Mapping[str, Record], measured: Sequence[str]) 
         BenchError: if README.md has lost its marks.
     """
     readme = folder / README
-    old = readme.read_text() if readme.exists() else f"# The papers' measurements\n\n{BEGIN}\n{END}\n"
+    old = (
+        readme.read_text(encoding="utf-8")
+        if readme.exists()
+        else f"# The papers' measurements\n\n{BEGIN}\n{END}\n"
+    )
     before, begin, rest = old.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -119,7 +119,7 @@ def read(folder: Path) -> dict[str, Record]:
     """
     path = folder / RESULTS
     try:
-        plain = json.loads(path.read_text())
+        plain = json.loads(path.read_text(encoding="utf-8"))
         return {name: _record(each) for name, each in plain.items()}
     except FileNotFoundError:
         return {}
