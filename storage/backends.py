@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib
+import logging
 import os
 import re
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Generator, Mapping
@@ -25,6 +27,7 @@ from ..common.naming import printable
 from . import checkpoint
 
 OWNER = "owner"
+log = logging.getLogger("gradwire.storage")
 
 # Matches a user, a colon, and a password up to the last "@". A password may contain "/", although RFC 3986
 # requires %2F. Digits before a "/" or the end are a port instead, and an address in brackets is a host.
@@ -82,19 +85,46 @@ class Disk:
         """Create the folder and lock it until `release`; raise BlockingIOError if another process holds the
         lock.
 
-        Folders that a killed process left incomplete are removed.
+        Folders that a killed process left incomplete are removed. Raise BackendError if the file system has
+        no locks, because two servers would damage each other's files.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._tighten()
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise
         except OSError as error:
             os.close(lock)
-            raise BlockingIOError(*error.args) from None
+            raise BackendError(
+                f"{self.path}: its file system cannot lock files ({error.strerror}), so nothing would keep "
+                "out a second server; use a folder on a local disk, or mount this one with locks (NFS: "
+                "local_lock=flock)"
+            ) from None
         self._lock = lock
         for left in self.path.glob(".*.partial"):  # left by a process that was killed while writing
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
+
+    def _tighten(self) -> None:
+        """Close the folder to other users, who could read the parameters; warn if it is not ours alone."""
+        mode = stat.S_IMODE(self.path.stat().st_mode)
+        if not mode & 0o077:
+            return
+        try:
+            # A folder that holds other files as well, such as /tmp, stays as it is.
+            if (self.path / "lock").exists() or not any(self.path.iterdir()):
+                self.path.chmod(0o700)
+                return
+        except OSError:
+            pass  # it belongs to another user, or its file system has no modes
+        log.warning(
+            "%s: other users of this machine can list this folder (mode %o); its new files are closed to "
+            "them",
+            *(self.path, mode),
+        )
 
     def release(self) -> None:
         """Release the lock of `hold`, if it is held."""
@@ -148,7 +178,7 @@ class Disk:
     def put_text(self, name: str, text: str) -> None:
         """Store a text under `name`, replacing a previous one in one step."""
         partial = self.path / f".{name}.partial"
-        partial.write_text(text, encoding="utf-8")
+        checkpoint.write_private(partial, text)
         checkpoint.sync(partial)
         partial.replace(self.path / name)
         checkpoint.sync(self.path)

@@ -11,10 +11,12 @@ then the folder is renamed. Everything read is checked against the manifest befo
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +28,7 @@ from .values import DamagedError, pack, unpack
 if TYPE_CHECKING:
     import torch
 
+_UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 MANIFEST = "manifest.json"
 TREE, TENSORS = "state.json", "tensors.safetensors"
 FORMAT = 6  # 5 had no steps of several batches
@@ -53,7 +56,8 @@ def write_folder(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
     """
     partial, before = _hidden(folder)
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial.mkdir(mode=0o700)
     try:
         written = write_files(partial, tree, about)
         for name in (TREE, TENSORS, MANIFEST):
@@ -93,12 +97,12 @@ def write_files(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
 
     tensors: dict[str, torch.Tensor] = {}
     plain = pack(tree, tensors)
-    (folder / TREE).write_text(json.dumps(plain), encoding="utf-8")
+    write_private(folder / TREE, json.dumps(plain))
     save_file({name: each.contiguous() for name, each in tensors.items()}, folder / TENSORS)
     failpoints.reached("checkpoint.written")
     files = {name: _about(folder / name) for name in (TREE, TENSORS)}
     manifest = {"format": FORMAT, **about, "files": files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    write_private(folder / MANIFEST, json.dumps(manifest, indent=1))
     return sum(each["bytes"] for each in files.values())
 
 
@@ -185,11 +189,25 @@ def _about(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a file that its owner alone can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk; raise OSError if the disk fails."""
+    """Wait until a file or folder is on the disk; raise OSError if the disk fails.
+
+    Some file systems (FUSE, SMB) sync files only. They decide themselves when a new name is on the disk.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise
         if hasattr(os, "posix_fadvise"):  # the file is not read soon: free its page cache for other uses
             with suppress(OSError):
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

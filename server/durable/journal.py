@@ -83,7 +83,7 @@ class Journal:
         self._syncs, self._dirty = syncs, False
         self._failure: JournalError | None = None  # the first failure, which every later call raises again
         self._cached = at  # position up to which the system was told to write and free pages
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(self._file, at)
         os.lseek(self._file, at, os.SEEK_SET)
 

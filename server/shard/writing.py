@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -34,7 +35,8 @@ def write_model(
         mode = temporary.stat().st_mode
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
         _sort_metadata(temporary)
-        temporary.chmod(mode & 0o777)
+        with suppress(OSError):  # a file system without modes (SMB, FAT) refuses
+            temporary.chmod(mode & 0o777)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)  # frees the space, for the disk may be full

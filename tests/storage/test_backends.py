@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import stat
 import uuid
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,11 @@ import torch
 from gradwire.common import failpoints
 from gradwire.common.configuration import UsageError
 from gradwire.server.checks import check
+from gradwire.server.durable.folder import StateError, StateFolder
+from gradwire.server.durable.journal import Journal
 from gradwire.settings import ServerSettings
 from gradwire.storage import backends, checkpoint
-from gradwire.storage.backends import Backend, BackendError, Remote, backend_at, local_copy
+from gradwire.storage.backends import Backend, BackendError, Disk, Remote, backend_at, local_copy
 from gradwire.storage.values import DamagedError
 
 TREE = {"tensor": torch.arange(5), "plain": [1, "two"]}
@@ -271,3 +276,78 @@ def test_a_file_is_fetched(tmp_path: Path) -> None:
     for where in (str(tmp_path), f"file://{tmp_path}"):
         with local_copy(where) as file:
             assert file is None
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO])
+def test_a_file_system_without_locks_is_not_another_server(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", fails)
+    with pytest.raises(StateError) as raised:
+        StateFolder(tmp_path / "state", syncs=True)
+    said = str(raised.value)
+    assert f"{tmp_path}/state: its file system cannot lock files ({os.strerror(number)})" in said
+    assert "use a folder on a local disk" in said
+    assert "another gc-server" not in said
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO])
+def test_a_file_system_may_sync_files_only(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the disk itself, EIO, still is one, and so is any error of a file."""
+    fsync = os.fsync
+
+    def files_only(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", files_only)
+    if number == errno.EIO:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            Disk(tmp_path).put_text("a", "text")
+        return
+    Disk(tmp_path).put_text("a", "text")
+    assert Disk(tmp_path).text("a") == "text"
+
+
+def test_only_its_owner_can_read_a_state(tmp_path: Path) -> None:
+    old = os.umask(0)  # as open as a set-up can be
+    try:
+        backend = Disk(tmp_path / "state")
+        backend.hold()
+        backend.put_text("job.json", "{}")
+        backend.write("a-1", TREE, {})
+        journal = Journal(tmp_path / "state" / "journal", syncs=False)
+        journal.close()
+        backend.release()
+        Disk(tmp_path / "worker" / "job.w0").write("worker-1", TREE, {})
+    finally:
+        os.umask(old)
+    found = {each: each.stat().st_mode & 0o777 for each in tmp_path.rglob("*")}
+    found.pop(tmp_path / "worker")  # shared by the workers of a machine
+    assert {mode for each, mode in found.items() if each.is_dir()} == {0o700}
+    assert {mode for each, mode in found.items() if each.is_file()} == {0o600}
+
+
+def test_an_open_folder_of_an_earlier_server_is_closed_and_any_other_one_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("earlier", "empty", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "earlier" / "lock").touch()
+    (tmp_path / "other" / "thesis.tex").touch()
+    for name in ("earlier", "empty", "other"):
+        held(str(tmp_path / name)).release()
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("earlier", "empty", "other")] == [
+        *(0o700, 0o700, 0o755)
+    ]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}/other: other users of this machine can list this folder (mode 755); its new files are "
+        "closed to them"
+    ]
