@@ -248,7 +248,8 @@ def test_everything_written_is_on_a_volume(manifests: dict[str, Manifest]) -> No
         daemon = container(manifests[kind])
         mounts = {mount["mountPath"]: mount["name"] for mount in daemon["volumeMounts"]}
         variables = {variable["name"]: variable.get("value") for variable in daemon["env"]}
-        assert {"/tmp", variables["NUMBA_CACHE_DIR"]} <= mounts.keys()
+        assert {"/tmp", variables["NUMBA_CACHE_DIR"], variables["HOME"]} <= mounts.keys()
+        assert variables["PYTHONUNBUFFERED"] == "1"  # a killed script's output is in the log
         if kind == "StatefulSet":
             assert mounts[str(output.parent)] == claim["metadata"]["name"]
             assert mounts[str(state.parent)] == claim["metadata"]["name"]
