@@ -12,7 +12,7 @@ them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from math import inf
 from threading import Lock
@@ -26,7 +26,7 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
+from prometheus_client.utils import floatToGoString  # pyright: ignore[reportUnknownVariableType]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -41,7 +41,7 @@ class _Series(Collector):
     def __init__(self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float] = ()) -> None:
         self.name, self.text, self.label_names = name, text, labels
         self.bounds = [*buckets, inf]
-        self.value = 0.0  # of a histogram: sum of the observations
+        self.value: float = 0.0  # of a histogram: sum of the observations
         self.counts = [0] * len(self.bounds)  # observations in each bucket
         self.lock = Lock()
         self._by_labels: dict[tuple[str, ...], Self] = {}
@@ -103,7 +103,7 @@ class Histogram(_Series):
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self.name, self.text)
-        number: Any = floatToGoString  # has no types
+        number: Callable[[float], str] = floatToGoString
         with self.lock:
             counts, total = list(accumulate(self.counts)), self.value
         buckets = [(number(bound), count) for bound, count in zip(self.bounds, counts, strict=True)]

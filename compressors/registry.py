@@ -325,7 +325,8 @@ def check_entry(name: str, entry: CompressorEntry) -> None:
                 f"compressor {name!r}: the key {key!r} belongs to every compressor; rename the option"
             )
         # Python 3.13 raises for issubclass(tuple[int, ...], Enum), where 3.11 returns False.
-        enum = isinstance(value_type, type) and issubclass(value_type, Enum)
+        kind: Any = value_type
+        enum = isinstance(kind, type) and issubclass(kind, Enum)
         if value_type not in (bool, int, float, str) and not enum:
             raise SpecError(
                 f"compressor {name!r}: {key}: expected bool, int, float, str or an Enum, got {value_type}"
