@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..common.exits import Exit
-from ..deploy.daemons import HOST, server_arguments, worker_arguments
+from ..deploy.daemons import loopback, server_arguments, worker_arguments
 from ..deploy.engine import PARAMETERS, RunPlan, Watcher, free_port
 from ..deploy.engine import train as run_plan
 from ..deploy.interrupt import Interrupt
@@ -53,7 +53,7 @@ def run_job(
     Raises:
         BenchError: if the job does not finish.
     """
-    host, port = (star.address("server"), 50051) if star else (HOST, free_port())
+    host, port = (star.address("server"), 50051) if star else (loopback(), free_port())
     remote = ("--host=0.0.0.0", "--insecure") if star else ()
     programs: dict[str, tuple[Program, Sequence[str]]] = {
         "server": (

@@ -30,7 +30,7 @@ from pathlib import Path
 from .. import ddp
 from ..common.exits import Exit
 from ..common.presets import PRESETS
-from ..deploy.daemons import HOST
+from ..deploy.daemons import at
 from ..deploy.engine import free_port
 from ..deploy.processes import Children
 from . import output
@@ -82,7 +82,7 @@ def train_peer(setup: Setup, workers: int, hook: str, steps: int, mbit: float | 
     _, *nodes = nodes_of(workers)
     shaped = nullcontext() if mbit is None else Star(nodes, mbit)
     with shaped as star, tempfile.TemporaryDirectory() as folder, Children(Path(folder)) as children:
-        address = f"{star.address(nodes[0])}:{PORT}" if star else f"{HOST}:{free_port()}"
+        address = f"{star.address(nodes[0])}:{PORT}" if star else at(free_port())
         started = [
             children.start(
                 node,

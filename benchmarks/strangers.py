@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.exits import Exit
-from ..deploy.daemons import HOST, server_arguments, worker_arguments
+from ..deploy.daemons import at, server_arguments, worker_arguments
 from ..deploy.engine import PARAMETERS, free_port
 from ..deploy.processes import Child, Children
 from ..deploy.status import Ask, asking
@@ -118,13 +118,13 @@ def trained(
         for rank in range(settings.workers):
             arguments = [*worker_arguments(settings, port, rank), *own]
             children.start(f"worker-{rank}", "gradwire.worker.cli", arguments)
-        with asking(f"{HOST}:{port}", files={"token_file": str(files["token"])}) as ask:
+        with asking(at(port), files={"token_file": str(files["token"])}) as ask:
             _wait(ask, server, lambda status: status.version > 0)
             found: dict[str, list[float]] = {"calm": [], "disturbed": []}
             rss: dict[str, list[float]] = {"calm": [], "disturbed": []}
             told: dict[str, Any] = {"made": {}, "answered": {}}
             if windows:
-                call = [f"{HOST}:{port}", str(files["insider"]), f"{rate:g}", f"{seed}"]
+                call = [at(port), str(files["insider"]), f"{rate:g}", f"{seed}"]
                 stranger = children.start("stranger", "gradwire.benchmarks.stranger", call)
                 wait_for(lambda: "ready" in stranger.log.read_text(encoding="utf-8") or None, [stranger])
                 for window in range(2 * windows):

@@ -9,14 +9,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from socketserver import ThreadingMixIn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, cast
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, exposition
 
 from .configuration import Effective, UsageError
+from .listening import listening_addresses
 from .naming import printable
 
 # Fields of a JSON log line that identify its process, or, as `extra=` of the call, the worker it is about.
@@ -103,18 +104,27 @@ def add_log_fields(fields: LogFields) -> None:
             handler.formatter.fields = fields
 
 
-class _ThreadingServer(ThreadingMixIn, WSGIServer):
+class _Server(ThreadingMixIn, WSGIServer):
     """HTTP server with one thread per request, so that a slow scrape does not delay a probe."""
 
     daemon_threads = True
 
+    def __init__(self, address: str, port: int, app: Any) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        super().__init__((address, port), _QuietHandler)
+        self.set_app(app)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            both = self.server_address[0] == "::"  # IPv4 too
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
+        TCPServer.server_bind(self)  # WSGIServer's would look up the name of the address
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):  # an OSError means that the peer has disconnected
             super().handle_error(request, client_address)
-
-
-class _ThreadingServerV6(_ThreadingServer):
-    address_family = socket.AF_INET6
 
 
 class _QuietHandler(WSGIRequestHandler):
@@ -141,7 +151,7 @@ class HttpEndpoint:
         Args:
             effective: options of the daemon. `http_port` is 0 for a free port and negative for no endpoint.
                 If it is the default and in use, a free port is used instead.
-            host: address to listen on.
+            host: address to listen on, as `listening_addresses` takes it.
             registry: metrics that /metrics exports.
             stopping: function that returns True while the daemon shuts down; /readyz then answers 503.
             state: function that returns the daemon's state in words, which /readyz shows while ready.
@@ -153,7 +163,8 @@ class HttpEndpoint:
         Raises:
             UsageError: cannot listen on the port.
         """
-        self._server: WSGIServer | None = None
+        self._servers: list[_Server] = []
+        self._threads: list[threading.Thread] = []
         port = effective.settings.http_port
         if port < 0:
             return
@@ -178,24 +189,45 @@ class HttpEndpoint:
             start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
             return [f"{text}\n".encode()]
 
-        kind = _ThreadingServerV6 if ":" in host else _ThreadingServer
         try:
-            self._server = make_server(host, port, app, kind, _QuietHandler)
+            addresses = listening_addresses(host)
+            try:
+                self._servers = _serving(addresses, port, app)
+            except OSError as error:
+                if effective.chosen("http_port") or error.errno != errno.EADDRINUSE:
+                    raise
+                self._servers = _serving(addresses, 0, app)
+                logging.getLogger("gradwire.http").warning("HTTP port %d is in use; using a free one", port)
         except OSError as error:
-            if effective.chosen("http_port") or error.errno != errno.EADDRINUSE:
-                raise UsageError(
-                    f"--http-port {port} on {host}: {error.strerror}; choose another port, 0 for a "
-                    "free one, or -1 for none"
-                ) from None
-            self._server = make_server(host, 0, app, kind, _QuietHandler)
-            logging.getLogger("gradwire.http").warning("HTTP port %d is in use; using a free one", port)
-        logging.getLogger("gradwire.http").info("metrics and probes on port %d", self._server.server_port)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="http")
-        self._thread.start()
+            raise UsageError(
+                f"--http-port {port} on {host or 'this machine'}: {error.strerror}; choose another port, 0 "
+                "for a free one, or -1 for none"
+            ) from None
+        logging.getLogger("gradwire.http").info("metrics and probes on port %d", self._servers[0].server_port)
+        self._threads = [
+            threading.Thread(target=server.serve_forever, daemon=True, name="http")
+            for server in self._servers
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """Stop serving and wait for the thread to end; do nothing if there is no endpoint."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
+        """Stop serving and wait for the threads to end; do nothing if there is no endpoint."""
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+        for thread in self._threads:
+            thread.join()
+
+
+def _serving(addresses: Sequence[str], port: int, app: Any) -> list[_Server]:
+    """Return a server for each address, all on one port; port 0 for a free one. Raises OSError."""
+    servers: list[_Server] = []
+    try:
+        for address in addresses:
+            servers.append(_Server(address, servers[0].server_port if servers else port, app))
+    except OSError:
+        for server in servers:
+            server.server_close()
+        raise
+    return servers

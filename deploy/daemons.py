@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+import socket
 from pathlib import Path
 from typing import Any
 
 from ..common.configuration import UsageError, options_of, shared
+from ..common.listening import listening_addresses
 from ..common.spec import parse_spec
 from ..server import checks
 from ..server.job.modes import registry
 from ..settings import RunSettings, ServerSettings, WorkerSettings, parse_task
 
-HOST = "127.0.0.1"
+
+@functools.cache
+def loopback() -> str:
+    """Return the address of this machine for itself: 127.0.0.1, or ::1 where there is no IPv4."""
+    return listening_addresses("")[0]
+
+
+def listening_on(port: int) -> socket.socket:
+    """Return a socket that listens on a port of this machine; 0 for a free one."""
+    family = socket.AF_INET6 if ":" in loopback() else socket.AF_INET
+    return socket.create_server((loopback(), port), family=family)
+
+
+def at(port: int) -> str:
+    """Return host:port of a process of this machine."""
+    return f"[{loopback()}]:{port}" if ":" in loopback() else f"{loopback()}:{port}"
+
 
 # One thread each, because all daemons share this machine's cores; text, because people read their logs.
 _COMMON: dict[str, Any] = {"log_format": "text", "threads": 1}
@@ -37,7 +56,7 @@ def worker_arguments(settings: RunSettings, port: int, index: int) -> list[str]:
         index: number of the worker, from 0.
     """
     own: dict[str, Any] = {
-        "server": f"{HOST}:{port}",
+        "server": at(port),
         "worker_id": f"worker-{index}",
         "http_port": min(0, settings.http_port),  # the given port is the server's
     }
@@ -71,7 +90,7 @@ def _server_settings(settings: RunSettings, port: int, output: Path) -> ServerSe
         **shared(ServerSettings, settings),
         **_COMMON,
         stay=True,  # gc-run reads the final status before it stops the server
-        host=HOST,
+        host=loopback(),
         port=port,
         min_workers=settings.workers,
         output=str(output),

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from pathlib import Path
 from ..common.exits import Exit
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
-from .daemons import HOST, server_arguments, worker_arguments
+from .daemons import at, listening_on, server_arguments, worker_arguments
 from .interrupt import Interrupt, Interrupted
 from .processes import Child, Children, RunError, wait
 from .status import Ask, asking
@@ -96,7 +95,7 @@ def train(plan: RunPlan, watcher: Watcher, interrupt: Interrupt) -> StatusRespon
     """
     with Children(plan.directory) as children:
         server, port = _start_server(plan, children, watcher, interrupt)
-        with asking(f"{HOST}:{port}", losses=True, measured=True) as ask:
+        with asking(at(port), losses=True, measured=True) as ask:
             workers = [
                 children.start(f"worker-{rank}", plan.worker, worker_arguments(plan.settings, port, rank))
                 for rank in range(plan.settings.workers)
@@ -125,7 +124,7 @@ def _addresses(children: Sequence[Child]) -> str:
             r"metrics and probes on port (\d+)", child.log.read_text(encoding="utf-8", errors="replace")
         )
         if said:
-            found.append(f"{child.name} http://{HOST}:{said[1]}/metrics")
+            found.append(f"{child.name} http://{at(int(said[1]))}/metrics")
         elif child.code is None:
             return ""
     return f"metrics: {', '.join(found)}" if found else ""
@@ -252,7 +251,7 @@ def _start_server(
         arguments = server_arguments(plan.settings, port, plan.directory / PARAMETERS)
         server = children.start("server", plan.server, arguments)
         silence = _Silence(server, watcher, limit_s=START_SILENCE_SECONDS)
-        with asking(f"{HOST}:{port}") as ask:
+        with asking(at(port)) as ask:
             deadline = time.monotonic() + START_SECONDS
             while server.code is None and time.monotonic() < deadline:
                 answered = ask() is not None
@@ -270,15 +269,15 @@ def _start_server(
 
 
 def free_port() -> int:
-    """Return a TCP port of `HOST` that is free at this moment."""
-    with socket.create_server((HOST, 0)) as listener:
+    """Return a TCP port of this machine that is free at this moment."""
+    with listening_on(0) as listener:
         return int(listener.getsockname()[1])
 
 
 def _is_taken(port: int) -> bool:
-    """Return True if the port of `HOST` cannot be listened on."""
+    """Return True if the port of this machine cannot be listened on."""
     try:
-        socket.create_server((HOST, port)).close()
+        listening_on(port).close()
     except OSError:
         return True
     return False

@@ -7,7 +7,7 @@ a silent middlebox in half a minute. The server accepts pings as often as the cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,20 +106,21 @@ def credentials_of(target: Target) -> Metadata:
     return ((AUTHORIZATION, f"Bearer {token}"),)
 
 
-def listen(server: grpc.aio.Server, where: str, identity: Identity) -> int:
+def listen(server: grpc.aio.Server, addresses: Sequence[str], port: int, identity: Identity) -> int:
     """Add a port to the server, with TLS if the identity has a certificate, and return its number.
 
     When the files change, later connections use the new ones; open connections continue.
 
     Args:
-        where: address and port, such as "0.0.0.0:50051"; port 0 for any free port.
+        addresses: IP addresses, without brackets.
+        port: port on all of them; 0 for any free port.
 
     Raises:
         RuntimeError: the port cannot be opened.
         OSError: a file of the identity cannot be read.
     """
     if not identity.cert:
-        return server.add_insecure_port(where)
+        return _added(server.add_insecure_port, addresses, port)
     untyped: Any = grpc
     latest = identity.read()
 
@@ -144,4 +145,11 @@ def listen(server: grpc.aio.Server, where: str, identity: Identity) -> int:
     credentials = untyped.dynamic_ssl_server_credentials(
         configuration(latest), fetch, require_client_authentication=bool(identity.ca)
     )
-    return server.add_secure_port(where, credentials)
+    return _added(lambda where: server.add_secure_port(where, credentials), addresses, port)
+
+
+def _added(add: Callable[[str], int], addresses: Sequence[str], port: int) -> int:
+    """Add the port on each address, and return its number. Raises RuntimeError."""
+    for address in addresses:
+        port = add(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
+    return port

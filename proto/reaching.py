@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import Generator
 
+from ..common.listening import numeric
 from .findings import Finding, Target, UnreachedError
 
 TIMEOUT_S = 5.0
@@ -46,8 +47,9 @@ def address_of(target: Target) -> str:
     """
     _resolved(target)
     with _connected(target) as connected:
-        host, port = connected.getpeername()[:2]
-    return f"ipv6:[{host.replace('%', '%25')}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        where = connected.getpeername()
+    host = numeric(where).replace("%", "%25")
+    return f"ipv6:[{host}]:{where[1]}" if ":" in host else f"ipv4:{host}:{where[1]}"
 
 
 def _resolved(target: Target) -> list[str]:
@@ -58,7 +60,7 @@ def _resolved(target: Target) -> list[str]:
         remedy = "check the spelling and this machine's DNS, or use an IP address"
         text = f"{target.host!r} is not found: {getattr(error, 'strerror', None) or error}"
         raise UnreachedError(_wrong("name", text, remedy, True)) from None
-    return list(dict.fromkeys(str(each[4][0]) for each in found))
+    return list(dict.fromkeys(numeric(each[4]) for each in found))
 
 
 def _wrong(check: str, text: str, remedy: str, unreachable: bool = False) -> Finding:

@@ -19,6 +19,7 @@ import uvloop
 from ..common import machine
 from ..common.configuration import Effective, UsageError
 from ..common.exits import Exit
+from ..common.listening import listening_addresses
 from ..common.telemetry import HttpEndpoint, add_log_fields
 from ..common.version import __version__
 from ..compressors import Plan, set_threads
@@ -49,7 +50,6 @@ from .shard.store import Float32, Store
 
 log = logging.getLogger("gradwire.server")
 
-LOOPBACK = "127.0.0.1"
 PAUSE_S = 15.0  # Longest wait for rounds in progress, if another server may continue the job.
 GRACE_S = 5.0  # Longest wait for calls and streams to end.
 LINGER_S = 5.0  # Time for clients to fetch the parameters and the status of a finished job.
@@ -213,7 +213,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     # Probes are answered while the journal is read, which may take long.
     not_yet = "not listening yet" if kept is None else f"--state {options.state} is being read"
     http = HttpEndpoint(
-        *(effective, options.http_host or (options.host if access.remote else LOOPBACK)),
+        *(effective, options.http_host or (options.host if access.remote else "")),
         conductor.metrics.registry,
         stopping=stopping.is_set,
         state=lambda: conductor.core.phase.name.lower(),
@@ -288,12 +288,15 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
 
 def _listen(server: grpc.aio.Server, options: ServerSettings) -> int:
     """Bind the port, and return its number. Raises UsageError."""
-    host = f"[{options.host}]" if ":" in options.host else options.host
     if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_ca and not options.tls_cert):
         raise UsageError("--tls-cert, --tls-key: expected both, and both with --tls-ca")
     identity = Identity(cert=options.tls_cert, key=options.tls_key, ca=options.tls_ca)
     try:
-        port = listen(server, f"{host}:{options.port}", identity)
+        addresses = listening_addresses(options.host)
+    except OSError as error:
+        raise UsageError(f"--host {options.host}: {error.strerror}; use an IP address") from None
+    try:
+        port = listen(server, addresses, options.port, identity)
     except OSError as error:
         raise UsageError(f"--tls-cert, --tls-key, --tls-ca: {error.filename}: {error.strerror}") from None
     except RuntimeError:

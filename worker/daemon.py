@@ -172,7 +172,7 @@ def run(effective: Effective[WorkerSettings], own: tuple[CompressorSpec, bool] |
 
     http = HttpEndpoint(
         effective,
-        settings.http_host or "127.0.0.1",
+        settings.http_host,
         metrics.registry,
         leaving.is_set,
         lambda: "running",

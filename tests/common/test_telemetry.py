@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from gradwire.common import listening
 from gradwire.common.configuration import Effective, UsageError
+from gradwire.common.listening import listening_addresses, numeric
 from gradwire.common.telemetry import LOG_FIELDS, HttpEndpoint, add_log_fields, keep_warnings, set_up_logging
 
 
@@ -69,9 +71,9 @@ class Settings:
     http_port: int
 
 
-def endpoint(port: int, origin: str, hung: Callable[[], str] = str) -> HttpEndpoint:
+def endpoint(port: int, origin: str, hung: Callable[[], str] = str, host: str = "127.0.0.1") -> HttpEndpoint:
     effective = Effective(settings=Settings(port), origins={"http_port": origin}, print_config=False)
-    return HttpEndpoint(effective, "127.0.0.1", CollectorRegistry(), lambda: False, lambda: "running", hung)
+    return HttpEndpoint(effective, host, CollectorRegistry(), lambda: False, lambda: "running", hung)
 
 
 def test_a_process_that_hangs_is_alive_no_more_and_ready_all_the_same(
@@ -95,6 +97,46 @@ def test_a_process_that_hangs_is_alive_no_more_and_ready_all_the_same(
             assert response.read() == b"running\n"
     finally:
         http.close()
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "[::]"])
+def test_probes_are_answered_at_every_address_that_the_host_stands_for(
+    caplog: pytest.LogCaptureFixture, host: str
+) -> None:
+    """gRPC listens for IPv6 too at 0.0.0.0, and HTTP did not."""
+    caplog.set_level("INFO")
+    http = endpoint(0, "flag", host=host)
+    try:
+        port = int(caplog.messages[-1].rpartition(" ")[2])
+        for address in listening_addresses(""):
+            with socket.create_connection((address, port), timeout=10) as connected:
+                connected.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+                assert connected.makefile("rb").read().endswith(b"alive\n"), address
+    finally:
+        http.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "missing", "addresses"),
+    [
+        ("", "127.0.0.1", ["::1"]),
+        ("", "::1", ["127.0.0.1"]),
+        ("0.0.0.0", "127.0.0.1", ["::"]),
+        ("::", "::", ["0.0.0.0"]),
+        ("[::1]", "127.0.0.1", ["::1"]),
+        ("127.0.0.1", "127.0.0.1", ["127.0.0.1"]),
+    ],
+)
+def test_a_machine_without_ipv4_or_without_ipv6_listens_at_the_other(
+    monkeypatch: pytest.MonkeyPatch, host: str, missing: str, addresses: list[str]
+) -> None:
+    monkeypatch.setattr(listening, "_is_here", lambda address: address != missing)
+    assert listening_addresses(host) == addresses
+
+
+def test_an_address_keeps_its_interface() -> None:
+    assert numeric(("fe80::1", 7, 0, 3)) == "fe80::1%3"
+    assert numeric(("::1", 7, 0, 0)) == "::1"
 
 
 def test_a_default_http_port_that_is_taken_is_replaced_and_the_log_says_by_which(

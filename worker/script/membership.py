@@ -60,7 +60,7 @@ class Membership:
         try:
             self._http = HttpEndpoint(
                 effective,
-                settings.http_host or "127.0.0.1",
+                settings.http_host,
                 self.metrics.registry,
                 lambda: self.done,
                 lambda: "running",
