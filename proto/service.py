@@ -212,7 +212,9 @@ class RefusalLog:
         if self._rate.take(time.monotonic()):
             more = self._rate.put_off()
             omitted = f" (and {more} more refusals, not logged)" if more else ""
-            log.warning("refused %s: %s%s", peer, sentence(refusal), omitted)
+            name = f"worker {refusal.worker!r}" if refusal.worker else ""
+            who = f"{peer}, {name}" if name and name not in refusal.message else peer
+            log.warning("refused %s: %s%s", who or "a peer that is gone", sentence(refusal), omitted)
 
 
 class _Methods:

@@ -251,12 +251,13 @@ class WorkerCall:
         self._metrics.evaluated(message.metrics)
 
 
-async def expect(requests: AsyncIterator[Any], expected: type[T]) -> T:
+async def expect(requests: AsyncIterator[Any], expected: type[T], worker: str = "") -> T:
     """Return the next message of a stream, which has to be of one kind.
 
     Args:
         requests: messages of the stream.
         expected: class of the message.
+        worker: id of the sender, for the refusal; "" if unknown.
 
     Raises:
         Refused: MALFORMED, the message is of another kind or the stream has ended; CHECKSUM, it was damaged.
@@ -265,10 +266,10 @@ async def expect(requests: AsyncIterator[Any], expected: type[T]) -> T:
     if isinstance(message, expected):
         return message
     if isinstance(message, Malformed):
-        raise Refused(unreadable(message))
+        raise Refused(unreadable(message, worker))
     got = "the end of the stream" if message is None else type(message).__name__
     text = f"expected {expected.__name__}, got {got}"
-    raise Refused(Refusal(reason=Reason.MALFORMED, message=text))
+    raise Refused(Refusal(reason=Reason.MALFORMED, worker=worker, message=text))
 
 
 def unreadable(message: Malformed, worker: str = "") -> Refusal:

@@ -117,14 +117,15 @@ class Service:
 
         @functools.wraps(handler)
         async def guarded(request: Any, context: Context) -> Any:
+            peer = context.peer()  # gRPC forgets it when the peer disconnects
             try:
-                self._access.check_peer(context.peer())
+                self._access.check_peer(peer)
                 if isinstance(request, Malformed):
                     raise Refused(unreadable(request))
                 return await handler(request, context)
             except Refused as error:
                 self._metrics.refusal(error.refusal.reason)
-                self._refused.warn(context.peer(), error.refusal)
+                self._refused.warn(peer, error.refusal)
                 await abort(context, error.refusal)
             # Another server may continue the job, so the worker should try again.
             except JournalError as error:
@@ -288,7 +289,7 @@ class Service:
         """Return the next chunk of an upload. Raises Refused if it is late."""
         lease_s = self._options.lease_seconds
         try:
-            return await asyncio.wait_for(expect(requests, m.Chunk), lease_s)
+            return await asyncio.wait_for(expect(requests, m.Chunk, worker), lease_s)
         except TimeoutError:
             field, limit = "initial parameters", f"a chunk every {lease_s:g} s"
             raise refused(Reason.CHUNK, worker=worker, field=field, limit=limit, value="none") from None

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from gradwire.proto import messages as m
+from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Refused
+from gradwire.proto.service import Malformed
 from gradwire.server.calls import service as service_module
 from gradwire.server.calls.access import Access
 from gradwire.server.calls.service import Service
@@ -21,6 +23,8 @@ from gradwire.server.job.modes import registry
 from gradwire.server.metrics import ServerMetrics
 from gradwire.server.shard.reports import Reported
 from gradwire.settings import ServerSettings
+
+MANIFEST = Manifest((m.Tensor(name="weight", shape=(8, 6), dtype="float32"),), 64)
 
 
 def service_of(mode: str, **rules: Any) -> Service:
@@ -101,6 +105,32 @@ def test_workers_hear_of_overlap_both_only_where_parts_go_down_early(
     said = [record.getMessage() for record in caplog.records if "--overlap both" in record.getMessage()]
     assert len(said) == (told != "both")
     assert all(mode in text and "replaced by backward" in text for text in said)
+
+
+def test_the_line_about_a_refused_stream_names_address_and_worker(caplog: pytest.LogCaptureFixture) -> None:
+    """gRPC has no address of a peer that has disconnected, as one does after a malformed message."""
+    service = service_of("sync")
+    peers = ["ipv4:10.0.0.9:7"]
+
+    async def abort(code: Any, text: str, metadata: Any) -> None:
+        pass
+
+    async def requests() -> AsyncIterator[Any]:
+        yield m.InitializeHeader(job="job", worker="w0", incarnation=1, manifest=MANIFEST.to_message())
+        yield Malformed("no message of this protocol")
+
+    async def run() -> None:
+        context: Any = SimpleNamespace(
+            peer=lambda: peers.pop() if peers else "", abort=abort, invocation_metadata=tuple
+        )
+        await service.handlers()["Initialize"](requests(), context)
+
+    service._access.remote = True  # pyright: ignore[reportPrivateUsage]
+    join(service, "none")
+    asyncio.run(run())
+    assert caplog.messages[-1].startswith(
+        "refused ipv4:10.0.0.9:7, worker 'w0': no message of this protocol (malformed)"
+    )
 
 
 def test_a_stream_that_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
