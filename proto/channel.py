@@ -8,7 +8,6 @@ a silent middlebox in half a minute. The server accepts pings as often as the cl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import grpc
 import grpc.aio
 
 from ..common.naming import why_no_token
+from .certificates import Certificates
 from .findings import Files, Target
 from .refusal import Reason, Refusal, Refused
 from .wire import BATCH_BYTES, MAX_MESSAGE_BYTES
@@ -51,30 +51,6 @@ AUTHORIZATION = "authorization"  # metadata key of the token
 Metadata = Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Identity:
-    """The files that prove a server's identity to its clients by TLS.
-
-    Attributes:
-        cert: path of the server's certificate, PEM; empty for no TLS.
-        key: path of the certificate's private key, PEM; empty for no TLS.
-        ca: path of the authorities of which clients need a certificate, PEM; empty if they need none.
-    """
-
-    cert: str = ""
-    key: str = ""
-    ca: str = ""
-
-    def read(self) -> tuple[bytes, bytes, bytes | None]:
-        """Return the contents of the files: key, certificate, and authorities or None.
-
-        Raises:
-            OSError: a file cannot be read.
-        """
-        ca = Path(self.ca).read_bytes() if self.ca else None
-        return Path(self.key).read_bytes(), Path(self.cert).read_bytes(), ca
-
-
 def dial(target: Target, address: str, files: Files) -> grpc.aio.Channel:
     """Return a channel to a server; gRPC connects with the first call.
 
@@ -106,44 +82,41 @@ def credentials_of(target: Target) -> Metadata:
     return ((AUTHORIZATION, f"Bearer {token}"),)
 
 
-def listen(server: grpc.aio.Server, addresses: Sequence[str], port: int, identity: Identity) -> int:
-    """Add a port to the server, with TLS if the identity has a certificate, and return its number.
+def listen(
+    server: grpc.aio.Server, addresses: Sequence[str], port: int, certificates: Certificates | None
+) -> int:
+    """Add a port to the server, and return its number.
 
-    When the files change, later connections use the new ones; open connections continue.
+    Connections after a renewal of the certificates use the new ones; open connections continue.
 
     Args:
         addresses: IP addresses, without brackets.
         port: port on all of them; 0 for any free port.
+        certificates: files for TLS; None for no TLS.
 
     Raises:
         RuntimeError: the port cannot be opened.
-        OSError: a file of the identity cannot be read.
     """
-    if not identity.cert:
+    if certificates is None:
         return _added(server.add_insecure_port, addresses, port)
     untyped: Any = grpc
-    latest = identity.read()
+    latest = certificates.contents
 
-    def configuration(files: tuple[bytes, bytes, bytes | None]) -> Any:
-        key, cert, ca = files
+    def configuration() -> Any:
+        key, cert, ca = latest
         return untyped.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
 
     def fetch() -> Any:
-        """Called by gRPC before each handshake: return the new certificates, or None if the files have not
-        changed.
-        """
+        """Called by gRPC before each handshake: return the new certificates, or None if there are none."""
         nonlocal latest
-        try:
-            found = identity.read()
-        except OSError:  # the files are being replaced
+        certificates.renewed()
+        if certificates.contents == latest:
             return None
-        if found == latest:
-            return None
-        latest = found
-        return configuration(found)
+        latest = certificates.contents
+        return configuration()
 
     credentials = untyped.dynamic_ssl_server_credentials(
-        configuration(latest), fetch, require_client_authentication=bool(identity.ca)
+        configuration(), fetch, require_client_authentication=latest[2] is not None
     )
     return _added(lambda where: server.add_secure_port(where, credentials), addresses, port)
 

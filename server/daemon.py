@@ -25,7 +25,8 @@ from ..common.version import __version__
 from ..compressors import Plan, set_threads
 from ..optim.optimizer import Optimizer, OptimizerGroup
 from ..planning import parse_fusion, parse_order, parse_replan
-from ..proto.channel import SERVER_OPTIONS, Identity, listen
+from ..proto.certificates import CertificateError, Certificates, Identity
+from ..proto.channel import SERVER_OPTIONS, listen
 from ..proto.manifest import Manifest
 from ..proto.service import generic_handler
 from ..proto.standard import Health, reflect
@@ -51,6 +52,7 @@ from .shard.store import Float32, Store
 log = logging.getLogger("gradwire.server")
 
 PAUSE_S = 15.0  # Longest wait for rounds in progress, if another server may continue the job.
+RENEW_S = 60.0  # between two looks at the certificates' files
 GRACE_S = 5.0  # Longest wait for calls and streams to end.
 LINGER_S = 5.0  # Time for clients to fetch the parameters and the status of a finished job.
 
@@ -201,6 +203,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         access = Access(options)
     except TokenFileError as error:
         raise UsageError(str(error)) from None
+    certificates = _certificates(options)
     kept = _Kept(options) if options.state else None
     job, recorder = _new_id() if kept is None else kept.job, Recorder()
     if kept is not None:
@@ -217,7 +220,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         conductor.metrics.registry,
         stopping=stopping.is_set,
         state=lambda: conductor.core.phase.name.lower(),
-        failing=lambda: not_yet or recorder.failing,
+        failing=lambda: not_yet or recorder.failing or (certificates.failing if certificates else ""),
     )
     try:
         continued = kept is not None and await recover(conductor, kept.folder)
@@ -241,7 +244,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     health = Health(server)
     if options.reflection:
         reflect(server)
-    port = _listen(server, options)
+    port = _listen(server, options, certificates)
     if kept is not None:
         kept.serve(continued=continued)
     await server.start()
@@ -264,8 +267,11 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
             "no encryption: the traffic shows the parameters%s to everyone on its way; use --tls-cert", seen
         )
 
+    renewing = asyncio.create_task(_renew(certificates, metrics)) if certificates else None
     conductor.start()
     await _until_stopped(conductor, stopping, stay=options.stay)
+    if renewing is not None:
+        renewing.cancel()
     await health.stopping()  # report "not ready" before anything else ends
     may_continue = not conductor.failed.is_set() or conductor.unwritten
     resumable = recorder.keeps and may_continue and not conductor.finished.is_set()
@@ -286,19 +292,34 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     )
 
 
-def _listen(server: grpc.aio.Server, options: ServerSettings) -> int:
-    """Bind the port, and return its number. Raises UsageError."""
+def _certificates(options: ServerSettings) -> Certificates | None:
+    """Return the server's certificates; None for no TLS. Raises UsageError."""
     if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_ca and not options.tls_cert):
         raise UsageError("--tls-cert, --tls-key: expected both, and both with --tls-ca")
-    identity = Identity(cert=options.tls_cert, key=options.tls_key, ca=options.tls_ca)
+    if not options.tls_cert:
+        return None
+    try:
+        return Certificates(Identity(cert=options.tls_cert, key=options.tls_key, ca=options.tls_ca))
+    except CertificateError as error:
+        raise UsageError(str(error)) from None
+
+
+async def _renew(certificates: Certificates, metrics: ServerMetrics) -> None:
+    """Watch the certificates' files, also while nobody connects, and export the end of their validity."""
+    while True:
+        await asyncio.to_thread(certificates.renewed)
+        metrics.certificate_expiry.set(certificates.expires_at)
+        await asyncio.sleep(RENEW_S)
+
+
+def _listen(server: grpc.aio.Server, options: ServerSettings, certificates: Certificates | None) -> int:
+    """Bind the port, and return its number. Raises UsageError."""
     try:
         addresses = listening_addresses(options.host)
     except OSError as error:
         raise UsageError(f"--host {options.host}: {error.strerror}; use an IP address") from None
     try:
-        port = listen(server, addresses, options.port, identity)
-    except OSError as error:
-        raise UsageError(f"--tls-cert, --tls-key, --tls-ca: {error.filename}: {error.strerror}") from None
+        port = listen(server, addresses, options.port, certificates)
     except RuntimeError:
         port = 0
     if port == 0:

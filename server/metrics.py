@@ -156,6 +156,10 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         "Euclidean norm of the last version's mean gradient before `--clip-norm` scales it; NaN without "
         "`--clip-norm`",
     )
+    certificate_expiry = gauge(
+        "certificate_expiry_seconds",
+        "end of the validity of `--tls-cert`, in seconds since the epoch; NaN without TLS",
+    )
     loss = gauge("train_loss", "sample-weighted mean training loss of the last round")
     learning_rate = gauge(
         "learning_rate", "learning rate of the next step, by the job's schedule; NaN where scripts set it"

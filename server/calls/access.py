@@ -44,6 +44,7 @@ class Tokens:
         """
         self._path = path
         self._changed_at = 0
+        self._said = ""  # the error that the log has, if there still is one
         self._known: list[tuple[str, bytes]] = []
         self._read()
 
@@ -85,8 +86,11 @@ class Tokens:
         Empty for a call without a token or with an unknown one."""
         try:
             self._read()
+            self._said = ""
         except TokenFileError as error:  # the file may be half written or missing
-            log.warning("%s; the tokens that were read before stay valid", error)
+            if str(error) != self._said:  # not once for every call
+                self._said = str(error)
+                log.error("%s; the tokens that were read before stay valid", error)
         token = str(metadata.get(AUTHORIZATION, "")).removeprefix("Bearer ").encode()
         # Compares with every token in constant time, so that the duration reveals none.
         return frozenset([worker for worker, known in self._known if hmac.compare_digest(token, known)])

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
+import socket
+import ssl
+import threading
 import time
+import urllib.request
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Self
@@ -136,9 +142,18 @@ def test_files_that_are_replaced_count_from_the_next_connection_and_nothing_is_d
     used = tmp_path / "used"
     shutil.copytree(files / "ours", used / "ours")
     shutil.copy(files / "tokens", used / "tokens")
-    server = daemons.server(*("--task", TASK, "--epochs", "1"), *shown(used), *token(used, "tokens"))
+    server = daemons.server(
+        *("--task", TASK, "--epochs", "1", "--http-port", "0"), *shown(used), *token(used, "tokens")
+    )
     before = daemons.worker(server.address, "--worker-id", "w0", *ca(files), *token(files))
     before.wait_for("ready for work")
+    port = server.wait_for(r"metrics and probes on port (\d+)").group(1)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        found = re.search(
+            r"^gradwire_server_certificate_expiry_seconds (\S+)$", response.read().decode(), re.M
+        )
+    assert found
+    assert float(found[1]) == pytest.approx(time.time() + certs.DAYS * 86400, abs=3600)
     (used / "new tokens").write_text("a-newer-token-for-everybody-0123\n")
     os.replace(used / "new tokens", used / "tokens")
     for name in ("server.key", "server.pem"):
@@ -163,10 +178,31 @@ def test_tls_to_a_server_without_it_ends_with_a_remedy(daemons: Daemons, files: 
 
 
 def test_a_server_whose_certificate_has_expired_is_not_waited_for(daemons: Daemons, files: Path) -> None:
-    server = daemons.server("--task", TASK, *shown(files, "expired"), *token(files, "tokens"))
-    worker = daemons.worker(server.address, *ca(files), *token(files))
-    assert worker.wait() == Exit.UNREACHABLE
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files / "expired" / "server.pem", files / "expired" / "server.key")
+
+    def shake_hands(connected: socket.socket) -> None:
+        with contextlib.suppress(OSError), context.wrap_socket(connected, server_side=True):
+            pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=shake_hands, args=listener.accept()[:1], daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        worker = daemons.worker(f"127.0.0.1:{listener.getsockname()[1]}", *ca(files), *token(files))
+        assert worker.wait() == Exit.UNREACHABLE
+        listener.shutdown(socket.SHUT_RDWR)
     assert "expired" in worker.log
+
+
+def test_a_server_does_not_start_with_a_certificate_that_cannot_serve(daemons: Daemons, files: Path) -> None:
+    server = daemons.plain("gradwire.server.cli", "--port", "0", *shown(files, "expired"))
+    assert server.wait() == Exit.USAGE
+    assert "server.pem: has expired, 20" in server.log
 
 
 def test_a_token_file_that_is_none_is_refused_without_a_word_of_it(daemons: Daemons, tmp_path: Path) -> None:

@@ -65,7 +65,9 @@ def test_an_id_with_a_line_of_its_own_takes_that_line_only(tmp_path: Path) -> No
     access.check(given(ONE), "w0")
 
 
-def test_a_file_is_read_again_when_it_changes_and_a_broken_one_is_not(tmp_path: Path) -> None:
+def test_a_file_is_read_again_when_it_changes_and_a_broken_one_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "tokens"
     path.write_text(ONE)
     tokens = Tokens(path)
@@ -75,7 +77,12 @@ def test_a_file_is_read_again_when_it_changes_and_a_broken_one_is_not(tmp_path: 
     assert not tokens.owners(given(ONE))
     assert tokens.owners(given(OTHER + "0"))
     path.unlink()
+    caplog.clear()
     assert tokens.owners(given(OTHER + "0"))
+    assert tokens.owners(given(OTHER + "0"))
+    (line,) = caplog.records  # not one for every call
+    assert line.levelname == "ERROR"
+    assert "cannot be read: " in line.getMessage()
     for text in ("", "# nothing", "short", f"../w:{ONE}", f":{ONE}", f"a b{ONE}", f"{ONE}é", f"w:{ONE} x"):
         path.write_text(text)
         with pytest.raises(TokenFileError):
