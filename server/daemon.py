@@ -305,7 +305,7 @@ def _certificates(options: ServerSettings) -> Certificates | None:
 
 
 async def _renew(certificates: Certificates, metrics: ServerMetrics) -> None:
-    """Watch the certificates' files, also while nobody connects, and export the end of their validity."""
+    """Watch the certificates' files, also without connections, and export the end of their validity."""
     while True:
         await asyncio.to_thread(certificates.renewed)
         metrics.certificate_expiry.set(certificates.expires_at)

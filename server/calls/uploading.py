@@ -72,5 +72,5 @@ class Upload:
 
 
 def _content(header: m.InitializeHeader) -> m.InitializeHeader:
-    """Return the part of a header that names the bytes, whoever sends them, and from which chunk on."""
+    """Return the part of a header that names the bytes of the upload, without sender and first chunk."""
     return replace(header, worker="", incarnation=0, held=0, asks=False)
