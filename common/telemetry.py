@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -9,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, cast
@@ -24,6 +26,7 @@ from .naming import printable
 LOG_FIELDS = ("job", "worker", "rank", "version")
 
 _WARNINGS = logging.WARNING - 1  # a level that `keep_warnings` recognises as its own
+MOST_REQUESTS = 64  # connections over HTTP at a time; peers that send no request cannot take more
 
 LogFields = Callable[[], Mapping[str, object]]
 
@@ -108,9 +111,11 @@ class _Server(ThreadingMixIn, WSGIServer):
     """HTTP server with one thread per request, so that a slow scrape does not delay a probe."""
 
     daemon_threads = True
+    request_queue_size = MOST_REQUESTS
 
     def __init__(self, address: str, port: int, app: Any) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._open: deque[Any] = deque()
         super().__init__((address, port), _QuietHandler)
         self.set_app(app)
 
@@ -121,6 +126,19 @@ class _Server(ThreadingMixIn, WSGIServer):
         TCPServer.server_bind(self)  # WSGIServer's would look up the name of the address
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
         self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread; close the oldest one if there are too many. A probe is quick."""
+        self._open.append(request)
+        if len(self._open) > MOST_REQUESTS:
+            with contextlib.suppress(OSError):
+                self._open.popleft().shutdown(socket.SHUT_RDWR)  # its thread closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with contextlib.suppress(ValueError):
+            self._open.remove(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):  # an OSError means that the peer has disconnected

@@ -21,6 +21,7 @@ from .refusal import Reason, Refusal, Refused
 from .wire import BATCH_BYTES, MAX_MESSAGE_BYTES
 
 KEEPALIVE_MS = 20_000
+IDLE_MS = 30_000  # for which a connection may be open without a call
 MAX_BYTES = MAX_MESSAGE_BYTES + 2 * BATCH_BYTES  # limit for a message and the short ones in the same batch
 
 _COMMON: list[tuple[str, int]] = [
@@ -35,6 +36,8 @@ _COMMON: list[tuple[str, int]] = [
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", IDLE_MS),  # a worker's stream is open all the time
     ("grpc.so_reuseport", 0),  # a second server on the port fails, and does not take half of the traffic
 ]
 

@@ -9,7 +9,7 @@ import errno
 import socket
 import ssl
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 
 from ..common.listening import numeric
 from .findings import Finding, Target, UnreachedError
@@ -19,6 +19,11 @@ EXPIRES_SOON_S = 14 * 86400.0
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # with empty SETTINGS
 SETTINGS = 4  # type of the first frame that an HTTP/2 server sends
+_FULL = "it may have as many connections as it accepts: its log says so"
+_NO_TLS = (
+    "the server does not speak TLS",
+    "start gc-server with --tls-cert and --tls-key, or leave out --tls-ca and --tls-cert here",
+)
 _DIRECT = "; Gradwire uses no proxy, whatever http_proxy says"
 TLS_RECORDS = (b"\x15\x03", b"\x16\x03")  # first bytes of an alert, and of a handshake
 
@@ -99,7 +104,8 @@ def _plain(target: Target) -> Finding:
             while said and len(said) < 9 and (more := connected.recv(9 - len(said))):
                 said += more
     except TimeoutError:
-        return _wrong("tls", f"no answer to an HTTP/2 greeting in {TIMEOUT_S:g} s", other, True)
+        text = f"no answer to an HTTP/2 greeting in {TIMEOUT_S:g} s"
+        return _wrong("tls", text, f"{other}; {_FULL}", True)
     except OSError:
         said = b""
     if len(said) == 9 and said[3] == SETTINGS:
@@ -107,8 +113,9 @@ def _plain(target: Target) -> Finding:
     if said[:2] in TLS_RECORDS or _speaks_tls(target):
         remedy = "add --tls-ca FILE, the certificate of the authority that issued the server's"
         return _wrong("tls", "the server speaks TLS, and no file was given", remedy)
-    text = f"not a gRPC server: it answers {said!r}" if said else "the server closes the connection"
-    return _wrong("tls", text, other, True)
+    if said:
+        return _wrong("tls", f"not a gRPC server: it answers {said!r}", other, True)
+    return _wrong("tls", "the server closes the connection", f"{other}; {_FULL}", True)
 
 
 def _speaks_tls(target: Target) -> bool:
@@ -136,6 +143,7 @@ def _tls(target: Target) -> Finding:
             "check that --tls-ca, --tls-cert and --tls-key are PEM files, and that key and certificate match"
         )
         return _wrong("tls", f"cannot use the TLS files: {_words(error)}", remedy)
+    certificate: Mapping[str, object] = {}
     try:
         with (
             _connected(target) as connected,
@@ -149,6 +157,13 @@ def _tls(target: Target) -> Finding:
     except ssl.SSLCertVerificationError as error:
         text = f"the server's certificate is not accepted: {error.verify_message}"
         return _wrong("tls", text, _remedy(error))
+    except (ssl.SSLEOFError, ConnectionResetError):
+        if certificate:
+            return _wrong("tls", *_hung_up(target))
+        if _plain(target).state == "ok":
+            return _wrong("tls", *_NO_TLS)
+        text = "the server closes the connection before it shows a certificate"
+        return _wrong("tls", text, f"is it the server's gRPC port? {_FULL}", True)
     except ssl.SSLError as error:
         return _wrong("tls", *_refused(target, error))
     except OSError as error:
@@ -199,9 +214,6 @@ def _refused(target: Target, error: ssl.SSLError) -> tuple[str, str]:
             f"the server does not accept this worker's certificate: {_words(error)}",
             "use a valid certificate, issued by the authority that the server was started with",
         )
-    if any(word in reason for word in ("WRONG_VERSION", "RECORD_LAYER", "PACKET_LENGTH", "UNEXPECTED_EOF")):
-        return (
-            "the server does not speak TLS",
-            "start gc-server with --tls-cert and --tls-key, or leave out --tls-ca and --tls-cert here",
-        )
+    if any(word in reason for word in ("WRONG_VERSION", "RECORD_LAYER", "PACKET_LENGTH")):
+        return _NO_TLS
     return f"the TLS handshake fails: {_words(error)}", "are both sides of the same release of gradwire?"

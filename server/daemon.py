@@ -16,7 +16,7 @@ import grpc.aio
 import torch
 import uvloop
 
-from ..common import machine
+from ..common import descriptors, machine
 from ..common.configuration import Effective, UsageError
 from ..common.exits import Exit
 from ..common.listening import listening_addresses
@@ -26,7 +26,7 @@ from ..compressors import Plan, set_threads
 from ..optim.optimizer import Optimizer, OptimizerGroup
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..proto.certificates import CertificateError, Certificates, Identity
-from ..proto.channel import SERVER_OPTIONS, listen
+from ..proto.channel import IDLE_MS, SERVER_OPTIONS, listen
 from ..proto.manifest import Manifest
 from ..proto.service import generic_handler
 from ..proto.standard import Health, reflect
@@ -52,6 +52,7 @@ from .shard.store import Float32, Store
 log = logging.getLogger("gradwire.server")
 
 PAUSE_S = 15.0  # Longest wait for rounds in progress, if another server may continue the job.
+COUNT_S = 2.0  # between two counts of the open descriptors
 RENEW_S = 60.0  # between two looks at the certificates' files
 GRACE_S = 5.0  # Longest wait for calls and streams to end.
 LINGER_S = 5.0  # Time for clients to fetch the parameters and the status of a finished job.
@@ -198,6 +199,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     """Start all parts of the server, wait until it has to stop, shut down in order, and return the exit
     code."""
     options = effective.settings
+    limit = descriptors.raise_limit()
     mode = registry.parse(options.mode)
     try:
         access = Access(options)
@@ -236,7 +238,8 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     metrics = conductor.metrics
     metrics.info.labels(__version__, options.mode, service.job.id).set(1)
 
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    most = descriptors.most_connections(limit)
+    server = grpc.aio.server(options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most)])
     handler = generic_handler(
         service.handlers(), sent=metrics.sent, received=metrics.received, admit=access.admit
     )
@@ -267,11 +270,13 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
             "no encryption: the traffic shows the parameters%s to everyone on its way; use --tls-cert", seen
         )
 
-    renewing = asyncio.create_task(_renew(certificates, metrics)) if certificates else None
+    watching = [asyncio.create_task(_watch_descriptors(limit))]
+    if certificates is not None:
+        watching.append(asyncio.create_task(_renew(certificates, metrics)))
     conductor.start()
     await _until_stopped(conductor, stopping, stay=options.stay)
-    if renewing is not None:
-        renewing.cancel()
+    for task in watching:
+        task.cancel()
     await health.stopping()  # report "not ready" before anything else ends
     may_continue = not conductor.failed.is_set() or conductor.unwritten
     resumable = recorder.keeps and may_continue and not conductor.finished.is_set()
@@ -310,6 +315,22 @@ async def _renew(certificates: Certificates, metrics: ServerMetrics) -> None:
         await asyncio.to_thread(certificates.renewed)
         metrics.certificate_expiry.set(certificates.expires_at)
         await asyncio.sleep(RENEW_S)
+
+
+async def _watch_descriptors(limit: int) -> None:
+    """Warn, each time anew, when connections take all file descriptors that they may."""
+    most, warned = descriptors.most_connections(limit), False
+    while True:
+        await asyncio.sleep(COUNT_S)
+        used = descriptors.in_use()
+        if used >= most and not warned:
+            log.warning(
+                "%d of %d file descriptors are in use, and more than %d connections are refused; those "
+                "without a call end after %d s. Raise the limit for more workers (ulimit -n, LimitNOFILE=); "
+                "keep strangers from the port by a firewall or a network policy",
+                *(used, limit, most, IDLE_MS // 1000),
+            )
+        warned = used >= most
 
 
 def _listen(server: grpc.aio.Server, options: ServerSettings, certificates: Certificates | None) -> int:
