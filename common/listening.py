@@ -19,6 +19,7 @@ def listening_addresses(host: str) -> list[str]:
     Raises:
         OSError: the name is not found.
     """
+    named: list[str]
     host = host.removeprefix("[").removesuffix("]")
     if host in EVERYWHERE:
         return ["::" if _is_here("::") else "0.0.0.0"]
@@ -26,7 +27,7 @@ def listening_addresses(host: str) -> list[str]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         named = list(dict.fromkeys(numeric(each[4]) for each in found))
     else:
-        named = list(THIS_MACHINE)
+        named = [*THIS_MACHINE]
     return [address for address in named if _is_here(address)] or named
 
 

@@ -130,7 +130,10 @@ def test_probes_are_answered_at_every_address_that_the_host_stands_for(
 def test_a_machine_without_ipv4_or_without_ipv6_listens_at_the_other(
     monkeypatch: pytest.MonkeyPatch, host: str, missing: str, addresses: list[str]
 ) -> None:
-    monkeypatch.setattr(listening, "_is_here", lambda address: address != missing)
+    def is_here(address: str) -> bool:
+        return address != missing
+
+    monkeypatch.setattr(listening, "_is_here", is_here)
     assert listening_addresses(host) == addresses
 
 

@@ -364,9 +364,11 @@ def test_the_certificate_is_that_of_the_name_and_not_of_its_address(
 ) -> None:
     """Only the system's resolver knows the name; the final dot of DNS is in no certificate."""
     resolve: Any = socket.getaddrinfo
-    monkeypatch.setattr(
-        socket, "getaddrinfo", lambda name, *more, **named: resolve("127.0.0.1", *more, **named)
-    )
+
+    def resolve_all(name: str, *more: Any, **named: Any) -> Any:
+        return resolve("127.0.0.1", *more, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_all)
     with serving(credentials=certificates.of("elsewhere")) as port:
         found = findings(port, host, tls_ca=certificates["ca"])
     assert all(each.state == "ok" for each in found.values()), found

@@ -14,6 +14,7 @@ from relay import Relay
 from gradwire import __version__
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
+from gradwire.proto.service import ignore
 from gradwire.proto.transfer import encode_chunks
 from gradwire.worker.session.connection import Connection
 
@@ -65,9 +66,14 @@ def test_an_upload_that_breaks_continues_and_may_take_longer_than_the_time_to_re
     """It began anew from byte 0, and only if it had begun less than `--give-up-seconds` before."""
     server = daemons.server()
     relay = Relay(server.port, up_per_s=3e6)
-    meters: dict[str, Any] = dict.fromkeys(("sent", "received"), lambda _: None)
     connection = Connection(
-        f"127.0.0.1:{relay.port}", worker="w0", incarnation=1, connect_s=20.0, give_up_s=0.5, **meters
+        f"127.0.0.1:{relay.port}",
+        worker="w0",
+        incarnation=1,
+        connect_s=20.0,
+        give_up_s=0.5,
+        sent=ignore,
+        received=ignore,
     )
     values = [np.zeros(spec.elements * 4, np.uint8) for spec in MANIFEST.specs]
     size = sum(map(len, values))

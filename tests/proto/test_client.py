@@ -12,7 +12,7 @@ from gradwire.proto.channel import SERVER_OPTIONS
 from gradwire.proto.client import Client
 from gradwire.proto.findings import Target, UnreachedError
 from gradwire.proto.messages import StatusRequest
-from gradwire.proto.service import SERVICE, generic_handler
+from gradwire.proto.service import SERVICE, generic_handler, ignore
 from gradwire.worker.session.attempts import UnreachableError
 from gradwire.worker.session.connection import Connection
 
@@ -101,8 +101,9 @@ async def test_a_server_that_has_moved_to_another_address_is_found_again(names: 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "no..host", "x" * 64 + ".invalid"])
 def test_a_worker_says_that_a_name_is_not_found(host: str) -> None:
-    meters: dict[str, Any] = dict.fromkeys(("sent", "received"), lambda _: None)
-    connection = Connection(f"{host}:1", worker="w0", incarnation=1, connect_s=0.0, give_up_s=0.0, **meters)
+    connection = Connection(
+        f"{host}:1", worker="w0", incarnation=1, connect_s=0.0, give_up_s=0.0, sent=ignore, received=ignore
+    )
     try:
         with pytest.raises(UnreachableError, match=f"'{host}' is not found: .*; check the spelling"):
             connection.join("0", "", ())
