@@ -218,7 +218,7 @@ class HttpEndpoint:
                 logging.getLogger("gradwire.http").warning("HTTP port %d is in use; using a free one", port)
         except OSError as error:
             raise UsageError(
-                f"--http-port {port} on {host or 'this machine'}: {error.strerror}; choose another port, 0 "
+                f"--http-port {port} on {error.filename or host}: {error.strerror}; choose another port, 0 "
                 "for a free one, or -1 for none"
             ) from None
         logging.getLogger("gradwire.http").info("metrics and probes on port %d", self._servers[0].server_port)
@@ -244,8 +244,9 @@ def _serving(addresses: Sequence[str], port: int, app: Any) -> list[_Server]:
     try:
         for address in addresses:
             servers.append(_Server(address, servers[0].server_port if servers else port, app))
-    except OSError:
+    except OSError as error:
         for server in servers:
             server.server_close()
+        error.filename = addresses[len(servers)]
         raise
     return servers
