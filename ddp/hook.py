@@ -114,7 +114,8 @@ class HookState:
             optimizer: optimizer that steps the gradients; only its kind matters. An `eps` among its
                 `defaults` marks an optimizer that divides by the root of squared gradients, as Adam does.
                 With such an optimizer, `4bit` omits its feedback, and a warning names a compressor that was
-                measured to lose accuracy. None is treated like an optimizer without `eps`.
+                measured to lose accuracy. Its steps are watched: a warning names a hook that DDP does not
+                call, and gradients that no step follows. None is treated like an optimizer without `eps`.
             named_parameters: names and parameters of the module that DDP wraps. `rule` needs the names, and
                 so does a state that is loaded where buckets have another size. Without names, tensors are
                 numbered in the order in which DDP first hands them over.
@@ -161,6 +162,41 @@ class HookState:
         self._sent: list[_Sent] = []
         self.epoch = float("inf")
         self.steps = self.voided = self.spikes = self.raw_bytes = 0
+        self._saved_rank: int | None = None  # of a loaded state that no step has used yet
+        self._called = False  # True once DDP has handed over a bucket
+        self._exchanges = 0  # since the optimizer's last step
+        self._warned: set[str] = set()
+        inner: Any = getattr(
+            optimizer, "optimizer", optimizer
+        )  # Accelerate's wrapper has no hooks of its own
+        self._watches = isinstance(inner, torch.optim.Optimizer)
+        if self._watches:
+            inner.register_step_pre_hook(self._before_step)
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Raise TypeError for a copy or a pickle: a state belongs to one model and one process."""
+        raise TypeError(
+            "a state of gradwire.ddp is neither copied nor pickled, because it belongs to one model and one "
+            "process: save state.state_dict(), and make a new state where it is loaded"
+        )
+
+    def _before_step(self, *_: object) -> None:
+        """Called before each step of the optimizer: warn if DDP has never called the hook."""
+        if not self._called:
+            self._warn(
+                "unused",
+                "optimizer.step() without an exchange: DDP has not called gradwire.ddp.hook, so gradients "
+                "are averaged uncompressed or not at all. Call model.register_comm_hook(state, "
+                "gradwire.ddp.hook) on the DistributedDataParallel model itself. Lightning "
+                "(ddp_comm_hook=) and Accelerate (comm_hook=) register a hook on GPUs alone",
+            )
+        self._exchanges = 0
+
+    def _warn(self, kind: str, text: str) -> None:
+        """Log a warning, once for each kind."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning(text)
 
     @property
     def bytes_sent(self) -> int:
@@ -185,6 +221,7 @@ class HookState:
         return {
             "compressor": self.compressor,
             "seed": self._terms.seed,
+            "rank": self._rank,
             "steps": self.steps,
             "epoch": self.epoch,
             "norms": dict(self._norms),
@@ -196,6 +233,9 @@ class HookState:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Replace this rank's state by a saved one. Every rank loads its own state, of the same step.
+
+        A rank that has loaded another rank's state takes its counters alone: its own residuals begin anew,
+        with a warning at the next step.
 
         Args:
             saved: state that `state_dict` returned.
@@ -222,6 +262,7 @@ class HookState:
         }
         self._norms, self._loaded = dict(saved["norms"]), True
         self.steps, self.epoch = saved["steps"], saved["epoch"]
+        self._saved_rank = saved.get("rank")  # absent in states of older releases
         self._bundles.clear()
         self._parameters = {
             tensor: self._named(tensor, each.name, each.number) for tensor, each in self._parameters.items()
@@ -241,8 +282,19 @@ class HookState:
             Refused: a rank's frame was damaged.
             ValueError: `named_parameters` lacks a parameter, or a loaded state does not fit the model.
         """
+        self._called = True
         if bucket.index() == 0:
             self._drop_unfinished()
+            self._begin_anew_if_of_another_rank()
+            if self._watches and self._exchanges:
+                self._warn(
+                    "discarded",
+                    "gradients were exchanged twice without optimizer.step(). If the script discards the "
+                    "first, as a GAN's discriminator does with those of the generator's loss, their unsent "
+                    "rest stays in the residual and is applied later: compute them under `with "
+                    "model.no_sync()`. To accumulate gradients, put all backward passes but the last under "
+                    "no_sync(), too",
+                )
         buffer = bucket.buffer()
         parameters = [self._parameter(each) for each in bucket.parameters()]
         self._check(buffer, parameters)
@@ -258,6 +310,26 @@ class HookState:
         if bucket.is_last():
             self._finish()
         return future
+
+    @property
+    def _rank(self) -> int | None:
+        """Rank whose residuals the state holds; None if it is not known yet."""
+        if self._saved_rank is not None:
+            return self._saved_rank
+        return dist.get_rank(self._group) if dist.is_initialized() else None
+
+    def _begin_anew_if_of_another_rank(self) -> None:
+        """Discard residuals that another rank has saved; all ranks keep the same counters and norms."""
+        rank, self._saved_rank = self._saved_rank, None
+        if rank is None or rank == self._gathers.rank:
+            return
+        self._states.clear()
+        _log.warning(
+            "rank %d: the loaded state of gradwire.ddp is that of rank %d, as a framework does that saves "
+            "rank 0's for all: residuals and velocities begin anew. Save state.state_dict() on every rank, "
+            "in a file of its own",
+            *(self._gathers.rank, rank),
+        )
 
     def _check_between_steps(self) -> None:
         """Raise RuntimeError if DDP has handed over the first bucket of a step and not the last."""
@@ -369,13 +441,15 @@ class HookState:
                 bucket.future.set_result(bucket.buffer.fill_(torch.nan) if bad else bucket.buffer)
         self._sent = []
         self.steps += 1
-        if bad:
+        if bad:  # a step that its NaN skips discards nothing: residuals stay as they were
             self.voided += 1
             _log.warning(
                 "step %d: gradient of %s has an infinity or a NaN: all gradients of the step become NaN, "
                 "residuals stay unchanged",
                 *(self.steps, ", ".join(bad)),
             )
+        else:
+            self._exchanges += 1
         if spikes:
             self.spikes += len(spikes)
             _log.warning("rank %d, step %d: %s", self._gathers.rank, self.steps, described(spikes))

@@ -31,7 +31,7 @@ from .forward import after_forward
 from .membership import Membership
 from .moments import moments_of, state_of
 from .optimizer import JobOptimizer, averaging_groups, check_kind, parameter_groups
-from .terms import Overlap, ScriptError, Steps, check_attached, check_optimizer, overlaps
+from .terms import Overlap, ScriptError, Steps, check_attached, check_model, check_optimizer, overlaps
 
 log = logging.getLogger("gradwire.worker")
 
@@ -69,6 +69,7 @@ class Attached:
         """
         check_attached(member.terms, member.work, clip_norm, steps)
         self._steps_here = isinstance(member.work, Local) or steps == "local"
+        check_model(model)
         check_kind(optimizer, here=self._steps_here, workers=member.reply.workers)
         check_optimizer(member.terms, optimizer)
         self.session: Session | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from torch import nn
+
 from ...common.configuration import UsageError
 from ...common.presets import why_unsuited
 from ...common.spec import SpecError
@@ -91,6 +93,20 @@ def check_optimizer(terms: JobTerms, optimizer: object) -> None:
             f"job.attach: optimizer {name}: the server's {why}; use one of these, or start the server with "
             "another preset"
         )
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise ScriptError for a model that averages its gradients with other processes itself."""
+    for name, module in model.named_modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"):
+                where = f" ({name!r} in it)" if name else ""
+                raise ScriptError(
+                    f"job.attach: the model is wrapped in {kind.__name__}{where}, which exchanges gradients "
+                    "itself; attach the module that was wrapped (model.module of DistributedDataParallel), "
+                    "with an optimizer of its parameters. To compress what DistributedDataParallel "
+                    "exchanges, use gradwire.ddp, without a job"
+                )
 
 
 def check_attached(terms: JobTerms, work: Gradients | Local, clip_norm: float, steps: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from gradwire.optim import muon
 from gradwire.settings import JobTerms
@@ -13,6 +15,7 @@ from gradwire.worker.script.length import JobLength
 from gradwire.worker.script.terms import (
     ScriptError,
     check_attached,
+    check_model,
     check_optimizer,
     overlaps,
     script_work,
@@ -95,3 +98,23 @@ def test_all_steps_are_local_ones_in_local_mode(job: dict[str, Any], expected: i
 def test_all_steps_are_unknown_before_the_first_batch_if_rounds_differ() -> None:
     with pytest.raises(ScriptError, match="LambdaLR of job"):
         _ = JobLength(terms(mode="local", epochs=0, max_steps=9), workers=2, single=False).total_steps
+
+
+class DistributedDataParallel(nn.Module):
+    """Has the name of torch's, which needs a process group."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: nn.Sequential(model)])
+def test_a_model_that_ddp_wraps_is_refused_with_what_to_attach(
+    wrap: Callable[[nn.Module], nn.Module],
+) -> None:
+    inner = nn.Linear(2, 2)
+    with pytest.raises(
+        ScriptError, match=r"wrapped in DistributedDataParallel.*attach the module.*gradwire\.ddp"
+    ):
+        check_model(wrap(DistributedDataParallel(inner)))
+    check_model(wrap(inner))
