@@ -568,7 +568,7 @@ class Hello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("fingerprint", "train_samples", "version", "assigned", "plan", "data", "drifted", "restored")
+    __slots__ = ("fingerprint", "train_samples", "version", "assigned", "plan", "data", "drifted", "restored", "model")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TRAIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -577,6 +577,7 @@ class Ready(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     DRIFTED_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     train_samples: int
     version: int
@@ -585,7 +586,8 @@ class Ready(_message.Message):
     data: int
     drifted: int
     restored: bool
-    def __init__(self, fingerprint: _Optional[bytes] = ..., train_samples: _Optional[int] = ..., version: _Optional[int] = ..., assigned: _Optional[int] = ..., plan: _Optional[int] = ..., data: _Optional[int] = ..., drifted: _Optional[int] = ..., restored: bool = ...) -> None: ...
+    model: ModelManifest
+    def __init__(self, fingerprint: _Optional[bytes] = ..., train_samples: _Optional[int] = ..., version: _Optional[int] = ..., assigned: _Optional[int] = ..., plan: _Optional[int] = ..., data: _Optional[int] = ..., drifted: _Optional[int] = ..., restored: bool = ..., model: _Optional[_Union[ModelManifest, _Mapping]] = ...) -> None: ...
 
 class PartHeader(_message.Message):
     __slots__ = ("seq", "assignment", "part", "plan", "payloads", "waited", "learning_rates")

@@ -10,8 +10,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
+from ..common.naming import printable
 from ..compressors import LEAST_BYTES, Plan, TensorSpec, divide
 from ..optim.optimizer import OptimizerGroup, check_learning_rate, parse_optimizer
 from ..optim.steps import Muon
@@ -22,6 +23,8 @@ from .refusal import Reason, Refused, refused
 
 DTYPE = "float32"
 MAX_SPEC_CHARACTERS = 256
+DESCRIPTION_CHARACTERS = 500
+DESCRIBED = 10_000  # largest number of tensors and entries of a short manifest
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,11 @@ class Manifest:
         """Bytes of all tensors as float32."""
         return self.elements * 4
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the manifest is sent along for the text of a refusal: 1 MB at most, with usual names."""
+        return len(self.tensors) + len(self.entries) <= DESCRIBED
+
     @cached_property
     def fingerprint(self) -> bytes:
         """SHA-256 over tensors, groups with their hyperparameters, and the other entries of the state_dict.
@@ -196,6 +204,45 @@ class Manifest:
                 Reason.MODEL, "fingerprint", manifest.fingerprint.hex()[:16], message.fingerprint.hex()[:16]
             )
         return manifest
+
+
+def first_difference(job: m.ModelManifest, other: m.ModelManifest) -> tuple[str, str]:
+    """Return descriptions of the first difference between two models: in the job's, and in the other one.
+
+    Both are empty if the manifests have the same tensors, entries and groups.
+
+    Args:
+        job: the job's manifest.
+        other: another worker's, as it was received: nothing in it has been checked.
+    """
+    groups = [f"parameter group {number} with {each.optimizer}" for number, each in enumerate(job.groups)]
+    others = [f"parameter group {number} with {each.optimizer}" for number, each in enumerate(other.groups)]
+    for kind, ours, theirs in (
+        ("parameter", [*map(_described, job.tensors)], [*map(_described, other.tensors)]),
+        ("entry of the state_dict", [*map(_described, job.entries)], [*map(_described, other.entries)]),
+        ("parameter group", groups, others),
+    ):
+        for number, (one, two) in enumerate(zip_longest(ours, theirs)):
+            if one != two:
+                nothing = f"no {kind} after the first {number}"
+                return _shown(one or nothing), _shown(two or nothing)
+    return "", ""
+
+
+def _shown(description: str) -> str:
+    """Return a description of received text, escaped and of limited length."""
+    return printable(description[:DESCRIPTION_CHARACTERS])
+
+
+def _described(tensor: Tensor | Entry) -> str:
+    """Return a description of a tensor or entry, with all that a fingerprint covers."""
+    if isinstance(tensor, Entry):
+        if tensor.kind is EntryKind.TIED:
+            return f"entry {tensor.name!r} tied to {tensor.tied_to!r}"
+        return f"{tensor.kind.label} {tensor.name!r} of {tensor.dtype} {list(tensor.shape)}"
+    kind = "state" if tensor.state else "parameter"
+    group = f" in group {tensor.group}" if tensor.group else ""
+    return f"{kind} {tensor.name!r} of {tensor.dtype} {list(tensor.shape)}{group}"
 
 
 def optimizer_groups(groups: Sequence[m.Group], job: OptimizerGroup) -> tuple[OptimizerGroup, ...]:

@@ -723,6 +723,8 @@ class Ready:
             did not differ.
         restored: true if the worker continues from its own saved state at the server's version, buffers
             included.
+        model: the worker's manifest, if it has no version and the manifest is short; a refusal names the
+            first difference from the job's.
     """
 
     fingerprint: bytes
@@ -733,6 +735,7 @@ class Ready:
     data: int = 0
     drifted: int = 0
     restored: bool = False
+    model: ModelManifest | None = None
 
 
 @stored("PartHeader")

@@ -31,6 +31,7 @@ from ..common.spec import SpecError
 from ..compressors import Plan, known_compressor
 from ..planning.job import StepOptions
 from ..proto import messages as m
+from ..proto.manifest import first_difference
 from ..proto.plans import plan_message, plan_of
 from ..proto.refusal import Reason
 from ..proto.transfer import Assembly
@@ -284,6 +285,23 @@ class Conductor:
         refusal = refusals.stopping("", "its journal cannot be written")
         for stream in self.streams.values():
             stream.outbox.end(refusal, final=False)
+
+    def differences(self, model: m.ModelManifest | None = None) -> dict[str, tuple[str, str]]:
+        """Return the first difference of each worker's model from the job's, by worker; see
+        `first_difference`.
+
+        Args:
+            model: the job's manifest that is not opened yet; None for the shard's.
+        """
+        if model is None and self.shard.reported.manifest is not None:
+            model = self.shard.reported.manifest.to_message()
+        if model is None:
+            return {}
+        return {
+            stream.worker: first_difference(model, stream.model)
+            for stream in self.streams.values()
+            if stream.model is not None and stream.model.fingerprint != model.fingerprint
+        }
 
     def happen(self, event: e.Event[R]) -> R:
         """Have control decide on an event, perform the actions that follow, and return the reply.

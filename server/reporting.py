@@ -12,11 +12,15 @@ from .metrics import ServerMetrics
 
 LINE_CHARACTERS = 120
 MORE = " and others"
+LOST = " is lost: "
 
 
 def shortened(text: str) -> str:
     """Return a text of at most `LINE_CHARACTERS`: if it is longer, without the state of each member, and then
-    without the last members."""
+    without the last members. The reason why one was lost stays whole."""
+    text, lost, reason = text.partition(LOST)
+    if lost:
+        return shortened(text) + lost + reason
     if len(text) > LINE_CHARACTERS:
         text = re.sub(r"\(([^(),]+), [^()]*\)", r"(\1)", text)
     if len(text) > LINE_CHARACTERS:

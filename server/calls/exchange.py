@@ -146,7 +146,7 @@ class WorkerCall:
                         )
                     conductor.happen(e.KeepAlive(*stream.id, activity=activity, stalled_s=stalled_s))
                 case m.Ready():
-                    stream.plan = message.plan
+                    stream.plan, stream.model = message.plan, message.model
                     self._prepare(
                         e.Prepared(
                             *stream.id,
@@ -157,6 +157,7 @@ class WorkerCall:
                             train_samples=message.train_samples,
                             drifted=message.drifted,
                             restored=message.restored,
+                            difference=conductor.differences().get(stream.worker, ("", "")),
                         )
                     )
                 case m.Saved():

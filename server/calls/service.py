@@ -233,7 +233,8 @@ class Service:
         shard = self._conductor.shard
 
         def accept() -> e.Result[None]:
-            accepted = self._conductor.decide(event)
+            differences = self._conductor.differences(manifest.to_message())
+            accepted = self._conductor.decide(replace(event, differences=differences))
             self._conductor.state.open(manifest.entries, state)
             return accepted
 

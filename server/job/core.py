@@ -178,7 +178,9 @@ class Core(JobState):
     def _prepared(self, event: e.Prepared, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
         if self.fingerprint:
-            self._check_model(event.worker, event.fingerprint, event.data, event.train_samples)
+            self._check_model(
+                event.worker, event.fingerprint, event.data, event.train_samples, event.difference
+            )
         self.roster.become(member, Life.LISTENING)
         member.fingerprint, member.data = event.fingerprint, event.data
         member.train_samples = event.train_samples
@@ -282,7 +284,10 @@ class Core(JobState):
         actions: list[e.Action] = []
         for member in self.roster.ready():  # they became ready before there was a model to compare with
             try:
-                self._check_model(member.worker, member.fingerprint, member.data, member.train_samples)
+                self._check_model(
+                    *(member.worker, member.fingerprint, member.data, member.train_samples),
+                    event.differences.get(member.worker, ("", "")),
+                )
             except Refused as refused:
                 actions.append(e.Disconnect(*member.id, refusal=refused.refusal, final=True))
                 actions += self._lose(member, refusals.brief(refused.refusal), now)
@@ -305,9 +310,11 @@ class Core(JobState):
             return refusals.not_the_initializer(worker, self.initializer[0] if self.initializer else None)
         return None
 
-    def _check_model(self, worker: str, fingerprint: bytes, data: int, train_samples: int) -> None:
+    def _check_model(
+        self, worker: str, fingerprint: bytes, data: int, train_samples: int, difference: tuple[str, str]
+    ) -> None:
         if fingerprint != self.fingerprint:
-            raise Refused(refusals.wrong_model(worker, fingerprint, self.fingerprint))
+            raise Refused(refusals.wrong_model(worker, fingerprint, self.fingerprint, difference))
         if train_samples and train_samples != self.samples.per_epoch:
             size = self.rules.batch_size
             raise Refused(refusals.wrong_epoch(worker, train_samples, self.samples.per_epoch, size))

@@ -11,7 +11,7 @@ snapshots under their own key, before it raises the event that names them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from ...common.stored import stored
@@ -136,6 +136,7 @@ class Initialized(FromWorker[None]):
         least: smallest batch that the model can train on, in samples.
         epoch: first epoch to train on, from 0; the worker's script has trained on the earlier ones.
         steps: number of steps that the script took in the earlier epochs.
+        differences: by worker that is ready already, the first difference of its model, as in `Prepared`.
     """
 
     fingerprint: bytes
@@ -145,6 +146,7 @@ class Initialized(FromWorker[None]):
     least: int = 1
     epoch: int = 0
     steps: int = 0
+    differences: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
 
 
 @stored("attached")
@@ -167,6 +169,8 @@ class Prepared(FromWorker[None]):
         drifted: version at which its replica differed from the server's, so that it has none now; 0 if it did
             not.
         restored: True if it resumes from its own saved state at the server's version.
+        difference: first difference of its model from the job's, in the job's model and in its own; empty if
+            there is none, or it is unknown.
     """
 
     fingerprint: bytes
@@ -176,6 +180,7 @@ class Prepared(FromWorker[None]):
     train_samples: int = 0
     drifted: int = 0
     restored: bool = False
+    difference: tuple[str, str] = ("", "")
 
 
 @stored("detached")

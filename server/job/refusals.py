@@ -125,20 +125,24 @@ def no_progress(worker: str, activity: str, stalled_s: float, limit_s: float) ->
     )
 
 
-def wrong_model(worker: str, fingerprint: bytes, expected: bytes) -> Refusal:
+def wrong_model(
+    worker: str, fingerprint: bytes, expected: bytes, difference: tuple[str, str] = ("", "")
+) -> Refusal:
     """Return the refusal of a worker whose model differs from the job's.
 
     Args:
         worker: id of the worker.
         fingerprint: fingerprint of the worker's model.
         expected: fingerprint of the job's model.
+        difference: the first difference, in the job's model and in the worker's; empty if it is unknown.
     """
+    limit, value = difference
     return refusal(
         Reason.MODEL,
         worker=worker,
-        field="model fingerprint",
-        limit=expected.hex()[:16],
-        value=fingerprint.hex()[:16] or "none",
+        field="model" if limit else "model fingerprint",
+        limit=limit or expected.hex()[:16],
+        value=value or fingerprint.hex()[:16] or "none",
         remedy="run the same task, options and code on every worker",
     )
 

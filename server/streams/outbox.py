@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc.aio
 
-from ...proto.messages import ServerMessage
+from ...proto.messages import ModelManifest, ServerMessage
 from ...proto.refusal import Refusal
 from ...proto.wire import encode_server, gather
 from ..shard.store import Encoded
@@ -33,6 +33,7 @@ class WorkerStream:
         following: the last update that is sent to the worker while it grows; None before the first.
         plan: number of the last plan that the worker has or has been sent; 0 for none.
         unwanted: seq of the open pushes of which the worker was told to send no more.
+        model: manifest of the worker's model; None if it has sent none.
         saved: the last version at which the worker saved its own state; -1 for none.
         chunk_at: time of the last header or chunk of a part, in seconds of the monotonic clock.
         scans: running checks of complete parts.
@@ -46,6 +47,7 @@ class WorkerStream:
     plan: int = 0
     unwanted: frozenset[int] = frozenset()
     saved: int = -1
+    model: ModelManifest | None = None
     chunk_at: float = 0.0
     scans: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 

@@ -248,8 +248,13 @@ class Raw:
         fields: dict[str, Any] = {"job": self.job, "worker": self.worker, "incarnation": self.incarnation}
         await self.send(m.Hello(**{**fields, **changes}))
 
-    async def ready(self, fingerprint: bytes = MANIFEST.fingerprint, version: int | None = 0) -> None:
-        await self.send(m.Ready(fingerprint=fingerprint, version=version))
+    async def ready(
+        self,
+        fingerprint: bytes = MANIFEST.fingerprint,
+        version: int | None = 0,
+        model: m.ModelManifest | None = None,
+    ) -> None:
+        await self.send(m.Ready(fingerprint=fingerprint, version=version, model=model))
 
     async def send(self, message: Any) -> None:
         async with self.writing:

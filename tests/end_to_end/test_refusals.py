@@ -607,6 +607,38 @@ async def test_another_model_is_refused(address: str) -> None:
         assert found.lost[-1].reason.startswith("refused: model fingerprint: ")
 
 
+@pytest.mark.parametrize("early", [False, True])
+async def test_the_first_tensor_that_differs_is_named_to_both_sides(daemons: Daemons, early: bool) -> None:
+    """A worker may be ready before the job has a model, and is compared with it later."""
+    first_tensor = MANIFEST.tensors[0]
+    wider = dataclasses.replace(first_tensor, shape=(*first_tensor.shape[:-1], first_tensor.shape[-1] + 1))
+    another = Manifest((wider, *MANIFEST.tensors[1:]), MANIFEST.train_samples)
+    ours, theirs = (f"{first_tensor.name!r} of float32 {list(each.shape)}" for each in (first_tensor, wider))
+    server = daemons.server("--min-workers", "2", "--task", "digits", "--batch-size", "64")
+    async with talk(server.address) as make:
+        first, other = make("first"), make("other")
+        for raw in (first, other):
+            await raw.join()
+            await raw.attach()
+            await raw.receive(m.Welcome)
+        if not early:
+            await first.initialize()
+        await other.ready(another.fingerprint, None, another.to_message())
+        if early:
+            await asyncio.sleep(0.3)  # until the server has read it, on another stream
+            await first.initialize()
+        with pytest.raises(Refused) as caught:
+            await other.receive(m.Assignment)
+        assert caught.value.refusal.message.endswith(
+            f"model: expected parameter {ours}, got parameter {theirs}"
+        )
+        await first.ready()
+        found = await status(first)
+        assert (
+            f"other is lost: refused: model: parameter {theirs}, expected parameter {ours}" in found.waiting
+        )
+
+
 async def test_another_job_and_strangers_are_refused(address: str) -> None:
     async with talk(address) as make:
         raw = make()

@@ -1,11 +1,13 @@
 """Manifests that come over the wire are checked before anything is allocated for them."""
 
 import dataclasses
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gradwire.proto import messages as m
-from gradwire.proto.manifest import Manifest
+from gradwire.proto.manifest import Manifest, first_difference
 from gradwire.proto.messages import Tensor
 from gradwire.proto.refusal import Reason, Refused
 
@@ -123,3 +125,36 @@ def test_a_part_may_mix_parameter_groups() -> None:
     manifest = Manifest(tensors, 10, (m.Group(optimizer="sgd"), m.Group(optimizer="sgd:momentum=0.9")))
     assert check(manifest.to_message()) == manifest
     assert [(part.start, part.end) for part in manifest.plan().parts] == [(0, 12)]
+
+
+def described(*tensors: Tensor, entries: tuple[m.Entry, ...] = (), groups: tuple[str, ...] = ()) -> Any:
+    sent = tuple(m.Group(optimizer=each) for each in groups)
+    return m.ModelManifest(tensors=tensors, train_samples=1, fingerprint=b"", entries=entries, groups=sent)
+
+
+WEIGHT = Tensor(name="w", shape=(8, 6), dtype="float32")
+BIAS = Tensor(name="b", shape=(8,), dtype="float32")
+MEAN = m.Entry(name="mean", kind=m.EntryKind.BUFFER, shape=(3,), dtype="float32")
+W, B = "parameter 'w' of float32 [8, 6]", "parameter 'b' of float32 [8]"
+
+
+@pytest.mark.parametrize(
+    ("other", "ours", "theirs"),
+    [
+        (described(replace(WEIGHT, shape=(8, 7)), BIAS), W, "parameter 'w' of float32 [8, 7]"),
+        (described(WEIGHT), B, "no parameter after the first 1"),
+        (described(WEIGHT, BIAS, BIAS), "no parameter after the first 2", B),
+        (described(BIAS, WEIGHT), W, B),
+        (described(WEIGHT, replace(BIAS, group=1)), B, B + " in group 1"),
+        (described(WEIGHT, BIAS, entries=(MEAN,)), "no entry of the state_dict", "'mean' of float32 [3]"),
+        (described(WEIGHT, BIAS, groups=("sgd",)), "no parameter group", "parameter group 0 with sgd"),
+        (described(WEIGHT, BIAS), "", ""),
+        (described(replace(WEIGHT, name="w\n" * 1000), BIAS), W, r"parameter 'w\nw\n"),
+    ],
+)
+def test_the_first_difference_of_two_models_is_described(other: Any, ours: str, theirs: str) -> None:
+    found = first_difference(described(WEIGHT, BIAS), other)
+    assert ours in found[0]
+    assert theirs in found[1]
+    assert bool(found[0]) == bool(ours)
+    assert all(len(each) < 1000 and "\n" not in each for each in found)

@@ -111,6 +111,8 @@ def test_waiting_is_said_in_short_lines_and_only_when_it_is_longer_than_usual(
         "version 7 has waited 3.1 s for rank 0 (worker-0), rank 1 (worker-1), rank 2"
     )
     assert shortened(many).endswith(" and others")
+    lost = f" is lost: refused: model: {'parameter ' * 20}"
+    assert shortened(many + lost) == shortened(many) + lost
     shell = conductor(SimpleNamespace(phase=Phase.RUNNING))
     report = e.Report(ranks=(0,), seconds=3.1, text=one)
     for _ in range(5):

@@ -447,6 +447,7 @@ class Outgoing:
             train_samples=manifest.train_samples,
             drifted=self.drifted,
             restored=self._restored and self.version is None,
+            model=manifest.to_message() if self.version is None and manifest.is_short else None,
         )
         self.drifted = 0
         self.say(ready)

@@ -29,7 +29,8 @@ class WaitingLog:
         """Log that the server waits, if the wait is long enough since it began or since the last line.
 
         Args:
-            text: sentence from the server that names the workers; details in parentheses are left out.
+            text: sentence from the server that names the workers; details in parentheses are left out, and
+                the reason why one was lost is not.
             starting: whether the job has no version yet, so that the level is INFO and not WARNING. It is
                 WARNING all the same if INFO is disabled, as in a script without logging: no wait may be
                 silent.
@@ -40,9 +41,11 @@ class WaitingLog:
         if now - self._since < self._pause_s:
             return
         self._pause_s *= 2
-        line = "the server says: " + DETAILS.sub(r"(\1)", text)
+        members, lost, reason = text.partition(" is lost: ")
+        line = "the server says: " + DETAILS.sub(r"(\1)", members)
         level = logging.INFO if starting and log.isEnabledFor(logging.INFO) else logging.WARNING
-        log.log(level, "%s", line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…")
+        line = line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+        log.log(level, "%s", line + lost + reason)
 
     def over(self) -> None:
         """Reset the back-off, because work has arrived."""

@@ -1,4 +1,4 @@
-"""What a script's optimizer may be, and what runs around its steps."""
+"""Optimizers that a script may use, and the hooks around their steps."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Averaging(torch.optim.SGD):
 
 
 class Wrapping(torch.optim.Optimizer):
-    """As Lookahead and SAM are made."""
+    """Wraps another, like Lookahead and SAM."""
 
     def __init__(self, base_optimizer: torch.optim.Optimizer) -> None:
         self.base_optimizer = base_optimizer
@@ -250,3 +250,39 @@ def test_a_hook_may_change_the_closure_and_an_overflow_runs_none(monkeypatch: py
         attached.step()
         assert calls == ["closure"]
         assert not job.applied
+
+
+@pytest.mark.parametrize("overlap", ["off", "backward"])
+@pytest.mark.parametrize("discarded", ["all", "hidden", "none"])
+def test_gradients_that_a_script_discards_before_the_step_are_not_pushed(
+    discarded: str, overlap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GAN discards the discriminator's, of the generator's loss. The last loss may not reach them."""
+
+    def loss(model: Network, batch: torch.Tensor) -> torch.Tensor:
+        if discarded == "hidden":  # the step's own loss does not reach this layer
+            found: torch.Tensor = model.embedding.weight.square().mean()
+        else:
+            found = model(batch).square().mean()
+        return found
+
+    batches: list[torch.Tensor] = []
+    model = Network()
+    with joined(monkeypatch, SteppingServer(overlap=overlap)) as job:
+        _, optimizer = job.attach(model, sgd(model))
+        for _ in job.epochs():
+            for batch in job.batches(INPUTS):
+                batches.append(batch)
+                if discarded != "none":
+                    model(batch).sum().mul(100).backward()
+                    optimizer.zero_grad()
+                loss(model, batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    plain = Network()
+    plain_optimizer = sgd(plain)
+    for batch in batches:
+        loss(plain, batch).backward()
+        plain_optimizer.step()
+        plain_optimizer.zero_grad()
+    assert torch.allclose(torch.from_numpy(flat(model)), torch.from_numpy(flat(plain)), atol=1e-6)

@@ -80,3 +80,15 @@ def test_a_line_never_exceeds_its_length(caplog: pytest.LogCaptureFixture) -> No
     (line,) = caplog.messages
     assert len(line) == LONGEST
     assert line.endswith("…")
+
+
+def test_the_reason_why_a_worker_was_lost_is_never_cut(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    waiting = WaitingLog(clock)
+    why = f"{'w' * 90} is lost: refused: model: parameter 'fc.weight' of float32 [8, 7], expected (8, 6)"
+    waiting.say(TEXT + "; " + why)
+    clock.now += 60
+    with caplog.at_level("INFO"):
+        waiting.say(TEXT + "; " + why)
+    (line,) = caplog.messages
+    assert line.endswith(" is lost: " + why.partition(" is lost: ")[2])
