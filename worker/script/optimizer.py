@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import optimizer as torch_optimizer
+from torch.optim.optimizer import _global_optimizer_pre_hooks  # pyright: ignore[reportPrivateUsage]
 
 from ...optim.optimizer import optimizer_spec
 from ...optim.steps import Adagrad, Adam, AdamW, OptimizerOptions, Sgd
@@ -182,9 +182,7 @@ class JobOptimizer(torch.optim.Optimizer):
         if self._here or overflow:  # the script's own optimizer runs its hooks itself
             push(self, closure)
         else:
-            if scale != 1.0 and (
-                self._optimizer_step_pre_hooks or torch_optimizer._global_optimizer_pre_hooks
-            ):
+            if scale != 1.0 and (self._optimizer_step_pre_hooks or _global_optimizer_pre_hooks):
                 self._unscale(scale)
                 scale = 1.0
             arguments = () if closure is None else (closure,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -97,7 +97,8 @@ def check_optimizer(terms: JobTerms, optimizer: object) -> None:
 
 def check_model(model: nn.Module) -> None:
     """Raise ScriptError for a model that averages its gradients with other processes itself."""
-    for name, module in model.named_modules():
+    any_model: Any = model  # torch's types of its modules are partial
+    for name, module in any_model.named_modules():
         for kind in type(module).__mro__:
             if kind.__name__ in ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"):
                 where = f" ({name!r} in it)" if name else ""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -64,20 +65,23 @@ def used_elsewhere(parameters: Sequence[torch.Tensor]) -> list[bool]:
         parameters: strided tensors, each once.
     """
     # Old CPU builds of torch do not say how many tensors use a storage.
-    users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+    any_torch: Any = torch
+    users: Callable[[int], int] | None = getattr(any_torch._C, "_storage_Use_Count", None)
     alone = torch.empty(1, dtype=torch.uint8, device="cpu")
-    storage = alone.untyped_storage()  # is itself a user
+    storage: Any = alone.untyped_storage()  # is itself a user
     expected = 0 if users is None else users(storage._cdata)
-    own = Counter(parameter.untyped_storage()._cdata for parameter in parameters)
+    storages: list[Any] = [parameter.untyped_storage() for parameter in parameters]
+    own = Counter[int](each._cdata for each in storages)
+    del storages  # each is a user
 
     def used(parameter: torch.Tensor) -> bool:
-        storage = parameter.untyped_storage()
+        storage: Any = parameter.untyped_storage()
         if not parameter.numel():
             return False
         if users is None or users(storage._cdata) > expected + own[storage._cdata] - 1:
             return True
         # On a GPU every storage says that it is shared.
-        return not storage.resizable() or (storage.device.type == "cpu" and storage.is_shared())
+        return not storage.resizable() or bool(storage.device.type == "cpu" and storage.is_shared())
 
     return list(map(used, parameters))
 
@@ -105,7 +109,7 @@ def _have_common_element(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _addresses(tensor: torch.Tensor) -> list[int]:
     """Return the address of each element of a tensor."""
-    places = torch.arange(_span(tensor), dtype=torch.int64, device="cpu").as_strided(
-        tensor.shape, tensor.stride()
-    )
-    return [tensor.data_ptr() + place * tensor.element_size() for place in places.reshape(-1).tolist()]
+    span = torch.arange(_span(tensor), dtype=torch.int64, device="cpu")
+    places = span.as_strided(tensor.shape, tensor.stride())
+    addresses: Any = places.reshape(-1) * tensor.element_size() + tensor.data_ptr()
+    return list(addresses.tolist())

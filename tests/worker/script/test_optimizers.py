@@ -9,7 +9,10 @@ from typing import Any, Literal
 import pytest
 import torch
 from stepping_server import INPUTS, RATE, Network, SteppingServer, flat, joined
-from torch.optim import optimizer as torch_optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from gradwire import ScriptError
 
@@ -58,8 +61,8 @@ def on_attached(hooks: Hooks, own: torch.optim.Optimizer, attached: Any) -> list
 
 def on_all(hooks: Hooks, own: torch.optim.Optimizer, attached: Any) -> list[Any]:
     return [
-        torch_optimizer.register_optimizer_step_pre_hook(hooks.pre),
-        torch_optimizer.register_optimizer_step_post_hook(hooks.post),
+        register_optimizer_step_pre_hook(hooks.pre),
+        register_optimizer_step_post_hook(hooks.post),
     ]
 
 
@@ -101,7 +104,8 @@ class Averaging(torch.optim.SGD):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     parameter.grad -= parameter.grad.mean()
-        return super().step(closure)
+        own: Any = super()
+        return own.step(closure)
 
 
 class Wrapping(torch.optim.Optimizer):
@@ -112,7 +116,8 @@ class Wrapping(torch.optim.Optimizer):
         super().__init__(base_optimizer.param_groups, base_optimizer.defaults)
 
     def step(self, closure: Any = None) -> Any:
-        return self.base_optimizer.step(closure)
+        inner: Any = self.base_optimizer
+        return inner.step(closure)
 
 
 class NoOptimizer:
@@ -127,29 +132,61 @@ def sgd(model: Network) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=RATE)
 
 
+def averaging(model: Network) -> Any:
+    return Averaging(model.parameters(), lr=RATE)
+
+
+def wrapping(model: Network) -> Any:
+    return Wrapping(sgd(model))
+
+
+def no_optimizer(model: Network) -> Any:
+    return NoOptimizer(sgd(model))
+
+
+def an_object(model: Network) -> Any:
+    return object()
+
+
+def lbfgs(model: Network) -> Any:
+    return torch.optim.LBFGS(model.parameters(), lr=0.1)
+
+
+def sparse_adam(model: Network) -> Any:
+    return torch.optim.SparseAdam([model.embedding.weight])
+
+
+def asgd(model: Network) -> Any:
+    return torch.optim.ASGD(model.parameters(), lr=0.1)
+
+
+def rprop(model: Network) -> Any:
+    return torch.optim.Rprop(model.parameters(), lr=0.01)
+
+
 @pytest.mark.parametrize(
     ("make", "where", "said"),
     [
-        (lambda model: Averaging(model.parameters(), lr=RATE), "server", r"Averaging: the server steps SGD"),
+        (averaging, "server", r"Averaging: the server steps SGD"),
         (
-            lambda model: Wrapping(sgd(model)),
+            wrapping,
             "server",
             r"Wrapping wraps SGD, .* attach the SGD \(.base_optimizer\)",
         ),
         (
-            lambda model: NoOptimizer(sgd(model)),
+            no_optimizer,
             "server",
             r"NoOptimizer: expected .* attach the SGD \(.optimizer\)",
         ),
         (
-            lambda model: NoOptimizer(sgd(model)),
+            no_optimizer,
             "local",
             r"NoOptimizer: expected .* attach the SGD \(.optimizer\)",
         ),
-        (lambda model: object(), "server", r"object: expected an optimizer of torch.optim"),
-        (lambda model: torch.optim.LBFGS(model.parameters()), "local", r"LBFGS: .* curvature .* 2 workers"),
+        (an_object, "server", r"object: expected an optimizer of torch.optim"),
+        (lbfgs, "local", r"LBFGS: .* curvature .* 2 workers"),
         (
-            lambda model: torch.optim.SparseAdam([model.embedding.weight]),
+            sparse_adam,
             "local",
             r"SparseAdam: .* gradients are dense.* torch\.optim\.Adam",
         ),
@@ -168,10 +205,10 @@ def test_an_optimizer_that_would_train_something_else_is_refused_by_name(
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1), r"LBFGS: .* curvature"),
-        (lambda model: torch.optim.ASGD(model.parameters(), lr=0.1), r"ASGD: its averages \('ax'\)"),
-        (lambda model: torch.optim.Rprop(model.parameters(), lr=0.01), r"Rprop: .* signs of this worker's"),
-        (lambda model: Wrapping(sgd(model)), r"Wrapping wraps SGD"),
+        (lbfgs, r"LBFGS: .* curvature"),
+        (asgd, r"ASGD: its averages \('ax'\)"),
+        (rprop, r"Rprop: .* signs of this worker's"),
+        (wrapping, r"Wrapping wraps SGD"),
     ],
 )
 def test_an_optimizer_that_remembers_its_own_parameters_is_warned_of(
@@ -195,7 +232,7 @@ def test_a_step_that_was_replaced_is_warned_of_and_a_schedulers_is_not(
     with joined(monkeypatch, SteppingServer()) as job:
         job.attach(model, any_optimizer)
     assert "replaced" not in caplog.text
-    any_optimizer.step = lambda closure=None: None
+    any_optimizer.step = list  # anything that can be called
     with joined(monkeypatch, SteppingServer()) as job:
         job.attach(model, any_optimizer)
     assert "SGD: its step was replaced" in caplog.text

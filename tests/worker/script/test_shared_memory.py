@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import torch as safetensors_torch
 from stepping_server import INPUTS, RATE, Network, SteppingServer, flat, joined, train
 from torch import nn
 from torch.nn.utils import spectral_norm
@@ -82,7 +82,8 @@ def other_process(model: Network) -> Seen:
     """Map the memory a second time, as another process does."""
     model.share_memory()
     storage: Any = model.hidden.weight.untyped_storage()
-    mapped = type(storage)._new_shared_fd_cpu(*storage._share_fd_cpu_())
+    kind: Any = torch.UntypedStorage
+    mapped = kind._new_shared_fd_cpu(*storage._share_fd_cpu_())
     empty: Any = torch.empty(0)
     view = empty.set_(mapped, 0, (3, 5))
     return lambda: view
@@ -154,8 +155,9 @@ def checkpoint_mapped(model: Network, folder: Path) -> Any:
 
 
 def safetensors_assigned(model: Network, folder: Path) -> Any:
-    save_file(model.state_dict(), folder / "model.safetensors")
-    loaded = load_file(folder / "model.safetensors")
+    any_safetensors: Any = safetensors_torch
+    any_safetensors.save_file(model.state_dict(), folder / "model.safetensors")
+    loaded: Any = any_safetensors.load_file(folder / "model.safetensors")
     model.load_state_dict(loaded, assign=True)
     return loaded
 

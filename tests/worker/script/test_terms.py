@@ -108,7 +108,7 @@ class DistributedDataParallel(nn.Module):
         self.module = module
 
 
-@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: nn.Sequential(model)])
+@pytest.mark.parametrize("wrap", [nn.Sequential, DistributedDataParallel])
 def test_a_model_that_ddp_wraps_is_refused_with_what_to_attach(
     wrap: Callable[[nn.Module], nn.Module],
 ) -> None:
@@ -117,4 +117,4 @@ def test_a_model_that_ddp_wraps_is_refused_with_what_to_attach(
         ScriptError, match=r"wrapped in DistributedDataParallel.*attach the module.*gradwire\.ddp"
     ):
         check_model(wrap(DistributedDataParallel(inner)))
-    check_model(wrap(inner))
+    check_model(nn.Sequential(inner))

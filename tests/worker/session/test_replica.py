@@ -276,7 +276,15 @@ def test_a_buffer_that_was_none_and_has_a_value_now_is_named(caplog: pytest.LogC
     assert said.startswith("'cache': added to the model's state_dict after the job began")
 
 
-@pytest.mark.parametrize("change", [torch.Tensor.double, lambda value: value[:0], lambda value: value[0]])
+def emptied(value: torch.Tensor) -> torch.Tensor:
+    return value[:0]
+
+
+def first_of(value: torch.Tensor) -> torch.Tensor:
+    return value[0]
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.double, emptied, first_of])
 def test_a_buffer_of_another_shape_or_dtype_is_refused_by_name(
     change: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
