@@ -102,7 +102,7 @@ def test_a_hook_that_ddp_never_calls_is_named_at_the_first_step(caplog: pytest.L
 
 
 class Wrapper(torch.optim.Optimizer):
-    """As Accelerate's, without the hooks of its base class."""
+    """A wrapper like Accelerate's, without the hooks of its base class."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
