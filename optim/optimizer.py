@@ -15,8 +15,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import groupby, pairwise
-from operator import attrgetter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from ..common.spec import did_you_mean, known, option_types, parse_one_of
@@ -110,8 +109,8 @@ class Remembered:
     Attributes:
         start, end: range of elements, counted in a parameter, or in the buffer that the parameters are views
             of.
-        memory: state tensors of these elements by torch's name, such as "exp_avg"; empty if the optimizer has
-            no state.
+        memory: state tensors of these elements by torch's name, such as "exp_avg"; empty before their first
+            step, and if the optimizer has no state.
     """
 
     start: int
@@ -317,16 +316,7 @@ class Optimizer:
         self.follow(1.0)
         self.leaves_zeros = all(group.options.leaves_zeros for group in groups)
         self._parameters = list(parameters)
-        self._runs = [self._unstepped(index) for index in range(len(self._parameters))]
-
-    def _unstepped(self, index: int) -> list[Remembered]:
-        """Return the initial state of a parameter: a run for each stretch of equal options."""
-        found: list[Remembered] = []
-        for options, some in groupby(self._stretches(index), key=attrgetter("options")):
-            first, *others = some
-            run = Remembered(first.start, (others or [first])[-1].end, {})
-            found.append(replace(run, memory=options.memory(run.of(self._parameters[index]))))
-        return found
+        self._runs = [[Remembered(0, each.numel(), {})] for each in self._parameters]
 
     @property
     def learning_rates(self) -> list[float]:
@@ -469,7 +459,7 @@ class Optimizer:
         """Give each parameter its state out of `known`: ascending runs of the buffer."""
         ends = [run.end for run in known]
         self._runs = []
-        for index, each in enumerate(self._parameters):
+        for each in self._parameters:
             start = int(each.storage_offset())
             end = start + each.numel()
             among = known[bisect_right(ends, start) : bisect_left(ends, end) + 1]
@@ -477,7 +467,7 @@ class Optimizer:
             inside = [run for run in pieces if start <= run.start and run.end <= end]
             joined = [run.alone() for run in _joined(inside)]
             moved = [Remembered(run.start - start, run.end - start, run.memory) for run in joined]
-            self._runs.append(moved or self._unstepped(index))
+            self._runs.append(moved or [Remembered(0, 0, {})])
 
     def step_apart(
         self,
@@ -519,22 +509,22 @@ class Optimizer:
 
     def _within(self, index: int, ranges: Sequence[tuple[int, int]]) -> list[tuple[Remembered, _Stretch]]:
         """Return the runs of a parameter that lie in `ranges`, each with its stretch, after cutting the
-        parameter's runs at the borders of ranges and stretches."""
-        stretches, runs = self._stretches(index), self._runs[index]
+        parameter's runs at the borders of ranges and stretches. Runs without state get their initial one."""
+        stretches = self._stretches(index)
         begins = [each.start for each in stretches]
         borders = sorted({*begins, *(border for pair in ranges for border in pair)})
-        stateless = not any(run.memory for run in runs)
-        if stateless:  # and so not worth keeping cut
-            runs = [Remembered(start, end, {}) for start, end in ranges]
-        runs = [piece for run in runs for piece in run.cut(borders)]
-        if not stateless:
-            self._runs[index] = runs
+        runs = [piece for run in self._runs[index] for piece in run.cut(borders)]
         starts = [start for start, _ in ranges]
         found: list[tuple[Remembered, _Stretch]] = []
         for run in runs:
             number = bisect_right(starts, run.start) - 1
             if number >= 0 and run.end <= ranges[number][1]:
-                found.append((run, stretches[bisect_right(begins, run.start) - 1]))
+                stretch = stretches[bisect_right(begins, run.start) - 1]
+                if not run.memory:
+                    run.memory.update(stretch.options.memory(run.of(self._parameters[index])))
+                found.append((run, stretch))
+        if any(run.memory for run in runs):  # runs without state need no borders
+            self._runs[index] = runs
         return found
 
     def image(self) -> dict[str, Any]:
@@ -567,6 +557,8 @@ class Optimizer:
 
         state: list[tuple[str, int, torch.Tensor]] = []
         for index, (parameter, (run,)) in enumerate(zip(self._parameters, self._runs, strict=True)):
+            if not run.memory:
+                run.memory.update(self._stretches(index)[0].options.memory(parameter))
             for name, tensor in run.memory.items():
                 if tensor is None:
                     tensor = run.memory[name] = torch.zeros_like(parameter, requires_grad=False)

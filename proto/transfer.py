@@ -410,6 +410,11 @@ class ChunkValidator:
         return self._filled == self.size
 
     @property
+    def arrived(self) -> int:
+        """Bytes that have arrived."""
+        return self._filled
+
+    @property
     def checksum(self) -> int:
         """CRC-32C over the bytes that have arrived."""
         return self._crc32c

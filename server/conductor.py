@@ -92,6 +92,8 @@ class Conductor:
         failure: reason why the job cannot continue; "" if it can.
         diverged: whether the reason is that parameters are not finite.
         unwritten: whether the reason is that the journal cannot be written.
+        uploaded: share of the initial model that has arrived, as a text that follows the waiting text; "" if
+            no worker uploads it.
         parameters_sha256: SHA-256 of the final parameters in hexadecimal; "" before they are saved.
         paused: set once a requested pause is complete: nothing is in progress, and no work is assigned.
         working: background tasks that are running.
@@ -149,7 +151,7 @@ class Conductor:
         self.finished = asyncio.Event()
         self._stopped = False
         self.failed = asyncio.Event()
-        self.failure = ""
+        self.failure = self.uploaded = ""
         self.diverged = False
         self.unwritten = False
         self.parameters_sha256 = ""
@@ -384,8 +386,9 @@ class Conductor:
         do."""
         if self.core.phase is m.Phase.RUNNING and self.metrics.healthy(action.seconds):
             return
-        log.log(logging.INFO if action.usual else logging.WARNING, "%s", shortened(action.text))
-        waiting = m.Waiting(ranks=action.ranks, seconds=action.seconds, text=action.text)
+        text = action.text + self.uploaded
+        log.log(logging.INFO if action.usual else logging.WARNING, "%s", shortened(text))
+        waiting = m.Waiting(ranks=action.ranks, seconds=action.seconds, text=text)
         for worker in self.streams:
             self._send(worker, waiting)
 

@@ -215,7 +215,10 @@ class Service:
         upload = self._upload
         if header.asks:
             return m.InitializeResponse(version=0, held=upload.held)
-        await self._receive(upload, header, requests)
+        try:
+            await self._receive(upload, header, requests)
+        finally:
+            self._conductor.uploaded = ""
         self._upload = None
         state, moments = upload.finish()
         if self._resumed is not None:
@@ -283,6 +286,7 @@ class Service:
             upload.check_start(replace(header, held=held))
             upload.add(chunk)
             held = upload.held
+            self._conductor.uploaded = f"; {upload.share} arrived"
             # Heartbeats on another stream of the connection wait behind the upload.
             self._conductor.happen(e.KeepAlive(header.worker, header.incarnation))
 
@@ -326,7 +330,7 @@ class Service:
         return m.StatusResponse(
             job=job_message(self.job),
             phase=m.Phase.FINISHING if saving else core.phase,
-            waiting=core.waiting(now).text,
+            waiting=core.waiting(now).text + self._conductor.uploaded,
             version=core.version,
             epoch=core.epoch,
             epoch_progress=core.epoch_progress,

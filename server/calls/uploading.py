@@ -50,6 +50,13 @@ class Upload:
         """True once all chunks have arrived."""
         return self._moments.complete and self._state.complete and self.values.complete
 
+    @property
+    def share(self) -> str:
+        """The share that has arrived, as text."""
+        parts = (self.values, self._state, self._moments)
+        size = sum(part.size for part in parts)
+        return f"{sum(part.arrived for part in parts) / max(size, 1):.0%} of {size / 1e6:.1f} MB"
+
     def check_start(self, header: m.InitializeHeader) -> None:
         """Raise Refused unless a call begins with the next chunk; the worker then asks for its number."""
         if header.held != self.held:

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
-from ...optim.optimizer import OptimizerGroup, Remembered, optimizer_spec
+from ...optim.optimizer import OptimizerGroup, Remembered, optimizer_spec, parse_optimizer
 from ...optim.steps import memory_names
 from ...proto.entries import of_kind
 from ...proto.manifest import Manifest
@@ -105,8 +105,8 @@ class Resumed:
             group, had = groups[tensor.group], self.moments.get(tensor.name)
             if had is None:
                 return f"tensor {tensor.name!r} was frozen"
-            kind, remembers = _kind(group), memory_names(group.options)
-            if kind != _name(had.spec) or any(set(each.memory) != remembers for each in had.stretches):
+            remembered = memory_names(parse_optimizer(had.spec))
+            if _kind(group) != _name(had.spec) or remembered != memory_names(group.options):
                 return (
                     f"the optimizer of tensor {tensor.name!r} is {optimizer_spec(group.options)}, and was "
                     f"{had.spec}"

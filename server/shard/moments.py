@@ -34,9 +34,10 @@ def _remembered(
     for number, (spec, end) in enumerate(zip(manifest.specs, manifest.ends, strict=True)):
         if not spec.elements:
             continue
-        options = groups[manifest.group_of[number]].options
-        memory = options.memory(torch.zeros(spec.elements, dtype=torch.float32, device="cpu"))
-        for name, values in moments.get(number, {}).items():
+        options, of_tensor = groups[manifest.group_of[number]].options, moments.get(number, {})
+        empty = torch.zeros(spec.elements, dtype=torch.float32, device="cpu")
+        memory = options.memory(empty) if of_tensor else {}
+        for name, values in of_tensor.items():
             # The array of a step count has one element, torch's tensor no dimension.
             memory[name] = torch.from_numpy(values.copy()).view(() if name == COUNT else -1)
         found.append(Remembered(end - spec.elements, end, memory))
@@ -69,14 +70,16 @@ def moments_of(stretches: Sequence[Remembered], manifest: Manifest) -> Moments:
         if not any(map(_stepped, pieces)):
             continue
         of_tensor: dict[str, npt.NDArray[np.float32]] = {}
-        for name in pieces[0].memory:
+        for name in next(piece.memory for piece in pieces if _stepped(piece)):
             if name == COUNT:
-                most = max(float(tensor) for piece in pieces if (tensor := piece.memory[name]) is not None)
+                most = max(
+                    float(tensor) for piece in pieces if (tensor := piece.memory.get(name)) is not None
+                )
                 of_tensor[name] = np.array([most], np.float32)
                 continue
             values = np.zeros(spec.elements, np.float32)
             for piece in pieces:
-                tensor = piece.memory[name]
+                tensor = piece.memory.get(name)
                 if tensor is not None:
                     values[piece.start : piece.end] = tensor.numpy()
             of_tensor[name] = values

@@ -143,7 +143,11 @@ BAD_PUSHES: list[tuple[Any, Reason, str]] = [
     (empty_payload, Reason.ELEMENTS, "none empty"),
     (another_part, Reason.PLAN, "part 1: expected a part below 1"),
     (another_plan, Reason.PLAN, "expected plan 1, got 2"),
-    (rates_of_more_groups, Reason.GROUP, "expected 1, one for each parameter group, or none, got 2"),
+    (
+        rates_of_more_groups,
+        Reason.GROUP,
+        "expected 1, one for each parameter group, or 1 for all groups, or none, got 2",
+    ),
     (infinite_rate, Reason.GROUP, "learning_rates: expected finite numbers of at least 0"),
     (infinite_loss, Reason.NON_FINITE, "loss"),
     (samples_without_parts, Reason.TENSOR, "expected at least 1, because the push has samples, got 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -24,12 +25,16 @@ MANIFEST = Manifest((m.Tensor(name="weight", shape=(12, 1 << 17), dtype="float32
 async def test_an_upload_renews_the_lease_and_a_stalled_fetch_holds_up_nobody(daemons: Daemons) -> None:
     """Heartbeats wait behind the upload on a slow link: a worker was lost in the middle of it (finding F10).
     One client that read no further kept every other one from fetching (finding F9)."""
-    server = daemons.server("--lease-seconds", "3")
+    server, waits = daemons.server("--lease-seconds", "3"), list[str]()
 
     async def upload(header: m.InitializeHeader) -> AsyncIterator[Any]:
         yield header
-        for message in encode_chunks(0, [np.zeros(spec.elements * 4, np.uint8) for spec in MANIFEST.specs]):
+        for number, message in enumerate(
+            encode_chunks(0, [np.zeros(spec.elements * 4, np.uint8) for spec in MANIFEST.specs])
+        ):
             await asyncio.sleep(0.5)
+            if number == 9:
+                waits.append((await raw.stub.status(m.StatusRequest())).waiting)
             yield message
 
     async def fetched(stub: Any, *, chunks: int) -> Any:
@@ -57,6 +62,8 @@ async def test_an_upload_renews_the_lease_and_a_stalled_fetch_holds_up_nobody(da
             call = await asyncio.wait_for(fetched(raw.stub, chunks=12), 15)
             assert not await call.read()
             stalled.cancel()
+    (waiting,) = waits
+    assert re.search(r"to upload the initial parameters; (67|75)% of 6\.3 MB arrived", waiting)
     assert "is lost" not in server.log
 
 

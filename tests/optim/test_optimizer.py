@@ -73,6 +73,18 @@ def test_torchs_defaults_do_not_affect_the_bits(spec: str, other_defaults: Calla
     assert torch.equal(stepped(start, gradient), expected)
 
 
+@pytest.mark.parametrize("spec", ["adamw", "adagrad"])
+def test_elements_that_never_step_have_no_state(spec: str) -> None:
+    parameter = torch.ones(10)
+    parameter.grad = torch.ones(10)
+    optimizer = Optimizer(parse_optimizer(spec), [parameter], 0.1)
+    assert not any(run.memory for run in optimizer.remembered())
+    optimizer.step(0, [(2, 5)])
+    assert [(run.start, run.end) for run in optimizer.remembered() if run.memory] == [(2, 5)]
+    tensors = [each for run in optimizer.remembered() for each in run.memory.values() if each is not None]
+    assert all(each.untyped_storage().nbytes() <= 3 * 4 for each in tensors)
+
+
 @pytest.mark.parametrize("remembered", [False, True])
 @pytest.mark.parametrize(("spec", "make"), OPTIMIZERS, ids=[spec for spec, _ in OPTIMIZERS])
 def test_steps_are_torchs_to_the_bit(spec: str, make: Make, remembered: bool) -> None:

@@ -99,7 +99,7 @@ class Binding:
                 raise ModelError(
                     f"parameter {name!r} requires a gradient now and did not when the job began, and a job's "
                     "parameters are fixed then; let it require one when the model is made, or give it to "
-                    "the optimizer before job.attach, and freeze it until it is to be trained"
+                    "the optimizer before job.attach, as float32, and freeze it until it is to be trained"
                 )
         moved = self._addresses_now() != self._addresses and self._point_back()
         if self._sizes_now() != self._sizes:

@@ -52,7 +52,7 @@ def trained_parameters(
     named = [
         (name, p)
         for name, p in model.named_parameters()
-        if p.requires_grad or (name in groups.number_of and p.dtype in types)
+        if p.requires_grad or (name in groups.number_of and p.dtype == torch.float32)
     ]
     for name, parameter in named:
         if parameter.dtype not in types:
@@ -118,7 +118,7 @@ class Replica:
         Args:
             model: model to train.
             train_samples: number of training samples.
-            groups: parameter groups. Their parameters are part of the replica even while they are frozen.
+            groups: parameter groups. Their float32 parameters are part of the replica even while frozen.
             data: checksum of a few samples, from `data_checksum`; 0 if it cannot be compared.
             masters: whether bfloat16 parameters are allowed: the buffer has float32 masters of them. False
                 where workers step the parameters themselves.

@@ -72,8 +72,8 @@ class Shifted(nn.Module):
         self.shifts = nn.ParameterList(torch.full((4,), 0.01 * number) for number in range(1100))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        shift: torch.Tensor = torch.stack([*self.shifts]).mean(0)
-        return shift + self.network(inputs)
+        shifted: torch.Tensor = self.network(inputs) + torch.stack([*self.shifts]).mean(0)
+        return shifted
 
 
 def many_groups(model: nn.Module) -> Optimizer:

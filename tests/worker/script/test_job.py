@@ -704,6 +704,20 @@ def test_what_the_loss_does_not_reach_and_what_is_frozen_is_not_pushed(connect: 
     assert [isinstance(payload, AbsentPayload) for payload in payloads] == [False] * 4 + [True] * 2
 
 
+def test_a_frozen_member_of_the_optimizer_keeps_its_dtype(connect: Connect) -> None:
+    """As the base of adapters does: it is uploaded once as it is, and no tensor of the job."""
+    server, job = connect()
+    model = network()
+    model.add_module("base", nn.Linear(2, 2, dtype=torch.bfloat16).requires_grad_(False))
+    _, optimizer = job.attach(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    next(iter(job.batches(DATA)))
+    assert server.manifest is not None
+    assert [spec.name for spec in server.manifest.specs] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    entries = {entry.name: (entry.kind, entry.dtype) for entry in server.manifest.entries}
+    assert entries == dict.fromkeys(["base.weight", "base.bias"], (m.EntryKind.FROZEN, "bfloat16"))
+    optimizer.zero_grad()
+
+
 def test_a_closure_computes_the_gradients_of_its_step(connect: Connect) -> None:
     server, job = connect()
     model, optimizer = attached(job)
