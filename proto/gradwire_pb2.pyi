@@ -522,7 +522,7 @@ class PayloadHeader(_message.Message):
     def __init__(self, elements: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ..., sparse: _Optional[_Union[SparseHeader, _Mapping]] = ..., absent: _Optional[_Union[AbsentHeader, _Mapping]] = ..., content: _Optional[_Union[Content, str]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("chunk", "part", "heartbeat", "hello", "evaluation", "leave", "ready", "packet", "snapshot", "commit", "abandon", "profile", "saved", "stop", "batch", "crc32c")
+    __slots__ = ("chunk", "part", "heartbeat", "hello", "evaluation", "leave", "ready", "packet", "snapshot", "commit", "abandon", "profile", "saved", "stop", "more", "batch", "crc32c")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -537,6 +537,7 @@ class WorkerMessage(_message.Message):
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
@@ -553,9 +554,10 @@ class WorkerMessage(_message.Message):
     profile: Profile
     saved: Saved
     stop: Stop
+    more: More
     batch: Batch
     crc32c: int
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., part: _Optional[_Union[PartHeader, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., part: _Optional[_Union[PartHeader, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., packet: _Optional[_Union[Packet, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., more: _Optional[_Union[More, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "worker", "incarnation")
@@ -568,7 +570,7 @@ class Hello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("fingerprint", "train_samples", "version", "assigned", "plan", "data", "drifted", "restored", "model")
+    __slots__ = ("fingerprint", "train_samples", "version", "assigned", "plan", "data", "drifted", "restored", "model", "accumulate")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TRAIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -578,6 +580,7 @@ class Ready(_message.Message):
     DRIFTED_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATE_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     train_samples: int
     version: int
@@ -587,7 +590,20 @@ class Ready(_message.Message):
     drifted: int
     restored: bool
     model: ModelManifest
-    def __init__(self, fingerprint: _Optional[bytes] = ..., train_samples: _Optional[int] = ..., version: _Optional[int] = ..., assigned: _Optional[int] = ..., plan: _Optional[int] = ..., data: _Optional[int] = ..., drifted: _Optional[int] = ..., restored: bool = ..., model: _Optional[_Union[ModelManifest, _Mapping]] = ...) -> None: ...
+    accumulate: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., train_samples: _Optional[int] = ..., version: _Optional[int] = ..., assigned: _Optional[int] = ..., plan: _Optional[int] = ..., data: _Optional[int] = ..., drifted: _Optional[int] = ..., restored: bool = ..., model: _Optional[_Union[ModelManifest, _Mapping]] = ..., accumulate: _Optional[int] = ...) -> None: ...
+
+class More(_message.Message):
+    __slots__ = ("assignment", "batches", "wanted", "steps")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    assignment: int
+    batches: int
+    wanted: int
+    steps: int
+    def __init__(self, assignment: _Optional[int] = ..., batches: _Optional[int] = ..., wanted: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class PartHeader(_message.Message):
     __slots__ = ("seq", "assignment", "part", "plan", "payloads", "waited", "learning_rates")
@@ -608,7 +624,7 @@ class PartHeader(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., part: _Optional[int] = ..., plan: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[PayloadHeader, _Mapping]]] = ..., waited: bool = ..., learning_rates: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("seq", "assignment", "base_version", "samples", "parts", "digest", "loss", "exchanged", "plan", "computing_seconds", "local_rates", "batch")
+    __slots__ = ("seq", "assignment", "base_version", "samples", "parts", "digest", "loss", "exchanged", "plan", "computing_seconds", "local_rates", "batch", "batches", "steps")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -621,6 +637,8 @@ class Commit(_message.Message):
     COMPUTING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RATES_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     assignment: int
     base_version: int
@@ -633,7 +651,9 @@ class Commit(_message.Message):
     computing_seconds: float
     local_rates: _containers.RepeatedScalarFieldContainer[float]
     batch: int
-    def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., base_version: _Optional[int] = ..., samples: _Optional[int] = ..., parts: _Optional[int] = ..., digest: _Optional[int] = ..., loss: _Optional[float] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., plan: _Optional[int] = ..., computing_seconds: _Optional[float] = ..., local_rates: _Optional[_Iterable[float]] = ..., batch: _Optional[int] = ...) -> None: ...
+    batches: int
+    steps: int
+    def __init__(self, seq: _Optional[int] = ..., assignment: _Optional[int] = ..., base_version: _Optional[int] = ..., samples: _Optional[int] = ..., parts: _Optional[int] = ..., digest: _Optional[int] = ..., loss: _Optional[float] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., plan: _Optional[int] = ..., computing_seconds: _Optional[float] = ..., local_rates: _Optional[_Iterable[float]] = ..., batch: _Optional[int] = ..., batches: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Abandon(_message.Message):
     __slots__ = ("seq",)
@@ -850,7 +870,7 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate", "slice", "slices", "stragglers", "coding", "apply", "pace", "parts", "plan", "next", "checked", "checksum", "collection", "take_buffers", "total_steps", "earlier_steps", "local_rates", "local_steps", "trained", "evaluations")
+    __slots__ = ("version", "epoch", "position", "world", "evaluate_epoch", "finished", "id", "ranges", "progress", "learning_rate", "slice", "slices", "stragglers", "coding", "apply", "pace", "parts", "plan", "next", "checked", "checksum", "collection", "take_buffers", "total_steps", "earlier_steps", "local_rates", "local_steps", "trained", "evaluations", "batches", "steps", "accumulate", "exhausted")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -880,6 +900,10 @@ class Assignment(_message.Message):
     LOCAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     TRAINED_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATE_FIELD_NUMBER: _ClassVar[int]
+    EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
     version: int
     epoch: int
     position: int
@@ -909,7 +933,11 @@ class Assignment(_message.Message):
     local_steps: int
     trained: bool
     evaluations: int
-    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ..., pace: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., plan: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., checked: _Optional[int] = ..., checksum: _Optional[int] = ..., collection: _Optional[int] = ..., take_buffers: bool = ..., total_steps: _Optional[int] = ..., earlier_steps: _Optional[int] = ..., local_rates: _Optional[_Iterable[float]] = ..., local_steps: _Optional[int] = ..., trained: bool = ..., evaluations: _Optional[int] = ...) -> None: ...
+    batches: _containers.RepeatedScalarFieldContainer[int]
+    steps: int
+    accumulate: int
+    exhausted: bool
+    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., world: _Optional[int] = ..., evaluate_epoch: _Optional[int] = ..., finished: bool = ..., id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., progress: _Optional[float] = ..., learning_rate: _Optional[float] = ..., slice: _Optional[int] = ..., slices: _Optional[int] = ..., stragglers: _Optional[int] = ..., coding: _Optional[_Union[Coding, _Mapping]] = ..., apply: _Optional[int] = ..., pace: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., plan: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., checked: _Optional[int] = ..., checksum: _Optional[int] = ..., collection: _Optional[int] = ..., take_buffers: bool = ..., total_steps: _Optional[int] = ..., earlier_steps: _Optional[int] = ..., local_rates: _Optional[_Iterable[float]] = ..., local_steps: _Optional[int] = ..., trained: bool = ..., evaluations: _Optional[int] = ..., batches: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., accumulate: _Optional[int] = ..., exhausted: bool = ...) -> None: ...
 
 class Coding(_message.Message):
     __slots__ = ("exchange", "redundancy", "senders", "present", "sizes")

@@ -725,6 +725,8 @@ class Ready:
             included.
         model: the worker's manifest, if it has no version and the manifest is short; a refusal names the
             first difference from the job's.
+        accumulate: number of batches whose gradients the worker's script adds up for one optimizer step; 0:
+            not declared.
     """
 
     fingerprint: bytes
@@ -736,6 +738,27 @@ class Ready:
     drifted: int = 0
     restored: bool = False
     model: ModelManifest | None = None
+    accumulate: int = 0
+
+
+@stored("More")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class More:
+    """A worker's request for further batches of its assignment: its script has computed all of them, and
+    has not called optimizer.step(). The server sends the assignment again, with more batches or as
+    exhausted, or another assignment.
+
+    Attributes:
+        assignment: id of the assignment.
+        batches: number of batches that the worker has of it.
+        wanted: number of further batches, at least 1.
+        steps: number of optimizer steps taken with these batches, in local mode; otherwise 0.
+    """
+
+    assignment: int
+    batches: int
+    wanted: int
+    steps: int = 0
 
 
 @stored("PartHeader")
@@ -778,7 +801,7 @@ class Commit:
         samples: number of samples behind the mean gradient; 0, without parts: the worker contributes nothing.
         parts: number of parts that were sent.
         digest: CRC-32C over the CRC-32Cs of the parts' bytes, in order of the parts.
-        loss: mean training loss at the base version.
+        loss: mean training loss at the base version; absent if unknown.
         exchanged: result of an exchange of packets, in coded mode instead of parts.
         plan: number of the plan that defines the parts; 0 without parts.
         computing_seconds: seconds that the worker took for local steps; 0 in other modes.
@@ -786,6 +809,9 @@ class Commit:
             compares.
         batch: checksum of the (first) batch, if the worker has chosen it and is to choose another one than
             other workers; 0: not compared.
+        batches: number of the assignment's batches that the push stands for, from the first; 0: all. The
+            others are assigned anew.
+        steps: number of optimizer steps that a script has taken with them; 0: unknown.
     """
 
     seq: int
@@ -794,12 +820,14 @@ class Commit:
     samples: int
     parts: int
     digest: int
-    loss: float = 0.0
+    loss: float | None = None
     exchanged: Exchanged | None = None
     plan: int = 0
     computing_seconds: float = 0.0
     local_rates: tuple[float, ...] = ()
     batch: int = 0
+    batches: int = 0
+    steps: int = 0
 
 
 @stored("Abandon")
@@ -1118,6 +1146,11 @@ class Assignment:
         trained: true if the job trains no more, and ends once the last version is evaluated.
         evaluations: number of the last evaluation whose result was known when the work of this version was
             assigned, so that all workers of the version choose equal learning rates by it; 0: none.
+        batches: number of samples of each batch, in order, together those of the ranges; none: one batch, or
+            in local mode as many as local steps.
+        steps: number of optimizer steps after which a script answers; 0: one for each batch.
+        accumulate: number of batches that an optimizer step is expected to take; 0: one.
+        exhausted: true if the epoch has no further batches: answer with the optimizer steps taken so far.
     """
 
     version: int
@@ -1149,6 +1182,10 @@ class Assignment:
     local_steps: int = 0
     trained: bool = False
     evaluations: int = 0
+    batches: tuple[int, ...] = ()
+    steps: int = 0
+    accumulate: int = 0
+    exhausted: bool = False
 
 
 @stored("Coding")
@@ -1454,7 +1491,7 @@ class StatusResponse:
         traffic: bytes since the server started.
         pushes: number of accepted pushes of all workers.
         refused_pushes: number of refused pushes of all workers.
-        train_loss: training loss of the last closed round, mean weighted by samples.
+        train_loss: training loss of the last closed round, mean weighted by samples; NaN if unknown.
         training_seconds: seconds from the opening of the first round to the last version.
         parameters_sha256: SHA-256 of the final parameters in manifest order, in hex; empty until the job is
             done.
@@ -1513,7 +1550,7 @@ OptimizerMessage = Chunk | OptimizerHeader
 StateMessage = Chunk | StateHeader
 FetchMessage = Chunk | FetchHeader
 WorkerMessage = (
-    Chunk | PartHeader | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Profile | Saved | Stop | Batch
+    Chunk | PartHeader | Heartbeat | Hello | Evaluation | Leave | Ready | Packet | Snapshot | Commit | Abandon | Profile | Saved | Stop | More | Batch
 )
 ServerMessage = (
     Chunk | Update | Assignment | Outcome | Welcome | Waiting | InitializeRequest | Packet | SnapshotRequest | PlanAnnouncement | Unwanted | Stored | Save | Evaluations | Batch

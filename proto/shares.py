@@ -26,6 +26,11 @@ def share(samples: int, position: int, world: int, least: int = 1) -> tuple[int,
     return start, start + base + (1 if position < extra else 0)
 
 
+def sizes(samples: int, pieces: int) -> tuple[int, ...]:
+    """Return the numbers of samples of `pieces` pieces, as even as whole samples allow."""
+    return tuple(end - start for start, end in (share(samples, each, pieces) for each in range(pieces)))
+
+
 def block_share(coding: Coding, samples: int, block: int, blocks: int, least: int = 1) -> tuple[int, int]:
     """Start and end of a block's part of `samples`: by `coding.sizes`, or an equal part as in `share`."""
     if not coding.sizes:

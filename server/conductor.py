@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -42,6 +41,7 @@ from .durable.recorder import Recorder
 from .job import events as e
 from .job import refusals
 from .job.core import Core
+from .job.loss_history import mean_loss
 from .metrics import ServerMetrics
 from .plans.planner import Planner
 from .plans.rate_control import PartArrival, RateControl
@@ -523,11 +523,10 @@ class Conductor:
         self.metrics.reduce_seconds.observe(self.ended_at - started)
         self._publishing.published(broadcast)
         samples = sum(each.samples for each in action.contributions)
-        loss = sum(each.loss * each.samples for each in action.contributions if each.samples)
-        mean_loss = loss / samples if samples else math.nan
+        loss = mean_loss([(each.loss, each.samples) for each in action.contributions])
         if action.clocks_stale is not None:
             self.metrics.clocks_stale(action.clocks_stale)
-        self.metrics.round_closed(self.ended_at - action.opened_at, samples, mean_loss, action.version)
+        self.metrics.round_closed(self.ended_at - action.opened_at, samples, loss, action.version)
         await self.applied(action.version)
 
     async def publish(self, version: int) -> None:

@@ -296,7 +296,7 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         Args:
             seconds: time from the round's opening to its version.
             samples: number of samples in the round.
-            loss: mean loss over these samples.
+            loss: mean loss over these samples; NaN if unknown.
             version: version that the round produced.
         """
         now, last = time.monotonic(), self._closed_at

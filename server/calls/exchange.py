@@ -34,6 +34,7 @@ T = TypeVar("T")
 Requests = AsyncIterator[m.WorkerMessage | Malformed]
 
 MAX_EVALUATION_METRICS = 32
+MOST_WANTED = 10_000  # batches that a worker may ask for at once
 FAREWELL_S = 2.0  # time for a worker to read the queued messages before its stream is ended
 MAX_REASON_CHARACTERS = 1024  # longest reason for which a worker leaves, or ends the job
 MAX_TEXT_CHARACTERS = 128  # longest description of a worker's activity
@@ -158,6 +159,17 @@ class WorkerCall:
                             drifted=message.drifted,
                             restored=message.restored,
                             difference=conductor.differences().get(stream.worker, ("", "")),
+                            accumulate=message.accumulate,
+                        )
+                    )
+                case m.More():
+                    conductor.happen(
+                        e.MoreWanted(
+                            *stream.id,
+                            assignment=message.assignment,
+                            batches=message.batches,
+                            wanted=max(1, min(message.wanted, MOST_WANTED)),
+                            steps=message.steps,
                         )
                     )
                 case m.Saved():

@@ -172,7 +172,7 @@ class Pushes:
                 return
             if (commit.exchanged is None) != pushes_parts:
                 raise Refused(refusals.not_of_mode(self._stream.worker, commit.seq, coded=not pushes_parts))
-            if not math.isfinite(commit.loss):
+            if commit.loss is not None and not math.isfinite(commit.loss):
                 raise self._not(commit, Reason.NON_FINITE, "loss", "a finite number", commit.loss)
             if commit.parts and (commit.exchanged is not None or not commit.samples):
                 limit = "0, because the push has no samples or packets were exchanged"
@@ -295,6 +295,8 @@ class Pushes:
             plan=commit.plan,
             computing_s=commit.computing_seconds,
             batch=commit.batch,
+            batches=commit.batches,
+            steps=commit.steps,
             learning_rates=self._ledger.rates(self._key(commit.seq)),
             local_rates=commit.local_rates[:MAX_LOCAL_RATES],
         )

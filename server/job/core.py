@@ -30,8 +30,10 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from ...common.spec import parse_spec
 from ...proto.messages import (
     Assignment,
     Decision,
@@ -62,6 +64,7 @@ R = TypeVar("R")
 
 ASSIGNMENTS_SKIPPED = 1 << 32  # Number of assignment ids that a restarted server leaves out.
 RETURN_S = 60.0  # Time that members have to return to a restarted server, in addition to their leases.
+EMPTY_PUSHES = 10  # Pushes without samples, in a row, after which a member is named.
 REPORT_AFTER_S = 1.0  # A round that waits longer is reported, with the members it waits for.
 REPORT_EVERY_S = 10.0  # Interval at which the same report is repeated.
 
@@ -84,6 +87,7 @@ class Core(JobState):
             e.Attached: self._attached,
             e.RatesReceived: self._rates_received,
             e.Pushed: self._pushed,
+            e.MoreWanted: self._more_wanted,
             e.PacketStarted: self._packet_started,
             e.Initialized: self._initialized,
             e.Prepared: self._prepared,
@@ -181,6 +185,7 @@ class Core(JobState):
             self._check_model(
                 event.worker, event.fingerprint, event.data, event.train_samples, event.difference
             )
+        self.accumulation.declare(event.worker, event.accumulate)
         self.roster.become(member, Life.LISTENING)
         member.fingerprint, member.data = event.fingerprint, event.data
         member.train_samples = event.train_samples
@@ -230,7 +235,10 @@ class Core(JobState):
     def _left(self, event: e.Left, now: float) -> list[e.Action]:
         member = self.roster.find(event.worker, event.incarnation, now)
         actions = self._lose(member, event.reason, now, expected=not event.failed)
-        return actions if event.failed else [e.Note(text=f"{member.name} left: {event.reason}"), *actions]
+        if event.failed:
+            return actions
+        nothing = [_empty_handed(member)] if member.empty == member.pushes > 0 else []
+        return [e.Note(text=f"{member.name} left: {event.reason}"), *nothing, *actions]
 
     def _lose(self, member: Member, reason: str, now: float, *, expected: bool = False) -> list[e.Action]:
         """Remove one member for good, and continue without it."""
@@ -375,6 +383,8 @@ class Core(JobState):
             self.started_at = now
         self.reunion = self.apart
         actions = [*self._adopt_plan(), *self.mode.advance(now)]
+        if self.mode.quiet and self.done:  # the last round was dissolved
+            return [*actions, *self._train(now)]
         if self.mode.quiet and not self.roster.ready_members:
             self.phase = Phase.GATHERING
             self.wait_from(now)
@@ -399,9 +409,17 @@ class Core(JobState):
             # 3. A push for work that the member no longer has. Shared work is revoked only when another
             # member does it, so the push is redundant then, and stale otherwise.
             elsewhere = self.mode.shares_samples or event.assignment in member.succeeded
-            redundant = not self._reclaim(member, event) and elsewhere
+            revoked = member.revoked
+            if revoked is not None and revoked.id == event.assignment:
+                elsewhere = False
+                if event.samples:
+                    self._reclaim(member, revoked, event.batches or len(revoked.batches))
+            redundant = elsewhere
         else:
             # 4. A push for the member's work: the mode decides.
+            if event.batches > len(work.batches):  # extended by an earlier server, whose machine lost power
+                self.repeated_samples += max(0, event.samples - work.samples)
+                event = replace(event, samples=min(event.samples, work.samples), batches=0)
             if event.samples > work.samples:
                 raise Refused(refusals.samples(member.worker, event.seq, event.samples, work.samples))
             if event.base_version != work.assignment.version:
@@ -411,6 +429,7 @@ class Core(JobState):
                 raise Refused(refusals.plan(member.worker, event.seq, event.plan, self.plan))
             if event.samples and not work.late:
                 self.mode.check_rates(event)
+                self.mode.check_batches(work, event)
             self.roster.relieve(member)
             version = self.mode.take(member, work, event, now)
             redundant = version is None and work.assignment.stragglers > 0
@@ -424,10 +443,29 @@ class Core(JobState):
         else:
             self.accepted_pushes += 1
             member.pushes += 1
+            actions = self._note_push(member, event)
             outcome = Outcome(seq=event.seq, decision=Decision.ACCEPTED, version=version)
             actions += self._compare_batches(member, event)
         member.remember(outcome)
         return e.Result(reply=e.Decided(outcome=outcome), actions=actions + self._advance(now))
+
+    def _note_push(self, member: Member, event: e.Pushed) -> list[e.Action]:
+        """Return the lines of the log about an accepted push that says too little."""
+        if event.samples:
+            member.empty = 0
+            if event.loss is not None or self.unlogged or not self.rules.script:
+                return []
+            self.unlogged = True
+            text = (
+                f"{member.name} does not know its training loss, so none is shown: its script can call "
+                "job.log(loss=loss) before optimizer.step()"
+            )
+            return [e.Note(text=text)]
+        member.empty += 1
+        spec = parse_spec("compressor", member.compressor or self.rules.compressor)
+        delay = spec.options.get("delay", "1")  # a push is empty as long as a compressor holds gradients back
+        limit = EMPTY_PUSHES * (int(delay) if delay.isdecimal() else 1)
+        return [_empty_handed(member)] if member.empty == limit else []
 
     def _rates_received(self, event: e.RatesReceived, now: float) -> list[e.Action]:
         work = self._work_of(event.worker, event.incarnation)
@@ -511,23 +549,32 @@ class Core(JobState):
         )
         return [e.Note(text=text, warning=True)]
 
-    def _reclaim(self, member: Member, event: e.Pushed) -> bool:
-        """Settle the samples of a push for revoked work, unless they were drawn again.
-
-        The push is refused, so its worker keeps the gradient in its residual, from where a later push sends
-        it.
-
-        Returns:
-            True if the push was for revoked work.
-        """
+    def _more_wanted(self, event: e.MoreWanted, now: float) -> list[e.Action]:
+        member = self.roster.find(event.worker, event.incarnation, now)
+        work = member.work
+        if work is not None and work.id == event.assignment:
+            return [*self.mode.more(member, work, event), *self._advance(now)]
+        # It no longer has this work. The gradients of its batches go into its next step.
         revoked = member.revoked
-        if revoked is None or revoked.assignment.id != event.assignment:
-            return False
-        if event.samples:
-            member.revoked = None
-            if not self.samples.take_back(revoked.drawn):
-                self.repeated_samples += event.samples
-        return True
+        if revoked is not None and revoked.id == event.assignment:
+            self._reclaim(member, revoked, len(revoked.batches))
+        return self._advance(now)
+
+    def _reclaim(self, member: Member, revoked: AssignedWork, batches: int) -> None:
+        """Settle the samples of revoked work whose gradient its worker has, unless they were drawn again.
+
+        The worker keeps the gradient, in its residual or for its script's next step. A later push sends it.
+
+        Args:
+            member: member that has computed the work.
+            revoked: the work.
+            batches: number of its batches that the member has computed.
+        """
+        member.revoked = None
+        if self.samples.take_back(revoked.drawn):
+            self.requeue_rest(revoked.drawn, revoked.batches, batches, settled=True)
+        else:
+            self.repeated_samples += sum(revoked.batches[:batches])
 
     def _packet_started(self, event: e.PacketStarted, now: float) -> e.Result[e.Targets]:
         member = self.roster.find(event.worker, event.incarnation, now)
@@ -752,3 +799,12 @@ class Core(JobState):
                 return []
         self.reported = (waiting.subject, now)
         return [e.Report(ranks=waiting.ranks, seconds=waited, text=waiting.text, usual=waiting.usual)]
+
+
+def _empty_handed(member: Member) -> e.Note:
+    """Return the warning that names a member whose pushes contribute nothing."""
+    text = (
+        f"{member.name} contributes nothing: its last {member.empty} pushes had no gradient that counts; its "
+        "own log says why"
+    )
+    return e.Note(text=text, warning=True)

@@ -171,6 +171,7 @@ class Prepared(FromWorker[None]):
         restored: True if it resumes from its own saved state at the server's version.
         difference: first difference of its model from the job's, in the job's model and in its own; empty if
             there is none, or it is unknown.
+        accumulate: number of batches that an optimizer step of its script takes; 0 if not declared.
     """
 
     fingerprint: bytes
@@ -181,6 +182,7 @@ class Prepared(FromWorker[None]):
     drifted: int = 0
     restored: bool = False
     difference: tuple[str, str] = ("", "")
+    accumulate: int = 0
 
 
 @stored("detached")
@@ -233,31 +235,53 @@ class Pushed(FromWorker[Decided]):
         assignment: id of the assignment that it answers.
         base_version: version at which it was computed.
         samples: number of samples that it stands for; 0 for a skipped step.
-        loss: mean training loss over these samples.
+        loss: mean training loss over these samples; None if unknown.
         exchanged: in coded mode, the worker's report of the exchange; None where pushes carry payloads.
         plan: number of the plan that its parts belong to.
         computing_s: seconds that its local steps took; 0 if unknown.
         learning_rates: learning rates by parameter group; empty for those of the job.
         local_rates: learning rates of a script's last local step, by parameter group; empty for other steps.
         batch: checksum of its batch, which other workers should not have; 0 if it is not compared.
+        batches: number of the assignment's batches that the push stands for, from the first; 0 for all.
+        steps: number of optimizer steps that a script has taken with them; 0 if unknown.
     """
 
     seq: int
     assignment: int
     base_version: int
     samples: int
-    loss: float = 0.0
+    loss: float | None = None
     exchanged: Exchanged | None = None
     plan: int = 1
     computing_s: float = 0.0
     learning_rates: tuple[float, ...] = ()
     local_rates: tuple[float, ...] = ()
     batch: int = 0
+    batches: int = 0
+    steps: int = 0
 
     @property
     def key(self) -> PushKey:
         """Identity of the push."""
         return PushKey(self.worker, self.incarnation, self.seq)
+
+
+@stored("more-wanted")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoreWanted(FromWorker[None]):
+    """A worker has computed all batches of its assignment, and its script accumulates gradients of more.
+
+    Attributes:
+        assignment: id of the assignment.
+        batches: number of batches that the worker has of it.
+        wanted: number of further batches.
+        steps: number of optimizer steps that it has taken with these batches, in local mode; otherwise 0.
+    """
+
+    assignment: int
+    batches: int
+    wanted: int = 1
+    steps: int = 0
 
 
 @stored("published")
@@ -516,7 +540,7 @@ class Contribution:
         key: identity of the push.
         rank: rank of the slot that the push fills; contributions are summed in rank order.
         samples: number of samples that it stands for; 0 for a skipped step.
-        loss: mean training loss over these samples.
+        loss: mean training loss over these samples; None if unknown.
         slice: index of the slice of each part that the push contributes, where the members of a group divide
             the parts among themselves. The push may hold other slices too, from its worker's residual.
         weight: weight of the push in the sum; None for its fraction of the samples.
@@ -525,7 +549,7 @@ class Contribution:
     key: PushKey
     rank: int
     samples: int
-    loss: float
+    loss: float | None
     slice: int = 0
     weight: float | None = None
 
@@ -645,7 +669,7 @@ class ExchangeCompleted:
 
     Attributes:
         samples: number of samples behind the sum.
-        loss: mean training loss over these samples.
+        loss: mean training loss over these samples; NaN if unknown.
         opened_at: time at which the round opened, in seconds of the job's clock.
         redundancy: number of workers that computed each block.
     """

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...common.stored import stored
 from ...proto.messages import LossPoint
 
 POINTS = 512  # at this number of points, neighbours are merged in pairs
+
+
+def mean_loss(losses: Sequence[tuple[float | None, int]]) -> float:
+    """Return the mean of losses, weighted by samples; NaN if none is known.
+
+    Args:
+        losses: mean loss and number of samples of each push; None for a loss that is not known.
+    """
+    known = [(loss, samples) for loss, samples in losses if loss is not None and samples]
+    total = sum(samples for _, samples in known)
+    return sum(loss * samples for loss, samples in known) / total if total else math.nan
 
 
 @stored("loss-history")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
+from ...common.naming import shown
 from ...proto.messages import Assignment
 from ...proto.refusal import Reason, Refusal, refusal
 
@@ -144,6 +145,56 @@ def wrong_model(
         limit=limit or expected.hex()[:16],
         value=value or fingerprint.hex()[:16] or "none",
         remedy="run the same task, options and code on every worker",
+    )
+
+
+def accumulation(worker: str, batches: int, other: str, expected: int) -> Refusal:
+    """Return the refusal of a worker that accumulates another number of batches than the job's others.
+
+    Args:
+        worker: id of the worker.
+        batches: number of batches of its optimizer step.
+        other: id of the worker that has declared the job's number.
+        expected: that number.
+    """
+    return refusal(
+        Reason.MODEL,
+        worker=worker,
+        field="accumulate",
+        limit=f"{expected}, as worker {shown(other)} has declared",
+        value=str(batches),
+        remedy="pass the same accumulate= to job.batches or job.steps on every worker",
+    )
+
+
+def not_extended(worker: str) -> Refusal:
+    """Return the refusal of a request for further batches in a mode whose work cannot be extended."""
+    return refusal(
+        Reason.MALFORMED,
+        worker=worker,
+        field="more",
+        limit="no such message, because members compute the blocks of an exchange",
+        value="a request for further batches",
+    )
+
+
+def undeclared_accumulation(worker: str, took: int, given: int, why: str) -> Refusal:
+    """Return the refusal of an optimizer step of another number of batches than the round was divided for.
+
+    Args:
+        worker: id of the worker.
+        took: number of batches that its step takes.
+        given: number of batches that the round has for a step.
+        why: option that fixes the division of rounds.
+    """
+    return refusal(
+        Reason.SIZE,
+        worker=worker,
+        field="batches of an optimizer step",
+        limit=f"{given}, because {why} divides a round's samples before it begins",
+        value=f"{took}",
+        remedy="declare the number of batches: job.batches(dataset, accumulate=N), or job.steps(loader, "
+        "accumulate=N), and call optimizer.step() after as many",
     )
 
 

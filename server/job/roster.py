@@ -44,8 +44,9 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 from ...common.stored import DERIVED, stored
 from ...proto.messages import Assignment, Outcome
@@ -127,6 +128,8 @@ class AssignedWork:
         counted: number of samples that the push stands for; None for all of `drawn`.
         life: state of the work.
         interrupted: True if the member's stream broke since, so the time that it takes is no measure.
+        asked: number of further batches that the member waits for; 0 while it computes.
+        stepped: number of optimizer steps that it had taken when it asked, in local mode.
     """
 
     assignment: Assignment
@@ -136,6 +139,8 @@ class AssignedWork:
     counted: int | None = None
     life: WorkLife = WorkLife.ASSIGNED
     interrupted: bool = False
+    asked: int = 0
+    stepped: int = 0
 
     @property
     def id(self) -> int:
@@ -151,6 +156,28 @@ class AssignedWork:
     def samples(self) -> int:
         """Number of samples that the push for this work stands for."""
         return self.drawn.count if self.counted is None else self.counted
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Number of samples of each batch of a script's step."""
+        return self.assignment.batches or (self.samples,)
+
+    def extend(self, more: Drawn, batches: tuple[int, ...], **terms: Any) -> None:
+        """Add samples of the same epoch to the work, as further batches.
+
+        Args:
+            more: the samples.
+            batches: number of samples of each further batch.
+            terms: other fields of the assignment that change.
+        """
+        all_of_them = (*self.batches, *batches)
+        self.drawn, self.asked = self.drawn.with_more(more), 0
+        if self.counted is not None:
+            self.counted += more.count
+        ranges = self.drawn.ranges
+        self.assignment = replace(
+            self.assignment, ranges=ranges, batches=all_of_them, take_buffers=False, **terms
+        )
 
     @property
     def shared(self) -> bool:
@@ -186,6 +213,7 @@ class Member:
         train_samples: number of samples in its epoch; 0 if unknown.
         version: version of its replica once it has received all that was sent to it; None without a replica.
         pushes: number of its accepted pushes.
+        empty: number of its last accepted pushes, in a row, that contribute nothing.
         work: its work; None while it has none. Only `Roster.assign` and `Roster.relieve` change it.
         revoked: the last work revoked because the member was lost; None if there is none, or it was resolved.
         succeeded: ids of its last assignments that substitutes took over.
@@ -215,6 +243,7 @@ class Member:
     train_samples: int = 0
     version: int | None = None
     pushes: int = 0
+    empty: int = 0
     work: AssignedWork | None = None
     revoked: AssignedWork | None = None
     succeeded: list[int] = field(default_factory=list[int])

@@ -58,6 +58,17 @@ class Drawn:
         shares = [share(self.count, position, world) for position in range(world)]
         return [Drawn(epoch=self.epoch, ranges=self._between(*each)) for each in shares]
 
+    def with_more(self, more: Drawn) -> Drawn:
+        """Return these samples followed by more of the same epoch."""
+        ranges = list(self.ranges)
+        for each in more.ranges:
+            last = ranges[-1] if ranges else None
+            if last is not None and last.start + last.count == each.start:
+                ranges[-1] = Range(start=last.start, count=last.count + each.count)
+            else:
+                ranges.append(each)
+        return Drawn(epoch=self.epoch, ranges=tuple(ranges))
+
     def part(self, start: int, end: int) -> Drawn:
         """Return the samples with the indices `start` to `end` - 1, counted over all ranges."""
         return Drawn(epoch=self.epoch, ranges=self._between(start, end))
@@ -157,6 +168,10 @@ class Samples:
         if self._returned or not count or self._epoch == self.epochs:
             return None
         return Drawn(epoch=self._epoch, ranges=(Range(start=self._next, count=count),))
+
+    def has_more_of(self, epoch: int) -> bool:
+        """Return True if `draw` would return samples of this epoch."""
+        return min(self._returned, default=self._epoch) == epoch and self.left_of(epoch) > 0
 
     def settle(self, drawn: Drawn) -> None:
         """Mark unsettled samples as settled: they are trained on, or their gradient is in a worker's

@@ -11,6 +11,7 @@ from ...common.stored import DERIVED
 from ...proto.messages import Assignment, LostStatus, Phase
 from ...settings import ServerSettings
 from . import limits
+from .accumulation import Accumulation
 from .buffers import Buffers
 from .evaluations import Asked, Evaluations
 from .events import Action, Assign
@@ -45,10 +46,12 @@ class JobState:
             one ready member is enough to train.
         assignments: number of assignments so far, which is the id of the last one.
         evaluations: the evaluations of the job.
+        accumulation: number of batches that an optimizer step of the scripts takes.
         buffers: decides which pushes carry buffers.
         best: value of the `--keep` metric of the best version; None before the first.
         lost: the last `LOST_REMEMBERED` lost members, oldest first.
         accepted_pushes: number of accepted pushes.
+        unlogged: True once the log has named a member that does not know its training loss.
         stale_pushes: number of pushes refused as stale or redundant.
         repeated_samples: number of samples trained on by a lost member, and again by another one.
         local_steps: local steps of each member in the last round; 1 outside local mode.
@@ -88,10 +91,12 @@ class JobState:
     started_at: float | None = None
     assignments: int = 0
     evaluations: Evaluations = field(default_factory=Evaluations)
+    accumulation: Accumulation = field(default_factory=Accumulation)
     buffers: Buffers = field(default_factory=Buffers)
     best: float | None = None
     lost: list[LostStatus] = field(default_factory=list[LostStatus])
     accepted_pushes: int = 0
+    unlogged: bool = False
     stale_pushes: int = 0
     repeated_samples: int = 0
     local_steps: int = 1
@@ -217,7 +222,8 @@ class JobState:
         A new plan makes open pushes late, and their gradients return to the residuals, which only later
         pushes send. So enough samples and steps must be left for `PUSHES_AFTER_PLAN` pushes of each member.
         """
-        needed = PUSHES_AFTER_PLAN * self.rules.batch_size * len(self.roster.members)
+        of_push = self.rules.batch_size * self.accumulation.batches
+        needed = PUSHES_AFTER_PLAN * of_push * len(self.roster.members)
         most, steps = self.rules.max_steps, self.version + PUSHES_AFTER_PLAN
         return self.planned and self.samples.left >= needed and (not most or steps <= most)
 
@@ -272,6 +278,45 @@ class JobState:
         member.activity, member.stalled_s = "", 0.0
         return [self.send(member, assignment)] if member.listening else []
 
+    def requeue_rest(
+        self, drawn: Drawn, batches: tuple[int, ...], took: int, *, settled: bool = False
+    ) -> Drawn:
+        """Requeue the samples of batches that a push does not stand for; return the others.
+
+        Args:
+            drawn: samples of the work.
+            batches: number of samples of each batch of it.
+            took: number of batches, from the first, that the push stands for.
+            settled: True if the samples were already marked as settled.
+        """
+        if took >= len(batches) or (settled and self.done):
+            return drawn
+        count = sum(batches[:took])
+        self.samples.give_back(drawn.part(count, drawn.count), settled=settled)
+        return drawn.part(0, count)
+
+    def extend(
+        self, member: Member, work: AssignedWork, more: Drawn, batches: tuple[int, ...], **terms: Any
+    ) -> list[Action]:
+        """Add further batches to a member's work.
+
+        Args:
+            member: member that has the work. If it is reconnecting, it gets the assignment when it is back.
+            work: the work.
+            more: samples of the same epoch.
+            batches: number of samples of each further batch.
+            terms: other fields of the assignment that change.
+
+        Returns:
+            The action that sends the assignment again; none while the member is reconnecting.
+        """
+        work.extend(more, batches, **terms)
+        if not work.assignment.collection and not member.newcomer:  # it may be the last of the epoch now
+            left, soon = self.samples.left_of(more.epoch), self._evaluation_after(work.drawn.count)
+            collection, _ = self.buffers.ask(member, work.drawn, left, self.roster, soon)
+            work.assignment = replace(work.assignment, collection=collection)
+        return [self.send(member, work.assignment)] if member.listening else []
+
     def note_stall(self, member: Member) -> None:
         """Record the time without progress that a member has recovered from, for the limits of all
         members."""
@@ -312,13 +357,13 @@ class JobState:
 
         Args:
             taken: steps so far, including those that are assigned now.
-            at_once: number of samples in each later step, of all members together.
+            at_once: number of samples in each batch of a later step, of all members together.
             of_version: number of steps that make one version.
         """
         most = self.rules.max_steps and taken + (self.rules.max_steps - self.version - 1) * of_version
         if not self.rules.epochs:
             return most
-        total = taken + self.samples.draws(at_once)
+        total = taken + self.samples.draws(at_once * self.accumulation.batches)
         return min(total, most) if most else total
 
     def ask_for_evaluation(self, member: Member, epoch: int, assignment: int, now: float) -> bool:

@@ -74,7 +74,7 @@ def test_a_loop_trains_as_it_would_alone(daemons: Daemons, loop: str, workers: i
     means = [sum(each) / workers for each in zip(*(one["losses"] for one in said), strict=True)]
     assert means == pytest.approx(losses, rel=1e-4)
     changed = "from now on gradients leave after the backward pass" in found[0].log
-    assert changed == (loop in ("unscaled", "gathered"))
+    assert changed == (loop == "unscaled")
 
 
 def test_groups_that_come_later_are_refused_by_name(daemons: Daemons) -> None:

@@ -136,12 +136,12 @@ def test_local_steps_of_one_worker_are_those_of_the_plain_script(daemons: Daemon
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_round_is_over_with_its_last_batch(daemons: Daemons) -> None:
-    """One of its batches has no step."""
+def test_a_round_is_over_with_its_last_optimizer_step(daemons: Daemons) -> None:
+    """One batch has none, so its round gets another batch."""
     server = job(daemons, 1, "--mode", "local:steps=4", "--epochs", "1")
     (script,) = scripts(daemons, server, "rounds", 1)
     assert script.wait() == 0
-    versions = [0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3]
+    versions = [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3]
     assert [each for each in script.messages if "samples" in each] == [
         f"{BATCH} samples, version {version}, applied" for version in versions
     ]

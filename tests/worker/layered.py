@@ -164,7 +164,7 @@ class Run:
         return [np.asarray(decode(each)).tobytes() for each in self.script.pushed[place][1]]
 
     @property
-    def pushed(self) -> list[tuple[float, list[bytes]]]:
+    def pushed(self) -> list[tuple[float | None, list[bytes]]]:
         """Losses and bytes."""
         pairs = enumerate(self.script.pushed)
         return [(commit.loss, self.bytes_of(place)) for place, (commit, _) in pairs]

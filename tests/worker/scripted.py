@@ -45,6 +45,7 @@ class Script:
         self.parts: dict[tuple[int, int], tuple[m.PartHeader, list[Payload]]] = {}
         self.pushed: list[tuple[m.Commit, list[Payload]]] = []
         self.abandoned: list[int] = []
+        self.asked: list[m.More] = []
         self.reports: list[m.Evaluation] = []
         self.settled: list[int] = []
         self.resent: list[tuple[int, int | None]] = []
@@ -65,7 +66,7 @@ class Script:
     def get_state(self, manifest: Any, epoch: int, frozen: bytes) -> dict[str, Any]:
         return {}  # the job's buffers are this worker's own
 
-    def ready(self, manifest: Any, *, restored: bool = False) -> None:
+    def ready(self, manifest: Any, *, restored: bool = False, accumulate: int = 0) -> None:
         pass
 
     def moved(self) -> None:
@@ -95,6 +96,9 @@ class Script:
 
     def abandon(self, seq: int) -> None:
         self.abandoned.append(seq)
+
+    def ask(self, request: m.More) -> None:
+        self.asked.append(request)
 
     def report(self, evaluation: m.Evaluation) -> None:
         self.reports.append(evaluation)

@@ -72,6 +72,7 @@ class SteppingServer(Script):
         self.values: npt.NDArray[np.float32] = np.zeros(0, np.float32)
         self._rate = rate
         self._steps = 0
+        self._began = self._given = 0  # batches before the present assignment, and with it
         self._checked = 0, 0
 
     def join(self, software: str, compressor: str, compressors: Any) -> m.JoinResponse:
@@ -87,22 +88,39 @@ class SteppingServer(Script):
         self.messages.append(arrange(sizes, [1] * len(sizes), []))  # a part for each tensor
         return True
 
-    def ready(self, manifest: Manifest, *, restored: bool = False) -> None:
+    def ready(self, manifest: Manifest, *, restored: bool = False, accumulate: int = 0) -> None:
         self.messages.append(self._assignment())
 
     def _assignment(self) -> m.Assignment:
-        epoch, step = divmod(self._steps, STEPS)
+        """Return the next assignment, of one batch."""
+        self._began, self._given = self._given, self._given + 1
+        return self._present()
+
+    def _present(self, *, exhausted: bool = False) -> m.Assignment:
+        epoch, batch = divmod(self._began, STEPS)
+        count = self._given - self._began
         return m.Assignment(
-            id=1 + self._steps,
+            id=1 + self._began,
             version=self._steps,
             epoch=epoch,
             world=1,
-            ranges=(m.Range(start=step * BATCH, count=BATCH),) if epoch < EPOCHS else (),
+            ranges=(m.Range(start=batch * BATCH, count=count * BATCH),) if epoch < EPOCHS else (),
+            batches=(BATCH,) * count if count > 1 else (),
+            exhausted=exhausted,
             finished=epoch == EPOCHS,
             plan=1,
             checked=self._checked[0],
             checksum=self._checked[1],
         )
+
+    def ask(self, request: m.More) -> None:
+        super().ask(request)
+        assert (request.assignment, request.batches) == (1 + self._began, self._given - self._began)
+        if self._given % STEPS:
+            self._given += 1
+            self.messages.append(self._present())
+        else:
+            self.messages += [self._present(exhausted=True), self._assignment()]
 
     def _update(self, values: npt.NDArray[np.float32], *, whole: bool) -> list[Received]:
         assert self.plan is not None
@@ -133,7 +151,7 @@ class SteppingServer(Script):
 
     def reopen_without_replica(self, drifted: int) -> None:
         """The stream is opened anew."""
-        self.messages = [*self._update(self.values, whole=True), self._assignment()]
+        self.messages = [*self._update(self.values, whole=True), self._present()]
 
 
 def joined(monkeypatch: pytest.MonkeyPatch, server: SteppingServer) -> gradwire.Job:

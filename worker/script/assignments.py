@@ -7,6 +7,7 @@ loop over batches (`Job.batches`) looks at the *present* assignment, the last on
 |---|---|
 | none | the worker waits for one (`wait`) |
 | has samples of this epoch | a batch is yielded; `optimizer.step()` answers it, then `settle` waits |
+| has no batches left, and the script has not stepped | `ask` asks for more: they come, or its work ends |
 | has samples of another epoch | the loop over batches ends; `turn_over` moves to that epoch |
 | asks for an evaluation | with samples, it is reported at once; without, the loop over batches ends |
 | says that training is over | the loop over batches ends; the loop over epochs waits for the evaluation |
@@ -33,6 +34,7 @@ from ...proto.refusal import Reason, Refused
 from ..session.session import Session
 from ..training.gradients import GradientStrategy
 from ..training.local import LocalStrategy
+from ..training.step import TrainingStep
 from . import process
 from .length import JobLength
 from .membership import Membership
@@ -116,6 +118,23 @@ class Assignments:
             self.session.saving.write()
             self._take()
         return self.present
+
+    def ask(self, step: TrainingStep) -> None:
+        """Ask for further batches of a step that lacks one, and continue or end the step as the answer says.
+
+        The state of this worker is not saved meanwhile, because the step is half done.
+        """
+        step.request()
+        self.present = None
+        while self.present is None:
+            self._take()
+        if self.present.id != step.assignment.id:
+            step.end()
+        elif self.present.exhausted:
+            step.finish()
+            self.settle()
+        else:
+            step.extend(self.present)
 
     def turn_over(self) -> None:
         """Report evaluations that are asked for until there are samples or the job ends, and enter their

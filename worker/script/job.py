@@ -45,7 +45,7 @@ from .length import Batches, JobLength
 from .loading import Loading, explained
 from .membership import Membership
 from .schedules import Each, Schedules
-from .script_state import Position, State, random_state, restore_random_state
+from .script_state import Position, State, copied, random_state, restore_random_state
 from .terms import Overlap, ScriptError, Steps
 
 log = logging.getLogger("gradwire.worker")
@@ -54,7 +54,16 @@ Model = TypeVar("Model", bound=nn.Module)
 Scheduler = TypeVar("Scheduler")
 
 COMPARED = 16  # batches of `steps` that are compared with other workers'
-NO_WORK = "optimizer.step(): no batch is open; call it once for each batch, in the loop over job.batches(...)"
+NO_WORK = (
+    "optimizer.step(): no batch is open; call it in the loop over job.batches(...), at most once for each "
+    "batch. For a last step of fewer batches than the others, call it in the loop when i + 1 == len(batches)"
+)
+NEVER_STEPPED = (
+    "epoch %d: this worker has computed %d batches, as many as an epoch has, without optimizer.step(), so it "
+    "would train nothing: in each epoch call step() of the optimizer that job.attach returned, and do not "
+    "change parameters in its place"
+)
+UNLOGGED = "the server cannot show a training loss: call job.log(loss=loss) before optimizer.step()"
 
 
 class Job:
@@ -80,7 +89,9 @@ class Job:
         self._step: TrainingStep | None = None  # the last step that was begun
         self._compared = 0  # number of batches of which a checksum was taken
         self._given = False  # True from handing out a batch until `optimizer.step()`
-        self._loss = 0.0  # logged for the present batch
+        self._losses: dict[int, float] = {}  # logged since the last optimizer.step(), by batch
+        self._unstepped = 0  # batches since then
+        self._told_unlogged = False
         self._only_adding = False  # True within `no_sync`: backward passes only add to the gradients
         self._schedules = Schedules()
         self._loading = Loading((), 0)
@@ -374,12 +385,18 @@ class Job:
         session, strategy = attached.begin(
             train_samples, data(), forward_passed=self._forward_passed, earlier=earlier
         )
+        session.accumulate = self._length.accumulate
         session.saving.keep(self._image, by_owner=True)
         if member.restored is not None:
             version, tree = member.restored
             session.saving.restore(version, tree, member.reply.version)
             strategy.restore(member.owner["strategy"])
             self._logged = dict(member.owner["logged"])
+            for parameter, gradient in zip(
+                session.replica.parameters, member.owner["gradients"], strict=False
+            ):
+                parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype)
+            self._unstepped = member.owner["unstepped"]
             member.restored = None  # frees memory: the state is as large as the model
         self._assignments = Assignments(
             member, session, strategy, self._length, epoch=self._first_epoch, logged=self._logged
@@ -397,6 +414,10 @@ class Job:
             "state": self.state.image(),
             "loader": self._position.image(),
             "random": random_state(),
+            "unstepped": self._unstepped,
+            "gradients": copied([each.grad for each in self._assignments.session.replica.parameters])
+            if self._unstepped  # the next epoch's first step adds to them
+            else [],
         }
 
     # ---- the loops
@@ -471,6 +492,7 @@ class Job:
         batch_size: int | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] = default_collate,
+        accumulate: int = 0,
     ) -> Batches:
         """Return this worker's batches of the present epoch, as an iterable with a length.
 
@@ -484,6 +506,9 @@ class Job:
             num_workers: number of processes that fetch the samples of each batch together; 0 to fetch them
                 here.
             collate_fn: function that makes a batch from a list of samples.
+            accumulate: number of batches whose gradients the script adds up for one `optimizer.step()`; 0 to
+                let the server learn it. `total_steps` needs it before the first batch, and so do jobs with
+                `--overlap both` or redundancy.
 
         Raises:
             ScriptError: the batch size or the data set is not the job's. Also while iterating.
@@ -497,6 +522,7 @@ class Job:
                 f"job.batches(batch_size={batch_size}): the job has {self._member.terms.batch_size}; start "
                 f"gc-server with --batch-size {batch_size}, or leave out batch_size"
             )
+        self._declare("job.batches", accumulate)
         self._length.samples = len(dataset)
         run = partial(self._samples_of, dataset, num_workers, collate_fn)
         attributes = SimpleNamespace(
@@ -529,7 +555,19 @@ class Job:
             connection.activity = "computing"
             yield found
 
-    def steps(self, loader: Iterable[Any], *, per_epoch: int | None = None) -> Batches:
+    def _declare(self, call: str, accumulate: int) -> None:
+        """Note the number of batches of an optimizer step; raise ScriptError for another than before."""
+        known = self._length.accumulate
+        if accumulate < 0 or accumulate != int(accumulate):
+            raise ScriptError(f"{call}(accumulate={accumulate!r}): expected a whole number, 1 or more")
+        if accumulate and self._assignments is not None and accumulate != known:
+            raise ScriptError(
+                f"{call}(accumulate={accumulate}): before its first batch the script has declared "
+                f"{known or 'none'}; give every call the same number"
+            )
+        self._length.accumulate = accumulate or known
+
+    def steps(self, loader: Iterable[Any], *, per_epoch: int | None = None, accumulate: int = 0) -> Batches:
         """Return the batches of the script's own loader for as long as the epoch lasts, as an iterable with a
         length.
 
@@ -540,6 +578,8 @@ class Job:
             loader: iterable of batches; it is iterated again if it ends before the epoch does.
             per_epoch: number of batches of all workers together in an epoch. None for the loader's length,
                 times the number of replicas if its sampler divides the samples among replicas.
+            accumulate: number of batches whose gradients the script adds up for one `optimizer.step()`, as
+                in `batches`.
 
         Raises:
             ScriptError: the loader has no length and `per_epoch` is None, or it yields no batches (while
@@ -556,6 +596,7 @@ class Job:
                     "job.steps: the loader has no length; pass the number of batches in an epoch as "
                     "per_epoch="
                 ) from None
+        self._declare("job.steps", accumulate)
         self._length.samples = samples = per_epoch * self._member.terms.batch_size
         return Batches(partial(self._steps_of, loader, samples), lambda: self._length.batches, loader)
 
@@ -598,7 +639,14 @@ class Job:
             restore_random_state(self._random)
             self._random = None
         while not self._member.left:
-            session.saving.write()  # now, because the script's code after its last step is done
+            step = self._step
+            if step is not None and step.open and step.lacking:
+                if self._unstepped >= self._length.batches:
+                    raise ScriptError(NEVER_STEPPED % (assignments.epoch + 1, self._unstepped))
+                assignments.ask(step)
+                continue
+            if step is None or not step.open:
+                session.saving.write()  # now, because the script's code after its last step is done
             assignment = assignments.present or assignments.wait()
             if assignment.ranges and not self._samples_arrived:
                 self._samples_arrived = True
@@ -607,42 +655,48 @@ class Job:
                 assignments.begin_evaluation()
                 return
             assignments.report(assignment)
-            step = self._step if self._step is not None and self._step.open else None
+            step = step if step is not None and step.open else None
             if step is None and not session.is_new(assignment):  # an answered assignment was sent again
                 assignments.wait()
                 continue
             if step is None:
                 self._member.metrics.step()
                 step = self._step = strategy.begin(assignment, assigned_samples(assignment))
-                strategy.times.begin()
+            strategy.times.begin()
             before = assignment.local_steps if isinstance(self._member.work, Local) else assignment.version
             self._length.done = step.done
             self._schedules.check(assignment.total_steps, self._member.terms.epochs)
             self._schedules.catch_up(before + step.taken + assignment.earlier_steps, assignment.epoch)
             self._schedules.evaluated(assignments.evaluations)
-            self._loss, batch, self._given = 0.0, step.batch, True
-            yield assignment, batch
+            if not self._unstepped:  # numbers logged after the last step belong to no step
+                self._losses.clear()
+            at = step.at
+            self._unstepped += 1
+            self._given = True
+            yield assignment, step.batch
             session.replica.check()
-            if step.open and step.batch == batch and not self._member.left:
-                step.skip("the script began the next batch without optimizer.step()")
-                if not step.open:
-                    assignments.settle()
+            if step.open and step.at == at and not self._member.left:  # the script has not stepped
+                step.accumulate()
 
     def _begin_anew(self) -> None:
         """Take back the gradients of a batch that an earlier loop has begun and left without a step.
 
-        A `break` or an exception has ended that loop, such as an interrupt in a notebook's cell. The batch is
-        handed out again, so its gradients must not count twice.
+        A `break` or an exception has ended that loop, such as an interrupt in a notebook's cell. The batches
+        since the last optimizer step are handed out again, so their gradients must not count twice.
         """
         step, attached = self._step, self._attached
         if not self._given or step is None or not step.open or attached is None:
             return
         self._given = False
         attached.optimizer.zero_grad()
-        if step.withdraw():
+        self._losses.clear()
+        self._unstepped = 0
+        before = step.at
+        step.restart()
+        if step.withdraw() or step.at < before:
             log.warning(
-                "the step at version %d was interrupted, and begins anew with the same batch; its gradients "
-                "are discarded",
+                "the step at version %d was interrupted, and begins anew with the same batches; its "
+                "gradients are discarded",
                 step.assignment.version,
             )
 
@@ -669,7 +723,11 @@ class Job:
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes only add to the gradients; the last one must be outside
-        of it."""
+        of it.
+
+        It is needed for several backward passes of one batch. For the batches of one optimizer step it only
+        saves sending gradients early.
+        """
         if self._assignments is None:
             raise ScriptError("job.no_sync: use it in the loop over job.batches(...)")
         return self._adding()
@@ -691,7 +749,7 @@ class Job:
 
         Args:
             metrics: numbers or scalar tensors by name. `loss`, logged before `optimizer.step()`, is also the
-                step's loss.
+                step's loss; of several batches, their mean.
         """
         if self._assignments is not None:
             self._assignments.session.moved()
@@ -701,7 +759,12 @@ class Job:
             total[0] += number
             total[1] += 1
             if name == "loss":
-                self._loss = number
+                self._losses[self._unstepped] = number
+
+    def _loss(self) -> float | None:
+        """Return the mean of the losses that were logged since the last `optimizer.step()`; None without
+        one."""
+        return sum(self._losses.values()) / len(self._losses) if self._losses else None
 
     # ---- called by the optimizer and the model
 
@@ -719,7 +782,7 @@ class Job:
             raise ScriptError("optimizer.step(): call it in the loop over job.batches(...)")
         if self._member.left:
             raise ScriptError("optimizer.step(): this script has left the job")
-        if step is None or not step.open:
+        if step is None or not step.open or step.lacking:
             raise ScriptError(NO_WORK)
         session = assignments.session
         self._error_before, self._given = process.last_error(), False
@@ -730,6 +793,11 @@ class Job:
             usable = False
         else:
             usable = step.push(self._loss, scale, evaluate)
+        if not self._losses and not self._told_unlogged:
+            self._told_unlogged = True
+            log.info(UNLOGGED)
+        self._losses.clear()
+        self._unstepped = 0
         if step.open:
             self.applied = usable
             return
@@ -743,7 +811,7 @@ class Job:
         if assignments is None:
             return
         assignments.session.moved()
-        if step is None or not step.open or self._only_adding or not torch.is_grad_enabled():
+        if step is None or not step.open or step.lacking or self._only_adding or not torch.is_grad_enabled():
             return
         assignments.strategy.times.forward()
         step.follow()

@@ -22,7 +22,8 @@ class JobLength:
     Attributes:
         samples: number of samples in an epoch; 0 before the script has given a data set or a loader.
         least: smallest number of samples that a batch may have.
-        done: fraction of the last assignment's local steps that come before the present batch, 0 to 1.
+        done: fraction of the last assignment's samples that come before the present optimizer step, 0 to 1.
+        accumulate: number of batches of an optimizer step, as the script has declared it; 0 if it has not.
     """
 
     def __init__(self, terms: JobTerms, *, workers: int, single: bool) -> None:
@@ -39,6 +40,7 @@ class JobLength:
         self.samples = 0
         self.least = 1
         self.done = 0.0
+        self.accumulate = 0
 
     def update(self, assignment: m.Assignment) -> None:
         """Update the numbers from an assignment."""
@@ -51,7 +53,12 @@ class JobLength:
     @property
     def batches(self) -> int:
         """Number of this worker's batches in an epoch, with the present number of workers."""
-        return draws(self.samples, self._terms.batch_size * self._workers, self.least)
+        at_once, enough = self._terms.batch_size * self._workers, self.least * self._workers
+        whole, rest = divmod(self.samples, at_once)
+        if self._single or not whole or not 0 < rest < enough:
+            return draws(self.samples, at_once, self.least)
+        # The last two rounds share the rest equally, if each worker gets enough samples in both.
+        return whole + (rest >= self.least or (at_once + rest) // 2 >= enough)
 
     @property
     def total_steps(self) -> int:
@@ -72,7 +79,7 @@ class JobLength:
                 "job.total_steps: the number of samples in an epoch is not known yet; call "
                 "job.batches(dataset) or job.steps(loader) first, and loop over its result later"
             )
-        at_once = terms.batch_size * (1 if self._single else self._workers)
+        at_once = terms.batch_size * (1 if self._single else self._workers) * (self.accumulate or 1)
         total = terms.epochs * draws(self.samples, at_once, self.least)
         return min(total, most) if most else total
 

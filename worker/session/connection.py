@@ -338,15 +338,16 @@ class Connection:
 
         return self._call(self._again(download))
 
-    def ready(self, manifest: Manifest, *, restored: bool = False) -> None:
+    def ready(self, manifest: Manifest, *, restored: bool = False, accumulate: int = 0) -> None:
         """Tell the server that this worker can take work.
 
         Args:
             manifest: the model's tensors and entries, by which the server checks that models agree.
             restored: whether the worker continues from its own saved state.
+            accumulate: number of batches that an optimizer step of a script takes; 0 if not declared.
         """
         self.progress.begun = True
-        self._soon(self._outgoing.ready, manifest, restored)
+        self._soon(self._outgoing.ready, manifest, restored, accumulate)
 
     def saved(self, version: int, error: str) -> None:
         """Report that this worker's own state of a version is saved, or not. Lost if the stream breaks.
@@ -484,6 +485,10 @@ class Connection:
             reason: text for the server's log.
         """
         self._soon(self._outgoing.stop, m.Stop(reason=reason))
+
+    def ask(self, request: m.More) -> None:
+        """Ask for further batches of an assignment, and ask again after a reconnect."""
+        self._soon(self._outgoing.ask, request)
 
     def profile(self, profile: m.Profile) -> None:
         """Send measured durations of steps; they are lost if the stream breaks."""

@@ -128,9 +128,11 @@ class Outgoing:
         self.exchange = 0
         self.sent = 0, 0.0
         self._restored = False
+        self._accumulate = 0
         self._pushes: dict[int, _UnsettledPush] = {}  # by seq, ascending
         self._evaluation: m.Evaluation | None = None
         self._stop: m.Stop | None = None
+        self._asked: m.More | None = None
         self._queue: deque[bytes | Transfer] | None = None
         self._urgent: deque[bytes] = deque()
         self._more = asyncio.Event()
@@ -148,7 +150,8 @@ class Outgoing:
         return self._queue is None or not (self._queue or self._urgent or self._sending or self._writing)
 
     def begin(self, hello: m.Hello, *, ready: bool = True) -> None:
-        """Begin a new stream: queue `Hello`, `Ready` and the last evaluation. Pushes wait for `welcome`.
+        """Begin a new stream: queue `Hello`, `Ready`, the last evaluation and the last request for batches.
+        Pushes wait for `welcome`.
 
         Args:
             hello: first message of the stream.
@@ -164,7 +167,7 @@ class Outgoing:
         self._sleeps = not ready
         if self.manifest is not None and ready:
             self._say_ready(self.manifest)
-        for again in (self._evaluation, self._stop):
+        for again in (self._evaluation, self._stop, self._asked):
             if again is not None:
                 self.say(again)
 
@@ -209,14 +212,16 @@ class Outgoing:
             if self.manifest is not None:
                 self._say_ready(self.manifest)
 
-    def ready(self, manifest: Manifest, restored: bool = False) -> None:
+    def ready(self, manifest: Manifest, restored: bool = False, accumulate: int = 0) -> None:
         """Tell the server, now and on each new stream, that this worker can take work.
 
         Args:
             manifest: the model's tensors and entries.
             restored: whether the worker continues from its own saved state.
+            accumulate: number of batches that an optimizer step of a script takes; 0 if not declared.
         """
         self.manifest, self._restored, self._sleeps = manifest, restored, False
+        self._accumulate = accumulate
         self._say_ready(manifest)
 
     def report(self, evaluation: m.Evaluation) -> None:
@@ -229,6 +234,12 @@ class Outgoing:
         """Ask the server to end the job, now and on each new stream."""
         self._stop = stop
         self.say(stop)
+
+    def ask(self, request: m.More) -> None:
+        """Ask for further batches of an assignment, and keep the request for resending until the next one.
+        The server ignores it once the assignment is answered."""
+        self._asked = request
+        self.say(request)
 
     def send(self, transfer: Transfer) -> None:
         """Queue a transfer on the present stream. It is lost if the stream breaks."""
@@ -448,6 +459,7 @@ class Outgoing:
             drifted=self.drifted,
             restored=self._restored and self.version is None,
             model=manifest.to_message() if self.version is None and manifest.is_short else None,
+            accumulate=self._accumulate,
         )
         self.drifted = 0
         self.say(ready)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -70,6 +71,7 @@ class Session:
     | `next` | repeatedly, while no step is half done |
     | `take_in` | in the forward pass of a step begun before its assignment has arrived |
     | `begin_step` | for each assignment with samples; then `Pushing.add`, and `commit` or `abandon` |
+    | `ask` | for further batches, before an assignment with samples is answered |
     | `skip`, `confirm` | to answer an assignment without a push, also after an abandoned one |
     | `evaluated`, `report` | if an assignment has an `evaluate_epoch` |
     | `leave` | from any thread or signal handler; then until `finished_leaving` |
@@ -100,6 +102,8 @@ class Session:
         best: best value of each metric so far, by name, for scripts.
         local_rates: returns the learning rates of a script's local steps, by group, which commits carry.
         batch: checksum of the present step's first batch, which the next commit reports; 0 for none.
+        accumulate: number of batches that an optimizer step takes, for the server; 0 if not declared. Set it
+            before `begin`.
     """
 
     def __init__(
@@ -132,6 +136,7 @@ class Session:
         self.replica = replica
         self.leaving = False
         self.seq = self.batch = 0
+        self.accumulate = 0
         self._connection = connection
         self._compression = compression
         self._metrics = metrics
@@ -230,7 +235,8 @@ class Session:
                 self.replica.version = 0
                 self._state.mark_current()
                 self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
-        self._connection.ready(self.replica.manifest, restored=self.saving.restored is not None)
+        restored = self.saving.restored is not None
+        self._connection.ready(self.replica.manifest, restored=restored, accumulate=self.accumulate)
         log.info("ready for work")
 
     def next(self, timeout_s: float) -> m.Assignment | None:
@@ -387,13 +393,23 @@ class Session:
             learning_rates,
         )
 
-    def commit(self, pushing: Pushing, loss: float, *, computing_s: float = 0.0) -> bool:
+    def commit(
+        self,
+        pushing: Pushing,
+        loss: float | None,
+        *,
+        computing_s: float = 0.0,
+        batches: int = 0,
+        steps: int = 0,
+    ) -> bool:
         """Commit a push, after all of its gradients were added.
 
         Args:
             pushing: push from `begin_step`.
-            loss: mean loss of its samples.
+            loss: mean loss of its samples; None if unknown.
             computing_s: seconds that local steps took, where the mode sets their number by it; otherwise 0.
+            batches: number of the assignment's batches that the push stands for; 0 for all.
+            steps: number of optimizer steps that a script has taken with them; 0 if unknown.
 
         Returns:
             True if payloads were sent. False if the compressor's delay keeps all gradients in the residual
@@ -413,6 +429,8 @@ class Session:
             loss,
             pushing=pushing,
             computing_s=computing_s,
+            batches=batches,
+            steps=steps,
         )
         return bool(sent.payloads)
 
@@ -421,10 +439,24 @@ class Session:
         self._pushes.uncommitted = None
         self._connection.abandon(pushing.seq)
 
-    def skip(self, assignment: m.Assignment) -> None:
-        """Answer an assignment without a gradient; none of its samples counts."""
+    def skip(self, assignment: m.Assignment, *, batches: int = 0, steps: int = 0) -> None:
+        """Answer an assignment without a gradient; none of its samples counts. The numbers are those of
+        `commit`."""
         self.seq += 1
-        self._commit(self.seq, assignment, Compressed(), 0, 0.0)
+        self._commit(self.seq, assignment, Compressed(), 0, None, batches=batches, steps=steps)
+
+    def ask(self, assignment: m.Assignment, batches: int, wanted: int, steps: int) -> None:
+        """Ask for further batches of an assignment, which `next` returns with them; or as exhausted, or
+        another assignment, if there are none.
+
+        Args:
+            assignment: the assignment.
+            batches: number of batches that this worker has of it.
+            wanted: number of further batches.
+            steps: number of local steps that it has taken with its batches.
+        """
+        request = m.More(assignment=assignment.id, batches=batches, wanted=wanted, steps=steps)
+        self._connection.ask(request)
 
     def confirm(self, assignment: m.Assignment, samples: int, loss: float, exchanged: m.Exchanged) -> None:
         """Answer an assignment whose gradients were exchanged as coded packets.
@@ -482,7 +514,8 @@ class Session:
         self._metrics.raw_up.inc(words.nbytes)
 
     def mark_answered(self, assignment: m.Assignment) -> None:
-        """Note that an assignment's exchange has begun, so that `is_new` is False if it is sent again."""
+        """Note that an assignment's exchange has begun, or that it ends without an answer, so that `is_new`
+        is False if it is sent again."""
         self._answered = assignment.id
 
     def stepped(self, version: int) -> None:
@@ -549,11 +582,13 @@ class Session:
         assignment: m.Assignment,
         sent: Compressed,
         samples: int,
-        loss: float,
+        loss: float | None,
         *,
         pushing: Pushing | None = None,
         exchanged: m.Exchanged | None = None,
         computing_s: float = 0.0,
+        batches: int = 0,
+        steps: int = 0,
     ) -> None:
         """Answer an assignment with a commit, after uploading the buffers that belong to it."""
         if samples:
@@ -573,11 +608,13 @@ class Session:
             computing_seconds=computing_s,
             local_rates=self.local_rates() if samples else (),
             batch=self.batch,
+            batches=batches,
+            steps=steps,
         )
         self.batch = 0
         self._pushes.commit(commit, sent, plan)
         self._answered = assignment.id
         self._free.limit()
-        self._metrics.loss.set(loss)
+        self._metrics.loss.set(math.nan if loss is None else loss)
         if seq % RESIDUAL_EVERY == 1:
             self._metrics.residual_norm.set(self.held_back)

@@ -58,6 +58,10 @@ Incoming = (
 )
 
 
+class _ReopenedError(Exception):
+    """This worker ends a stream itself, because a new one brings it the server's parameters."""
+
+
 class Stream:
     """Keeps an Exchange stream open, and passes messages between it and the owner's thread.
 
@@ -116,6 +120,10 @@ class Stream:
                     if self.leaving:
                         return
                     broken = BrokenError("the server closed the stream")
+                except _ReopenedError:  # on purpose, so this is no failure of the link
+                    log.info("fetching the server's parameters on a new stream")
+                    self.reconnects += 1
+                    continue
                 except BrokenError as error:
                     broken = error
                 except Refused as refused:
@@ -181,7 +189,7 @@ class Stream:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if reopen.done():
-                raise BrokenError("the replica is invalid: reconnecting for a snapshot")
+                raise _ReopenedError
             if not reader.done():
                 # If the call has ended, the reader raises the reason; otherwise the writer's error counts.
                 await asyncio.wait((reader,), timeout=LAST_WORD_S)

@@ -34,7 +34,7 @@ from ...proto.wire import crc32c
 from ..metrics import WorkerMetrics
 from ..session.receiving import ReceivedPacket
 from ..session.session import Session
-from .step import Strategy, TrainingStep, all_finite
+from .step import Loss, Strategy, TrainingStep, all_finite, loss_of
 
 log = logging.getLogger("gradwire.worker")
 
@@ -281,7 +281,7 @@ class CodedStep(TrainingStep):
         """Version and block: every worker that computes a block draws the same random numbers."""
         return self.assignment.version, self._left[-1][0]
 
-    def push(self, loss: float, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
+    def push(self, loss: Loss, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
         """Add the present block's gradient to its sum; after the last block, send the packets.
 
         Args:
@@ -300,9 +300,9 @@ class CodedStep(TrainingStep):
         samples = int(batch.stop - batch.start)
         # Sums cover all tensors: a tensor that the loss of this block does not reach counts as zeros.
         gradients = self._strategy.session.replica.gradients()
-        usable = False
-        if not math.isfinite(loss):
-            self.unusable = f"the loss is {loss}"
+        usable, found = False, loss_of(loss)
+        if found is None or not math.isfinite(found):
+            self.unusable = f"the loss is {found}"
         elif not all_finite([each for each in gradients if each is not None]):
             self.unusable = "the gradient has an infinity or a NaN"
         else:
@@ -312,7 +312,7 @@ class CodedStep(TrainingStep):
                     continue
                 values = gradient.detach().reshape(-1).cpu().numpy()
                 self.clipped += to_fixed_point(values, part, float(samples))
-            self.loss += loss * samples
+            self.loss += found * samples
             self.samples += samples
         self._close_if_computed()
         if not self.open:

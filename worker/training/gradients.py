@@ -9,7 +9,6 @@ the step, and sends all later gradients at the end of their step.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,8 @@ from ..metrics import WorkerMetrics
 from ..session.pushing import Pushing
 from ..session.session import Session
 from .hooks import GradientHooks
-from .step import Strategy, TrainingStep
+from .sharding import bounds
+from .step import Loss, Strategy, TrainingStep, finite, loss_of
 
 log = logging.getLogger("gradwire.worker")
 
@@ -69,18 +69,49 @@ class GradientStrategy(Strategy):
 
 
 class GradientStep(TrainingStep):
-    """A step of work `gradients`: one batch, one gradient, one push."""
+    """A step of work `gradients`: one gradient, one push, of one batch or several.
+
+    Parts leave during the backward pass of the last batch. Where the script accumulates, that is the one at
+    which it has stepped before; if it continues after that, nothing leaves before its step.
+    """
 
     def __init__(self, strategy: GradientStrategy, assignment: m.Assignment, samples: int) -> None:
-        super().__init__(strategy, assignment, samples)
+        self._batches = bounds(assignment) or [slice(0, samples)]
+        super().__init__(strategy, assignment, self._batches[0].stop)
         self._strategy = strategy
+        self._guessing = False  # whether the script has gone on where it was expected to step
         self._pushing: Pushing | None = None  # push to which hooks hand gradients
         self._rates: tuple[float, ...] = ()  # learning rates that the push carries
 
+    @property
+    def batch(self) -> slice:
+        return self._batches[self.at]
+
+    @property
+    def lacking(self) -> bool:
+        return self.open and self.at == len(self._batches)
+
+    @property
+    def covered(self) -> int:
+        return self.at + 1 if len(self._batches) > 1 else 0
+
+    def accumulate(self) -> None:
+        self.withdraw()
+        self.at += 1
+        if not self.lacking:
+            self.samples = self.batch.stop
+
+    def extend(self, assignment: m.Assignment) -> None:
+        super().extend(assignment)
+        self._batches, self._guessing = bounds(assignment) or self._batches, True
+        if not self.lacking:
+            self.samples = self.batch.stop
+
     def follow(self) -> None:
         super().follow()
-        hooks = self._strategy.hooks
-        if self._pushing is None and hooks is not None:
+        hooks, number = self._strategy.hooks, self.at + 1
+        last = number == len(self._batches) and number >= self.assignment.accumulate and not self._guessing
+        if self._pushing is None and hooks is not None and last:
             self._pushing = self._begin_push()
             hooks.follow(self._pushing)
 
@@ -100,17 +131,17 @@ class GradientStep(TrainingStep):
         self.open = False
         if self.withdraw():
             self._strategy.stop_overlap(
-                f"{why}, and the gradients that its backward pass had sent are discarded; to accumulate over "
-                "several batches, put the backward passes of all but the last under job.no_sync()"
+                f"{why}, and the gradients that its backward pass had sent are discarded"
             )
         log.info("version %d: %s; this step contributes nothing", self.assignment.version, why)
-        self._strategy.session.skip(self.assignment)
+        self._strategy.session.skip(self.assignment, batches=self.covered)
 
-    def push(self, loss: float, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
+    def push(self, loss: Loss, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
         strategy, session = self._strategy, self._strategy.session
         if evaluate is not None:
             evaluate()
             session.replica.check()
+        loss = loss_of(loss)
         self.open = False
         # 1. Keep the push that hooks have filled, unless it holds other values than this step's gradients.
         hooks, missing = strategy.hooks, list[int]()
@@ -126,7 +157,7 @@ class GradientStep(TrainingStep):
         try:
             if pushing is not None and hooks is not None and hooks.error is not None:
                 raise hooks.error
-            if not math.isfinite(loss):
+            if not finite(loss):
                 return self._contribute_nothing(f"the loss is {loss}", pushing, loss)
             if pushing is not None:
                 # 2a. Add the remaining tensors: the loss does not reach them, or they have no hook.
@@ -145,7 +176,7 @@ class GradientStep(TrainingStep):
             raise
         # 3. Commit the push.
         strategy.reset_unusable()
-        strategy.commit(pushing, loss)
+        strategy.commit(pushing, loss, self)
         strategy.times.end()
         session.replica.check_writes()
         session.profile(strategy.times, pushing)

@@ -84,7 +84,6 @@ steps one round earlier.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -100,8 +99,8 @@ from ..session.session import Session
 from .fragments import Changes, divide, fragments_of
 from .hooks import GradientHooks
 from .last_step import LastStep, NonFiniteStep, TensorOptimizer
-from .sharding import batches
-from .step import Strategy, TrainingStep, all_finite
+from .sharding import batches, bounds
+from .step import Loss, Strategy, TrainingStep, all_finite, finite, loss_of
 
 log = logging.getLogger("gradwire.worker")
 
@@ -201,7 +200,7 @@ class LocalStrategy(Strategy):
 
     def begin(self, assignment: m.Assignment, samples: int) -> LocalStep:
         less = self.session.residuals(1 / max(1, assignment.world)) if self.overlay else ()
-        return LocalStep(self, assignment, self._batches(samples), less=less)
+        return LocalStep(self, assignment, bounds(assignment) or self._batches(samples), less=less)
 
     def begin_early(self, expected: m.Assignment, samples: int, less: Changes) -> LocalStep:
         """Begin a round before its assignment has arrived; `LocalStep.answer` pushes its change later.
@@ -264,12 +263,16 @@ class LocalStep(TrainingStep):
         super().__init__(strategy, assignment, 0)
         self.changes: Changes | None = None
         self._strategy = strategy
-        self._batches = bounds
+        self._batches = list(bounds)
+        self._wanted = assignment.steps or len(bounds)  # number of optimizer steps
         self._last: LastStep | None = None  # the last step, while its changes leave during backward
-        self._at = 0  # the present batch
+        self._taken = 0  # optimizer steps so far
+        self._first = 0  # the first batch of the present optimizer step
+        self._paused: list[torch.Tensor] = []  # parameters, while the model has those of the round's start
+        self._exhausted = False
         self._early = early
         self._reached: set[int] = set()
-        self._loss = 0.0  # loss of the first batch that counts: the loss of the model at the round's start
+        self._loss: float | None = None  # of the first step that counts: of the model at the round's start
         self._unusable = ""  # reason why the last unusable batch was left out
         self._began = time.perf_counter()
         self._seconds = 0.0
@@ -290,27 +293,87 @@ class LocalStep(TrainingStep):
 
     @property
     def batch(self) -> slice:
-        return self._batches[self._at]
+        return self._batches[self.at]
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        return (*super().seeds, self._at) if self._at else super().seeds
+        return (*super().seeds, self.at) if self.at else super().seeds
 
     @property
     def taken(self) -> int:
-        """Number of batches of this round before the present one."""
-        return self._at
+        """Number of optimizer steps of this round before the present one."""
+        return self._taken
 
     @property
     def done(self) -> float:
-        """Fraction of this round's batches that come before the present one."""
-        return self._at / len(self._batches)
+        """Fraction of this round's samples that come before those of the present optimizer step."""
+        return float(self._batches[min(self._first, self.at)].start / self._batches[-1].stop)
 
     @property
     def learning_rate(self) -> float:
         """Learning rate of the present batch's step, by the server's schedule."""
         rates = self.assignment.local_rates
-        return rates[min(self._at, len(rates) - 1)] if rates else self.assignment.learning_rate
+        return rates[min(self._taken, len(rates) - 1)] if rates else self.assignment.learning_rate
+
+    # ---- accumulation, for scripts
+
+    @property
+    def lacking(self) -> bool:
+        return self.open and self.at == len(self._batches)
+
+    @property
+    def covered(self) -> int:
+        return 0 if self._exhausted or len(self._batches) == 1 else self._first
+
+    def restart(self) -> None:
+        self.at = self._first
+
+    @property
+    def counted_steps(self) -> int:
+        return self._taken if self.assignment.batches else 0
+
+    def accumulate(self) -> None:
+        self.withdraw()
+        self.at += 1
+
+    @property
+    def _missing(self) -> int:
+        of_step = -(-self._first // self._taken) if self._taken else 1
+        return max(1, (self._wanted - self._taken) * of_step - (self.at - self._first))
+
+    def request(self) -> None:
+        parameters = self._strategy.session.replica.parameters
+        with torch.no_grad():
+            self._paused = [parameter.detach().clone() for parameter in parameters]
+        self._copy(self._global)
+        super().request()
+
+    def extend(self, assignment: m.Assignment) -> None:
+        super().extend(assignment)
+        self._batches, self._wanted = bounds(assignment) or self._batches, assignment.steps or self._wanted
+        self._copy(self._paused)
+        self._paused = []
+
+    def finish(self) -> None:
+        self._exhausted = True
+        self.end()
+
+    def end(self) -> None:
+        """End the step: push the local steps that were taken, which is too late if there is other work."""
+        if not self._taken:
+            super().finish()
+            return
+        self.open = False
+        self._keep(self._changes(self._paused))
+        self.answer(self.assignment)
+
+    def _copy(self, values: Sequence[torch.Tensor]) -> None:
+        """Set the model's parameters."""
+        replica = self._strategy.session.replica
+        with torch.no_grad():
+            for parameter, value in zip(replica.parameters, values, strict=True):
+                parameter.copy_(value)
+        replica.wrote()
 
     def follow(self) -> None:
         super().follow()
@@ -319,7 +382,7 @@ class LocalStep(TrainingStep):
             strategy.hooks is None
             or strategy.by_tensor is None
             or self._early
-            or self._at < len(self._batches) - 1
+            or self.at < len(self._batches) - 1
         ):
             return
         self._last = LastStep(
@@ -344,15 +407,15 @@ class LocalStep(TrainingStep):
         self._strategy.session.abandon(last.pushing)
         return bool(last.changes)
 
-    def push(self, loss: float, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
+    def push(self, loss: Loss, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
         if self._last is not None and self._strategy.hooks is not None:
-            answered = self._finish_last(self._last, self._strategy.hooks, loss)
+            answered = self._finish_last(self._last, self._strategy.hooks, loss_of(loss))
             if answered is not None:
                 return answered
         why = self._take_step(loss, scale, evaluate)
         if why:
             self._unusable = why
-            if len(self._batches) > 1:
+            if self._wanted > 1:
                 log.warning("version %d: %s; this local step is left out", self.assignment.version, why)
         return self._next_batch() and not why
 
@@ -379,7 +442,7 @@ class LocalStep(TrainingStep):
         if not self.samples:
             if self._unusable:
                 return self._contribute_nothing(self._unusable)
-            session.skip(assignment)  # the script has skipped all batches
+            session.skip(assignment, batches=self.covered, steps=self.counted_steps)  # no step was usable
             return False
         session.doing("compressing")
         assert self.changes is not None
@@ -410,7 +473,7 @@ class LocalStep(TrainingStep):
             return int(self._batches[-1].stop)
         return self.samples + (self.batch.stop - self.batch.start if with_batch else 0)
 
-    def _finish_last(self, last: LastStep, hooks: GradientHooks, loss: float) -> bool | None:
+    def _finish_last(self, last: LastStep, hooks: GradientHooks, loss: float | None) -> bool | None:
         """Complete the push that hooks have filled during the last backward pass, and answer.
 
         Returns:
@@ -433,7 +496,7 @@ class LocalStep(TrainingStep):
         try:
             if hooks.error is not None:
                 raise hooks.error
-            if not math.isfinite(loss):
+            if not finite(loss):
                 raise NonFiniteStep(f"the loss is {loss}")
             for index in self._rest(last):
                 gradient = strategy.session.replica.gradient(index)
@@ -445,7 +508,7 @@ class LocalStep(TrainingStep):
             if not (strategy.final and self.sent):
                 self.withdraw()
                 return None
-            if math.isfinite(loss) and not self.samples:
+            if finite(loss) and not self.samples:
                 self._loss = loss
             return self._answer_in_part(last, error)
         if not self.samples:
@@ -477,7 +540,7 @@ class LocalStep(TrainingStep):
     def _end_last(self, last: LastStep) -> None:
         """End the round after its last step, which was taken tensor by tensor."""
         self._last, self.open = None, False
-        self._at += 1
+        self._count()
         self.samples = last.pushing.samples
         self._put_back([last.changes.get(index) for index in range(len(self._start))])
 
@@ -485,14 +548,15 @@ class LocalStep(TrainingStep):
         """Commit a push that contributes to the job."""
         strategy = self._strategy
         strategy.reset_unusable()
-        strategy.commit(pushing, self._loss, computing_s=0.0 if strategy.rates else self._seconds)
+        strategy.commit(pushing, self._loss, self, computing_s=0.0 if strategy.rates else self._seconds)
         return True
 
-    def _take_step(self, loss: float, scale: float, evaluate: Callable[[], Any] | None) -> str:
+    def _take_step(self, loss: Loss, scale: float, evaluate: Callable[[], Any] | None) -> str:
         """Take the local step of the present batch; return why it is left out, or "" if it is taken."""
         parameters, correction = self._strategy.session.replica.parameters, self._strategy.correction
-        if not math.isfinite(loss):
-            return f"the loss is {loss}"
+        before = loss_of(loss)
+        if not finite(before):
+            return f"the loss is {before}"
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if evaluate is None and not all_finite(gradients):  # they would enter the optimizer's state for good
             return "a gradient is not finite"
@@ -514,8 +578,8 @@ class LocalStep(TrainingStep):
                 parameter.sub_(pull)
         self._reached.update(index for index, each in enumerate(parameters) if each.grad is not None)
         if not self.samples:
-            self._loss = loss
-        self.samples += self.batch.stop - self.batch.start
+            self._loss = loss_of(loss)
+        self.samples += self.batch.stop - self._batches[self._first].start
         return ""
 
     def _next_batch(self) -> bool:
@@ -524,18 +588,28 @@ class LocalStep(TrainingStep):
         Returns:
             False only if an answer was given that contributes nothing.
         """
-        self._at += 1
-        self.open = self._at < len(self._batches)
+        self._count()
+        self.open = self._taken < self._wanted
         if self.open:
             return True
-        self._put_back(self._changes())
+        self._put_back(self._changes(self._strategy.session.replica.parameters))
         return self._early or self.answer(self.assignment)
 
-    def _changes(self) -> Changes:
+    def _count(self) -> None:
+        """Count an optimizer step, with the present batch as its last one."""
+        self._taken += 1
+        self.at += 1
+        self._first = self.at
+
+    def _changes(self, parameters: Sequence[torch.Tensor]) -> Changes:
         """Return the round's change of each tensor; in elastic averaging also move this worker's own
-        parameters."""
+        parameters.
+
+        Args:
+            parameters: parameters after the last step.
+        """
         strategy = self._strategy
-        pairs = list(zip(self._start, strategy.session.replica.parameters, strict=True))
+        pairs = list(zip(self._start, parameters, strict=True))
         with torch.no_grad():
             if strategy.elastic and self.samples:
                 changes = [(before - own).mul_(strategy.elastic) for before, own in pairs]
@@ -549,11 +623,11 @@ class LocalStep(TrainingStep):
 
     def _put_back(self, changes: Changes) -> None:
         """Restore the parameters to the global model, and keep the round's change."""
-        replica = self._strategy.session.replica
-        with torch.no_grad():
-            for parameter, before in zip(replica.parameters, self._global, strict=True):
-                parameter.copy_(before)
-        replica.wrote()
-        self._start = self._global = []
+        self._copy(self._global)
+        self._keep(changes)
+
+    def _keep(self, changes: Changes) -> None:
+        """Keep the round's change for the push, and free the copies of the parameters."""
+        self._start = self._global = self._paused = []
         self._seconds = time.perf_counter() - self._began
         self.changes = changes if self.samples else None

@@ -8,6 +8,7 @@ identities, so an epoch continues without a gap or a repetition when workers joi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +107,13 @@ def coded_parts(indices: Indices, assignment: Assignment) -> list[CodedPart]:
             numbers, bounds, code.coefficients(assignment.position), strict=True
         )
     ]
+
+
+def bounds(assignment: Assignment) -> list[slice]:
+    """Return the batches that an assignment names, as ranges of positions among its samples; none if it names
+    none."""
+    ends = list(accumulate(assignment.batches))
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def batches(samples: int, batch_size: int, least: int = 1) -> list[slice]:

@@ -204,16 +204,21 @@ class Strategy(ABC):
             learning_rates=learning_rates,
         )
 
-    def commit(self, pushing: Pushing, loss: float, *, computing_s: float = 0.0) -> None:
+    def commit(
+        self, pushing: Pushing, loss: float | None, of: TrainingStep, *, computing_s: float = 0.0
+    ) -> None:
         """Commit a push, and count it.
 
         Args:
             pushing: push with all gradients.
-            loss: mean loss of its samples.
+            loss: mean loss of its samples; None if unknown.
+            of: step that the push answers.
             computing_s: seconds that local steps took, where the mode sets their number by it; otherwise 0.
         """
         self.steps += 1
-        sent = self.session.commit(pushing, loss, computing_s=computing_s)
+        sent = self.session.commit(
+            pushing, loss, computing_s=computing_s, batches=of.covered, steps=of.counted_steps
+        )
         self._held = 0 if sent else self._held + 1
 
     def reset_unusable(self) -> None:
@@ -238,13 +243,26 @@ class Strategy(ABC):
             )
 
 
+Loss = float | None | Callable[[], float | None]
+
+
+def loss_of(loss: Loss) -> float | None:
+    """Return a loss that may be given by a function, because a closure has yet to compute it."""
+    return loss() if callable(loss) else loss
+
+
 class TrainingStep(ABC):
     """One assignment, from its first batch to its answer. `Strategy.begin` creates it; a driver drives it.
+
+    A script may add up the gradients of several batches before it steps: it calls `accumulate` in place of
+    `push` for all but the last. When the step is `lacking` a batch, the script asks for more (`request`), and
+    continues with `extend`, `finish` or `end`, as the answer says.
 
     Attributes:
         assignment: assignment that the step answers.
         samples: number of samples that the answer counts.
         open: whether another batch is to be computed.
+        at: number of batches before the present one.
     """
 
     def __init__(self, strategy: Strategy, assignment: m.Assignment, samples: int) -> None:
@@ -257,8 +275,56 @@ class TrainingStep(ABC):
         self.assignment = assignment
         self.samples: int = samples
         self.open = True
+        self.at = 0
         self._of = strategy
         strategy.session.doing("computing")
+
+    # ---- accumulation, for scripts
+
+    @property
+    def lacking(self) -> bool:
+        """Whether another batch is to be computed, and the assignment has none left."""
+        return False
+
+    @property
+    def covered(self) -> int:
+        """Number of the assignment's batches that the answer stands for; 0 for all."""
+        return 0
+
+    @property
+    def counted_steps(self) -> int:
+        """Number of a script's optimizer steps behind the answer; 0 where the server need not know."""
+        return 0
+
+    def restart(self) -> None:
+        """Return to the first batch of the optimizer step that is not taken yet: its gradients are lost."""
+        self.at = 0
+
+    def accumulate(self) -> None:  # noqa: B027
+        """Continue with the next batch, without an optimizer step: its gradients are added to the others."""
+
+    def request(self) -> None:
+        """Ask for further batches, and restore the parameters that the server knows while others compute."""
+        self._of.session.ask(self.assignment, self.at, self._missing, self.counted_steps)
+
+    def extend(self, assignment: m.Assignment) -> None:
+        """Continue with the batches that the assignment has now."""
+        self.assignment = assignment
+
+    def finish(self) -> None:
+        """End the step, because the epoch has no further batches: push the local steps that were taken. The
+        gradients of the batches after them stay in `grad`."""
+        self.open = False
+        self._of.session.mark_answered(self.assignment)
+
+    def end(self) -> None:
+        """End the step, because the server has assigned other work."""
+        self.open = False
+
+    @property
+    def _missing(self) -> int:
+        """Number of batches that the step probably lacks."""
+        return 1
 
     @property
     def batch(self) -> slice:
@@ -294,13 +360,13 @@ class TrainingStep(ABC):
         self._of.times.backward()
 
     @abstractmethod
-    def push(self, loss: float, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
+    def push(self, loss: Loss, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
         """Use the gradients of the present batch; after the last batch, answer the assignment.
 
         The gradients are those in `grad` of the replica's parameters.
 
         Args:
-            loss: mean loss of the batch; 0 if unknown.
+            loss: mean loss of the batch, or a function that returns it after `evaluate`; None if unknown.
             scale: factor by which a GradScaler has multiplied the gradients; the step divides by it.
             evaluate: closure that computes the gradients, where they are not computed yet; None otherwise.
 
@@ -333,7 +399,9 @@ class TrainingStep(ABC):
         """Whether parts of the push that `follow` has begun were sent."""
         return False
 
-    def _contribute_nothing(self, why: str, pushing: Pushing | None = None, loss: float = 0.0) -> bool:
+    def _contribute_nothing(
+        self, why: str, pushing: Pushing | None = None, loss: float | None = None
+    ) -> bool:
         """Answer a step whose loss or gradient is NaN or infinite. Every strategy uses this one rule.
 
         1. Parts of the push that were sent count already: send the remaining parts empty, and commit.
@@ -342,7 +410,7 @@ class TrainingStep(ABC):
         Args:
             why: the value that is not finite, a clause for the log.
             pushing: push that was begun; None if there is none.
-            loss: mean loss of the step.
+            loss: mean loss of the step; None if unknown.
 
         Returns:
             True if parts that were sent count all the same.
@@ -355,14 +423,19 @@ class TrainingStep(ABC):
         if pushing is not None and counts:
             log.warning("version %d: %s; parts that were sent count, the others are sent empty", version, why)
             pushing.cancel_remaining()
-            strategy.commit(pushing, loss if math.isfinite(loss) else 0.0)
+            strategy.commit(pushing, loss if finite(loss) else None, self)
         else:
             if pushing is not None:
                 strategy.session.abandon(pushing)
             log.warning("version %d: %s; this step contributes nothing", version, why)
-            strategy.session.skip(self.assignment)
+            strategy.session.skip(self.assignment, batches=self.covered, steps=self.counted_steps)
         strategy.count_unusable(why)
         return counts
+
+
+def finite(loss: float | None) -> bool:
+    """Return True unless a loss is known to be NaN or infinite."""
+    return loss is None or math.isfinite(loss)
 
 
 def all_finite(tensors: Sequence[torch.Tensor]) -> bool:

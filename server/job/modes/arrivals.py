@@ -31,11 +31,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ....common.stored import DERIVED
 from ....proto.messages import Assignment
 from .. import events as e
 from ..roster import AssignedWork, Member, Name, WorkLife
+from ..samples import Drawn
 from ..state import JobState
 from ..waiting import Awaited, describe, waiting_for
 from .mode import Mode
@@ -181,10 +183,20 @@ class Arrivals(Mode):
             # 5. It gets samples.
             member.pace = member.pace or ShareFit(share=state.rules.batch_size)
             drawn = state.samples.draw(member.pace.share) if state.may_step(ahead) else None
+            batches = [] if drawn is None else [drawn.count]
+            at_once = state.accumulation.batches
+            while drawn is not None and len(batches) < at_once and state.samples.has_more_of(drawn.epoch):
+                more = state.samples.draw(member.pace.share)
+                assert more is not None
+                drawn = drawn.with_more(more)
+                batches.append(more.count)
             if drawn is None:  # no samples are left, so no member has to wait for the slowest
                 idle |= self._held_back
                 self._held_back = set()
                 break
+            terms: dict[str, Any] = {}
+            if at_once > 1:
+                terms = {"batches": tuple(batches), "steps": 1, "accumulate": at_once}
             actions += state.assign_samples(
                 member,
                 drawn,
@@ -195,6 +207,7 @@ class Arrivals(Mode):
                 progress=state.samples.progress,
                 evaluations=state.evaluations.newest,
                 total_steps=state.total_steps(state.version + ahead + 1, state.rules.batch_size),
+                **terms,
             )
             ahead += 1
             idle.discard(member.worker)
@@ -230,14 +243,46 @@ class Arrivals(Mode):
         self._idle.add(member.worker)
         return []
 
+    # ---- further batches
+
+    def more(self, member: Member, work: AssignedWork, event: e.MoreWanted) -> list[e.Action]:
+        state = self._state
+        if not work.late and event.batches < len(work.batches):  # the extension was lost with a stream
+            return [state.send(member, work.assignment)]
+        if work.late or not state.samples.has_more_of(work.drawn.epoch):
+            # The gradients of its batches go into the member's next step.
+            if not work.late:
+                self._settle(work.drawn)
+            state.roster.relieve(member)
+            self._idle.add(member.worker)
+            return []
+        actions: list[e.Action] = []
+        for _ in range(event.wanted):
+            if state.samples.has_more_of(work.drawn.epoch):
+                more = state.samples.draw(work.share)
+                assert more is not None
+                actions = state.extend(member, work, more, (more.count,), steps=1)
+        return actions
+
+    def _settle(self, drawn: Drawn) -> None:
+        """Settle samples, and note the version with which their epoch is complete."""
+        epoch = self._state.epoch
+        self._state.samples.settle(drawn)
+        if self._state.epoch > epoch:
+            self._epoch_version = self._promised
+
     # ---- taking pushes
 
     def take(self, member: Member, work: AssignedWork, event: e.Pushed, now: float) -> int | None:
         state = self._state
+        took, given = event.batches or len(work.batches), len(work.batches)
+        work.drawn = state.requeue_rest(work.drawn, work.batches, took, settled=work.late)
         if work.late:  # its version is no longer kept, or its plan no longer in force
             self._idle.add(member.worker)
             return None
         clock = self._clock(member)
+        if event.samples:
+            state.accumulation.learn(took, given)
         epoch = state.epoch
         state.samples.settle(work.drawn)
         self._idle.add(member.worker)
@@ -279,7 +324,9 @@ class Arrivals(Mode):
     def _fit_share(self, member: Member, work: AssignedWork, now: float) -> None:
         """Fit the member's share to the time that it took, if other members would wait for it."""
         pace = member.pace
-        if self.bound is None or pace is None or work.interrupted or work.drawn.count < pace.share:
+        if self.bound is None or pace is None or work.interrupted:
+            return
+        if work.drawn.count < pace.share * self._state.accumulation.batches:
             return  # the time is not comparable: the member was away, or got less than its share
         pace.note(now - work.given_at)
         self._unindex_time(member.worker)

@@ -17,11 +17,12 @@ takes over the slot, unless the round can close without it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from ....coding import parts_of, straggler_code
 from ....common.stored import stored
-from ....proto.shares import share
+from ....proto.shares import share, sizes
 from ..samples import Drawn, Samples
 from .sync import SyncOptions
 
@@ -39,6 +40,7 @@ class SampleShare:
         slice: index of the slice of each tensor that the slot's push carries, a field of `Assignment`.
         slices: number of slices of each tensor; 0 if tensors are not sliced. A field of `Assignment`.
         stragglers: number of stragglers that the code tolerates; 0 without a code. A field of `Assignment`.
+        batches: number of samples of each batch of a script; empty for a task.
     """
 
     drawn: Drawn
@@ -48,6 +50,16 @@ class SampleShare:
     slice: int = 0
     slices: int = 0
     stragglers: int = 0
+    batches: tuple[int, ...] = ()
+
+    def with_more(self, more: SampleShare) -> SampleShare:
+        """Return this share followed by the batches of another one of the same slot."""
+        return replace(
+            self,
+            drawn=self.drawn.with_more(more.drawn),
+            samples=self.samples + more.samples,
+            batches=(self.batches or (self.samples,)) + (more.batches or (more.samples,)),
+        )
 
 
 @stored("division")
@@ -64,6 +76,10 @@ class Division:
     parts: tuple[SampleShare, ...]
     needed: int
     note: str = ""
+
+    def with_part(self, slot: int, part: SampleShare) -> Self:
+        """Return the division with another share for a slot."""
+        return replace(self, parts=(*self.parts[:slot], part, *self.parts[slot + 1 :]))
 
     def portions(self) -> list[tuple[Drawn, list[int]]]:
         """Return the portions of samples that are settled or requeued together, each with the slots that
@@ -197,6 +213,55 @@ class StragglerCoded(Division):
         return {slot: weight * self.parts[slot].samples / total for slot, weight in found}
 
 
+def divide_batches(
+    wanted: SyncOptions,
+    samples: Samples,
+    batch_size: int,
+    steps: int,
+    idle: int,
+    late: int,
+    *,
+    times: int = 1,
+    in_parts: bool = False,
+    local: bool = False,
+) -> Division | None:
+    """Draw and divide the samples of a round of scripts, several times in a row: the batches of a worker are
+    the same, however many of them an optimizer step takes.
+
+    Args:
+        wanted: options of the mode.
+        samples: samples of the job, to draw from.
+        batch_size: number of samples in a batch.
+        steps: number of batches of each member that are drawn together.
+        idle: number of members that can take part.
+        late: number of other members, which still compute for a round that has closed.
+        times: number of draws; the end of an epoch ends them.
+        in_parts: True to step a plain round part by part.
+        local: True if samples that are drawn together may be several batches.
+
+    Returns:
+        The division, in which all members have equally many batches, as long as there is a sample for each.
+            None if no samples are left.
+    """
+    found: Division | None = None
+    for _ in range(times):
+        if found is not None and not samples.has_more_of(found.parts[0].drawn.epoch):
+            break
+        each = batch_size * steps
+        more = divide(wanted, samples, each, idle, late, in_parts=in_parts, everybody=True)
+        if more is None:
+            break
+        most, fewest = (by(part.drawn.count for part in more.parts) for by in (max, min))
+        pieces = min(-(-most // batch_size), max(1, fewest // samples.least)) if local else 1
+        parts = tuple(replace(part, batches=sizes(part.drawn.count, pieces)) for part in more.parts)
+        if found is None:
+            found = replace(more, parts=parts)
+            continue
+        for slot, part in enumerate(parts):
+            found = found.with_part(slot, found.parts[slot].with_more(part))
+    return found
+
+
 def divide(
     wanted: SyncOptions,
     samples: Samples,
@@ -223,8 +288,8 @@ def divide(
         The division; None if no samples are left. At the end of an epoch it may have fewer shares than
             members.
     """
-    most, left = each * idle, samples.left_of_epoch
-    if everybody and most < left < most + idle and left // 2 >= idle:
+    most, left, enough = each * idle, samples.left_of_epoch, idle * samples.least
+    if everybody and most < left < most + enough and left // 2 >= enough:
         most = left // 2
     drawn = samples.draw(most)
     if drawn is None:

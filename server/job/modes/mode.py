@@ -53,6 +53,35 @@ class Mode(ABC):
         """
         return
 
+    def more(self, member: Member, work: AssignedWork, event: e.MoreWanted) -> list[e.Action]:
+        """Called when a member has computed all batches of `work`, and its script accumulates gradients of
+        more: extend the work, now or with the next `advance`, or end it if its epoch has no samples left.
+
+        Args:
+            member: member that asks.
+            work: its work.
+            event: the request.
+
+        Returns:
+            Actions that answer at once.
+
+        Raises:
+            Refused: the work cannot be extended.
+        """
+        raise Refused(refusals.not_extended(member.worker))
+
+    def check_batches(self, work: AssignedWork, event: e.Pushed) -> None:
+        """Check the number of batches that a push stands for.
+
+        Args:
+            work: the work that the push answers.
+            event: the push.
+
+        Raises:
+            Refused: the push has to stand for all batches of the work, and does not.
+        """
+        return
+
     @abstractmethod
     def too_late(self, work: AssignedWork) -> bool:
         """Return True if a push for this revoked work could no longer be part of a version."""

@@ -8,10 +8,12 @@ A round (`RoundLife`), and the outcome of pushes for its work:
     CLOSED | the shard has its `Apply`; a push is refused as | -> gone, once the shard has published the
            | stale, its work is LATE                         |    version
 
-A slot of an open round (kept as the sets `open` and `lost`, and the keys of `answered`):
+A slot of an open round (kept as the sets `open`, `lost` and `ended`, and the keys of `answered`):
 
     open               | its member computes                 | -> answered, lost
     answered           | its push is accepted                | -> answered, even if its member is lost
+    ended              | its member's script accumulates gradients, and the epoch has no further batches: no
+                       | push will come, and the gradients go into the member's next step
     lost               | its member is lost, before or after | -> open (the member returns, or a substitute
                        | it answered                         |    takes the slot), or unused
     lost, not answered | vacant, if the round needs it       | -> open, or given up (`unfilled`)
@@ -77,6 +79,7 @@ class Round:
         local_rates: learning rate of each local step; empty if all are the same, or a script chooses them.
         division: shares of the slots.
         parts: True if the shard may step parts before the round closes.
+        steps: number of steps that the member with the most samples takes, as planned.
         begun: True once the shard has started to step parts.
         unfilled: True if lost slots stay empty: all parts are stepped, or no member could take the slots.
         rates: learning rates of the step, by parameter group; empty for those of the job.
@@ -88,8 +91,10 @@ class Round:
         contributions: accepted pushes, by slot.
         answered: number of samples behind each contribution, by slot.
         computing: seconds and number of samples of each member's local steps, by slot.
-        open: slots that are neither answered nor lost.
+        stepped: number of optimizer steps that each member's script has taken, by slot.
+        open: slots that are neither answered, lost nor ended.
         lost: slots whose members are lost.
+        ended: slots whose work has ended without a push.
     """
 
     version: int
@@ -101,6 +106,7 @@ class Round:
     local_rates: tuple[float, ...] = ()
     division: Division | InParts | Sliced | StragglerCoded
     parts: bool = False
+    steps: int = 1
     begun: bool = False
     unfilled: bool = False
     rates: tuple[float, ...] = ()
@@ -112,8 +118,10 @@ class Round:
     contributions: dict[int, e.Contribution] = field(default_factory=dict[int, e.Contribution])
     answered: dict[int, int] = field(default_factory=dict[int, int])
     computing: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+    stepped: dict[int, int] = field(default_factory=dict[int, int])
     open: set[int] = field(default_factory=set[int])
     lost: set[int] = field(default_factory=set[int])
+    ended: set[int] = field(default_factory=set[int])
 
     @property
     def vacant(self) -> list[int]:
@@ -157,6 +165,16 @@ class Round:
         """Return slot `number` to its lost member, which is back before another member took the slot."""
         self.lost.discard(number)
         self.open.add(number)
+
+    def end(self, number: int) -> None:
+        """Mark slot `number` as ended: its member will not push for it."""
+        self.open.discard(number)
+        self.ended.add(number)
+
+    @property
+    def empty(self) -> bool:
+        """True if the round is over, and no push has come: it is dissolved, and makes no version."""
+        return bool(self.ended) and not self.contributions and self.complete
 
     def answer(self, number: int, contribution: e.Contribution) -> None:
         """Record `contribution`, the accepted push of the member of slot `number`."""

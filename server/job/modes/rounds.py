@@ -25,6 +25,11 @@ In local mode shares are larger: enough samples for the number of local steps th
 that computes ahead is told the samples that it will get in the next round if nothing changes (`_following`).
 These are not drawn yet. So a worker is told none at the end of an epoch, after samples were requeued, or for
 a substitute.
+
+Scripts that accumulate gradients (`accumulation`) may ask for further batches. Which samples they get must
+not depend on the order in which they ask: work is extended once every open slot has asked, in rank order
+(`_extend`). If the epoch has none left, those that have taken local steps push them, and the work of the
+others ends without a push. A round of which no push is left is dissolved, without a version.
 """
 
 from __future__ import annotations
@@ -39,11 +44,12 @@ from ....proto.messages import Range
 from ....proto.refusal import Refused
 from .. import events as e
 from .. import refusals
+from ..loss_history import mean_loss
 from ..roster import AssignedWork, Member, WorkLife
 from ..samples import Drawn
 from ..state import JobState
 from ..waiting import Awaited, waiting_for
-from .division import Division, SampleShare, divide
+from .division import Division, SampleShare, divide, divide_batches
 from .local import LocalOptions
 from .mode import Mode
 from .round import Round, RoundLife, Slot
@@ -93,8 +99,12 @@ class Rounds(Mode):
         return self.wanted.redundancy > 1 or self.wanted.stragglers > 0
 
     def advance(self, now: float) -> list[e.Action]:
+        extended = self._extend(now)
+        if self.round is not None and self.round.empty and self.round.life is RoundLife.OPEN:
+            self._settle(self.round)
+            self.round = None
         told, self._told = self._told, []
-        return [*told, *self._open_or_fill(now), *self._close(now)]
+        return [*told, *extended, *self._open_or_fill(now), *self._close(now)]
 
     # ---- assigning work
 
@@ -113,22 +123,18 @@ class Rounds(Mode):
         steps = self._next_steps or self._steps()
         late = len(ready) - len(idle)
         in_parts = (self.local or self.wanted).steps_parts(state.rules)
-        each = state.rules.batch_size * steps
-        division = divide(
-            self.wanted,
-            state.samples,
-            each,
-            len(idle),
-            late,
-            in_parts=in_parts,
-            everybody=state.rules.script,  # a script's schedulers count the steps of its own member
-        )
+        each, at_once = state.rules.batch_size * steps, state.accumulation.batches
+        if state.rules.script:  # its schedulers count the steps of its own member
+            division = self._divide_batches(steps, len(idle), late, times=at_once, in_parts=in_parts)
+        else:
+            division = divide(self.wanted, state.samples, each, len(idle), late, in_parts=in_parts)
         if division is None:
             return []
+        planned = _steps_of(division, state) if self.local is not None else 1
         progress = state.samples.progress
         count = sum(drawn.count for drawn, _ in division.portions())
         middle = progress + count / 2 / state.samples.per_epoch
-        local_step = None if self.local is None else _steps_of(division, state) / 2
+        local_step = None if self.local is None else planned / 2
         factor = state.rate_factor(middle, local_step=local_step)
         self.round = round_ = Round(
             version=state.version,
@@ -139,13 +145,14 @@ class Rounds(Mode):
             local_rates=self._local_rates(division, progress, factor),
             division=division,
             parts=in_parts,
-            total_steps=self._total_steps(division, len(state.roster.members), steps),
+            steps=planned,
+            total_steps=self._total_steps(division, len(state.roster.members), planned, steps),
         )
         # Find the samples of the round after this one, for members that compute or load ahead.
         delayed = self.local is not None and self.local.delayed
         self._next_steps = self._steps() if delayed else 0
         following: list[tuple[Range, ...]] = []
-        if (in_parts or delayed) and not late:
+        if (in_parts or delayed) and not late and at_once == 1:
             each = state.rules.batch_size * (self._next_steps or steps)
             following = self._following(round_, each, len(idle))
         actions: list[e.Action] = []
@@ -176,21 +183,29 @@ class Rounds(Mode):
         """Return the factor of the learning rate of the server's step: local steps have the schedule's."""
         return 1.0 if self.local is not None else round_.rate_factor
 
-    def _total_steps(self, division: Division, members: int, steps: int) -> int:
+    def _divide_batches(self, steps: int, idle: int, late: int, **terms: Any) -> Division | None:
+        """Draw and divide samples for scripts; `terms` are more arguments of `divide_batches`."""
+        state, local = self._state, self.local is not None
+        return divide_batches(
+            self.wanted, state.samples, state.rules.batch_size, steps, idle, late, local=local, **terms
+        )
+
+    def _total_steps(self, division: Division, members: int, planned: int, steps: int) -> int:
         """Return the number of steps of the whole job (`JobState.total_steps`); in local mode, those of one
         member.
 
         Args:
             division: division of the round that opens, which has drawn its samples.
             members: number of members that share later steps, including those that are loading, late or away.
-            steps: number of local steps in the round.
+            planned: number of local steps in this round, which the end of an epoch may have cut.
+            steps: number of local steps in a round.
         """
         state = self._state
         each_once = len([*division.portions()]) / len(division.parts)  # less where members share samples
         at_once = max(1, round(members * each_once)) * state.rules.batch_size
         if self.local is None:
             return state.total_steps(state.version + 1, at_once)
-        taken = state.all_local_steps + _steps_of(division, state)
+        taken = state.all_local_steps + planned
         return state.total_steps(taken, at_once, of_version=steps)
 
     def _following(self, round_: Round, each: int, members: int) -> list[tuple[Range, ...]]:
@@ -215,6 +230,11 @@ class Rounds(Mode):
         self, round_: Round, number: int, member: Member, part: SampleShare, now: float, **terms: Any
     ) -> list[e.Action]:
         """Assign slot `number` of a round to a member. `terms` are more fields of its assignment."""
+        at_once = self._state.accumulation.batches
+        if len(part.batches) > 1 or at_once > 1:
+            terms |= {"batches": part.batches, "accumulate": at_once}
+        if at_once > 1:
+            terms["steps"] = _optimizer_steps(part, at_once) if self.local is not None else 1
         actions = self._state.assign_samples(
             member,
             part.drawn,
@@ -310,7 +330,8 @@ class Rounds(Mode):
         seconds, samples = max((taken for taken in round_.computing.values() if taken[1]), default=(0.0, 0))
         if not seconds > 0:
             return
-        step = seconds / -(-samples // self._state.rules.batch_size)
+        of_step = self._state.rules.batch_size * self._state.accumulation.batches
+        step = seconds / -(-samples // of_step)
         exchange = max(0.0, now - round_.opened_at - seconds)
         known = self._step_s > 0
         self._step_s = (self._step_s + step) / 2 if known else step
@@ -341,10 +362,84 @@ class Rounds(Mode):
             self._told.append(_substitute(slot.work, slot))
         round_.reopen(number)
 
+    # ---- further batches
+
+    def more(self, member: Member, work: AssignedWork, event: e.MoreWanted) -> list[e.Action]:
+        if work.late:  # the gradients of its batches go into the member's next step
+            self._state.roster.relieve(member)
+            return []
+        if event.batches < len(work.batches):  # the extended assignment was lost with a stream
+            return [self._state.send(member, work.assignment)]
+        round_ = self.round
+        assert round_ is not None
+        if (why := self._fixed(round_)) and self._state.samples.has_more_of(work.drawn.epoch):
+            took, given = event.batches + event.wanted, self._state.accumulation.batches
+            raise Refused(refusals.undeclared_accumulation(member.worker, took, given, why))
+        work.asked, work.stepped = event.wanted, event.steps
+        return []
+
+    def check_batches(self, work: AssignedWork, event: e.Pushed) -> None:
+        took, round_ = event.batches or len(work.batches), self.round
+        if round_ is not None and took < len(work.batches) and (why := self._fixed(round_)):
+            given = self._state.accumulation.batches
+            raise Refused(refusals.undeclared_accumulation(event.worker, took, given, why))
+
+    def _fixed(self, round_: Round) -> str:
+        """Return the option because of which the samples of a round are fixed when it opens; empty if they
+        are not."""
+        if round_.parts:
+            return "--overlap both"
+        return f"redundancy={self.wanted.redundancy}" if self.shares_samples else ""
+
+    def _extend(self, now: float) -> list[e.Action]:
+        """Give members further batches, or end their work, once no member of the round computes."""
+        round_, state = self.round, self._state
+        if round_ is None or round_.life is not RoundLife.OPEN:
+            return []
+        asking: list[tuple[int, Member, AssignedWork]] = []
+        for number in sorted(round_.open):
+            member = self._holder(round_.slots[number])
+            if member is None or member.work is None or not member.work.asked:
+                return []
+            asking.append((number, member, member.work))
+        if not asking:
+            return []
+        state.wait_from(now)
+        epoch = asking[0][2].drawn.epoch
+        if not state.samples.has_more_of(epoch):
+            return [action for each in asking for action in self._end_or_push(round_, *each)]
+        wanted = max(work.asked for _, _, work in asking)
+        together = {"times": 1} if self.local is not None else {"times": wanted}
+        steps = wanted if self.local is not None else 1
+        more = self._divide_batches(steps, len(asking), 0, **together)
+        assert more is not None
+        actions: list[e.Action] = []
+        for (number, member, work), part in zip(asking, more.parts, strict=False):
+            round_.division = round_.division.with_part(number, round_.division.parts[number].with_more(part))
+            terms: dict[str, Any] = {"steps": work.assignment.steps or round_.steps}
+            actions += state.extend(member, work, part.drawn, part.batches, **terms)
+        return actions
+
+    def _end_or_push(self, round_: Round, number: int, member: Member, work: AssignedWork) -> list[e.Action]:
+        """End the work of a slot, because the epoch has no further batches. Local steps that were taken are
+        pushed."""
+        work.asked = 0
+        if work.stepped:
+            work.assignment = replace(work.assignment, exhausted=True)
+            return [self._state.send(member, work.assignment)] if member.listening else []
+        if round_.parts:
+            self._told.append(e.Exclude(assignments=(work.id,)))
+        self._state.roster.relieve(member)
+        round_.end(number)
+        return []
+
     # ---- taking pushes
 
     def take(self, member: Member, work: AssignedWork, event: e.Pushed, now: float) -> int | None:
         if work.late:
+            if not work.shared:
+                took = event.batches or len(work.batches)
+                self._state.requeue_rest(work.drawn, work.batches, took, settled=True)
             return None
         round_ = self.round
         assert round_ is not None
@@ -353,7 +448,7 @@ class Rounds(Mode):
             self._reopen(round_, number)
             if not event.samples:
                 self._told.append(e.Exclude(assignments=(work.id,)))
-        part = round_.division.parts[number]
+        part = self._covered(round_, number, work, event)
         contribution = e.Contribution(
             key=event.key,
             rank=round_.slots[number].rank,
@@ -367,6 +462,22 @@ class Rounds(Mode):
         if self.local is not None and math.isfinite(event.computing_s):
             round_.computing[number] = event.computing_s, event.samples
         return round_.version + 1
+
+    def _covered(self, round_: Round, number: int, work: AssignedWork, event: e.Pushed) -> SampleShare:
+        """Return the share that a push stands for, after requeuing batches that its optimizer steps have not
+        taken."""
+        part = round_.division.parts[number]
+        took, given = event.batches or len(work.batches), len(work.batches)
+        round_.stepped[number] = event.steps
+        steps = 1 if self.local is None else event.steps
+        if event.samples and steps and not work.assignment.exhausted:
+            self._state.accumulation.learn(took // steps, -(-given // steps))
+        if took >= given or self._fixed(round_):
+            return part
+        drawn = self._state.requeue_rest(part.drawn, work.batches, took)
+        covered = replace(part, drawn=drawn, samples=drawn.count, batches=work.batches[:took])
+        round_.division = round_.division.with_part(number, covered)
+        return covered
 
     def check_rates(self, event: e.RatesReceived | e.Pushed) -> None:
         round_, rates = self.round, event.learning_rates
@@ -402,7 +513,7 @@ class Rounds(Mode):
             self._told.append(e.MemberLost(assignments=(work.id,)))
         if self._state.roster.get(member.id) is None:  # another incarnation has replaced it
             self._state.roster.relieve(member)
-        if not round_.contributions and not round_.open and not round_.begun:
+        if not round_.contributions and not round_.open and not round_.ended and not round_.begun:
             # All members are lost before any has pushed: the round is undone and its samples go out again.
             self.round = None
             if round_.parts:
@@ -525,12 +636,11 @@ class Rounds(Mode):
         # Record the local steps, also of contributions that were not finite, and the loss, from which `local`
         # chooses the steps of the next round.
         if self.local is not None and round_.contributions:
-            self._state.all_local_steps += _steps_of(round_.division, self._state)
-        summed = [each for each in round_.contributions.values() if each.samples]
-        samples = sum(each.samples for each in summed)
-        if samples:
-            self._loss = sum(each.loss * each.samples for each in summed) / samples
-            if self._first_loss is None:
+            self._state.all_local_steps += max(round_.stepped.values(), default=0) or round_.steps
+        losses = [(each.loss, each.samples) for each in round_.contributions.values() if each.samples]
+        if losses:
+            self._loss = mean_loss(losses)
+            if self._first_loss is None and not math.isnan(self._loss):
                 self._first_loss = self._loss
 
     def done(self, event: e.Published | e.SnapshotInstalled) -> None:
@@ -547,7 +657,8 @@ class Rounds(Mode):
             missing = [(member.rank, member.id) for member in state.roster.ready() if member.work is not None]
         else:
             slots = [] if round_.complete else round_.missing
-            missing = sorted((slot.rank, slot.member) for slot in slots)
+            computing = [slot for slot in slots if not self._asks(slot)]
+            missing = sorted((slot.rank, slot.member) for slot in computing or slots)
         if missing:
             return waiting_for(state, missing, now)
         if round_ is None:
@@ -555,9 +666,21 @@ class Rounds(Mode):
         text = f"version {state.version + 1} is being computed ({state.waited(now)} so far)"
         return Awaited(subject="computed", text=text, for_others=False)
 
+    def _asks(self, slot: Slot) -> bool:
+        """Return True if the member of a slot waits for further batches."""
+        holder = self._holder(slot)
+        return holder is not None and holder.work is not None and holder.work.asked > 0
+
+
+def _optimizer_steps(part: SampleShare, at_once: int) -> int:
+    """Return the number of optimizer steps that a script takes with a share, at `at_once` batches each."""
+    return -(-len(part.batches) // at_once)
+
 
 def _steps_of(division: Division, state: JobState) -> int:
     """Return the number of steps that the member with the most samples of a round takes."""
+    if state.rules.script:
+        return max(_optimizer_steps(part, state.accumulation.batches) for part in division.parts)
     return -(-max(part.samples for part in division.parts) // state.rules.batch_size)
 
 

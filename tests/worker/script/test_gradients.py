@@ -10,7 +10,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from stepping_server import EPOCHS, INPUTS, RATE, STEPS, Network, SteppingServer, flat, joined
+from stepping_server import BATCH, EPOCHS, INPUTS, RATE, STEPS, Network, SteppingServer, flat, joined
 from torch import nn
 
 from gradwire.worker.training.hooks import COLUMNS, checksum, sums
@@ -45,22 +45,24 @@ def accumulated(
         return server, flat(model).tolist()
 
 
-def test_a_script_that_accumulates_without_saying_so_waits_for_the_step_after_the_first_batch(
+def test_a_script_that_accumulates_may_send_gradients_during_the_backward_pass_of_the_last_batch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Where it says nothing, those of the first batch have left for nothing, once for each assignment of this
+    server, which does not learn."""
     told, expected = accumulated(monkeypatch, every=STEPS, no_sync=True)
-    assert not warnings_of(caplog)
     untold, found = accumulated(monkeypatch, every=STEPS)
     assert found == expected
+    assert not warnings_of(caplog)
     parts = len(list(Network().parameters()))
     assert (len(told.parts), told.abandoned) == (parts * EPOCHS, [])
-    assert (len(untold.parts), untold.abandoned) == (parts * (EPOCHS + 1), [1])
-    (said,) = warnings_of(caplog)
-    assert said.startswith(f"{FROM_NOW_ON}: the script began the next batch without optimizer.step()")
-    assert "put the backward passes of all but the last under job.no_sync()" in said
+    assert (len(untold.parts), untold.abandoned) == (parts * EPOCHS * 2, [1, 3])
+    for server in (told, untold):
+        assert [commit.samples for commit, _ in server.pushed] == [BATCH * STEPS] * EPOCHS
+        assert [each.batches for each in server.asked] == [*range(1, STEPS)] * EPOCHS
 
 
-def test_a_batch_that_is_passed_over_before_its_backward_pass_changes_nothing(
+def test_a_batch_that_is_passed_over_before_its_backward_pass_is_no_step(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = SteppingServer()
@@ -76,6 +78,7 @@ def test_a_batch_that_is_passed_over_before_its_backward_pass_changes_nothing(
             optimizer.zero_grad()
     assert server.abandoned == [2]
     assert not warnings_of(caplog)
+    assert [commit.samples for commit, _ in server.pushed] == [BATCH] + [2 * BATCH] + [BATCH] * (STEPS - 3)
 
 
 def negated(gradient: torch.Tensor) -> None:

@@ -85,7 +85,7 @@ class Server(Script):
         self.manifest, self.earlier = manifest, earlier
         return True
 
-    def ready(self, manifest: Manifest, *, restored: bool = False) -> None:
+    def ready(self, manifest: Manifest, *, restored: bool = False, accumulate: int = 0) -> None:
         sizes = [spec.elements for spec in manifest.specs]
         self.messages.append(arrange(sizes, [1] * len(sizes), []))  # a part for each tensor
         if self._begins:  # made when their turn comes
@@ -224,7 +224,10 @@ def test_after_it_has_left_the_loops_end(connect: Connect) -> None:
     assert list(job.batches(DATA)) == list(job.epochs()) == []
 
 
-def test_what_is_logged_after_a_step_says_nothing_of_the_next_one(connect: Connect) -> None:
+def test_what_is_logged_after_a_step_says_nothing_of_the_next_one(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     server, job = connect()
     model, optimizer = attached(job)
     losses = iter([1.0, math.inf, 3.0, math.nan, 5.0, 6.0])
@@ -235,7 +238,8 @@ def test_what_is_logged_after_a_step_says_nothing_of_the_next_one(connect: Conne
             take(model, optimizer, inputs)
             assert job.applied
             job.log(loss=next(losses))
-    assert [commit.loss for commit, _ in server.pushed] == [0, 0, 7, 0, 0, 7]
+    assert [commit.loss for commit, _ in server.pushed] == [None, None, 7, None, None, 7]
+    assert sum("before optimizer.step()" in each for each in caplog.messages) == 1
 
 
 def test_a_loss_that_is_not_finite_leaves_out_its_step(

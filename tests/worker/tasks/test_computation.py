@@ -112,7 +112,7 @@ class Embedded(Layers):
     ],
 )
 def test_sparse_gradients_are_pushed_as_dense_ones(overlap: Overlap, work: str, compressor: str) -> None:
-    def pushed(sparse: bool) -> list[tuple[float, list[bytes]]]:
+    def pushed(sparse: bool) -> list[tuple[float | None, list[bytes]]]:
         build = partial(Embedded, sparse)
         terms: dict[str, Any] = {"optimizer": "adamw"} if "local" in work else {}
         run = Run(overlap, build, compressor=compressor, work=work, batch_size=2, **terms)

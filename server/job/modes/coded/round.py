@@ -12,7 +12,6 @@ Invariant: no report or packet of a broken exchange counts in the exchange that 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -21,6 +20,7 @@ from .....coding import NOBODY, ExchangePlan, plan, resent
 from .....common.stored import DERIVED, stored
 from .....proto.messages import Coding, Exchanged
 from .....proto.shares import block_share
+from ...loss_history import mean_loss
 from ...roster import Name
 from ...samples import Drawn
 from ...transitions import move
@@ -48,12 +48,12 @@ class ExchangeReport:
 
     Attributes:
         samples: number of samples that the member computed.
-        loss: mean training loss over these samples.
+        loss: mean training loss over these samples; None if unknown.
         exchanged: times, checksum of the replica and number of clipped elements.
     """
 
     samples: int
-    loss: float
+    loss: float | None
     exchanged: Exchanged
 
 
@@ -190,9 +190,7 @@ class CodedRound:
     def loss(self) -> float:
         """Mean training loss over the samples of all reports; NaN without samples. A block counts once for
         each member that computed it."""
-        samples = sum(report.samples for report in self.reports.values())
-        total = sum(report.loss * report.samples for report in self.reports.values())
-        return total / samples if samples else math.nan
+        return mean_loss([(report.loss, report.samples) for report in self.reports.values()])
 
     def begin_again(self, exchange: int, listening: Sequence[int]) -> None:
         """Start another exchange, of whole blocks from nodes that have them, in place of the broken one.
