@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from math import inf
 from threading import Lock
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
@@ -103,7 +103,7 @@ class Histogram(_Series):
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self.name, self.text)
-        number: Callable[[float], str] = floatToGoString
+        number = cast(Callable[[float], str], floatToGoString)
         with self.lock:
             counts, total = list(accumulate(self.counts)), self.value
         buckets = [(number(bound), count) for bound, count in zip(self.bounds, counts, strict=True)]

@@ -109,7 +109,7 @@ def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: I
         if stopped is not None:  # an unfinished baseline is not comparable
             baseline = None
 
-    # Files first: whatever happens to the output, the training was not in vain.
+    # Files first: an output that fails must not cost the results of the training.
     failure: Exception | None = None
     try:
         report = to_json(result, baseline)

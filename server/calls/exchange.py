@@ -34,8 +34,9 @@ T = TypeVar("T")
 Requests = AsyncIterator[m.WorkerMessage | Malformed]
 
 MAX_EVALUATION_METRICS = 32
-MOST_WANTED = 10_000  # batches that a worker may ask for at once
 FAREWELL_S = 2.0  # time for a worker to read the queued messages before its stream is ended
+
+MOST_WANTED = 10_000  # batches that a worker may ask for at once
 MAX_REASON_CHARACTERS = 1024  # longest reason for which a worker leaves, or ends the job
 MAX_TEXT_CHARACTERS = 128  # longest description of a worker's activity
 

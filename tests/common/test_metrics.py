@@ -1,4 +1,4 @@
-"""What /metrics exports is what prometheus_client's own metrics would, whatever other programs set."""
+"""Compare /metrics with the text of prometheus_client's own metrics, under variables of other programs."""
 
 from pathlib import Path
 from typing import Any

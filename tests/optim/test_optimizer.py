@@ -296,7 +296,9 @@ def test_tensors_of_several_groups_in_one_parameter_step_as_each_would_alone(spe
     groups = [OptimizerGroup(options=each, learning_rate=0.1) for each in options]
     draw, generator = random.Random(7), torch.Generator().manual_seed(7)
     together = torch.randn(sum(sizes), generator=generator)
-    alone = [each.clone() for each in together.split(sizes)]
+    rates = list[float]()
+    any_together: Any = together
+    alone: list[torch.Tensor] = [each.clone() for each in any_together.split(sizes)]
     ours = Optimizer.of_groups(groups, [together], of, ends)
     theirs = [Optimizer(options[group], [each], 0.1) for group, each in zip(of, alone, strict=True)]
     for step in range(24):
@@ -308,7 +310,8 @@ def test_tensors_of_several_groups_in_one_parameter_step_as_each_would_alone(spe
         if step == 12:
             ours.divide([together[:7], together[7:]])
             ours.divide([together])
-        pieces = zip(theirs, alone, gradient.split(sizes), of, present, strict=True)
+        any_gradient: Any = gradient
+        pieces = zip(theirs, alone, any_gradient.split(sizes), of, present, strict=True)
         for optimizer, parameter, its_gradient, group, there in pieces:
             optimizer.learning_rates, parameter.grad = [rates[group]], its_gradient if there else None
             optimizer.step()

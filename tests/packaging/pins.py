@@ -3,9 +3,9 @@
     python tests/packaging/pins.py [--renew]
 
 `make check-install` and `make constraints` run it, in an environment with uv and a recent pip. The check
-resolves every extra, on each of `PYTHONS`, with the index's torch, which brings CUDA, and with a CPU build,
-which asks for neither CUDA nor triton. uv resolves for all Pythons; pip, which users type, for those that
-this machine has. Both read metadata alone.
+resolves every extra on each of `PYTHONS`, with two builds of torch. The index's brings CUDA. A CPU build asks
+for neither CUDA nor triton. uv resolves for all Pythons; pip, which users type, for those that this machine
+has. Both read metadata alone.
 
 pip's settings that name other sources (folders of wheels, more indexes, constraints) do not count. They can
 hide a conflict: with a folder of CPU builds of torch, a pin of triton passes that the default build refuses.

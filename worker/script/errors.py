@@ -1,7 +1,7 @@
 """The exceptions of this package in a script, shown in one line.
 
-They say in words what to change: an option, a call of the script, the data set. A traceback through this
-package would bury that. The line names the place in the script. Exceptions of other code, and those with a
+Their messages name the remedy: an option, a call of the script, the data set. A traceback through this
+package would bury it. The line names the place in the script. Exceptions of other code, and those with a
 cause in other code, are shown as before. All can be caught: `gradwire` exports their types.
 """
 

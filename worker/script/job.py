@@ -87,6 +87,7 @@ class Job:
         self._attached: Attached | None = None
         self._assignments: Assignments | None = None  # set at the first batch
         self._step: TrainingStep | None = None  # the last step that was begun
+
         self._compared = 0  # number of batches of which a checksum was taken
         self._given = False  # True from handing out a batch until `optimizer.step()`
         self._losses: dict[int, float] = {}  # logged since the last optimizer.step(), by batch

@@ -62,7 +62,12 @@ def run_epoch(
 
 
 def parameters(model: nn.Module) -> list[float]:
-    return torch.cat([each.detach().reshape(-1) for each in model.parameters()]).tolist()
+    values: Any = torch.cat([each.detach().reshape(-1) for each in model.parameters()])
+    return list(values.tolist())
+
+
+def nothing(**_: float) -> None:
+    """Take the place of `job.log`."""
 
 
 def plain(epochs: Iterable[list[Any]], take: int, kind: str) -> tuple[list[float], list[float]]:
@@ -71,7 +76,7 @@ def plain(epochs: Iterable[list[Any]], take: int, kind: str) -> tuple[list[float
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     schedule, rates = schedule_of(optimizer), list[float]()
     for batches in epochs:
-        rates += run_epoch(batches, model, optimizer, schedule, take, kind, log=lambda **_: None)
+        rates += run_epoch(batches, model, optimizer, schedule, take, kind, log=nothing)
     return rates, parameters(model)
 
 

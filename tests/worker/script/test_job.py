@@ -709,7 +709,7 @@ def test_what_the_loss_does_not_reach_and_what_is_frozen_is_not_pushed(connect: 
 
 
 def test_a_frozen_member_of_the_optimizer_keeps_its_dtype(connect: Connect) -> None:
-    """As the base of adapters does: it is uploaded once as it is, and no tensor of the job."""
+    """Like the base of adapters, it is uploaded once, as it is, and is no tensor of the job."""
     server, job = connect()
     model = network()
     model.add_module("base", nn.Linear(2, 2, dtype=torch.bfloat16).requires_grad_(False))
