@@ -688,7 +688,11 @@ class Job:
         step, attached = self._step, self._attached
         if not self._given or step is None or not step.open or attached is None:
             return
+        if step.lacking and self._assignments is not None:  # it was interrupted while it asked
+            self._assignments.ask(step)
         self._given = False
+        if not step.open:  # the gradients go into the next step
+            return
         attached.optimizer.zero_grad()
         self._losses.clear()
         self._unstepped = 0

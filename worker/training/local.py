@@ -343,8 +343,9 @@ class LocalStep(TrainingStep):
 
     def request(self) -> None:
         parameters = self._strategy.session.replica.parameters
-        with torch.no_grad():
-            self._paused = [parameter.detach().clone() for parameter in parameters]
+        if not self._paused:  # not again after an interrupt: the model has the round's first parameters then
+            with torch.no_grad():
+                self._paused = [parameter.detach().clone() for parameter in parameters]
         self._copy(self._global)
         super().request()
 

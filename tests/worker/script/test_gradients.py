@@ -7,12 +7,14 @@ import contextlib
 import logging
 from collections.abc import Callable
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
 from stepping_server import BATCH, EPOCHS, INPUTS, RATE, STEPS, Network, SteppingServer, flat, joined
 from torch import nn
 
+from gradwire.proto import messages as m
 from gradwire.worker.training.hooks import COLUMNS, checksum, sums
 
 FROM_NOW_ON = "from now on gradients leave after the backward pass, not during it"
@@ -135,3 +137,41 @@ def test_checksums_know_the_order_and_the_signs_of_values(
         changed[-1][other] *= -1
     assert reduced(values.clone()) == reduced(values)
     assert all(reduced(each) != reduced(values) for each in changed)
+
+
+@pytest.mark.timeout(20)
+def test_a_script_that_was_interrupted_while_it_asked_for_batches_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupting(SteppingServer):
+        interrupts = True
+
+        def ask(self, request: m.More) -> None:
+            if not self.interrupts:
+                super().ask(request)
+
+        def next(self, timeout_s: float) -> Any:
+            if self.interrupts and not self.messages and self.plan is not None:
+                self.interrupts = False
+                raise KeyboardInterrupt
+            return super().next(timeout_s)
+
+    server = Interrupting()
+    with joined(monkeypatch, server) as job:
+        model = Network()
+        model, optimizer = job.attach(model, torch.optim.SGD(model.parameters(), lr=RATE))
+
+        def cell() -> None:
+            for _ in job.epochs():
+                for number, inputs in enumerate(job.batches(INPUTS), start=1):
+                    (model(inputs).square().mean() / STEPS).backward()
+                    if number % STEPS == 0:
+                        optimizer.step()
+                        optimizer.zero_grad()
+
+        with pytest.raises(KeyboardInterrupt):
+            cell()
+        cell()
+        found = flat(model).tolist()
+    _, expected = accumulated(monkeypatch, every=STEPS)
+    assert found == expected

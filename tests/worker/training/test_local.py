@@ -119,6 +119,21 @@ def test_it_is_descent_with_a_pull_to_where_it_began(of_job: str, steps: int, co
     np.testing.assert_allclose(run.pushed()[2][:3], (1.0 - plain).numpy(), rtol=1e-5, atol=1e-7)
 
 
+def test_a_round_that_asks_again_after_an_interrupt_keeps_its_steps() -> None:
+    driven = Driven()
+    ranges = (m.Range(start=0, count=4),)
+    driven.round = driven.strategy.begin(m.Assignment(id=1, version=0, ranges=ranges, world=1, steps=2), 4)
+    assert driven.step(1.0, 2.0, 3.0)
+    driven.round.request()
+    driven.round.request()
+    assert driven.moving.tolist() == [1, 1, 1]
+    more = (m.Range(start=0, count=8),)
+    driven.round.extend(
+        m.Assignment(id=1, version=0, ranges=more, batches=(4, 4), world=1, steps=2, accumulate=1)
+    )
+    assert driven.moving.tolist() == [0.5, 0, -0.5]
+
+
 def test_what_the_optimizer_remembers_stays_from_round_to_round() -> None:
     run = Driven(of_job="sgd:momentum=0.9")
     for number in (1, 2):
