@@ -15,6 +15,7 @@ from .dense import dense_payload as dense_payload
 from .feedback import ErrorFeedback as ErrorFeedback
 from .indices import Indices as Indices
 from .indices import decode_indices as decode_indices
+from .indices import drawn_indices as drawn_indices
 from .indices import max_index_bytes as max_index_bytes
 from .indices import seeded_payload as seeded_payload
 from .indices import sparse_payload as sparse_payload

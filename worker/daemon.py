@@ -192,9 +192,11 @@ def run(effective: Effective[WorkerSettings], own: tuple[CompressorSpec, bool] |
         session = signals.session
         held_back, pushes = (session.held_back, session.open_pushes) if session else (0.0, 0)
         if held_back or pushes:
+            kept = session.saving.kept if session else None
+            where = "lost" if kept is None else f"kept in this worker's own state of version {kept}"
             log.warning(
-                "%s: leaving %s; residuals of norm %.3g are lost, and %d pushes are unconfirmed",
-                *(name, signals.gave_up, held_back, pushes),
+                "%s: leaving %s; residuals of norm %.3g are %s, and %d pushes are unconfirmed",
+                *(name, signals.gave_up, held_back, where, pushes),
             )
         else:
             log.info("%s: leaving", name)

@@ -9,8 +9,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from gradwire.compressors import decode, validate
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "third_party_compressor"
@@ -54,6 +58,44 @@ def test_the_check_of_the_guide_passes(site: Path, tmp_path: Path) -> None:
     done = run(site, "-c", check, "ternary:factor=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("holds\n")
+
+
+# By its fault, the line of the example that has it, and the words of the check.
+FAULTY = {
+    "only flat tensors": ("return None", "return 0.0 if spec.shape[0] else None", "IndexError"),
+    "a global generator": (
+        "level = max(level,",
+        "level = max(level * (1 + np.random.rand()),",
+        "depends? on more",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_the_check_of_the_guide_notices(site: Path, tmp_path: Path, fault: str) -> None:
+    (check,) = re.findall(r"```python\n# check\.py\n(.*?)```", GUIDE.read_text(), re.S)
+    right, wrong, words = FAULTY[fault]
+    shutil.copytree(site, tmp_path / "site")
+    module = tmp_path / "site" / "gradwire_ternary.py"
+    assert module.read_text().count(right) == 1
+    module.write_text(module.read_text().replace(right, wrong))
+    done = run(tmp_path / "site", "-c", check, "ternary", cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.search(words, done.stderr)
+
+
+def test_the_codebook_of_the_guide_reaches_every_size() -> None:
+    (code,) = re.findall(
+        r"```python\n(from gradwire.compressors import CodeFormat.*?)```", GUIDE.read_text(), re.S
+    )
+    for values in (np.array([3e38, -5.0, 0.0, 40.0, -2e20]), np.zeros(3), np.zeros(0)):
+        found: dict[str, Any] = {"np": np, "values": values.astype(np.float32)}
+        exec(code, found)
+        validate(found["payload"])
+        decoded = decode(found["payload"])
+        assert (decoded[values == 0] == 0).all()
+        ratios = decoded[values != 0] / values[values != 0]
+        assert ((ratios > 0.7) & (ratios < 1.5)).all()
 
 
 def test_the_guide_shows_the_example_as_it_is() -> None:

@@ -153,7 +153,8 @@ class Job:
         if assignments is not None and not self.done:
             if not (failed or reason):
                 assignments.report_last()
-            if held := assignments.session.held_back:
+            session = assignments.session
+            if (held := session.held_back) and session.saving.kept is None:
                 log.warning("leaving with residuals of norm %.3g, which the server has not received", held)
             present = assignments.present
             has_work = present is None or bool(present.ranges)

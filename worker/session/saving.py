@@ -56,6 +56,8 @@ class Saving:
         self._buffers, self._pushes, self._own = buffers, pushes, own
         self._owner: Callable[[], Mapping[str, Any]] = dict
         self._wanted: int | None = None  # version at which the server wants the state
+        self._works = 0  # calls of `begin_work`
+        self._written = (0, -1)  # `_works` and the version of the state written last; by the writing thread
 
     def keep(self, image: Callable[[], Mapping[str, Any]], *, by_owner: bool = False) -> None:
         """Register the function that returns the owner's state, which is written together with the residuals.
@@ -105,6 +107,13 @@ class Saving:
             )
             self._compression.drop()
         self.restored = None
+        self._works += 1
+
+    @property
+    def kept(self) -> int | None:
+        """Version of the state in the files that holds the present residual; None if none does."""
+        works, version = self._written
+        return version if self.restored is None and works == self._works and version >= 0 else self.restored
 
     def request(self, version: int) -> None:
         """Called when the server requests the state of a version; `write` writes it once it is due."""
@@ -140,5 +149,12 @@ class Saving:
             "compression": self._compression.image(),
             "buffers": self._buffers.image(),
         }
-        connection = self._connection
-        self._own.write(version, tree, lambda error: connection.saved(version, error))
+
+        works = self._works
+
+        def done(error: str) -> None:
+            if not error:
+                self._written = works, version
+            self._connection.saved(version, error)
+
+        self._own.write(version, tree, done)

@@ -481,18 +481,22 @@ def test_a_restored_residual_of_an_earlier_version_is_not_written_as_one_of_the_
     subject = session(Script())
     subject.saving.restore(7, tree, 7)
     assert subject.held_back > 0
+    assert subject.saving.kept == 7
     written: list[Mapping[str, Any]] = []
 
     class Files:
         def write(self, version: int, tree: Mapping[str, Any], done: Callable[[str], None]) -> None:
             written.append({"version": version, **tree})
+            done("")
 
     subject.saving._own = cast("OwnState", Files())  # pyright: ignore[reportPrivateUsage]
     subject.replica.version = 8
     subject.saving.request(8)
     subject.saving.write()
     (state,) = written
-    assert state["version"] == 8
+    assert state["version"] == subject.saving.kept == 8
+    subject.saving.begin_work(8)
+    assert subject.saving.kept is None
     other = session(Script())
     other.saving.restore(8, state, 8)
     assert other.held_back == 0
