@@ -15,6 +15,7 @@ Python.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -57,6 +58,9 @@ def main() -> int:
         os.dup2(nothing.fileno(), 0)
     orphaned = threading.Event()
     threading.Thread(target=hold, args=(lifeline, orphaned), daemon=True, name="lifeline").start()
+    for stream in (sys.stdout, sys.stderr):  # the log, which the parent reads as UTF-8
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     module, *arguments = sys.argv[1:]
     try:
         code: int = importlib.import_module(module).main(arguments)

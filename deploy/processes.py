@@ -65,7 +65,6 @@ class Child:
                 stdin=subprocess.PIPE,  # the lifeline: its end tells the child that the parent has ended
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONIOENCODING": "utf-8:backslashreplace"},  # as the log is read
                 start_new_session=True,
             )
 

@@ -46,7 +46,7 @@ def test_the_doctor_finds_a_server_well_without_a_trace_in_it(
     server = daemons.server(*JOB)
     assert doctor.main([server.address]) == Exit.DONE
     said = capsys.readouterr().out
-    assert [line.split()[0] for line in said.splitlines()] == ["ok"] * 8
+    assert [line.split()[0] for line in said.splitlines()] == ["ok"] * 9
     assert main([server.address, "--json"]) == Exit.DONE
     assert json.loads(capsys.readouterr().out)["members"] == []
 
