@@ -629,9 +629,11 @@ class Rounds(Mode):
             self._state.samples.settle(drawn)
             for number in slots:
                 member = self._holder(round_.slots[number])
-                if member is not None and number in round_.lost:
+                if member is None or member.work is None:
+                    continue
+                if number in round_.lost or member.work.asked:  # who asks gets other work as the answer
                     self._state.roster.relieve(member)
-                elif member is not None and member.work is not None:
+                else:
                     member.work.become(WorkLife.LATE)
         # Record the local steps, also of contributions that were not finite, and the loss, from which `local`
         # chooses the steps of the next round.
