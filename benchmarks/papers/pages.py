@@ -89,12 +89,21 @@ def page(paper: Paper, records: Mapping[str, Record]) -> str:
         parts.append(f"{NOT_YET[0].upper()}{NOT_YET[1:]}.\n" if record is None else shown(record, entries))
         if record is not None and record.result is not None and record.result.panels:
             parts.append(f"![{names}]({picture(paper, measurement)})\n")
+            parts += [f"{caption}\n"] if (caption := _caption(record.result)) else []
     missing = sections.get("", [])
     if missing:
         rows = [(label(entry), entry.title, entry.theirs, entry.reason) for entry in missing]
         parts.append("## Not repeated here\n")
         parts.append(output.table(("", "what", "paper", "why not"), rows) + "\n")
     return "\n".join(parts)
+
+
+def _caption(result: Result) -> str:
+    """Return the sentence that says which runs the lines of a picture show; empty where there is one run."""
+    if any(len(runs) > 1 for panel in result.panels for runs in panel.runs.values()):
+        return "Lines are means over the seeds, bands reach from the lowest seed to the highest."
+    # Records of earlier releases hold the points of one seed.
+    return "Lines are those of the first seed alone." if re.search(r"seeds \d+,", result.settings) else ""
 
 
 def picture(paper: Paper, measurement: str) -> str:
@@ -118,7 +127,12 @@ def drawn(result: Result) -> str:
         figure, found = panels([panel.title for panel in result.panels])
         for axes, panel in zip(found, result.panels, strict=True):
             for name, (x, y) in panel.lines.items():
-                axes.plot(x, y, marker="." if len(x) <= MOST_DOTS else None, label=name)
+                (line,) = axes.plot(x, y, marker="." if len(x) <= MOST_DOTS else None, label=name)
+                if len(runs := panel.runs.get(name, ())) > 1:
+                    lowest, highest = zip(
+                        *((min(each), max(each)) for each in zip(*runs, strict=True)), strict=True
+                    )
+                    axes.fill_between(x, lowest, highest, color=line.get_color(), alpha=0.15, linewidth=0)
             axes.set(xlabel=panel.x, ylabel=panel.y)
             axes.grid(alpha=0.25)
             axes.legend(frameon=False)

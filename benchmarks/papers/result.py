@@ -40,13 +40,17 @@ class Panel:
     Attributes:
         title: title of the panel.
         x, y: labels of the axes.
-        lines: by name, the x and y values of the points.
+        lines: by name, the x and y values of the points; y is a mean where there are several runs.
+        runs: by name, the y values of each seed's run at the same x; empty without seeds.
     """
 
     title: str
     x: str
     y: str
     lines: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+    runs: Mapping[str, Sequence[Sequence[float]]] = field(
+        default_factory=dict[str, Sequence[Sequence[float]]]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ...deploy.report import RunResult
@@ -136,15 +137,23 @@ def accuracies(
         for spec, found in finals.items()
     ]
     numbers = range(1, epochs + 1)
-    lines = {spec: (list(numbers), list(each[0].accuracies)) for spec, each in runs.items()}
+    curves = {spec: [list(run.accuracies) for run in each] for spec, each in runs.items()}
+    lines = {spec: (list(numbers), mean_curve(each)) for spec, each in curves.items()}
     return Result(
         settings=_settings(task, epochs, workers, batch, conditions)
         + (f", learning rate × {decay:g} per epoch" if decay != 1 else ""),
         ours=", ".join(f"`{spec}` {estimate(found)}" for spec, found in finals.items()),
         headings=("compressor", "final accuracy", "against the first", "paper"),
         rows=rows,
-        panels=[Panel(title=task.partition(",")[0], x="epoch", y="validation accuracy", lines=lines)],
+        panels=[
+            Panel(title=task.partition(",")[0], x="epoch", y="validation accuracy", lines=lines, runs=curves)
+        ],
     )
+
+
+def mean_curve(runs: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean of several curves at each point."""
+    return [fmean(values) for values in zip(*runs, strict=True)]
 
 
 def _simulated(task: str, compressor: str, **options: Any) -> SimulatedRun:
@@ -319,7 +328,7 @@ def modes(
         headings=("mode", "final accuracy", "final loss", "seconds", "paper"),
         rows=rows,
         panels=[
-            Panel(title=title, x=x, y="validation accuracy", lines=_lines(found, over_seconds))
+            _curves(found, title, x, over_seconds=over_seconds)
             for title, x, over_seconds in (("Over epochs", "epoch", False), ("Over time", "seconds", True))
         ],
     )
@@ -329,19 +338,24 @@ def _finite(value: float | None) -> float:
     return value if value is not None else math.nan
 
 
-def _lines(
-    found: Mapping[str, Sequence[RunResult]], over_seconds: bool
-) -> dict[str, tuple[list[float], list[float]]]:
+def _curves(found: Mapping[str, Sequence[RunResult]], title: str, x: str, *, over_seconds: bool) -> Panel:
+    """Return a panel of the accuracies after each epoch that all runs of a mode know, over epochs or over the
+    mean of the runs' seconds."""
     lines: dict[str, tuple[list[float], list[float]]] = {}
+    curves: dict[str, list[list[float]]] = {}
     for mode, runs in found.items():
-        pairs = zip(runs[0].accuracy_by_epoch, runs[0].seconds_by_epoch, strict=True)
-        known = [
-            (at if over_seconds else float(epoch), accuracy)
-            for epoch, (accuracy, at) in enumerate(pairs, start=1)
-            if accuracy is not None and at is not None
-        ]
-        lines[mode] = [x for x, _ in known], [y for _, y in known]
-    return lines
+        at: list[float] = []
+        known: list[list[float]] = []  # by epoch, the accuracy of each run
+        accuracies = zip(*(run.accuracy_by_epoch for run in runs), strict=False)
+        seconds = zip(*(run.seconds_by_epoch for run in runs), strict=False)
+        for epoch, (values, times) in enumerate(zip(accuracies, seconds, strict=False), start=1):
+            reached, after = [v for v in values if v is not None], [t for t in times if t is not None]
+            if len(reached) == len(after) == len(runs):
+                at.append(fmean(after) if over_seconds else float(epoch))
+                known.append(reached)
+        lines[mode] = at, list(map(fmean, known))
+        curves[mode] = [list(each) for each in zip(*known, strict=True)]
+    return Panel(title=title, x=x, y="validation accuracy", lines=lines, runs=curves)
 
 
 def local_steps(conditions: Conditions, theirs: Mapping[str, str]) -> Result:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gradwire.benchmarks.arguments import BenchError
 from gradwire.benchmarks.cli import main
-from gradwire.benchmarks.papers import compressing, emulated, four_bit, local_steps, seamgs, to_target
+from gradwire.benchmarks.papers import (
+    compressing,
+    emulated,
+    four_bit,
+    local_steps,
+    pages,
+    repeats,
+    seamgs,
+    to_target,
+    trainings,
+)
 from gradwire.benchmarks.papers.emulated import Method, MethodRow, StepTimings
+from gradwire.benchmarks.papers.result import Result
 from gradwire.benchmarks.recorder import LinkRecorder
 from gradwire.benchmarks.shaped import Recorded, Setup
 from gradwire.benchmarks.star import Star
@@ -219,6 +232,32 @@ def test_compressing_is_timed_as_a_worker_compresses() -> None:
     found = compressing.compressing_seconds(SETUP, chosen)
     assert set(found) == set(chosen)
     assert all(0 < seconds < 1 for seconds in found.values())
+
+
+def test_curves_are_means_over_seeds_and_the_record_keeps_each_seed(tmp_path: Path) -> None:
+    def run(*accuracies: float | None) -> Any:
+        return SimpleNamespace(accuracy_by_epoch=accuracies, seconds_by_epoch=(1.0, 2.0, len(accuracies)))
+
+    found = {"sync": [run(0.2, 0.4, 0.6), run(0.4, 0.8, None)]}
+    panel = trainings._curves(found, "t", "seconds", over_seconds=True)  # pyright: ignore[reportPrivateUsage]
+    assert panel.lines == {"sync": ([1.0, 2.0], pytest.approx([0.3, 0.6]))}
+    assert panel.runs == {"sync": [[0.2, 0.4], [0.4, 0.8]]}
+    result = Result(settings="seeds 1, 2", ours="", headings=(), rows=(), panels=[panel])
+    record = repeats.Record(
+        measurement=next(iter(repeats.MEASUREMENTS)),
+        date="",
+        command="",
+        quick=False,
+        seconds=0,
+        result=result,
+    )
+    repeats.write(tmp_path, {record.measurement: record})
+    (again,) = repeats.read(tmp_path).values()
+    assert again.result is not None
+    assert again.result.panels[0].runs == panel.runs
+    assert pages.drawn(result) != pages.drawn(
+        dataclasses.replace(result, panels=[dataclasses.replace(panel, runs={})])
+    )
 
 
 def test_a_target_is_reached_by_the_first_epoch_that_ends_above_it() -> None:
