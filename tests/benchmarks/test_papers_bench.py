@@ -240,7 +240,9 @@ def test_curves_are_means_over_seeds_and_the_record_keeps_each_seed(tmp_path: Pa
 
     found = {"sync": [run(0.2, 0.4, 0.6), run(0.4, 0.8, None)]}
     panel = trainings._curves(found, "t", "seconds", over_seconds=True)  # pyright: ignore[reportPrivateUsage]
-    assert panel.lines == {"sync": ([1.0, 2.0], pytest.approx([0.3, 0.6]))}
+    at, means = panel.lines["sync"]
+    assert list(at) == [1.0, 2.0]
+    assert list(means) == pytest.approx([0.3, 0.6])
     assert panel.runs == {"sync": [[0.2, 0.4], [0.4, 0.8]]}
     result = Result(settings="seeds 1, 2", ours="", headings=(), rows=(), panels=[panel])
     record = repeats.Record(
