@@ -557,7 +557,7 @@ class Core(JobState):
         # It no longer has this work. The gradients of its batches go into its next step.
         revoked = member.revoked
         if revoked is not None and revoked.id == event.assignment:
-            self._reclaim(member, revoked, len(revoked.batches))
+            self._reclaim(member, revoked, event.batches)
         return self._advance(now)
 
     def _reclaim(self, member: Member, revoked: AssignedWork, batches: int) -> None:

@@ -289,7 +289,7 @@ class JobState:
             took: number of batches, from the first, that the push stands for.
             settled: True if the samples were already marked as settled.
         """
-        if took >= len(batches) or (settled and self.done):
+        if took >= len(batches) or self.phase not in (Phase.GATHERING, Phase.RUNNING):
             return drawn
         count = sum(batches[:took])
         self.samples.give_back(drawn.part(count, drawn.count), settled=settled)
@@ -315,6 +315,12 @@ class JobState:
             left, soon = self.samples.left_of(more.epoch), self._evaluation_after(work.drawn.count)
             collection, _ = self.buffers.ask(member, work.drawn, left, self.roster, soon)
             work.assignment = replace(work.assignment, collection=collection)
+        return [self.send(member, work.assignment)] if member.listening else []
+
+    def exhaust(self, member: Member, work: AssignedWork) -> list[Action]:
+        """Tell a member that asks for further batches of its work that the epoch has none."""
+        work.asked = 0
+        work.assignment = replace(work.assignment, exhausted=True)
         return [self.send(member, work.assignment)] if member.listening else []
 
     def note_stall(self, member: Member) -> None:

@@ -12,6 +12,8 @@ must always hold:
     S  in stale mode no applied push is more clocks behind the newest one than the bound
     F  the parameters stay finite
     N  what is refused changes nothing but the lease of the worker it came from
+    G  where scripts accumulate gradients, the samples of a step that an epoch's end cuts short are settled
+       once, without a push; and what a push does not cover is given out anew
     M  what is remembered of a worker is bounded
     L  once faults stop, the job finishes; no sample of any epoch has been lost, none applied twice
     C  where members share samples, the weights of what is applied add up, for each sample and each slice, to
@@ -61,6 +63,14 @@ MODES: dict[str, dict[str, Any]] = {
     "local:first=2,most=3 overlap=both": {"overlap": "both"},
     "local:first=2,most=5,by=both": {},
     "local:first=2,most=3,delayed=on": {},
+    # Scripts that accumulate gradients, and take any number of batches for a step.
+    "sync accumulate": {"accumulates": True},
+    "sync:backup=1 accumulate": {"accumulates": True, "min_workers": 2},
+    "sync overlap=both accumulate": {"accumulates": True, "overlap": "both"},
+    "sync:redundancy=2 accumulate": {"accumulates": True, "min_workers": 2},
+    "stale:bound=2 accumulate": {"accumulates": True},
+    "async:compensation=0.1 accumulate": {"accumulates": True},
+    "local:first=2,most=3 accumulate": {"accumulates": True},
 }
 
 

@@ -14,7 +14,7 @@ from simulated import Message, Piece, Sim, samples_of, seq_of
 from stepping import Refuse
 
 from gradwire.compressors import Plan
-from gradwire.proto.messages import Abandon, Commit, Outcome, PartHeader, Phase, Unwanted
+from gradwire.proto.messages import Abandon, Assignment, Commit, Outcome, PartHeader, Phase, Unwanted
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.proto.transfer import Assembly, part_transfer
 from gradwire.server.calls.pushes import NO_MEMBER, Pushes
@@ -125,6 +125,8 @@ class Network(Oracle):
             )
         )
         self.tell_evaluation(sim)
+        if sim.asking is not None:
+            self.tell_asking(sim, sim.asking)
 
     def tell_evaluation(self, sim: Sim) -> None:
         """Once; if its stream is broken then, the next one begins with it."""
@@ -280,10 +282,12 @@ class Network(Oracle):
 
     def assign(self, action: e.Assign) -> None:
         assignment = replace(action.assignment, parts=self.server.ledger.asked_parts(action.assignment.id))
-        assert assignment.version == self.core.version, "work is for the version that there is"
+        again = assignment.id in self.assignments
+        assert again or assignment.version == self.core.version, "work is for the version that there is"
         self.ranges[assignment.id] = samples_of(assignment)
         self.assignments[assignment.id] = assignment
-        if assignment.ranges and (assignment.version, action.worker) not in self.gone:
+        works = assignment.ranges and assignment.id not in self.ended
+        if works and (assignment.version, action.worker) not in self.gone:
             self.given.setdefault(assignment.version, set()).add(action.worker)
         sim = self.sims.get(action.worker)
         if sim is None or not sim.ready:
@@ -306,10 +310,33 @@ class Network(Oracle):
                 self.tell_evaluation(sim)
             elif sim.evaluation is None or assignment.evaluate_epoch > sim.evaluation.evaluate_epoch:
                 sim.evaluation = assignment
+        if sim.asking is not None and assignment.id >= sim.asking.assignment:
+            self.answer_asked(sim, sim.asking, assignment)
         if assignment.ranges and (assignment.id > sim.assigned or assignment.id == sim.unread):
             sim.assignments.append(assignment)
         sim.unread = 0
         sim.assigned = max(sim.assigned, assignment.id)
+
+    def tell_asking(self, sim: Sim, asking: e.MoreWanted) -> None:
+        """A worker asks for further batches. Where its work is late or revoked, that ends it."""
+        sim.asking = asking
+        member = self.core.roster.members.get(sim.name)
+        for work in (member.work, member.revoked) if member is not None else ():
+            if work is not None and work.id == asking.assignment and (work.late or work is not member.work):
+                samples = samples_of(sim.assignments[0])
+                self.answered.update(samples)
+                self.excused.update(samples)
+        refused = any(isinstance(action, Refuse) for action in self.step(asking))
+        assert not refused or not sim.attached, "G: it may ask"
+
+    @staticmethod
+    def answer_asked(sim: Sim, asked: e.MoreWanted, assignment: Assignment) -> None:
+        """A worker that asked for further batches gets an answer: some, none, or other work."""
+        sim.asking = None
+        if assignment.id == asked.assignment and (asked.steps or not assignment.exhausted):
+            sim.assignments[0] = assignment
+        else:
+            sim.assignments.pop(0)
 
     def tell_plan(self, action: e.Adopt) -> None:
         """To those who can hear it, unless it is lost: then their streams break."""

@@ -22,6 +22,7 @@ from simulated import (
     label,
     parts_of,
     replica,
+    samples_of,
     values,
 )
 from stepping import core_of, state
@@ -37,6 +38,7 @@ from gradwire.server.job.modes.registry import parse
 from gradwire.server.job.modes.round import RoundLife
 from gradwire.server.job.modes.rounds import Rounds
 from gradwire.server.job.modes.stale import StaleOptions
+from gradwire.server.job.roster import AssignedWork
 from gradwire.server.shard.local import LocalShard
 from gradwire.server.shard.mean import Push, Share
 from gradwire.server.shard.store import Encoded, Float32, Store
@@ -160,6 +162,8 @@ class Oracle:
         self.most_samples = 0  # of a member in the last round
         self.expected_ranges: list[tuple[Range, ...]] = []  # by place, of the round after that
         self.came_as_expected = 0
+        self.carried: set[tuple[int, int]] = set()  # of steps that an epoch's end cut short
+        self.ended: set[int] = set()  # assignments of those
 
     def decide(self, event: e.Event[Any]) -> e.Result[Any]:
         """Return control's reply and actions. Raises Refused."""
@@ -169,14 +173,18 @@ class Oracle:
         member = self.core.roster.members.get(push.worker) if push else None
         clock = member.clock if member is not None else None
         self.steps += 1
+        works = self.works() if self.core.rules.script else []
         result = self.core.step(event, self.now)
+        for work, worker in works:
+            if work.assignment.exhausted and not work.stepped and work.id not in self.ended:
+                self.note_ended(work, worker)
         if isinstance(event, e.ApplyStarted):
             self.check_begun(event)
         self.rated += isinstance(event, e.RatesReceived)
         if push is not None and self.core.accepted_pushes + self.core.stale_pushes > before:
             self.decided += 1
             self.pushes[label(push.key)] = push
-            samples = self.ranges.get(push.assignment, [])
+            samples = self.covered_by(push)
             self.answered.update(samples)
             answer: Outcome = result.reply.outcome
             redundant = answer.refusal is not None and answer.refusal.reason is Reason.REDUNDANT
@@ -198,6 +206,28 @@ class Oracle:
             first = self.outcomes.setdefault(identity, result.reply.outcome)
             assert result.reply.outcome == first, f"E: a duplicate of {identity} got another outcome"
         return result
+
+    def works(self) -> list[tuple[AssignedWork, str]]:
+        roster = self.core.roster
+        members = [*roster.members.values(), *roster.departed.values()]
+        return [(each.work, each.worker) for each in members if each.work is not None]
+
+    def note_ended(self, work: AssignedWork, worker: str) -> None:
+        """G: work has ended without a push, and its gradients go into its worker's next step."""
+        self.ended.add(work.id)
+        for sample in samples_of(work.assignment):
+            again = sample in self.carried and not self.core.mode.shares_samples
+            assert not again, f"G: {sample} is settled twice"
+            self.carried.add(sample)
+        self.given.get(work.assignment.version, set()).discard(worker)
+
+    def covered_by(self, push: e.Pushed) -> list[tuple[int, int]]:
+        """Return the samples that a push stands for."""
+        samples = self.ranges.get(push.assignment, [])
+        if not push.batches:
+            return samples
+        batches = self.assignments[push.assignment].batches
+        return samples[: sum(batches[: push.batches])] if batches else samples
 
     def adopt(self, action: e.Adopt) -> None:
         """A new plan is in force."""
@@ -298,7 +328,7 @@ class Oracle:
                 self.check_expected()
             return
         pushed = {self.pushes[label(each.key)].assignment for each in action.contributions}
-        left = self.members.keys() - pushed
+        left = self.members.keys() - pushed - self.ended
         if left and len(self.final) < len(self.plan.parts):
             assert not action.members, f"B: {action.members} could have taken the places of {left}"
         if self.begun_open:
@@ -498,13 +528,13 @@ class Oracle:
             for index in range(self.samples):
                 sample = (epoch, index)
                 assert self.covered[sample] <= 1, f"{sample} was accepted from two workers"
-                answered = self.answered[sample] or sample in self.late | self.given_up
+                answered = self.answered[sample] or sample in self.late | self.given_up | self.carried
                 assert answered, f"{sample} was lost"
                 parts_of_plan = range(len(self.counted_as.get(sample, self.plan).parts))
                 counts = [self.of_part[part, sample] for part in parts_of_plan]
-                if self.in_parts and sample not in self.excused | self.late | self.given_up:
+                if self.in_parts and sample not in self.excused | self.late | self.given_up | self.carried:
                     assert counts == [1] * len(counts), f"B: {sample} was lost in parts: {counts}"
-                if self.core.mode.shares_samples and sample not in self.excused | self.late:
+                if self.core.mode.shares_samples and sample not in self.excused | self.late | self.carried:
                     found = [self.elements[sample, element] for element in range(ELEMENTS)]
                     assert found == [1] * ELEMENTS, f"C: {sample} was lost: {found}"
         assert set(self.applied) == set(self.accepted), "E: acknowledged, but not applied"

@@ -98,6 +98,7 @@ class Sim:
     seq: int = 0
     open: dict[int, Sending] = field(default_factory=dict[int, Sending])
     stream: WorkerStream | None = None  # the server's end of the last one
+    asking: e.MoreWanted | None = None  # what it waits for an answer to
     queue: list[Message] = field(default_factory=list[Message])  # on its way
     arrived: list[Message] = field(default_factory=list[Message])  # at any time
     evaluation: Assignment | None = None  # still to be done

@@ -31,11 +31,12 @@ from stepping import Refuse, copied, step
 from gradwire.compressors import arrange
 from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
-from gradwire.proto.messages import Abandon, Commit, Decision, Phase
+from gradwire.proto.messages import Abandon, Assignment, Commit, Decision, Phase
 from gradwire.proto.transfer import digest
 from gradwire.proto.wire import crc32c
 from gradwire.server.calls.pushes import Pushes
 from gradwire.server.job import events as e
+from gradwire.server.job.modes.rounds import Rounds
 from gradwire.server.shard.store import Store
 from gradwire.server.streams.updates import Broadcast
 
@@ -53,9 +54,13 @@ class World(Network):
         epochs: int = 3,
         samples: int = 50,
         batch: int = 4,
+        accumulates: bool = False,
         **rules: Any,
     ) -> None:
-        super().__init__(pick, mode_of(mode), epochs=epochs, samples=samples, batch=batch, **rules)
+        super().__init__(
+            pick, mode_of(mode), epochs=epochs, samples=samples, batch=batch, script=accumulates, **rules
+        )
+        self.accumulates = accumulates
         self.incarnations: Counter[str] = Counter()
 
     # ---- what may happen
@@ -174,11 +179,18 @@ class World(Network):
 
     def answer(self, sim: Sim, *, faults: bool = True) -> None:
         """Push for the assignment; sometimes nothing came of the step, or it is given up, or is not valid."""
+        if sim.asking is not None:
+            return
+        if self.accumulates and self.pick(2) and self.ask(sim):
+            return
         assignment = sim.assignments.pop(0)
         # A step begins under the plan of its assignment, but for one that is begun once more.
         plan = self.plans[assignment.plan] if self.pick(4) else sim.plan
         sim.seq += 1
-        samples = len(computed(assignment)) if self.pick(10) else 0
+        given = assignment.batches or (len(computed(assignment)),)
+        batches = 1 + self.pick(len(given)) if self.may_cut(assignment) else 0
+        whole = sum(given[:batches]) or len(computed(assignment))
+        samples = whole if self.pick(10) else 0
         parts: dict[int, Piece] = {}
         if samples:
             gradient = values(f"{sim.name}/{sim.incarnation}/{sim.seq}").tolist()
@@ -204,6 +216,8 @@ class World(Network):
             digest=digest(checksums),
             plan=plan.number if parts else 0,
             computing_seconds=sim.seq % 7 / 10,
+            batches=batches,
+            steps=self.pick(3) if assignment.batches else 0,
         )
         sending = Sending(assignment, parts, commit)
         messages = sending.messages()
@@ -217,6 +231,36 @@ class World(Network):
             if fault == 2 and parts:  # its commit is not of what it sent, and then comes once more
                 messages[-1] = replace(commit, digest=commit.digest ^ 1)
             sim.queue += messages
+
+    def may_cut(self, assignment: Assignment) -> bool:
+        """Return True if a push for it may stand for fewer batches."""
+        fixed = self.in_parts or self.core.mode.shares_samples
+        return self.accumulates and not fixed and not assignment.exhausted
+
+    def ask(self, sim: Sim) -> bool:
+        """Its script goes on to the next batch without a step. Returns True if it waits for more."""
+        assignment = sim.assignments[0]
+        epoch_over = not self.core.samples.has_more_of(assignment.epoch)
+        fixed = self.in_parts or self.core.mode.shares_samples
+        if (
+            assignment.exhausted
+            or not sim.attached
+            or not sim.ready
+            or sim.queue
+            or (fixed and not epoch_over)
+        ):
+            return False
+        stepped = self.pick(2) if isinstance(self.core.mode, Rounds) and self.core.mode.local else 0
+        event = e.MoreWanted(
+            worker=sim.name,
+            incarnation=sim.incarnation,
+            assignment=assignment.id,
+            batches=max(1, len(assignment.batches)),
+            wanted=1 + self.pick(2),
+            steps=stepped,
+        )
+        self.tell_asking(sim, event)
+        return True
 
     def deliver(self) -> None:
         """Some messages of a worker arrive."""
@@ -261,7 +305,7 @@ class World(Network):
                 seq=sim.seq + 1 + self.pick(3),
                 assignment=sim.assigned,
                 base_version=self.pick(self.core.version + 2),
-                samples=self.rules.batch_size * 10 + self.pick(3),
+                samples=10 * self.samples + self.pick(3),
             )
             before = self.state()
             actions = step(self.core, push, self.now)
@@ -363,7 +407,7 @@ class World(Network):
 
     def finish(self) -> None:
         """No more faults: the job has to come to its end, with every sample accounted for."""
-        start = self.steps
+        start, self.accumulates = self.steps, False
         while self.core.phase is not Phase.FINISHED:
             assert self.steps - start < 20_000, f"L: no end in sight, {self.core.waiting(self.now)}"
             self.publish()
@@ -376,7 +420,7 @@ class World(Network):
             if sum(sim.ready for sim in self.sims.values()) < self.rules.min_workers:
                 self.come()
             for sim in list(self.sims.values()):
-                while sim.assignments:
+                while sim.assignments and sim.asking is None:
                     self.answer(sim, faults=False)
                 # In the order of seq: what had no answer goes out again.
                 given_up = [each for each in sim.queue if isinstance(each, Abandon)]

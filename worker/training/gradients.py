@@ -93,7 +93,7 @@ class GradientStep(TrainingStep):
 
     @property
     def covered(self) -> int:
-        return self.at + 1 if len(self._batches) > 1 else 0
+        return self.at + 1
 
     def accumulate(self) -> None:
         self.withdraw()

@@ -251,11 +251,15 @@ class Arrivals(Mode):
             return [state.send(member, work.assignment)]
         if work.late or not state.samples.has_more_of(work.drawn.epoch):
             # The gradients of its batches go into the member's next step.
-            if not work.late:
+            answer: list[e.Action] = []
+            if work.late:
+                state.requeue_rest(work.drawn, work.batches, event.batches, settled=True)
+            else:
                 self._settle(work.drawn)
+                answer = state.exhaust(member, work)
             state.roster.relieve(member)
             self._idle.add(member.worker)
-            return []
+            return answer
         actions: list[e.Action] = []
         for _ in range(event.wanted):
             if state.samples.has_more_of(work.drawn.epoch):

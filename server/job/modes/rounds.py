@@ -366,6 +366,8 @@ class Rounds(Mode):
 
     def more(self, member: Member, work: AssignedWork, event: e.MoreWanted) -> list[e.Action]:
         if work.late:  # the gradients of its batches go into the member's next step
+            if not work.shared:
+                self._state.requeue_rest(work.drawn, work.batches, event.batches, settled=True)
             self._state.roster.relieve(member)
             return []
         if event.batches < len(work.batches):  # the extended assignment was lost with a stream
@@ -423,15 +425,13 @@ class Rounds(Mode):
     def _end_or_push(self, round_: Round, number: int, member: Member, work: AssignedWork) -> list[e.Action]:
         """End the work of a slot, because the epoch has no further batches. Local steps that were taken are
         pushed."""
-        work.asked = 0
-        if work.stepped:
-            work.assignment = replace(work.assignment, exhausted=True)
-            return [self._state.send(member, work.assignment)] if member.listening else []
-        if round_.parts:
-            self._told.append(e.Exclude(assignments=(work.id,)))
-        self._state.roster.relieve(member)
-        round_.end(number)
-        return []
+        answer = self._state.exhaust(member, work)
+        if not work.stepped:
+            if round_.parts:
+                self._told.append(e.Exclude(assignments=(work.id,)))
+            self._state.roster.relieve(member)
+            round_.end(number)
+        return answer
 
     # ---- taking pushes
 
@@ -468,8 +468,8 @@ class Rounds(Mode):
         taken."""
         part = round_.division.parts[number]
         took, given = event.batches or len(work.batches), len(work.batches)
-        round_.stepped[number] = event.steps
-        steps = 1 if self.local is None else event.steps
+        steps = 1 if self.local is None else min(event.steps, took)
+        round_.stepped[number] = steps
         if event.samples and steps and not work.assignment.exhausted:
             self._state.accumulation.learn(took // steps, -(-given // steps))
         if took >= given or self._fixed(round_):
