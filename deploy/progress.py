@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Generator
 
@@ -24,10 +25,16 @@ WAITING_SECONDS = 5.0  # without a new version, before a line names the workers 
 def headline(status: StatusResponse) -> str:
     """Return text with the training loss and the last metrics; `starting` if none are known yet."""
     evaluation = max(status.evaluations, key=lambda one: one.epoch, default=None)
-    parts = [f"training loss {status.train_loss:.4f}"] if status.version else []
+    parts = [training_loss(status)] if status.version else []
     if evaluation is not None:
         parts.append(metrics(evaluation))
     return "  ".join(parts) or "starting"
+
+
+def training_loss(status: StatusResponse) -> str:
+    """Return text with the training loss of the last round."""
+    known = math.isfinite(status.train_loss)
+    return f"training loss {status.train_loss:.4f}" if known else "training loss unknown"
 
 
 def metrics(evaluation: EpochStatus) -> str:
@@ -120,8 +127,7 @@ class LineProgress(Watcher):
             if evaluation.epoch > self._epoch:
                 self._epoch = evaluation.epoch
                 where = when(evaluation, job_terms(status.job))
-                loss = f"training loss {status.train_loss:.4f}"
-                parts = (where, loss, metrics(evaluation), speed(status), traffic(status))
+                parts = (where, training_loss(status), metrics(evaluation), speed(status), traffic(status))
                 self.note("  ".join(filter(None, parts)))
         now, state = self._clock(), (int(status.phase), status.version)
         if state != self._state:

@@ -205,9 +205,10 @@ def facts(status: StatusResponse) -> Generator[tuple[str, str]]:
         text = f"{1e3 * status.step_seconds:.3g} ms a {unit}{beside}, {1 / status.step_seconds:.3g} {unit}s/s"
         yield "pace", text
     yield "time", f"{duration(status.training_seconds)} so far, {duration(seconds_left(status))} left"
-    if status.version and math.isfinite(status.train_loss):
+    if status.version:
         rate = f", learning rate {status.learning_rate:.3g}" if status.learning_rate else ""
-        yield "training", f"loss {status.train_loss:.4f}{rate}"
+        loss = f"{status.train_loss:.4f}" if math.isfinite(status.train_loss) else "unknown"
+        yield "training", f"loss {loss}{rate}"
     if status.evaluations:
         last = max(status.evaluations, key=lambda each: each.epoch)
         values = "  ".join(f"{name} {value:.4f}" for name, value in sorted(last.metrics.items()))

@@ -367,6 +367,8 @@ class Core(JobState):
             self.last_evaluation = max(self.evaluations_passed, self.evaluations.latest + 1)
             self.wait_from(now)
             why: list[e.Action] = [e.Note(text=f"the job ends: {self.stopped}")] if self.stopped else []
+            members = self.roster.by_rank()
+            why += [_empty_handed(each) for each in members if each.empty == each.pushes > 0]
             return [*why, *self._finish(now), *self._release(self.roster.listening())]
         # 2. Too few members are ready: wait for more.
         needed = 1 if started else self.rules.min_workers
@@ -658,7 +660,8 @@ class Core(JobState):
         ):
             text = f"evaluation {event.epoch} by {member.name} was not asked for and is ignored"
             return [e.Note(text=text, warning=True)]
-        text = ", ".join(f"{name} {value:.4f}" for name, value in sorted(event.metrics.items()))
+        found = ", ".join(f"{name} {value:.4f}" for name, value in sorted(event.metrics.items()))
+        text = found or "no metric was logged"
         label = f"evaluation {event.epoch}"
         if (
             self.rules.evaluate_every == "1epoch" and not self.stopped

@@ -99,9 +99,11 @@ class Job:
         to: Assignment | None = None,
         samples: int | None = None,
         computing_s: float = 0.0,
-        loss: float = 1.0,
+        loss: float | None = 1.0,
         rates: tuple[float, ...] = (),
         batch: int = 0,
+        batches: int = 0,
+        steps: int = 0,
     ) -> list[Any]:
         """Without other words: the next push, for what it was told last, with all samples of that."""
         if to is None:
@@ -122,6 +124,17 @@ class Job:
                 computing_s=computing_s,
                 learning_rates=rates,
                 batch=batch,
+                batches=batches,
+                steps=steps,
+            )
+        )
+
+    def ask(self, worker: str, *, wanted: int = 1, steps: int = 0) -> list[Any]:
+        """Ask for further batches of what it was told last."""
+        to = self.told[worker]
+        return self.step(
+            e.MoreWanted(
+                worker, 1, assignment=to.id, batches=len(to.batches) or 1, wanted=wanted, steps=steps
             )
         )
 

@@ -92,6 +92,7 @@ class Round:
         answered: number of samples behind each contribution, by slot.
         computing: seconds and number of samples of each member's local steps, by slot.
         stepped: number of optimizer steps that each member's script has taken, by slot.
+        took: largest number of batches that an optimizer step took, and the number that was expected.
         open: slots that are neither answered, lost nor ended.
         lost: slots whose members are lost.
         ended: slots whose work has ended without a push.
@@ -119,6 +120,7 @@ class Round:
     answered: dict[int, int] = field(default_factory=dict[int, int])
     computing: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
     stepped: dict[int, int] = field(default_factory=dict[int, int])
+    took: tuple[int, int] = (0, 0)
     open: set[int] = field(default_factory=set[int])
     lost: set[int] = field(default_factory=set[int])
     ended: set[int] = field(default_factory=set[int])

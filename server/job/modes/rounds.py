@@ -471,7 +471,7 @@ class Rounds(Mode):
         steps = 1 if self.local is None else min(event.steps, took)
         round_.stepped[number] = steps
         if event.samples and steps and not work.assignment.exhausted:
-            self._state.accumulation.learn(took // steps, -(-given // steps))
+            round_.took = max(round_.took, (took // steps, -(-given // steps)))
         if took >= given or self._fixed(round_):
             return part
         drawn = self._state.requeue_rest(part.drawn, work.batches, took)
@@ -637,6 +637,8 @@ class Rounds(Mode):
                     member.work.become(WorkLife.LATE)
         # Record the local steps, also of contributions that were not finite, and the loss, from which `local`
         # chooses the steps of the next round.
+        if round_.took != (0, 0):
+            self._state.accumulation.learn(*round_.took)
         if self.local is not None and round_.contributions:
             self._state.all_local_steps += max(round_.stepped.values(), default=0) or round_.steps
         losses = [(each.loss, each.samples) for each in round_.contributions.values() if each.samples]
