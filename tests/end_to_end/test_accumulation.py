@@ -4,11 +4,12 @@ count optimizer steps, not batches."""
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from daemons import TASKS, Daemon, Daemons, Server
+from daemons import TASKS, Daemon, Daemons, Server, asked, poll, stop
 from test_training import finished
 
 from gradwire.worker.training.sharding import epoch_order
@@ -82,3 +83,66 @@ def test_one_worker_trains_as_plain_torch(
     each = len(rates) // EPOCHS
     assert status.version == (EPOCHS * -(-each // 4) if mode.startswith("local") else len(rates))
     assert "arrived twice" not in script.log
+
+
+@pytest.mark.parametrize("kind", ["last", "carried"])
+@pytest.mark.parametrize(("mode", "each"), [("sync", 1), ("local:steps=4,correction=0", 4)])
+def test_two_workers_step_as_often_as_one_alone_with_their_batches(
+    daemons: Daemons, mode: str, each: int, kind: str
+) -> None:
+    server = job(daemons, 2, "--mode", mode)
+    found = [trained(script) for script in scripts(daemons, server, 2, kind, 2)]
+    rates, parameters = accumulates.plain(epochs(2), 2, kind)
+    assert [one["rates"] for one in found] == [rates, rates]
+    assert {length for one in found for _, length in one["lengths"]} == {6}
+    assert finished(server).version == EPOCHS * -(-len(rates) // EPOCHS // each)
+    assert found[0]["parameters"] == found[1]["parameters"]
+    if mode == "sync":  # batches of different sizes weigh as the workers' samples do
+        close = torch.tensor(found[0]["parameters"]), torch.tensor(parameters)
+        torch.testing.assert_close(*close, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("overlap", ["backward", "both"])
+def test_a_declared_number_gives_the_steps_of_the_job_before_the_first_batch(
+    daemons: Daemons, overlap: str
+) -> None:
+    server = job(daemons, 1, "--overlap", overlap)
+    (script,) = scripts(daemons, server, 3, "last", 1, DECLARED="3")
+    found, (rates, parameters) = trained(script), accumulates.plain(epochs(), 3, "last")
+    assert found["rates"] == rates
+    assert found["totals"] == [len(rates)] * EPOCHS
+    torch.testing.assert_close(
+        torch.tensor(found["parameters"]), torch.tensor(parameters), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_gradients_that_an_epoch_leaves_over_are_saved_with_the_workers_state(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    """Server and worker stop between the last step of an epoch and its last batch, and continue."""
+    state = "--state", str(tmp_path / "server")
+    server = job(daemons, 1, *state)
+    (script,) = scripts(daemons, server, 3, "carried", 1, STATE=str(tmp_path / "w"), SLOW="0.1")
+    script.wait_for("batch 10")
+    stop(server)
+    poll(lambda: any((tmp_path / "w").rglob("worker-*3")), "a state of version 3")
+    script.end()
+    server = job(daemons, 1, *state)
+    (script,) = scripts(daemons, server, 3, "carried", 1, STATE=str(tmp_path / "w"))
+    found, (rates, parameters) = trained(script), accumulates.plain(epochs(), 3, "carried")
+    assert found["rates"] == rates[3:]
+    torch.testing.assert_close(
+        torch.tensor(found["parameters"]), torch.tensor(parameters), rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("mode", ["sync", "local:steps=4"])
+def test_a_script_that_never_steps_ends_with_an_error_that_the_server_names(
+    daemons: Daemons, mode: str
+) -> None:
+    server = job(daemons, 1, "--mode", mode)
+    (script,) = scripts(daemons, server, 100, "carried")
+    assert script.wait() == 1
+    assert "ScriptError: epoch 1: this worker has computed 11 batches, as many as an epoch has" in script.log
+    server.wait_for(r"rank 0 .*w0.*the script failed: ScriptError\('epoch 1: .* without optimizer.step\(\)")
+    assert asked(server).version == 0

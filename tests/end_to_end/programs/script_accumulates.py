@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -49,6 +50,9 @@ def run_epoch(
     for i, (inputs, targets) in enumerate(batches):
         due = (i + 1) % take == 0 or (kind == "last" and i + 1 == len(batches))
         context = contextlib.nullcontext() if due or "no_sync" not in how else how["no_sync"]()
+        if pause := float(os.environ.get("SLOW", "0")):
+            time.sleep(pause)
+            say(message=f"batch {i + 1}")
         with context:
             loss = mse_loss(model(inputs), targets) / take
             loss.backward()
@@ -88,6 +92,8 @@ def main() -> None:
     torch.set_num_threads(1)
     take, kind, *options = sys.argv[1:]
     words = dict(zip((each[2:].replace("-", "_") for each in options[::2]), options[1::2], strict=True))
+    if state := os.environ.get("STATE"):
+        words["state"] = state
     declared = int(os.environ.get("DECLARED", "0"))
     model = network()
     own = torch.optim.SGD(model.parameters(), lr=RATE)

@@ -1,4 +1,4 @@
-"""Scripts that accumulate gradients: a step takes as many batches as they say, or as they turn out to take."""
+"""Scripts that accumulate gradients: a step takes as many batches as they say, or turn out to take."""
 
 from __future__ import annotations
 
@@ -188,7 +188,8 @@ def test_a_member_whose_pushes_are_all_empty_is_named() -> None:
         said += [each.text for each in job.all(e.Note) if each.warning]
         job.publish()
     assert said == [
-        "rank 0 (w0) contributes nothing: its last 10 pushes had no gradient that counts; its own log says why"
+        "rank 0 (w0) contributes nothing: its last 10 pushes had no gradient that counts; "
+        "its own log says why"
     ]
     job = job_of("async", workers=1, samples=8)
     for _ in range(2):
