@@ -4,8 +4,8 @@ A script that adds up the gradients of several batches calls `optimizer.step()` 
 Versions, rounds, clocks and local steps count these calls. A script need not declare the number: a worker
 whose assignment has no batches left asks for more (`More`), and the mode extends the assignment. The number
 is then learned, so that later assignments have as many batches at once. Steps that the end of an epoch cuts
-short teach nothing. A number that is too large does no harm: the batches that a push
-does not cover are assigned anew.
+short teach nothing. A number that is too large does no harm: batches that a push does not cover are assigned
+anew.
 """
 
 from __future__ import annotations

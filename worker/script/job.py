@@ -2,7 +2,7 @@
 
 The script owns the loop, so a training step (`worker/training/step`) is driven from three places here:
 
-- `_batches` begins a step with each assignment, and skips a batch that the script has passed over.
+- `_batches` begins a step with each assignment, and asks for further batches of a step that accumulates.
 - `_forward_passed` lets gradients leave from then on.
 - `_push`, which is `optimizer.step()`, pushes.
 
@@ -644,7 +644,9 @@ class Job:
             step = self._step
             if step is not None and step.open and step.lacking:
                 if self._unstepped >= self._length.batches:
-                    raise ScriptError(NEVER_STEPPED % (assignments.epoch + 1, self._unstepped))
+                    error = ScriptError(NEVER_STEPPED % (assignments.epoch + 1, self._unstepped))
+                    self.leave(f"the script failed: {error!r}", failed=True)
+                    raise error
                 assignments.ask(step)
                 continue
             if step is None or not step.open:
