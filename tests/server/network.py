@@ -321,8 +321,10 @@ class Network(Oracle):
         """A worker asks for further batches. Where its work is late or revoked, that ends it."""
         sim.asking = asking
         member = self.core.roster.members.get(sim.name)
-        for work in (member.work, member.revoked) if member is not None else ():
-            if work is not None and work.id == asking.assignment and (work.late or work is not member.work):
+        assert member is not None or not sim.attached
+        present, revoked = (None, None) if member is None else (member.work, member.revoked)
+        for work in (present if present is not None and present.late else None, revoked):
+            if work is not None and work.id == asking.assignment:
                 samples = samples_of(sim.assignments[0])
                 self.answered.update(samples)
                 self.excused.update(samples)

@@ -189,8 +189,8 @@ class World(Network):
         sim.seq += 1
         given = assignment.batches or (len(computed(assignment)),)
         batches = 1 + self.pick(len(given)) if self.may_cut(assignment) else 0
-        whole = sum(given[:batches]) or len(computed(assignment))
-        samples = whole if self.pick(10) else 0
+        covered = sum(given[:batches]) or len(computed(assignment))
+        samples = covered if self.pick(10) else 0
         parts: dict[int, Piece] = {}
         if samples:
             gradient = values(f"{sim.name}/{sim.incarnation}/{sim.seq}").tolist()

@@ -307,7 +307,7 @@ class LocalStep(TrainingStep):
     @property
     def done(self) -> float:
         """Fraction of this round's samples that come before those of the present optimizer step."""
-        return float(self._batches[min(self._first, self.at)].start / self._batches[-1].stop)
+        return float(self._batches[self._first].start / self._batches[-1].stop)
 
     @property
     def learning_rate(self) -> float:

@@ -66,12 +66,8 @@ def run_epoch(
 
 
 def parameters(model: nn.Module) -> list[float]:
-    values: Any = torch.cat([each.detach().reshape(-1) for each in model.parameters()])
-    return list(values.tolist())
-
-
-def nothing(**_: float) -> None:
-    """Take the place of `job.log`."""
+    values: Any = torch.cat([each.detach().reshape(-1) for each in model.parameters()]).tolist()
+    return values
 
 
 def plain(epochs: Iterable[list[Any]], take: int, kind: str) -> tuple[list[float], list[float]]:
@@ -79,8 +75,12 @@ def plain(epochs: Iterable[list[Any]], take: int, kind: str) -> tuple[list[float
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     schedule, rates = schedule_of(optimizer), list[float]()
+
+    def unheard(**_: Any) -> None:
+        pass
+
     for batches in epochs:
-        rates += run_epoch(batches, model, optimizer, schedule, take, kind, log=nothing)
+        rates += run_epoch(batches, model, optimizer, schedule, take, kind, log=unheard)
     return rates, parameters(model)
 
 

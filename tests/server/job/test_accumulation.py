@@ -134,7 +134,7 @@ def test_local_steps_count_optimizer_steps_and_those_before_an_epochs_end_are_pu
     job.publish()
     assert job.told["w0"].local_steps == 2
     job.ask("w0", steps=1)
-    assert job.told["w0"].batches == (4, 4, 4)
+    assert len(job.told["w0"].batches) == 3
     job.ask("w0", steps=1)
     assert job.told["w0"].exhausted
     job.push("w0", steps=1)
