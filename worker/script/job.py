@@ -680,7 +680,20 @@ class Job:
             yield assignment, step.batch
             session.replica.check()
             if step.open and step.at == at and not self._member.left:  # the script has not stepped
-                step.accumulate()
+                if self._gives_nothing(step):
+                    step.skip("the script has passed over its batch")
+                    assignments.settle()
+                else:
+                    step.accumulate()
+
+    def _gives_nothing(self, step: TrainingStep) -> bool:
+        """Return True if a batch was passed over where the server has divided a round for good: the step then
+        contributes nothing, and does not ask for another batch."""
+        assert self._assignments is not None
+        final, replica = self._assignments.strategy.final, self._assignments.session.replica
+        if not step.last or not (final or step.assignment.slices > 1):
+            return False
+        return all(parameter.grad is None for parameter in replica.parameters)
 
     def _begin_anew(self) -> None:
         """Take back the gradients of a batch that an earlier loop has begun and left without a step.

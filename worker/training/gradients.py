@@ -92,6 +92,10 @@ class GradientStep(TrainingStep):
         return self.open and self.at == len(self._batches)
 
     @property
+    def last(self) -> bool:
+        return self.at + 1 == len(self._batches)
+
+    @property
     def covered(self) -> int:
         return self.at + 1
 

@@ -322,6 +322,10 @@ class LocalStep(TrainingStep):
         return self.open and self.at == len(self._batches)
 
     @property
+    def last(self) -> bool:
+        return self.at + 1 == len(self._batches)
+
+    @property
     def covered(self) -> int:
         return 0 if self._exhausted or len(self._batches) == 1 else self._first
 

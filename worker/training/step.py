@@ -287,6 +287,12 @@ class TrainingStep(ABC):
         return False
 
     @property
+    def last(self) -> bool:
+        """Whether the present batch is the last one of the assignment, which may have further optimizer
+        steps."""
+        return True
+
+    @property
     def covered(self) -> int:
         """Number of the assignment's batches that the answer stands for; 0 for all."""
         return 0

@@ -66,8 +66,8 @@ def run_epoch(
 
 
 def parameters(model: nn.Module) -> list[float]:
-    values: Any = torch.cat([each.detach().reshape(-1) for each in model.parameters()]).tolist()
-    return values
+    values: Any = torch.cat([each.detach().reshape(-1) for each in model.parameters()])
+    return list(values.tolist())
 
 
 def plain(epochs: Iterable[list[Any]], take: int, kind: str) -> tuple[list[float], list[float]]:
