@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         UsageError,
         connect,
     )
+    from .worker.tasks import Task, TaskError, TaskSpecError, load_task, parse_split
 
 __all__ = [
     "BackendError",
@@ -29,15 +30,21 @@ __all__ = [
     "ModelError",
     "Refused",
     "ScriptError",
+    "Task",
+    "TaskError",
+    "TaskSpecError",
     "UnreachableError",
     "UsageError",
     "__version__",
     "connect",
+    "load_task",
+    "parse_split",
 ]
+_OF_TASKS = ("Task", "TaskError", "TaskSpecError", "load_task", "parse_split")  # torch stays unimported
 
 
 def __getattr__(name: str) -> Any:
-    """Import a member of the public API on first access and return it; its import loads torch and grpc.
+    """Import a member of the public API on first access; those of scripts load torch and grpc.
 
     Raises:
         AttributeError: `name` is not in the public API.
@@ -46,6 +53,6 @@ def __getattr__(name: str) -> Any:
         return import_module(f".{name}", __name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .worker.script import api
-
-    return getattr(api, name)
+    return getattr(
+        import_module(".worker.tasks" if name in _OF_TASKS else ".worker.script.api", __name__), name
+    )

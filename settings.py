@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from .common import plugins
 from .common.configuration import REQUIRED, option
 from .common.naming import why_no_name
 from .common.presets import parse_preset, values_by_preset
@@ -62,16 +63,15 @@ _TASK = "TASK[:KEY=VALUE,...]"
 
 
 def parse_task(text: str) -> Spec:
-    """Return the spec of a built-in task or of `module:function`, with options; raise `SpecError` for other
-    names."""
+    """Return the spec of a task: built in, of another distribution's entry point, or `module:function`; raise
+    `SpecError` for other names. Imports no task."""
     spec = parse_spec("task", text, functions=True)
     module, colon, function = spec.name.partition(":")
     if colon and all(part.isidentifier() for part in (*module.split("."), function)):
         return spec
-    if spec.name not in BUILT_IN_TASKS:
-        raise SpecError(
-            f"{unknown('task', spec.name, BUILT_IN_TASKS)}; name your own module:function[:key=value,...]"
-        )
+    if spec.name not in BUILT_IN_TASKS and plugins.find("task", spec.name) is None:
+        names = plugins.names("task", BUILT_IN_TASKS)
+        raise SpecError(f"{unknown('task', spec.name, names)}; name your own module:function[:key=value,...]")
     return spec
 
 
@@ -154,7 +154,8 @@ class JobSettings:
 
     task: str = training(
         "digits",
-        "task to train: built-in, such as digits, or module:function of your own; only workers import it",
+        "task to train: built-in, such as digits, of an installed package, or module:function of your own; "
+        "only workers import it",
         metavar=_TASK,
         parse=parse_task,
     )
@@ -452,13 +453,14 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
     task: str = training(
         "",
         "only task that this worker trains; empty for the task that the server names, if it is built in or "
-        "its module is in --allow-task",
+        "allowed by --allow-task",
         metavar=_TASK,
         parse=lambda text: parse_task(text) if text else None,
     )
     allow_task: str = training(
         "",
-        "modules whose functions this worker runs as a task if the server names them",
+        "modules whose functions this worker runs as a task if the server names them, and names of other "
+        "packages' tasks",
         metavar="MODULE,...",
         parse=_parse_modules,
     )

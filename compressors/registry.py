@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from enum import Enum
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
+from ..common import plugins
 from ..common.spec import Spec, SpecError, known, option_types, parse_options, parse_spec, unknown
 from ..planning.compression import CompressionCosts, least_sparse_part_bytes
 from ..planning.parts import ALIGNMENT, LEAST_BYTES
@@ -26,8 +27,6 @@ from .wrapping import WRAPPING_KEYS, Wrapping
 
 if TYPE_CHECKING:
     from .base import Compressor
-
-ENTRY_POINT_GROUP = "gradwire.compressors"
 
 # Not the name of a compressor. As a downlink: the compressor that suits the pushes. At a worker: 4bit, or a
 # named compressor, for the units where that saves time.
@@ -271,7 +270,7 @@ def parse_downlink(spec: str) -> CompressorSpec | None:
 
 def names() -> list[str]:
     """Return all names that `create` accepts, sorted, without loading third-party code."""
-    return sorted({*BUILT_IN, *_third_parties()})
+    return plugins.names("compressor", BUILT_IN)
 
 
 def find(name: str) -> CompressorEntry:
@@ -282,15 +281,10 @@ def find(name: str) -> CompressorEntry:
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
-    points = _third_parties().get(name, [])
-    if not points:
+    point = plugins.find("compressor", name)
+    if point is None:
         raise SpecError(unknown("compressor", name, names()))
-    if len(points) > 1:
-        givers = known(_giver(point) for point in points)
-        raise SpecError(
-            f"compressor {name!r} is offered by several packages: {givers}; uninstall all but one"
-        )
-    return _load(points[0])
+    return _load(point)
 
 
 def known_compressor(spec: str) -> CompressorSpec | None:
@@ -333,31 +327,17 @@ def check_entry(name: str, entry: CompressorEntry) -> None:
             )
 
 
-def _third_parties() -> dict[str, list[EntryPoint]]:
-    """Return the entry points of third parties' compressors, by name, without loading them."""
-    found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name not in BUILT_IN:  # a built-in name always means the built-in compressor
-            found.setdefault(point.name, []).append(point)
-    return found
-
-
 def _load(point: EntryPoint) -> CompressorEntry:
     """Load a third party's declaration and check it. Raises SpecError."""
     try:
         entry = point.load()
     except Exception as error:
-        where = f"compressor {point.name!r} of {_giver(point)}"
+        where = f"compressor {point.name!r} of {plugins.giver(point)}"
         raise SpecError(f"{where} failed to load: {error!r}") from error
     if not isinstance(entry, CompressorEntry):
-        raise SpecError(f"compressor {point.name!r} of {_giver(point)} is not a CompressorEntry")
+        raise SpecError(f"compressor {point.name!r} of {plugins.giver(point)} is not a CompressorEntry")
     check_entry(point.name, entry)
     return entry
-
-
-def _giver(point: EntryPoint) -> str:
-    """Return the name of the package that offers an entry point."""
-    return point.dist.name if point.dist else point.value
 
 
 for _name, _entry in BUILT_IN.items():

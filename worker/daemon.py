@@ -246,7 +246,7 @@ def _train(
         metrics.name_compressor("auto" if auto else compressor.name)
         tell_of_kernels(connection)
         connection.activity = "loading the task"
-        task = load_allowed(job.task, own=settings.task, modules=names_in(settings.allow_task))
+        task = load_allowed(job.task, own=settings.task, allowed=names_in(settings.allow_task))
         replica = _replica(task, job, device)
         add_log_fields(lambda: {**known, "version": replica.version})
         trainer = Trainer(

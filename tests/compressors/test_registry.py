@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire.common import plugins
 from gradwire.common import spec as spec_module
 from gradwire.common.spec import Spec, SpecError, parse_options, parse_spec
 from gradwire.compressors import (
@@ -190,16 +191,17 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Offer:
     """Pretend that packages with these entry points (name, object) are installed."""
 
     def pretend(*points: tuple[str, str]) -> None:
-        group = registry_module.ENTRY_POINT_GROUP
-        found = [EntryPoint(name, f"{__name__}:{attribute}", group) for name, attribute in points]
+        found = [
+            EntryPoint(name, f"{__name__}:{attribute}", "gradwire.compressors") for name, attribute in points
+        ]
 
-        def entry_points(*, group: str) -> EntryPoints:
-            return EntryPoints(found).select(group=group)
+        def entry_points(**wanted: Any) -> EntryPoints:
+            return EntryPoints(found).select(**wanted)
 
         def load(point: EntryPoint) -> object:
             return globals()[point.attr]  # this file is no module that importlib would find by name
 
-        monkeypatch.setattr(registry_module, "entry_points", entry_points)
+        monkeypatch.setattr(plugins, "entry_points", entry_points)
         monkeypatch.setattr(EntryPoint, "load", load)
 
     return pretend

@@ -4,10 +4,21 @@
     task = load("my_tasks:spirals:points=500")  # your own function, from a module that Python can import
 
 docs/how-to/tasks.md has the rules for tasks, with a complete example. Importing this package does not import
-torch; loading a task does.
+torch; loading a task does. What authors of tasks need has its public name in `gradwire`.
 """
 
+from ..training.splits import parse_split
 from .loading import check_task, load, load_allowed
+from .loading import load as load_task
 from .task import Task, TaskError, TaskSpecError
 
-__all__ = ["Task", "TaskError", "TaskSpecError", "check_task", "load", "load_allowed"]
+__all__ = [
+    "Task",
+    "TaskError",
+    "TaskSpecError",
+    "check_task",
+    "load",
+    "load_allowed",
+    "load_task",
+    "parse_split",
+]

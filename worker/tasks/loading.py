@@ -1,7 +1,9 @@
 """Make a task from the spec that names it: `digits:model=cnn` or `my_tasks:spirals:points=500`.
 
 The options after the last colon become keyword arguments of the function that makes the task, converted by
-its annotations. A task's options are its function's parameters, and need no second description.
+its annotations. A task's options are its function's parameters, and need no second description. The function
+is a built-in one, one that another distribution declares as an entry point of the group `gradwire.tasks`, or
+one of a module that the spec names.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...common import plugins
 from ...common.configuration import UsageError
-from ...common.spec import SpecError, did_you_mean, known, parse_switch
-from ...settings import parse_task
+from ...common.spec import Spec, SpecError, did_you_mean, known, parse_switch
+from ...settings import BUILT_IN_TASKS, parse_task
 from .task import Task, TaskError, TaskSpecError
 
 # Exceptions of a task's code. SystemExit too: a script that is not a task must not end the worker silently.
@@ -29,19 +32,20 @@ _MODULES = {"cifar10": "images", "cifar100": "images", "mnist": "images"}
 
 
 def load(spec: str) -> Task:
-    """Make and return the task that `spec` names.
+    """Make the task that `spec` names.
 
     Args:
-        spec: `name[:key=value,...]` for a built-in task, `module:function[:key=value,...]` for a function
-            that returns a `Task`. The working directory is searched for the module first.
+        spec: `name[:key=value,...]` for a task that is built in or declared by an installed distribution,
+            `module:function[:key=value,...]` for a function that returns a `Task`. The working directory is
+            searched for the module first.
 
     Raises:
         TaskSpecError: there is no such task, or it does not accept these options. The message lists the known
             ones.
         TaskError: the task raised an exception while loading, or its function returned no usable `Task`.
     """
-    module, name, options = _parse(spec)
-    return _make(spec, _find(spec, module, name), name, options)
+    named = _parse(spec)
+    return _make(spec, _find(spec, named.name), named)
 
 
 def check_task(spec: str) -> None:
@@ -51,12 +55,12 @@ def check_task(spec: str) -> None:
         TaskSpecError: there is no such task, or it does not accept these options.
         TaskError: the module raised an exception while it was imported.
     """
-    module, name, options = _parse(spec)
-    _arguments(spec, _find(spec, module, name), options)
+    named = _parse(spec)
+    _arguments(spec, _find(spec, named.name), named.options)
 
 
-def load_allowed(spec: str, *, own: str, modules: Sequence[str]) -> Task:
-    """Make and return the task that the server names, if this worker's options allow it.
+def load_allowed(spec: str, *, own: str, allowed: Sequence[str]) -> Task:
+    """Make the task that the server names, if this worker's options allow it.
 
     A server, or an attacker that imitates one, must not choose among all functions that Python can import.
     Nor must it choose the files that a task reads, because gradients reveal their content.
@@ -64,46 +68,47 @@ def load_allowed(spec: str, *, own: str, modules: Sequence[str]) -> Task:
     Args:
         spec: spec of the task, from the server.
         own: `--task`: the only task that this worker trains; empty for none.
-        modules: `--allow-task`: modules whose functions the server may name, besides the built-in tasks.
+        allowed: `--allow-task`: modules whose functions, and distributions' tasks that the server may name,
+            besides the built-in ones.
 
     Raises:
         UsageError: the options do not allow this task. No module was imported, or only one that they allow.
         TaskSpecError: there is no such task, or it does not accept these options.
         TaskError: the task raised an exception while loading, or its function returned no usable `Task`.
     """
-    module, name, options = _parse(spec)
+    named = _parse(spec)
     if own:
-        if _parse(own) != (module, name, options):
+        if _parse(own) != named:
             raise UsageError(
                 f"the job's task is {spec!r}, but this worker was started with --task {own}; "
                 "start server and worker with the same --task"
             )
         return load(spec)
-    if module.startswith("."):
-        function = _find(spec, module, name)
-        for key, value in _arguments(spec, function, options).items():
+    home, colon, name = named.name.partition(":")
+    if home not in allowed and (colon or home not in BUILT_IN_TASKS):
+        raise UsageError(
+            f"the server's task is {spec!r}, which this worker may not run; if you trust the server, start "
+            f"the worker with --allow-task {home}, or with --task {spec}"
+        )
+    function = _find(spec, named.name)
+    trusted = f"if you trust the server, start the worker with --task {spec}"
+    if not colon:
+        for key, value in _arguments(spec, function, named.options).items():
             if isinstance(value, Path):
                 raise UsageError(
                     f"the server's task {spec!r} names a file to read as {key}, which this worker does not "
-                    f"allow; if you trust the server, start the worker with --task {spec}"
+                    f"allow; {trusted}"
                 )
-        return _make(spec, function, name, options)
-    remedy = f"if you trust the server, start the worker with --allow-task {module}, or with --task {spec}"
-    if module not in modules:
-        raise UsageError(f"the server's task is {spec!r}, which this worker may not run; {remedy}")
-    function = _find(spec, module, name)
-    home = getattr(function, "__module__", None)
-    if home != module:  # imported into the module, as by `from subprocess import run`
+    elif (defined := getattr(function, "__module__", None)) != home:  # as by `from subprocess import run`
         raise UsageError(
-            f"the server's task is {spec!r}, but {name} is not defined in {module} but in {home}; "
-            f"if you trust the server, start the worker with --task {spec}"
+            f"the server's task is {spec!r}, but {name} is not defined in {home} but in {defined}; {trusted}"
         )
-    return _make(spec, function, name, options)
+    return _make(spec, function, named)
 
 
-def _make(spec: str, function: Callable[..., object], name: str, options: Mapping[str, str]) -> Task:
-    """Call the task's function with its options and return the task; raise TaskError if that fails."""
-    arguments = _arguments(spec, function, options)
+def _make(spec: str, function: Callable[..., object], named: Spec) -> Task:
+    """Call the task's function with its options; raise TaskError if that fails."""
+    arguments = _arguments(spec, function, named.options)
     try:
         task = function(**arguments)
     except TaskError:
@@ -111,25 +116,48 @@ def _make(spec: str, function: Callable[..., object], name: str, options: Mappin
     except _RAISED as error:
         raise TaskError(f"task {spec!r} raised while loading: {_describe(error)}") from error
     if not isinstance(task, Task):
-        raise TaskError(
-            f"task {spec!r}: {name} must return a gradwire.worker.tasks.Task, got a {type(task).__name__}"
-        )
+        name, kind = named.name.rpartition(":")[2], type(task).__name__
+        raise TaskError(f"task {spec!r}: {name} must return a gradwire.Task, got a {kind}")
     return task
 
 
-def _parse(spec: str) -> tuple[str, str, Mapping[str, str]]:
-    """Return the module (relative for a built-in task), the function and the options that a spec names."""
+def _parse(spec: str) -> Spec:
     try:
-        parsed = parse_task(spec)
+        return parse_task(spec)
     except SpecError as error:
         raise TaskSpecError(str(error)) from None
-    module, colon, function = parsed.name.partition(":")
-    built_in = f".{_MODULES.get(module, module)}"
-    return (module, function, parsed.options) if colon else (built_in, module, parsed.options)
 
 
-def _find(spec: str, module_name: str, name: str) -> Callable[..., object]:
-    """Import a module and return its function `name`; raise TaskSpecError or TaskError if that fails."""
+def _find(spec: str, name: str) -> Callable[..., object]:
+    """Import the function of a task, `name` or `module:name`; raise TaskSpecError or TaskError if that
+    fails."""
+    module, colon, attribute = name.partition(":")
+    if colon:
+        function = _imported(spec, module, attribute)
+    elif name in BUILT_IN_TASKS:
+        function = _imported(spec, f".{_MODULES.get(name, name)}", name)
+    else:
+        function = _offered(spec, name)
+    if not callable(function):
+        raise TaskSpecError(
+            f"task {spec!r}: {attribute or name} must be a function, but is a {type(function).__name__}"
+        )
+    return function
+
+
+def _offered(spec: str, name: str) -> object:
+    """Load what another distribution declares as the task `name`."""
+    point = plugins.find("task", name)
+    assert point is not None, "`parse_task` has found it"
+    try:
+        return point.load()
+    except _RAISED as error:
+        raise TaskError(
+            f"task {spec!r}: loading {point.value} of {plugins.giver(point)} raised {_describe(error)}"
+        ) from error
+
+
+def _imported(spec: str, module_name: str, name: str) -> object:
     here = str(Path.cwd())
     if here not in sys.path:  # `python -m` adds the working directory, an installed command does not
         sys.path.insert(0, here)
@@ -146,14 +174,11 @@ def _find(spec: str, module_name: str, name: str) -> Callable[..., object]:
     if function is None:
         file = getattr(module, "__file__", None) or module_name
         raise TaskSpecError(f"task {spec!r}: {file} has no {name!r}")
-    if not callable(function):
-        raise TaskSpecError(f"task {spec!r}: {name} must be a function, but is a {type(function).__name__}")
     return function
 
 
 def _is_or_is_above(missing: str | None, module: str) -> bool:
-    """Return True if the missing module is `module` or a package above it, rather than a module that it
-    imports."""
+    """True if the missing module is `module` or a package above it, rather than a module that it imports."""
     return missing is not None and f"{module}.".startswith(f"{missing}.")
 
 
@@ -185,8 +210,7 @@ def _arguments(spec: str, function: Callable[..., object], options: Mapping[str,
 
 
 def _signature(spec: str, function: Callable[..., object]) -> inspect.Signature:
-    """Return the signature of the task's function, with evaluated annotations if possible; raise
-    TaskSpecError."""
+    """Return the signature, with evaluated annotations if possible; raise TaskSpecError."""
     with contextlib.suppress(*_RAISED):  # an annotation may be wrong, or imported for type checkers only
         return inspect.signature(function, eval_str=True)
     try:
@@ -198,8 +222,7 @@ def _signature(spec: str, function: Callable[..., object]) -> inspect.Signature:
 
 
 def _convert(hint: Any, text: str) -> Any:
-    """Convert `text` to the annotated type: str, int, float, bool (on, off), Path or Literal; other types get
-    text."""
+    """Convert to the annotated type: str, int, float, bool (on, off), Path or Literal; others stay text."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):  # X | None counts as X
         hint = next(member for member in typing.get_args(hint) if member is not types.NoneType)
     if typing.get_origin(hint) is typing.Literal:
@@ -221,8 +244,7 @@ def _convert(hint: Any, text: str) -> Any:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the exception in words, with the file and line that raised it, because its traceback is not
-    shown."""
+    """Return the exception in words, with the file and line that raised it: its traceback is not shown."""
     frames = traceback.extract_tb(error.__traceback__)
     line = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{line}"

@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
 
+from gradwire.common import plugins
 from gradwire.common.configuration import UsageError
 from gradwire.settings import BUILT_IN_TASKS
-from gradwire.worker.tasks import TaskError, TaskSpecError, load, load_allowed
+from gradwire.worker.tasks import TaskError, TaskSpecError, check_task, load, load_allowed
 
 ROOT = Path(__file__).resolve().parents[3]
 
 MODULE = """
 from __future__ import annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from gradwire.worker.tasks import Task
 
@@ -51,6 +54,9 @@ def other():
     return 7
 
 constant = 7
+
+def reads(data: Path) -> Task:
+    return make()
 
 def leaves() -> Task:
     raise SystemExit(0)
@@ -131,7 +137,7 @@ def test_a_spec_to_correct_says_what_would_do(spec: str, words: list[str]) -> No
             "own_tasks:fails",
             ["'own_tasks:fails' raised while loading", "KeyError: 'missing'", "own_tasks.py:"],
         ),
-        ("own_tasks:other", ["other must return a gradwire.worker.tasks.Task, got a int"]),
+        ("own_tasks:other", ["other must return a gradwire.Task, got a int"]),
         ("own_tasks:empty", ["'empty'", "train_samples", "at least 1", "got 0"]),
         ("own_tasks:not_made", ["'odd'", "model", "expected a function, got a object", "pass a function"]),
         (
@@ -225,12 +231,12 @@ def test_a_task_that_the_worker_was_not_told_to_run_is_refused(
     spec: str, own: str, allowed: tuple[str, ...], words: str
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
-        load_allowed(spec, own=own, modules=allowed)
+        load_allowed(spec, own=own, allowed=allowed)
 
 
 def test_nothing_is_imported_for_a_task_that_is_refused() -> None:
     with pytest.raises(UsageError):
-        load_allowed("own_tasks:make", own="", modules=("other",))
+        load_allowed("own_tasks:make", own="", allowed=("other",))
     assert "own_tasks" not in sys.modules
 
 
@@ -248,4 +254,41 @@ def test_nothing_is_imported_for_a_task_that_is_refused() -> None:
 def test_a_task_that_the_worker_was_told_to_run_is_made(
     spec: str, own: str, allowed: tuple[str, ...]
 ) -> None:
-    assert load_allowed(spec, own=own, modules=allowed).train_samples
+    assert load_allowed(spec, own=own, allowed=allowed).train_samples
+
+
+@pytest.fixture
+def offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that a distribution is installed that declares tasks of `own_tasks`."""
+    points = EntryPoints(
+        EntryPoint(name, f"own_tasks:{attribute}", "gradwire.tasks")
+        for name, attribute in [("mine", "make"), ("reads", "reads"), ("lost", "gone"), ("odd", "constant")]
+    )
+    monkeypatch.setattr(plugins, "entry_points", lambda **wanted: points.select(**wanted))
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+
+
+@pytest.mark.usefixtures("offer")
+def test_a_task_of_another_distribution_is_found_by_its_name() -> None:
+    assert load("mine:width=8").name == "(8, 0.5, False, 'a', None)"
+    check_task("mine:deep=on")
+    for spec, words in (
+        ("mine:depth=2", "unknown option 'depth'"),
+        ("odd", "odd must be a function, but is a int"),
+        ("min", "known tasks: .*digits, .*lost, mine, .*odd, reads"),
+    ):
+        with pytest.raises(TaskSpecError, match=words):
+            load(spec)
+    with pytest.raises(TaskError, match="'lost': loading own_tasks:gone of own_tasks:gone raised Attribute"):
+        load("lost")
+
+
+@pytest.mark.usefixtures("offer")
+def test_a_server_chooses_a_distributions_task_only_where_the_worker_allows_it() -> None:
+    with pytest.raises(UsageError, match="with --allow-task mine, or with --task mine"):
+        load_allowed("mine", own="", allowed=())
+    assert "own_tasks" not in sys.modules
+    assert load_allowed("mine", own="", allowed=("mine",)).train_samples
+    assert load_allowed("mine", own="mine", allowed=()).train_samples
+    with pytest.raises(UsageError, match="names a file to read as data"):
+        load_allowed("reads:data=/secret", own="", allowed=("reads",))
