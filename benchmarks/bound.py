@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..compressors import Plan
+from ..common.parts import Plan
 from .traces import ComputedStep
 
 Overlap = Literal["off", "backward", "both"]

@@ -26,8 +26,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..common.parts import divide
 from ..common.spec import parse_spec
-from ..compressors import LayerRule, ModelCompressor, decode, divide, parse_compressor, wire_bytes
+from ..compressors import LayerRule, ModelCompressor, decode, parse_compressor, wire_bytes
 from ..optim.combined import MuonWithAdamW
 from ..optim.matrices import declared
 from ..optim.optimizer import Optimizer, parse_optimizer

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..common.parts import divide
 from ..compressors import (
     DensePayload,
     LayerRule,
@@ -29,7 +30,6 @@ from ..compressors import (
     QuantizedPayload,
     TensorSpec,
     decode,
-    divide,
     kernels,
     reduce_payloads,
     set_threads,

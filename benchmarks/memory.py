@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from ..common.exits import Exit
+from ..common.parts import SHARE
 from ..compressors import AUTO, create, parse_compressor
-from ..planning.parts import SHARE
 from . import output
 from .arguments import MBIT, BenchError, amount, at_least_one, json_option, option, some_of
 from .bound import Overlap

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..compressors import Payload, Plan, cut
+from ..common.parts import Plan
+from ..compressors import Payload, cut
 from ..deploy.processes import Children
 from ..proto import messages as m
 from ..proto.manifest import Manifest

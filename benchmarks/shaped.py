@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..compressors import Plan, divide, parse_compressor
+from ..common.parts import Plan, divide
+from ..compressors import parse_compressor
 from ..deploy.processes import Child, Children
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..compressors import LayerRule, ModelCompressor, Payload, divide, parse_compressor, wire_bytes
+from ..common.parts import divide
+from ..compressors import LayerRule, ModelCompressor, Payload, parse_compressor, wire_bytes
 from ..optim.optimizer import Optimizer, parse_optimizer
 from ..server.job.events import Apply, Contribution, PushKey
 from ..server.shard.store import Store

@@ -21,15 +21,8 @@ from typing import Any
 
 import torch
 
-from ..compressors import (
-    LayerRule,
-    ModelCompressor,
-    Payload,
-    SparsePayload,
-    TensorSpec,
-    divide,
-    wire_bytes,
-)
+from ..common.parts import divide
+from ..compressors import LayerRule, ModelCompressor, Payload, SparsePayload, TensorSpec, wire_bytes
 from . import output
 from .arguments import at_least_one, json_option, option
 from .pusher import Pusher, start_server

@@ -17,16 +17,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..common.stored import stored as stored
-from ..planning.compression import TensorCoding as TensorCoding
-from ..planning.parts import ALIGNMENT as ALIGNMENT
-from ..planning.parts import LEAST_BYTES as LEAST_BYTES
-from ..planning.parts import Part as Part
-from ..planning.parts import Plan as Plan
-from ..planning.parts import Unit as Unit
-from ..planning.parts import arrange as arrange
-from ..planning.parts import cut_up as cut_up
-from ..planning.parts import divide as divide
-from ..planning.parts import largest_part as largest_part
 from .advice import advice as advice
 from .advice import suited as suited
 from .entry import CompressorEntry as CompressorEntry
@@ -55,6 +45,7 @@ from .registry import create_bare as create_bare
 from .registry import known_compressor as known_compressor
 from .registry import parse_compressor as parse_compressor
 from .registry import parse_downlink as parse_downlink
+from .sizes import TensorCoding as TensorCoding
 from .wrapping import Wrapping as Wrapping
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..planning.compression import TensorCoding
+from .sizes import TensorCoding
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from enum import StrEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..planning.compression import EIGHT_BIT, FOUR_BIT, NONE, ONE_BIT, TensorCoding
 from .entry import WITH_FEEDBACK, WITHOUT_FEEDBACK, CompressorEntry, Joined, NoOptions
 from .payload import BUCKET_STEP, MAX_BUCKET, DenseFormat, check_linear
+from .sizes import EIGHT_BIT, FOUR_BIT, NONE, ONE_BIT, TensorCoding
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:

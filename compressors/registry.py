@@ -17,11 +17,11 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from ..common import plugins
+from ..common.parts import ALIGNMENT, LEAST_BYTES
 from ..common.spec import Spec, SpecError, known, option_types, parse_options, parse_spec, unknown
-from ..planning.compression import CompressionCosts, least_sparse_part_bytes
-from ..planning.parts import ALIGNMENT, LEAST_BYTES
 from .entry import WITHOUT_FEEDBACK, CompressorEntry, Joined
 from .quantizers import DENSE, QUANTIZERS
+from .sizes import CompressionCosts, least_sparse_part_bytes
 from .sparsifiers import SPARSIFIERS, SparseOptions
 from .wrapping import WRAPPING_KEYS, Wrapping
 

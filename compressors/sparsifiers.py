@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..planning.compression import TensorCoding
 from .entry import WITHOUT_FEEDBACK, CompressorEntry, Joined
 from .quantizers import MEANT, Scale, always, check_threshold, late, lost
+from .sizes import TensorCoding
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:

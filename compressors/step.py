@@ -23,7 +23,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from ..planning.parts import Unit
+from ..common.parts import Unit
 from .base import Choosing, InBlocks, ModelWide, Neighbours, NonFiniteGradient, Random, StepContext
 from .cutting import cut, join
 from .dense import dense_payload

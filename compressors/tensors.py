@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..planning.parts import Plan, divide
+from ..common.parts import Plan, divide
 from .base import Compressor, TensorSpec, is_fused
 from .dense import Dense
 from .feedback import ErrorFeedback, without_feedback

@@ -18,16 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..common.parts import Part, arrange
 from ..compressors import (
     CompressorSpec,
     LayerRule,
     ModelCompressor,
-    Part,
     Payload,
     Spike,
     Step,
     TensorSpec,
-    arrange,
     cut_at,
     reduce_payloads,
 )

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..compressors import Part, Payload
+from ..common.parts import Part
+from ..compressors import Payload
 from ..compressors.payload import Bytes
 from ..proto.convert import MalformedError, decode, encode
 from ..proto.manifest import Manifest

@@ -11,10 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..common.parts import Plan
+from ..compressors.sizes import NONE, CompressionCosts
 from .choices import parse_fusion, parse_order
-from .compression import NONE, CompressionCosts
 from .fusion import Reason, reasons
-from .parts import Plan
 from .plans import make_plan
 from .profile import Layer, Link, layers_of
 from .step import Overlap, Piece, StepResources, StepWork, UnitWork

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..common.parts import LEAST_BYTES, Plan, cut_up, divide, largest_part
 from .choices import Fusion, Merging, Order, turns
-from .parts import LEAST_BYTES, Plan, cut_up, divide, largest_part
 from .profile import Layer, Link, joined
 
 

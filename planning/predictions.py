@@ -28,8 +28,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..common.spec import parse_spec
+from ..compressors.sizes import NONE, CompressionCosts
 from .choices import Merging, Ordering
-from .compression import NONE, CompressionCosts
 from .job import FASTEST, JobProfile, StepOptions, work_of
 from .step import Overlap, Timeline, simulate
 

@@ -13,7 +13,8 @@ from functools import cached_property
 from itertools import accumulate, zip_longest
 
 from ..common.naming import printable
-from ..compressors import LEAST_BYTES, Plan, TensorSpec, divide
+from ..common.parts import LEAST_BYTES, Plan, divide
+from ..compressors import TensorSpec
 from ..optim.optimizer import OptimizerGroup, check_learning_rate, parse_optimizer
 from ..optim.steps import Muon
 from . import messages as m

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from itertools import pairwise
 
-from ..compressors import ALIGNMENT, Plan, arrange
+from ..common.parts import ALIGNMENT, Plan, arrange
 from . import messages as m
 from .manifest import Manifest
 from .refusal import Reason, refused

@@ -15,6 +15,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+from ..common.parts import Part
 from ..compressors import (
     AbsentPayload,
     CodeFormat,
@@ -22,7 +23,6 @@ from ..compressors import (
     DensePayload,
     IndexCoding,
     LinearPayload,
-    Part,
     Payload,
     PayloadError,
     QuantizedPayload,

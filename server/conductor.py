@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..common import failpoints
+from ..common.parts import Plan
 from ..common.spec import SpecError
-from ..compressors import Plan, known_compressor
+from ..compressors import known_compressor
 from ..planning.job import StepOptions
 from ..proto import messages as m
 from ..proto.manifest import first_difference

@@ -20,9 +20,10 @@ from ..common import descriptors, machine
 from ..common.configuration import Effective, UsageError
 from ..common.exits import Exit
 from ..common.listening import listening_addresses
+from ..common.parts import Plan
 from ..common.telemetry import HttpEndpoint, add_log_fields
 from ..common.version import __version__
-from ..compressors import Plan, set_threads
+from ..compressors import set_threads
 from ..optim.optimizer import Optimizer, OptimizerGroup
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..proto.certificates import CertificateError, Certificates, Identity

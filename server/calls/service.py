@@ -17,10 +17,11 @@ import grpc
 
 from ...common.configuration import shared
 from ...common.naming import MAX_LABEL_CHARACTERS, NAME_RULE, shown, why_no_label, why_no_name
+from ...common.parts import LEAST_BYTES, Plan
 from ...common.rate import Rate
 from ...common.spec import SpecError
 from ...common.version import __version__
-from ...compressors import LEAST_BYTES, Plan, compressor_of, known_compressor, parse_compressor
+from ...compressors import compressor_of, known_compressor, parse_compressor
 from ...proto import messages as m
 from ...proto.job import job_message
 from ...proto.manifest import Manifest

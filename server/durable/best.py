@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-from ...compressors import Plan
+from ...common.parts import Plan
 from ...proto.manifest import Manifest
 from ...proto.plans import plan_message
 from ..shard.model_state import ModelState, Values, complete

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from ...compressors import LEAST_BYTES, Plan
+from ...common.parts import LEAST_BYTES, Plan
 from ...planning import Fusion, Layer, Link, Order, Replan, fit, layers_of, make_plan
 from ...planning.fusion import Reason, reasons
 from ...planning.job import Costs

@@ -25,7 +25,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from ...compressors import Plan
+from ...common.parts import Plan
 from ...planning import is_measured, parse_fusion, parse_order, parse_replan
 from ...planning.job import StepOptions, observed
 from ...planning.predictions import predict

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 
-from ...compressors import Plan
+from ...common.parts import Plan
 from ...proto import messages as m
 from ...proto.manifest import Manifest
 from ...proto.refusal import Refused

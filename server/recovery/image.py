@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...compressors import Plan
+from ...common.parts import Plan
 from ...proto import messages as m
 from ...proto.manifest import Manifest
 from ...proto.plans import plan_message, plan_of

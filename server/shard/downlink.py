@@ -45,6 +45,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...common.parts import Plan, Unit
 from ...compressors import (
     AbsentPayload,
     CodeFormat,
@@ -55,10 +56,8 @@ from ...compressors import (
     LayerRule,
     Neighbours,
     Payload,
-    Plan,
     Random,
     StepContext,
-    Unit,
     add_update,
     cut,
     dense_payload,

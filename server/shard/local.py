@@ -30,7 +30,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from ...compressors import Payload, Plan, norm, tell_of_compiling, warm_up
+from ...common.parts import Plan
+from ...compressors import Payload, norm, tell_of_compiling, warm_up
 from ...proto.manifest import Manifest
 from ...proto.messages import Moment
 from ...proto.moments import encode_moments

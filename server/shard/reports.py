@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..job.events import PushKey
 
 if TYPE_CHECKING:
-    from ...compressors import Plan
+    from ...common.parts import Plan
     from ...proto.manifest import Manifest
 
 

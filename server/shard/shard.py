@@ -46,7 +46,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ...compressors import Payload, Plan
+from ...common.parts import Plan
+from ...compressors import Payload
 from ...proto.manifest import Manifest
 from ...proto.messages import Moment
 from ...proto.transfer import Assembly

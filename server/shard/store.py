@@ -33,7 +33,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...compressors import AbsentPayload, DensePayload, Part, Payload, Plan, decode, finite, wire_bytes
+from ...common.parts import Part, Plan
+from ...compressors import AbsentPayload, DensePayload, Payload, decode, finite, wire_bytes
 from ...optim.optimizer import Optimizer, OptimizerGroup, Remembered
 from ...planning import NORM_VERSIONS, is_measured
 from ...proto.manifest import Manifest

@@ -5,7 +5,7 @@ A complete and valid part moves to the push ledger (`push_ledger`), which belong
 
 from __future__ import annotations
 
-from ...compressors import Plan
+from ...common.parts import Plan
 from ...proto.manifest import Manifest
 from ...proto.messages import Chunk, PartHeader
 from ...proto.refusal import Reason, refused

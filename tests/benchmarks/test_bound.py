@@ -15,7 +15,7 @@ from gradwire.benchmarks.recorder import LinkRecorder, Sample
 from gradwire.benchmarks.shaped import SERVER, WARM_UP, Recorded, uploads_and_downloads
 from gradwire.benchmarks.star import Star
 from gradwire.benchmarks.traces import ComputedStep
-from gradwire.compressors import divide
+from gradwire.common.parts import divide
 
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 

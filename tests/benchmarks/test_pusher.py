@@ -10,7 +10,8 @@ import pytest
 
 from gradwire.benchmarks.arguments import BenchError
 from gradwire.benchmarks.pusher import Pusher, start_server
-from gradwire.compressors import dense_payload, divide, sparse_payload
+from gradwire.common.parts import divide
+from gradwire.compressors import dense_payload, sparse_payload
 from gradwire.compressors.payload import DenseFormat
 
 

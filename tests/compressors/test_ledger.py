@@ -12,18 +12,8 @@ import pytest
 import torch
 from flat import as_push
 
-from gradwire.compressors import (
-    Compressed,
-    LayerRule,
-    ModelCompressor,
-    Part,
-    Payload,
-    Plan,
-    Step,
-    TensorSpec,
-    Unit,
-    decode,
-)
+from gradwire.common.parts import Part, Plan, Unit
+from gradwire.compressors import Compressed, LayerRule, ModelCompressor, Payload, Step, TensorSpec, decode
 from gradwire.compressors.feedback import ErrorFeedback
 from gradwire.compressors.registry import BUILT_IN, create
 

@@ -11,18 +11,9 @@ import pytest
 import torch
 from flat import as_push, by_tensor
 
-from gradwire.compressors import (
-    LayerRule,
-    ModelCompressor,
-    Payload,
-    Plan,
-    SparsePayload,
-    TensorSpec,
-    cut,
-    decode,
-)
+from gradwire.common.parts import ALIGNMENT, Plan, arrange
+from gradwire.compressors import LayerRule, ModelCompressor, Payload, SparsePayload, TensorSpec, cut, decode
 from gradwire.compressors.indices import decode_indices
-from gradwire.planning.parts import ALIGNMENT, arrange
 
 Array = npt.NDArray[np.float32]
 

@@ -14,18 +14,16 @@ from flat import as_push, by_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradwire.common.parts import Plan, arrange, divide
 from gradwire.compressors import (
     DensePayload,
     IndexCoding,
     LayerRule,
     ModelCompressor,
     NonFiniteGradient,
-    Plan,
     SparsePayload,
     TensorSpec,
-    arrange,
     decode,
-    divide,
     registry,
     validate,
 )

@@ -9,6 +9,7 @@ import pytest
 import torch
 from flat import as_push, by_tensor, ranges_of
 
+from gradwire.common.parts import arrange
 from gradwire.common.spec import SpecError
 from gradwire.compressors import (
     CompressorEntry,
@@ -22,7 +23,6 @@ from gradwire.compressors import (
     QuantizedPayload,
     StepContext,
     TensorSpec,
-    arrange,
     decode,
     parse_compressor,
     registry,

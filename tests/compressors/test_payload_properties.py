@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradwire.common.parts import Part
 from gradwire.compressors import (
     AbsentPayload,
     CodeFormat,
@@ -22,7 +23,6 @@ from gradwire.compressors import (
     DensePayload,
     IndexCoding,
     LinearPayload,
-    Part,
     Payload,
     PayloadError,
     QuantizedPayload,

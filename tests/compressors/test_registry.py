@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from gradwire.common import plugins
 from gradwire.common import spec as spec_module
+from gradwire.common.parts import LEAST_BYTES
 from gradwire.common.spec import Spec, SpecError, parse_options, parse_spec
 from gradwire.compressors import (
-    LEAST_BYTES,
     CompressorEntry,
     DenseFormat,
     ErrorFeedback,

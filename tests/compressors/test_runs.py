@@ -13,6 +13,7 @@ from flat import by_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradwire.common.parts import arrange, divide
 from gradwire.compressors import (
     LayerRule,
     ModelCompressor,
@@ -20,9 +21,7 @@ from gradwire.compressors import (
     Payload,
     SparsePayload,
     TensorSpec,
-    arrange,
     decode,
-    divide,
     set_threads,
     validate,
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from gradwire.common.parts import arrange, divide
 from gradwire.compressors import (
     Compressed,
     DensePayload,
@@ -17,9 +18,7 @@ from gradwire.compressors import (
     ModelCompressor,
     Payload,
     TensorSpec,
-    arrange,
     decode,
-    divide,
 )
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.kernels.cpu import magnitudes

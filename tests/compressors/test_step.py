@@ -10,6 +10,7 @@ import pytest
 import torch
 from flat import as_push
 
+from gradwire.common.parts import ALIGNMENT, divide
 from gradwire.compressors import (
     AbsentPayload,
     LayerRule,
@@ -19,11 +20,9 @@ from gradwire.compressors import (
     Step,
     TensorSpec,
     decode,
-    divide,
     registry,
     validate,
 )
-from gradwire.planning.parts import ALIGNMENT
 
 LARGE = [
     TensorSpec(name="first", shape=(40, 320)),

@@ -26,11 +26,11 @@ import torch
 
 # The classes that are in a checkpoint are to be known.
 import gradwire.server.conductor  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from gradwire.common.parts import Plan
 from gradwire.compressors import (
     DenseFormat,
     LayerRule,
     Payload,
-    Plan,
     Random,
     StepContext,
     create_bare,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from daemons import MANIFEST, TENSORS, Daemons, Raw, Server, gradient, state_of, status, talk
 
-from gradwire.compressors import LEAST_BYTES, DensePayload, QuantizedPayload, parse_compressor
-from gradwire.planning.parts import ALIGNMENT
+from gradwire.common.parts import ALIGNMENT, LEAST_BYTES
+from gradwire.compressors import DensePayload, QuantizedPayload, parse_compressor
 from gradwire.proto import gradwire_pb2 as pb
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest

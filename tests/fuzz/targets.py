@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradwire.compressors import Part, Payload, PayloadError, decode, payload_bytes, reduce_payloads
+from gradwire.common.parts import Part
+from gradwire.compressors import Payload, PayloadError, decode, payload_bytes, reduce_payloads
 from gradwire.proto import convert, wire
 from gradwire.proto import messages as m
 from gradwire.proto.convert import MalformedError

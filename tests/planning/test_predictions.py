@@ -10,8 +10,8 @@ import pytest
 
 from gradwire.common.spec import SpecError
 from gradwire.compressors import parse_compressor
+from gradwire.compressors.sizes import NONE
 from gradwire.planning.choices import Merging, Ordering
-from gradwire.planning.compression import NONE
 from gradwire.planning.job import FRAMING, UNEVEN, Costs, JobProfile, StepOptions, plan_of, work_of
 from gradwire.planning.models import tensors
 from gradwire.planning.predictions import WORTH, break_even, predict, rank, recommend

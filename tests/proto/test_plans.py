@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.compressors import ALIGNMENT, Plan, arrange
+from gradwire.common.parts import ALIGNMENT, Plan, arrange
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.plans import plan_message, plan_of

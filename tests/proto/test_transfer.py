@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire.common.parts import Part
 from gradwire.compressors import (
     AbsentPayload,
     CodeFormat,
     DenseFormat,
     DensePayload,
-    Part,
     Payload,
     QuantizedPayload,
 )

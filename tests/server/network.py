@@ -13,7 +13,7 @@ from oracle import Local, Oracle
 from simulated import Message, Piece, Sim, samples_of, seq_of
 from stepping import Refuse
 
-from gradwire.compressors import Plan
+from gradwire.common.parts import Plan
 from gradwire.proto.messages import Abandon, Assignment, Commit, Outcome, PartHeader, Phase, Unwanted
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.proto.transfer import Assembly, part_transfer

@@ -27,7 +27,8 @@ from simulated import (
 )
 from stepping import core_of, state
 
-from gradwire.compressors import Payload, Plan
+from gradwire.common.parts import Plan
+from gradwire.compressors import Payload
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Assignment, Outcome, Range
 from gradwire.proto.refusal import Reason

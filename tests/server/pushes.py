@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gradwire.compressors import DenseFormat, DensePayload, Part, Payload, Plan, Unit
+from gradwire.common.parts import Part, Plan, Unit
+from gradwire.compressors import DenseFormat, DensePayload, Payload
 from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, Tensor, Update

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from pushes import cut_plan, dense
 
-from gradwire.compressors import Plan
+from gradwire.common.parts import Plan
 from gradwire.proto.messages import Abandon, Assignment, Chunk, Commit, PartHeader, Tensor
 from gradwire.proto.transfer import part_transfer, payload_header
 from gradwire.proto.wire import crc32c

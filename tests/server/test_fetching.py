@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradwire.compressors import DenseFormat, DensePayload, Payload, Plan
+from gradwire.common.parts import Plan
+from gradwire.compressors import DenseFormat, DensePayload, Payload
 from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, FetchHeader, Tensor

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gradwire.compressors import ALIGNMENT, Plan
+from gradwire.common.parts import ALIGNMENT, Plan
 from gradwire.planning import Link, parse_fusion, parse_order, parse_replan
 from gradwire.planning.job import Costs
 from gradwire.proto import messages as m

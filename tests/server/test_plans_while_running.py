@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_planner import link, manifest, profile
 
-from gradwire.compressors import Plan
+from gradwire.common.parts import Plan
 from gradwire.planning import NORM_VERSIONS, is_measured, parse_fusion, parse_order, parse_replan
 from gradwire.planning.job import StepOptions
 from gradwire.server.metrics import ServerMetrics

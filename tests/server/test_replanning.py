@@ -10,7 +10,7 @@ import pytest
 from pushes import MANIFEST, cut_plan, dense
 from wired import Message, Wired, accepted, both, reasons, wired
 
-from gradwire.compressors import arrange
+from gradwire.common.parts import arrange
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.transfer import digest, encode_chunks, part_transfer, payload_header

@@ -28,7 +28,7 @@ from simulated import (
 )
 from stepping import Refuse, copied, step
 
-from gradwire.compressors import arrange
+from gradwire.common.parts import arrange
 from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Abandon, Assignment, Commit, Decision, Phase

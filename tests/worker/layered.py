@@ -13,8 +13,8 @@ from scripted import REPLY, Script, updates
 from torch import nn
 from torch.utils import checkpoint as checkpointing
 
-from gradwire.compressors import LayerRule, Plan, decode, parse_compressor
-from gradwire.planning.parts import ALIGNMENT
+from gradwire.common.parts import ALIGNMENT, Plan
+from gradwire.compressors import LayerRule, decode, parse_compressor
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.settings import JobTerms

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gradwire.compressors import DenseFormat, DensePayload, Payload, Plan
+from gradwire.common.parts import Plan
+from gradwire.compressors import DenseFormat, DensePayload, Payload
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.proto.transfer import digest, payload_header

@@ -16,8 +16,8 @@ from scripted import LIMITS, Script
 from torch import nn
 
 import gradwire
+from gradwire.common.parts import arrange
 from gradwire.compressors import AbsentPayload, DenseFormat, DensePayload, decode
-from gradwire.planning.parts import arrange
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.proto.manifest import Manifest

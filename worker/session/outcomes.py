@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import logging
 
-from ...compressors import Compressed, Plan
+from ...common.parts import Plan
+from ...compressors import Compressed
 from ...proto import messages as m
 from ...proto.refusal import Reason, Refused, sentence
 from ..metrics import WorkerMetrics

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ...compressors import Plan
+from ...common.parts import Plan
 from ...proto import messages as m
 from ...proto.manifest import Manifest
 from ...proto.transfer import MAX_ARRIVING, encode_chunks

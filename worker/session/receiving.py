@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...compressors import Payload, Plan
+from ...common.parts import Plan
+from ...compressors import Payload
 from ...proto import messages as m
 from ...proto.manifest import Manifest
 from ...proto.plans import plan_of

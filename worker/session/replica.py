@@ -23,7 +23,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ...compressors import Payload, Plan, add_update, put_update
+from ...common.parts import Plan
+from ...compressors import Payload, add_update, put_update
 from ...proto.manifest import DTYPE, Manifest
 from ...proto.messages import Content, Tensor, Update
 from ...proto.replicas import checksum, next_check

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...compressors import Compressed, Plan
+from ...common.parts import Plan
+from ...compressors import Compressed
 from ...proto import messages as m
 from ...proto.transfer import digest
 from ..metrics import WorkerMetrics

@@ -25,7 +25,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ...compressors import Plan
+from ...common.parts import Plan
 from ...proto import messages as m
 from ...proto.client import Client
 from ...proto.refusal import Reason, Refused

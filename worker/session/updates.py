@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ...compressors import Plan
+from ...common.parts import Plan
 from ...proto import messages as m
 from ...proto.replicas import is_checked
 from ..metrics import WorkerMetrics

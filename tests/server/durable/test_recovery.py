@@ -16,8 +16,8 @@ from stepping import core_of
 from wired import ONES, PLAN, Message, Wired
 
 from gradwire.common import failpoints
+from gradwire.common.parts import Plan
 from gradwire.common.spec import parse_length
-from gradwire.compressors import Plan
 from gradwire.proto import messages as m
 from gradwire.proto import plans
 from gradwire.server.calls.exchange import WorkerCall

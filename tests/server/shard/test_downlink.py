@@ -15,6 +15,7 @@ import torch
 from pushes import Share, apply, bits, pushed, replica_bits, snapshot, take
 from pushes import receive as receive_parts
 
+from gradwire.common.parts import Plan, arrange, divide
 from gradwire.common.spec import SpecError
 from gradwire.compressors import (
     AbsentPayload,
@@ -25,13 +26,10 @@ from gradwire.compressors import (
     LinearPayload,
     ModelCompressor,
     Payload,
-    Plan,
     QuantizedPayload,
     SparsePayload,
     TensorSpec,
-    arrange,
     decode_indices,
-    divide,
     parse_downlink,
 )
 from gradwire.optim.optimizer import Optimizer, parse_optimizer

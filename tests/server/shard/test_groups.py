@@ -11,9 +11,9 @@ import pytest
 import torch
 from pushes import Share, apply, pushed
 
-from gradwire.compressors import LayerRule, ModelCompressor, Plan, decode, divide
+from gradwire.common.parts import ALIGNMENT, Plan, divide
+from gradwire.compressors import LayerRule, ModelCompressor, decode
 from gradwire.optim.optimizer import Optimizer, OptimizerGroup, parse_optimizer
-from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.server.job.aggregation import parse_aggregation

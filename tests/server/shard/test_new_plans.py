@@ -10,7 +10,8 @@ import pytest
 import torch
 from pushes import apply, bits, replica_bits, snapshot, take
 
-from gradwire.compressors import ALIGNMENT, LayerRule, ModelCompressor, Plan, arrange
+from gradwire.common.parts import ALIGNMENT, Plan, arrange
+from gradwire.compressors import LayerRule, ModelCompressor
 from gradwire.worker.session.replica import Replica
 
 from . import test_presence as presence

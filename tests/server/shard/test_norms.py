@@ -14,10 +14,10 @@ import pytest
 import torch
 from pushes import apply, cut_plan, pushed
 
-from gradwire.compressors import LayerRule, ModelCompressor, Plan, TensorSpec, decode, divide
+from gradwire.common.parts import Plan, arrange, divide
+from gradwire.compressors import LayerRule, ModelCompressor, TensorSpec, decode
 from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.planning import NORM_VERSIONS, is_measured
-from gradwire.planning.parts import arrange
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.server.job.aggregation import Median

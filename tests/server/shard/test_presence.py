@@ -12,23 +12,21 @@ import pytest
 import torch
 from pushes import Share, apply, bits, pushed, receive, replica_bits, take
 
+from gradwire.common.parts import ALIGNMENT, Plan, divide
 from gradwire.compressors import (
     AbsentPayload,
     Indices,
     LayerRule,
     ModelCompressor,
     Payload,
-    Plan,
     SparsePayload,
     TensorSpec,
     cutting,
     decode,
     decode_indices,
-    divide,
     wire_bytes,
 )
 from gradwire.optim.optimizer import Optimizer, parse_optimizer
-from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.server.job.aggregation import Aggregation, Krum, Median, Trimmed

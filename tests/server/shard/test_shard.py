@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from pushes import MANIFEST, assembly, build, cut_plan, dense
 
-from gradwire.compressors import Payload, Plan
+from gradwire.common.parts import Plan
+from gradwire.compressors import Payload
 from gradwire.compressors.kernels import notices
 from gradwire.proto.messages import Update
 from gradwire.proto.wire import decode_envelope

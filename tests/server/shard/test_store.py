@@ -16,7 +16,8 @@ import torch
 from pushes import Applied, Share, apply, bits, cut_plan, dense, pushed, replica_bits, snapshot, take
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
-from gradwire.compressors import LayerRule, ModelCompressor, Plan, divide
+from gradwire.common.parts import Plan, divide
+from gradwire.compressors import LayerRule, ModelCompressor
 from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor

@@ -31,9 +31,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import gradwire
 from gradwire import ScriptError
 from gradwire.common.configuration import UsageError
+from gradwire.common.parts import arrange
 from gradwire.compressors import AbsentPayload, decode
 from gradwire.compressors.four_bit import RunningMagnitude
-from gradwire.planning.parts import arrange
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.proto.manifest import Manifest

@@ -8,7 +8,8 @@ from typing import cast
 import numpy as np
 import pytest
 
-from gradwire.compressors import DenseFormat, DensePayload, ModelCompressor, Payload, Plan, arrange
+from gradwire.common.parts import Plan, arrange
+from gradwire.compressors import DenseFormat, DensePayload, ModelCompressor, Payload
 from gradwire.worker.session.auto import Auto
 
 RATIO = 8

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gradwire.common.configuration import UsageError
+from gradwire.common.parts import ALIGNMENT, divide
 from gradwire.compressors import (
     DensePayload,
     LayerRule,
@@ -18,12 +19,10 @@ from gradwire.compressors import (
     Step,
     TensorSpec,
     decode,
-    divide,
     parse_compressor,
 )
 from gradwire.optim.steps import Sgd
 from gradwire.planning import is_measured
-from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto.messages import Assignment
 from gradwire.settings import JobTerms
 from gradwire.worker.session.compression import Compression, compression_of

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradwire.compressors import DenseFormat, DensePayload, decode, divide
+from gradwire.common.parts import divide
+from gradwire.compressors import DenseFormat, DensePayload, decode
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.plans import plan_message

@@ -13,8 +13,8 @@ import torch
 from scripted import updates
 from torch import nn
 
+from gradwire.common.parts import ALIGNMENT
 from gradwire.compressors import AbsentPayload, DenseFormat, DensePayload
-from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.transfer import payload_header
 from gradwire.worker.session.groups import ParameterGroups

@@ -13,14 +13,8 @@ import torch
 from scripted import Script, updates
 from torch import nn
 
-from gradwire.compressors import (
-    LayerRule,
-    ModelCompressor,
-    NonFiniteGradient,
-    Plan,
-    decode,
-)
-from gradwire.planning.parts import ALIGNMENT
+from gradwire.common.parts import ALIGNMENT, Plan
+from gradwire.compressors import LayerRule, ModelCompressor, NonFiniteGradient, decode
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.worker.metrics import WorkerMetrics

@@ -13,7 +13,7 @@ import torch
 from layered import Layers, Normed, Run, Tied, squares
 from torch import nn
 
-from gradwire.planning.parts import ALIGNMENT
+from gradwire.common.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.worker.tasks.computation import TaskFailedError

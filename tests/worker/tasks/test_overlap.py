@@ -12,8 +12,8 @@ from layered import WIDTH, Layers, Overlap, Run, Tied, Twice, squares
 from scripted import updates
 from torch import nn
 
+from gradwire.common.parts import ALIGNMENT
 from gradwire.compressors import AbsentPayload, decode
-from gradwire.planning.parts import ALIGNMENT
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.worker.tasks.computation import TaskFailedError

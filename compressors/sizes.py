@@ -1,8 +1,7 @@
 """Sizes of compressed gradients and updates, and the processor time that compressing takes.
 
-A `CompressionCosts` is the declaration of a compressor as planners need it. `compressors.registry` builds one
-from the compressor's entry and options, so this room names no compressor but those that it predicts with
-itself.
+A `CompressionCosts` is what planners know of a compressor. `CompressorSpec.compression` makes
+it from its entry and options. No torch here, so that gc-plan answers at once.
 
 A tensor of fewer than two dimensions travels as bfloat16, unless the compressor is dense. Updates have the
 size that `--downlink auto` gives them: the workers' own quantizer for quantized pushes, and the union of the
@@ -20,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
-from .parts import LEAST_BYTES
+from ..common.parts import LEAST_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 import torch
 
+from gradwire.common.parts import cut_up, divide
 from gradwire.common.spec import SpecError
 from gradwire.compressors import (
     LayerRule,
     ModelCompressor,
     TensorSpec,
-    cut_up,
     dense_payload,
-    divide,
     parse_compressor,
     sparse_payload,
     wire_bytes,
 )
 from gradwire.compressors.payload import DenseFormat
 from gradwire.compressors.registry import BUILT_IN
-from gradwire.planning.compression import BLOCK_SIGNS, EIGHT_BIT, FOUR_BIT, NONE, ONE_BIT, CompressionCosts
+from gradwire.compressors.sizes import BLOCK_SIGNS, EIGHT_BIT, FOUR_BIT, NONE, ONE_BIT, CompressionCosts
 
 SHAPES = ((256, 128), (128,), (128, 512), (512,), (64, 64, 3, 3))
 

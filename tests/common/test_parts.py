@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.compressors import Part, Plan, Unit, divide
-from gradwire.planning.parts import ALIGNMENT, LEAST_BYTES, SHARE
+from gradwire.common.parts import ALIGNMENT, LEAST_BYTES, SHARE, Part, Plan, Unit, divide
 
 SIZES = st.integers(0, 3) | st.integers(0, 40_000) | st.sampled_from([ALIGNMENT, 3 * ALIGNMENT + 1])
 MODELS = st.lists(SIZES, min_size=1, max_size=12)
