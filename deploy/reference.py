@@ -26,7 +26,12 @@ from . import certs, doctor, plan, watch
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 REFERENCE = DOCS / "reference"
-PAGES = (REFERENCE / "commands.md", REFERENCE / "metrics.md", DOCS / "how-to" / "planning.md")
+PAGES = (
+    REFERENCE / "commands.md",
+    REFERENCE / "metrics.md",
+    DOCS / "how-to" / "planning.md",
+    *(REFERENCE / "modes" / f"{name}.md" for name in registry.MODES),
+)
 # Commands whose options are declared with argparse rather than in settings.py: each command's parser.
 PARSERS: Mapping[str, Callable[[], argparse.ArgumentParser]] = {
     "gc-plan": plan.parser,
@@ -41,7 +46,7 @@ def tables() -> dict[str, str]:
     """Return the Markdown of every table of `PAGES`, by name, such as "options of gc-plan"."""
     found = {f"options of {command}": _of_command(cls) for cls, command in COMMANDS.items()}
     found |= {f"options of {command}": of_parser(make()) for command, make in PARSERS.items()}
-    found["options of modes"] = _of_modes()
+    found |= {f"options of mode {name}": _of_mode(mode) for name, mode in registry.MODES.items()}
     found["options of presets"] = _of_presets()
     found["metrics of gc-server"] = _of_metrics(ServerMetrics)
     found["metrics of gc-worker"] = _of_metrics(WorkerMetrics)
@@ -95,17 +100,14 @@ def _of_command(cls: type[object]) -> str:
     return "\n".join(["| option | values | default | meaning |", "|---|---|---|---|", *rows])
 
 
-def _of_modes() -> str:
-    """Return the table of the options in each mode's spec."""
+def _of_mode(mode: type[object]) -> str:
+    """Return the table of the options in a mode's spec."""
     rows: list[str] = []
-    for name, mode in registry.MODES.items():
-        for key, each in options_of(mode).items():
-            accepted = ("on", "off") if each.kind is bool else each.choices
-            choices = ", ".join(f"`{choice}`" for choice in accepted)
-            rows.append(
-                f"| `{name}` | `{key}` | {choices or each.notes} | `{each.default_text}` | {each.help} |"
-            )
-    return "\n".join(["| mode | key | values | default | meaning |", "|---|---|---|---|---|", *rows])
+    for key, each in options_of(mode).items():
+        accepted = ("on", "off") if each.kind is bool else each.choices
+        choices = ", ".join(f"`{choice}`" for choice in accepted)
+        rows.append(f"| `{key}` | {choices or each.notes} | `{each.default_text}` | {each.help} |")
+    return "\n".join(["| key | values | default | meaning |", "|---|---|---|---|", *rows])
 
 
 def _of_presets() -> str:

@@ -161,7 +161,7 @@ def test_no_order_ends_sooner_than_p3_by_more_than_a_piece(
 
 
 def test_where_link_and_backward_take_equally_long_two_phase_gains_less_than_a_hundredth() -> None:
-    """The figures in docs/reference/modes.md: 100 random models of 20 layers, pieces of a fifth of one."""
+    """100 random models of 20 layers, in pieces of a fifth of the mean layer."""
     random, gains, fifo_loses = Random(5), list[float](), list[float]()
     for _ in range(100):
         sizes = [random.expovariate(1.0) for _ in range(20)]
