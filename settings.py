@@ -16,7 +16,6 @@ no other list needs a change. The options of a mode are in the mode's own file, 
 from __future__ import annotations
 
 import ipaddress
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from typing import Any, Literal
 
 from .common import plugins
 from .common.configuration import REQUIRED, option
+from .common.listening import parse_host
 from .common.naming import why_no_name
 from .common.presets import parse_preset, values_by_preset
 from .common.spec import Length, Spec, SpecError, parse_length, parse_spec, unknown
@@ -42,22 +42,6 @@ lasting = partial(option, group="durability")
 
 _MAX_UINT32 = 2**32 - 1
 _HTTP_PORT = "port of /metrics, /livez and /readyz; 0 for a free one, -1 for none"
-_TLS_CERT = "certificate of this process, as PEM; a server reloads it when the file changes"
-_TLS_KEY = "private key of the --tls-cert certificate, as PEM"
-_TLS_CA = (
-    "certificates of the authorities that must have signed the peer's certificate, as PEM; makes a server "
-    "require a certificate of every client, and makes a worker use TLS"
-)
-_TOKEN_FILE = (
-    "file with tokens, one a line; a worker sends the first one; a server accepts all of them, a line "
-    "WORKER-ID:TOKEN for that worker only, and reloads the file when it changes"
-)
-_STATE = (
-    "folder from which this process resumes its job after a restart, also after kill -9. A server writes "
-    "checkpoints and a journal; a worker writes its residuals and other state of its own at the version of "
-    "each checkpoint. May be a URL that fsspec supports, such as s3://BUCKET/JOB; a server then needs "
-    "--durability none and writes checkpoints only"
-)
 _SPEC = "NAME[:KEY=VALUE,...]"
 _TASK = "TASK[:KEY=VALUE,...]"
 
@@ -119,17 +103,6 @@ def parse_address(text: str) -> str:
     return f"{host}:{port or DEFAULT_PORT}"
 
 
-def _parse_host(text: str) -> None:
-    """Raise ValueError if `text` looks like an IP address but is not one. Host names are not checked here."""
-    try:
-        if ":" in text:
-            ipaddress.IPv6Address(text.removeprefix("[").removesuffix("]"))
-        elif text.replace(".", "").isdecimal():
-            socket.inet_aton(text)  # accepts short forms too, such as 127.1
-    except (ValueError, OSError):
-        raise ValueError(f"expected an IP address without a port, or a name, got {text!r}") from None
-
-
 def _parse_worker_id(text: str) -> None:
     """Raise ValueError if `text` is neither empty nor a valid name."""
     if text and (why := why_no_name(text)):
@@ -154,46 +127,42 @@ class JobSettings:
 
     task: str = training(
         "digits",
-        "task to train: built-in, such as digits, of an installed package, or module:function of your own; "
-        "only workers import it",
+        "task to train: built in, such as digits, of an installed package, or your own module:function",
         metavar=_TASK,
         parse=parse_task,
     )
-    script: bool = training(
-        False, "job without a task: its workers are your own scripts, which call gradwire.connect"
-    )
+    script: bool = training(False, "job whose workers are your own scripts, which call gradwire.connect")
     preset: str = training(
         "",
-        "preset: settings that belong together, by name; a flag, variable or file entry overrides any of its "
-        "values; presets are listed below",
+        "preset of settings that belong together; any other source overrides its values",
         metavar="NAME",
         parse=parse_preset,
         sets=values_by_preset(),
     )
     mode: str = training(
         "sync",
-        "mode, which decides when pushes become a new version of the parameters; modes are listed below",
+        "rule by which pushes become a new version of the parameters",
         metavar=_SPEC,
     )
     epochs: int = training(
         30,
-        "passes over the training samples; 0 for no limit other than --max-steps or --max-seconds",
+        "passes over the training samples; 0 for no limit",
         least=0,
         most=_MAX_UINT32,
     )
     max_steps: int = training(
-        0, "number of steps (versions of the parameters) after which the job ends; 0 for no limit", least=0
+        0, "versions of the parameters after which the job ends; 0 for no limit", least=0
     )
     max_seconds: float = training(
         0.0,
-        "training time after which no step begins; the job ends with those begun; 0 for no limit",
+        "training time after which no step begins; 0 for no limit",
         unit="seconds",
         least=0,
     )
     early_stop: str = training(
         "",
         "metric whose lack of improvement ends the job, such as accuracy:patience=5,delta=0.001: after 5 "
-        "evaluations without an improvement above 0.001; lower is better for losses, errors and perplexities",
+        "evaluations without a gain above 0.001",
         metavar=_SPEC,
     )
     evaluate_every: str = training(
@@ -208,8 +177,7 @@ class JobSettings:
     )
     optimizer: str = training(
         "sgd",
-        "optimizer: sgd, adam, adamw or adagrad, such as sgd:momentum=0.9,weight_decay=1e-4; in mode local, "
-        "whose workers step by it, also muon",
+        "optimizer: sgd, adam, adamw, adagrad, or in mode local also muon, such as sgd:momentum=0.9",
         metavar=_SPEC,
         parse=parse_optimizer,
     )
@@ -217,44 +185,38 @@ class JobSettings:
     schedule: str = training(
         "constant",
         "schedule of the learning rate: constant, cosine, step or exponential, such as "
-        "cosine:warmup=10%,minimum=0.1; lengths are epochs (2), steps (200steps; in mode local, local steps) "
-        "or a part of the job (10%)",
+        "cosine:warmup=10%,minimum=0.1",
         metavar=_SPEC,
     )
     clip_norm: float = training(
         0.0,
-        "largest Euclidean norm of the whole model's mean gradient; a larger gradient is scaled down to it. "
-        "The optimizer's step then waits until all parts of the gradient have arrived; 0 for no limit",
+        "largest Euclidean norm of the model's mean gradient, which is scaled down to it; 0 for no limit",
         least=0,
     )
     buffers: Literal["mean", "rank0", "local"] = training(
         "mean",
-        "source of the buffers, such as BatchNorm's statistics, that are evaluated and saved: mean over the "
-        "workers, weighted by samples; the worker of lowest rank (rank0); or the evaluating worker (local)",
+        "source of the evaluated and saved buffers, such as BatchNorm's: mean of the workers, the worker of "
+        "lowest rank (rank0), or the evaluating worker (local)",
     )
     overlap: Literal["off", "backward", "both"] = connection(
         "backward",
-        "overlap of communication with computation: off for none; backward sends gradients during the "
-        "backward pass; both also sends parts of an update before all gradients have arrived, and begins the "
-        "next forward pass before all parts of the update have",
+        "overlap of communication with computation: off, with the backward pass, or with the next forward "
+        "pass too (both)",
     )
     fusion: str = connection(
         "bytes",
-        "rule that joins neighbouring tensors into units, which are compressed at once: none (a unit per "
-        "tensor), bytes or bytes=N (up to the size of a part, or N), mgwfbp, mgs or mgs=N (N compressed "
-        "bytes), seamgs; with the last three, sparsifiers select among all elements of a unit",
+        "rule that joins neighbouring tensors into units: none, bytes, bytes=N, mgwfbp, mgs, mgs=N or seamgs",
         metavar="NAME[=BYTES]",
     )
     compressor: str = compression(
         "4bit",
-        "compressor of gradients, such as topk:ratio=100, for workers without a --compressor of their own; "
-        "auto for 4bit where it saves time",
+        "compressor of gradients, such as topk:ratio=100, for workers without their own; auto for 4bit where "
+        "it saves time",
         metavar=_SPEC,
     )
     downlink: str = compression(
         "auto",
-        "compressor of the updates sent to workers: auto (the encoding of most pushes), none (float32), or "
-        "any that allows it, such as 4bit",
+        "compressor of updates: auto (the encoding of most pushes), none (float32), or one such as 4bit",
         metavar=_SPEC,
     )
 
@@ -278,26 +240,25 @@ class ServingSettings:
 
     aggregation: str = training(
         "mean",
-        "aggregation of the workers' gradients: mean, median, trimmed or krum, such as krum:wrong=2",
+        "aggregation of gradients: mean, median, trimmed or krum, such as krum:wrong=2",
         metavar=_SPEC,
     )
     part_bytes: int = connection(
         0,
-        "largest size of a part, the piece of the model that is sent as one, as float32; 0 for 1/32 of the "
-        "model, but at least 2 MiB, and more if the first worker's compressor is sparse",
+        "largest size of a part as float32; 0 for 1/32 of the model, at least 2 MiB, and more with a "
+        "sparsifier",
         unit="bytes",
         least=0,
     )
     order: str = connection(
         "fifo",
-        "order in which waiting parts are sent: fifo (as backward produces them), p3 (nearest the input "
-        "first), credit or credit=N (p3 with at most N parts in flight), two-phase (as the planner decides)",
+        "order of waiting parts: fifo, p3 (nearest the input first), credit or credit=N (p3 with at most N "
+        "parts in flight), or two-phase (planned)",
         metavar="NAME[=PARTS]",
     )
     replan: str = connection(
         "100",
-        "when --fusion and --order are replanned from measurements: every N versions; drift, when times or "
-        "the link's rate have changed by a fifth; or never after the first plans",
+        "time of new plans of --fusion and --order: every N versions, at a drift of a fifth, or never",
         metavar="N|drift|never",
     )
     lease_seconds: float = connection(
@@ -305,13 +266,12 @@ class ServingSettings:
     )
     progress_seconds: float = connection(
         600.0,
-        "time without progress of a worker's training thread after which its samples are given to other "
-        "workers; longer if the same activity has taken long before; 0 for no limit",
+        "time without progress after which a worker's samples go to others; 0 for no limit",
         unit="seconds",
         least=0,
     )
     max_model_bytes: int = connection(
-        16 << 30, "size of the largest model that is accepted, as float32", unit="bytes", least=4
+        16 << 30, "size of the largest accepted model as float32", unit="bytes", least=4
     )
 
 
@@ -321,26 +281,24 @@ class TrainingSettings:
 
     dense_layers: str = compression(
         "",
-        "name patterns of parameters to send uncompressed, such as *.head.*,embed*",
+        "name patterns of parameters sent uncompressed, such as *.head.*,embed*",
         metavar="PATTERN,...",
     )
     compressed_layers: str = compression(
         "",
-        "name patterns of parameters to compress although they have fewer than two dimensions",
+        "name patterns of parameters compressed although they have fewer than two dimensions",
         metavar="PATTERN,...",
     )
     device: Literal["auto", "cpu", "cuda"] = process(
         "auto", "device to compute on; auto for CUDA if available, else the CPU"
     )
-    connect_seconds: float = connection(
-        120.0, "time in which to find the server, which may still be starting", unit="seconds", least=0
-    )
+    connect_seconds: float = connection(120.0, "time in which to find the server", unit="seconds", least=0)
     give_up_seconds: float = connection(
         120.0, "time in which to reconnect after the connection broke", unit="seconds", least=0
     )
     leave_seconds: float = connection(
         20.0,
-        "time in which to push the residuals and leave after SIGTERM or SIGINT; 0 to leave at once",
+        "time in which to push the residual after SIGTERM or SIGINT; 0 to leave at once",
         unit="seconds",
         least=0,
     )
@@ -354,10 +312,27 @@ class ProcessSettings:
     http_port: int = process(9464, _HTTP_PORT, least=-1, most=65535)
     http_host: str = process(
         "",
-        "address for /metrics, /livez and /readyz; empty for this machine only, or, on a server that accepts "
-        "remote peers, for the address of --host",
+        "address of the HTTP port; empty for this machine, or on a server for remote peers for --host",
     )
     log_format: Literal["text", "json"] = process("text", "format of log lines")
+    tls_cert: str = connection("", "certificate of this process, as PEM", metavar="FILE")
+    tls_key: str = connection("", "private key of --tls-cert, as PEM", metavar="FILE")
+    tls_ca: str = connection(
+        "",
+        "certificates of the authorities that sign the peer's, as PEM; a worker then uses TLS, and a server "
+        "wants a certificate of every client",
+        metavar="FILE",
+    )
+    token_file: str = connection(
+        "",
+        "file of lines TOKEN or WORKER-ID:TOKEN; a server accepts all of them, a worker sends the first",
+        metavar="FILE",
+    )
+    state: str = lasting(
+        "",
+        "folder, or URL such as s3://BUCKET/JOB, from which this process resumes its job after a restart",
+        metavar="DIR|URL",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,52 +341,38 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
 
     host: str = connection(
         "0.0.0.0",
-        "address to listen on; other machines are served only with --tls-cert and --token-file or --tls-ca, "
-        "or with --insecure",
-        parse=_parse_host,
+        "address to listen on; serves other machines only with TLS and tokens or clients' certificates, or "
+        "with --insecure",
+        parse=parse_host,
     )
     port: int = connection(DEFAULT_PORT, "gRPC port; 0 for a free one", least=0, most=65535)
     min_workers: int = training(1, "workers to wait for before the first round", least=1)
     insecure: bool = connection(
-        False,
-        "service for other machines without encryption or authentication; use it only on networks you trust",
+        False, "service for other machines without encryption or tokens, on trusted networks"
     )
-    reflection: bool = connection(
-        False,
-        "gRPC reflection, for tools such as grpcurl; every peer that reaches the port may use it, without a "
-        "token",
-    )
-    tls_cert: str = connection("", _TLS_CERT, metavar="FILE")
-    tls_key: str = connection("", _TLS_KEY, metavar="FILE")
-    tls_ca: str = connection("", _TLS_CA, metavar="FILE")
-    token_file: str = connection("", _TOKEN_FILE, metavar="FILE")
+    reflection: bool = connection(False, "gRPC reflection, for tools such as grpcurl, also without a token")
     stay: bool = process(False, "service after the job is done, until SIGTERM or SIGINT")
     output: str = results("", "file for the final parameters, as safetensors", metavar="FILE")
-    state: str = lasting("", _STATE, metavar="DIR|URL")
     resume: str = lasting(
         "",
-        "file, folder or URL whose parameters a new job starts from, instead of its first worker's: a "
-        "state_dict as safetensors, such as --output, a checkpoint, or a folder of --state; a checkpoint's "
-        "optimizer state is used too if the optimizer is the same",
+        "state_dict as safetensors, checkpoint, or folder of --state whose parameters a new job starts from",
         metavar="FILE|DIR|URL",
     )
     durability: Literal["none", "journal", "fsync"] = lasting(
         "journal",
-        "crashes that an accepted push survives with --state: none before the next checkpoint (none), those "
-        "of the server's process (journal), or those of its machine too (fsync)",
+        "crashes that an accepted push survives with --state: none before the next checkpoint, those of the "
+        "process (journal), or also of the machine (fsync)",
     )
     checkpoint_every: str = lasting(
         "10min",
-        "length of training between two checkpoints with --state, such as 1epoch, 500steps or 10min; shorter "
-        "when the journal has reached the size of eight checkpoints",
+        "length of training between two checkpoints, such as 1epoch, 500steps or 10min; less if the journal "
+        "exceeds eight checkpoints",
         metavar="LENGTH",
         parse=parse_evaluate_every,
     )
     keep: str = results(
         "",
-        "metric, as best:METRIC, by which the best version is kept, as NAME.best.safetensors beside --output "
-        "and in --state. The largest value is best, of losses, errors and perplexities the smallest; "
-        "best:METRIC:min and best:METRIC:max choose explicitly",
+        "metric by which the best version is kept beside --output and in --state, such as best:accuracy",
         metavar="best:METRIC[:min|max]",
     )
 
@@ -427,21 +388,14 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
         metavar="HOST[:PORT]",
         parse=parse_address,
     )
-    tls_cert: str = connection("", _TLS_CERT, metavar="FILE")
-    tls_key: str = connection("", _TLS_KEY, metavar="FILE")
-    tls_ca: str = connection("", _TLS_CA, metavar="FILE")
-    token_file: str = connection("", _TOKEN_FILE, metavar="FILE")
     worker_id: str = connection(
         "",
-        "name of this worker, unique in the job, made of letters, digits, '.', '_' and '-'; empty for host "
-        "name, process id and six random digits",
+        "name of this worker, unique in the job; empty for host name, process id and six random digits",
         parse=_parse_worker_id,
     )
-    state: str = lasting("", _STATE, metavar="DIR|URL")
     compressor: str = compression(
         "",
-        "compressor of gradients, such as topk:ratio=100; auto for 4bit where it saves time; empty for the "
-        "one that the server names",
+        "compressor of gradients, such as topk:ratio=100; empty for the server's choice",
         metavar=_SPEC,
     )
     preset: str = training(
@@ -452,15 +406,13 @@ class WorkerSettings(ProcessSettings, TrainingSettings):
     )
     task: str = training(
         "",
-        "only task that this worker trains; empty for the task that the server names, if it is built in or "
-        "allowed by --allow-task",
+        "only task that this worker trains; empty for the server's choice, if built in or in --allow-task",
         metavar=_TASK,
         parse=lambda text: parse_task(text) if text else None,
     )
     allow_task: str = training(
         "",
-        "modules whose functions this worker runs as a task if the server names them, and names of other "
-        "packages' tasks",
+        "modules, and names of installed tasks, whose functions the server may name as task",
         metavar="MODULE,...",
         parse=_parse_modules,
     )
@@ -480,8 +432,7 @@ class RunSettings(TrainingSettings, ServingSettings, JobSettings):
     workers: int = training(4, "worker processes", least=1)
     http_port: int = process(
         0,
-        "port of the server's /metrics; 0 for a free one, -1 for none, also at the workers, which else use "
-        "free ones",
+        "port of the server's /metrics; 0 for a free one, -1 for none, also at the workers",
         least=-1,
         most=65535,
     )

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from typing import Any
 
 EVERYWHERE = ("0.0.0.0", "::")
 THIS_MACHINE = ("127.0.0.1", "::1")
+
+
+def parse_host(text: str) -> None:
+    """Raise ValueError if `text` looks like an IP address but is not one. Host names are not checked here."""
+    try:
+        if ":" in text:
+            ipaddress.IPv6Address(text.removeprefix("[").removesuffix("]"))
+        elif text.replace(".", "").isdecimal():
+            socket.inet_aton(text)  # accepts short forms too, such as 127.1
+    except (ValueError, OSError):
+        raise ValueError(f"expected an IP address without a port, or a name, got {text!r}") from None
 
 
 def listening_addresses(host: str) -> list[str]:

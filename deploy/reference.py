@@ -20,7 +20,7 @@ from ..common.metrics import MetricSet
 from ..common.presets import PRESETS
 from ..server.job.modes import registry
 from ..server.metrics import ServerMetrics
-from ..settings import COMMANDS, RunSettings
+from ..settings import COMMANDS
 from ..worker.metrics import WorkerMetrics
 from . import certs, doctor, plan, watch
 
@@ -34,18 +34,23 @@ PAGES = (
 )
 # Commands whose options are declared with argparse rather than in settings.py: each command's parser.
 PARSERS: Mapping[str, Callable[[], argparse.ArgumentParser]] = {
-    "gc-plan": plan.parser,
     "gc-status": watch.parser,
     "gc-doctor": doctor.parser,
     "gc-certs": certs.parser,
+    "gc-plan": plan.parser,
 }
+PARSER_HEAD = "| option | meaning |"
 _TABLE = re.compile(r"(<!-- ((?:options|metrics) of [\w -]+), by make docs -->\n).*?(<!-- end -->)", re.S)
 
 
 def tables() -> dict[str, str]:
     """Return the Markdown of every table of `PAGES`, by name, such as "options of gc-plan"."""
-    found = {f"options of {command}": _of_command(cls) for cls, command in COMMANDS.items()}
-    found |= {f"options of {command}": of_parser(make()) for command, make in PARSERS.items()}
+    declared = {
+        command: [(f"`{each.flag}`", _row(each)) for each in options_of(cls).values()]
+        for cls, command in COMMANDS.items()
+    }
+    found = _tables_of(declared, "| option | values | default | meaning |")
+    found |= _tables_of({name: _rows_of(make()) for name, make in PARSERS.items()}, PARSER_HEAD)
     found |= {f"options of mode {name}": _of_mode(mode) for name, mode in registry.MODES.items()}
     found["options of presets"] = _of_presets()
     found["metrics of gc-server"] = _of_metrics(ServerMetrics)
@@ -65,7 +70,12 @@ def filled(text: str, tables: Mapping[str, str]) -> str:
 
 def of_parser(parser: argparse.ArgumentParser) -> str:
     """Return a Markdown table of an argparse parser's arguments, without --help and --version."""
-    rows = ["| option | meaning |", "|---|---|"]
+    return "\n".join([PARSER_HEAD, "|---|---|", *(row for _, row in _rows_of(parser))])
+
+
+def _rows_of(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
+    """Return the name and the table row of each of a parser's arguments."""
+    rows: list[tuple[str, str]] = []
     for action in parser._actions:  # pyright: ignore[reportPrivateUsage] (argparse has no other list)
         if action.dest in ("help", "version"):
             continue
@@ -75,8 +85,9 @@ def of_parser(parser: argparse.ArgumentParser) -> str:
         )
         usage = " ".join(filter(None, [*action.option_strings, value]))
         help_text = (action.help or "") % {"default": action.default}
-        rows.append(_cells(f"`{usage}`", help_text))
-    return "\n".join(rows)
+        name = action.option_strings[0] if action.option_strings else usage
+        rows.append((f"`{name}`", _cells(f"`{usage}`", help_text)))
+    return rows
 
 
 def _cells(*texts: str) -> str:
@@ -86,18 +97,29 @@ def _cells(*texts: str) -> str:
     return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
 
 
-def _of_command(cls: type[object]) -> str:
-    """Return the table of options of a command that `settings.py` declares."""
-    options = options_of(cls)
-    from_daemons: set[str] = set()
-    if cls is RunSettings:  # gc-run also takes the daemons' options, which their own tables list
-        daemons = (options_of(other) for other in COMMANDS if other is not RunSettings)
-        from_daemons = {name for theirs in daemons for name in theirs} & options.keys()
-    rows = [_row(each) for name, each in options.items() if name not in from_daemons]
-    if from_daemons:
-        flags = ", ".join(f"`{options[name].flag}`" for name in options if name in from_daemons)
-        rows.append(f"| others | | | as of `gc-server` and `gc-worker`: {flags} |")
-    return "\n".join(["| option | values | default | meaning |", "|---|---|---|---|", *rows])
+def _tables_of(commands: Mapping[str, Sequence[tuple[str, str]]], head: str) -> dict[str, str]:
+    """Return a table for each command. A row that an earlier table has is named in the last rows only.
+
+    Args:
+        commands: name and row of each option, by the command's name.
+        head: the first row.
+    """
+    found: dict[str, str] = {}
+    owners: dict[str, str] = {}  # the command whose table has the row
+    cells = head.count("|") - 1
+    for command, options in commands.items():
+        own, others = list[str](), dict[str, list[str]]()
+        for name, row in options:
+            if row in owners:
+                others.setdefault(owners[row], []).append(name)
+            else:
+                own.append(row)
+        owners |= dict.fromkeys(own, command)
+        last = [
+            f"| as of `{owner}` |{' |' * (cells - 2)} {', '.join(names)} |" for owner, names in others.items()
+        ]
+        found[f"options of {command}"] = "\n".join([head, f"|{'---|' * cells}", *own, *last])
+    return found
 
 
 def _of_mode(mode: type[object]) -> str:
