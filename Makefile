@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 
 .DEFAULT_GOAL := help
-.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint types check-stubs check-protobuf check-install stubs docs format constraints clean
+.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint types check-stubs check-protobuf check-install stubs house docs format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -54,12 +54,13 @@ fuzz: kernels ## fuzz what is read from the wire; ARGS="payloads --minutes 10"
 mutations: .venv/.dev ## run the tests against mutants, deliberate mistakes that they must notice; ARGS="--only name"
 	$(BIN)/python tests/mutations.py $(ARGS)
 
-check: lint types check-stubs ## static checks
+check: lint types check-stubs ## static checks, and the budget of tests/house.toml
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/prose.py
+	$(BIN)/python tests/house.py --check
 
 types: .venv/.dev
 	$(BIN)/mypy
@@ -83,6 +84,9 @@ TOOLS := $(CACHE)/protoc-$(TOOLS_VERSION)
 
 check-stubs: $(TOOLS)/.installed ## fail if the committed protobuf stubs are not what the .proto gives
 	PYTHONPATH=.typing $(TOOLS)/bin/python -m gradwire.proto.generate --check
+
+house: kernels ## write the figures of the house, beside their budget, into CONTRIBUTING.md
+	$(BIN)/python tests/house.py --way --write
 
 docs: .venv/.dev ## write the tables of options and metrics into the pages of docs/
 	PYTHONPATH=.typing $(BIN)/python -m gradwire.deploy.reference
