@@ -46,6 +46,7 @@ from .registry import known_compressor as known_compressor
 from .registry import parse_compressor as parse_compressor
 from .registry import parse_downlink as parse_downlink
 from .sizes import TensorCoding as TensorCoding
+from .terms import PushTerms as PushTerms
 from .wrapping import Wrapping as Wrapping
 
 if TYPE_CHECKING:

@@ -35,6 +35,7 @@ from .payload import AbsentPayload, DenseFormat, DensePayload, Float64, Int64, P
 from .runs import Run, checks_alone, spanning, split_runs
 from .spikes import DUE, LIMIT, Spike, judge
 from .tensors import LOSSLESS, ModelTensors
+from .terms import PushTerms
 
 
 class Step:
@@ -50,24 +51,12 @@ class Step:
         spikes: gradients that are far larger than usual, in the order in which their units were complete.
     """
 
-    def __init__(
-        self,
-        model: ModelTensors,
-        samples: int,
-        version: int,
-        step: int,
-        epoch: float,
-        workers: int,
-        wanted: frozenset[int] | None,
-        flush: bool,
-        measured: bool,
-    ) -> None:
-        """Take the model and the arguments of `ModelCompressor.begin`."""
+    def __init__(self, model: ModelTensors, terms: PushTerms) -> None:
         self._model, self._ledger, self.plan = model, model.ledger, model.plan
-        self._samples, self._version, self._epoch = samples, version, epoch
-        self._workers, self._wanted, self._flush = workers, wanted, flush
-        self._measured = measured and not flush
-        self.sends = flush or (step + 1) % model.wrapping.delay == 0
+        self._terms, self._wanted, self._flush = terms, terms.wanted, terms.flush
+        self._measured = terms.measured and not terms.flush
+        step = terms.version if terms.step is None else terms.step
+        self.sends = terms.flush or (step + 1) % model.wrapping.delay == 0
         self.sent: dict[int, list[Payload]] = {}
         self.spikes: list[Spike] = []
         # Number of missing gradients of each unit.
@@ -81,13 +70,13 @@ class Step:
         self._absent: set[int] = set()  # tensors without a gradient
         self._sent_whole: set[int] = set()  # tensors that are sent as float32, with their residual
         # Clipping, and budgets for the whole model, need all gradients before any is compressed.
-        self._whole = bool(model.wrapping.clip or (model.planned and not flush))
+        self._whole = bool(model.wrapping.clip or (model.planned and not terms.flush))
         # True if the ledger holds a residual or may hold one later. The draft is then written in full.
-        self._with_residual = any(model.feedback) or flush or not model.ledger.unused
+        self._with_residual = any(model.feedback) or terms.flush or not model.ledger.unused
         self._gradients: dict[int, torch.Tensor] = {}
         self._magnitudes: dict[int, Magnitudes] = {}
         self._keep: dict[int, int] = {}
-        self._in_runs = self.sends and not self._whole and not flush
+        self._in_runs = self.sends and not self._whole and not terms.flush
 
     def add(self, index: int, gradient: torch.Tensor | None) -> dict[int, list[Payload]]:
         """Add the gradient of tensor `index`; return the payloads of the parts that it completes.
@@ -263,7 +252,7 @@ class Step:
         model = self._model
         if model.wrapping.clip:
             length = math.hypot(*(norm(self._gradients[index]) for index in sorted(self._gradients)))
-            largest = model.wrapping.clip / math.sqrt(self._workers)
+            largest = model.wrapping.clip / math.sqrt(self._terms.workers)
             factor = largest / length if length > largest else 1.0
             for index, gradient in self._gradients.items():
                 self._gradients[index] = gradient * factor
@@ -342,7 +331,7 @@ class Step:
             return self._chosen(stretches, keep)
         starts, found = self.plan.starts, dict[int, list[Payload]]()
         sizes = [starts[run.last] - starts[run.first] for run in stretches]
-        for run, share in zip(stretches, shares(keep, sizes, self._version), strict=True):
+        for run, share in zip(stretches, shares(keep, sizes, self._terms.version), strict=True):
             found.update(self._chosen([run], share))
         return found
 
@@ -423,7 +412,7 @@ class Step:
             self._ledger.residual[start:end],
             self._ledger.draft[start:end],
             self._states[run.first : run.last],
-            self._samples,
+            self._terms.samples,
         )
         finite = np.isfinite(totals)
         if not finite.all():
@@ -567,13 +556,14 @@ class Step:
 
     def _context(self, index: int) -> StepContext:
         """Return the context in which a tensor is compressed."""
-        model = self._model
+        model, terms = self._model, self._terms
+        rank = model.rank if terms.rank is None else terms.rank
         return StepContext(
-            samples=self._samples,
-            version=self._version,
-            epoch=self._epoch,
-            random=Random((model.seed, model.rank, self._version, model.numbers[index])),
-            shared=Random((model.seed, self._version, model.numbers[index])),
+            samples=terms.samples,
+            version=terms.version,
+            epoch=terms.epoch,
+            random=Random((model.seed, rank, terms.version, model.numbers[index])),
+            shared=Random((model.seed, terms.version, model.numbers[index])),
             magnitudes=self._magnitudes.get(index),
             density=model.densities.get(index),
             keep=self._keep.get(index),

@@ -24,6 +24,7 @@ from ..compressors import (
     LayerRule,
     ModelCompressor,
     Payload,
+    PushTerms,
     Spike,
     Step,
     TensorSpec,
@@ -179,7 +180,9 @@ class Bundle:
         Raises:
             NonFiniteGradient: a gradient has an infinity or a NaN; only `abandon` may follow.
         """
-        self._step = self._model.begin(samples, version=version, epoch=epoch, workers=ranks)
+        self._step = self._model.begin(
+            PushTerms(samples=samples, version=version, epoch=epoch, workers=ranks)
+        )
         pieces = torch.split(gradients, self._sizes)
         sent: list[Payload] = []
         for index, (piece, used) in enumerate(zip(pieces, _used(pieces), strict=True)):

@@ -13,7 +13,16 @@ import torch
 from flat import as_push
 
 from gradwire.common.parts import Part, Plan, Unit
-from gradwire.compressors import Compressed, LayerRule, ModelCompressor, Payload, Step, TensorSpec, decode
+from gradwire.compressors import (
+    Compressed,
+    LayerRule,
+    ModelCompressor,
+    Payload,
+    PushTerms,
+    Step,
+    TensorSpec,
+    decode,
+)
 from gradwire.compressors.feedback import ErrorFeedback
 from gradwire.compressors.registry import BUILT_IN, create
 
@@ -53,7 +62,7 @@ class Subject:
 
     def begun(self, version: int, *, flush: bool = False) -> Step:
         """A step with all of its gradients."""
-        step = self.compressor.begin(8, version=version, wanted=self.wanted, flush=flush)
+        step = self.compressor.begin(PushTerms(samples=8, version=version, wanted=self.wanted, flush=flush))
         for place, gradient in enumerate(gradients(version)):
             step.add(place, gradient)
         return step
@@ -134,7 +143,9 @@ def test_an_abandoned_step_leaves_the_exact_state_of_before_it(spec: str) -> Non
         calm.step(version)
     expected = state(subject)
     subject.begun(77)
-    subject.compressor.begin(8, version=78).add(1, gradients(78)[1])  # the others never came
+    subject.compressor.begin(PushTerms(samples=8, version=78)).add(
+        1, gradients(78)[1]
+    )  # the others never came
     assert state(subject) == expected
     ours, theirs = subject.step(3), calm.step(3)
     assert [each.data.tobytes() for each in ours.payloads] == [

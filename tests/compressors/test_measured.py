@@ -12,7 +12,16 @@ import torch
 from flat import as_push, by_tensor
 
 from gradwire.common.parts import ALIGNMENT, Plan, arrange
-from gradwire.compressors import LayerRule, ModelCompressor, Payload, SparsePayload, TensorSpec, cut, decode
+from gradwire.compressors import (
+    LayerRule,
+    ModelCompressor,
+    Payload,
+    PushTerms,
+    SparsePayload,
+    TensorSpec,
+    cut,
+    decode,
+)
 from gradwire.compressors.indices import decode_indices
 
 Array = npt.NDArray[np.float32]
@@ -171,7 +180,7 @@ def test_the_last_push_has_all_of_the_residual_at_a_measured_version_too() -> No
     subject = compressor_of("randk:ratio=4,values=float32", PLANS["one merged unit"])
     subject.compress(gradients(0), 8, version=0)
     before = subject.ledger.residual.numpy().copy()
-    step = subject.begin(8, version=1, flush=True, measured=True)
+    step = subject.begin(PushTerms(samples=8, version=1, flush=True, measured=True))
     for place in reversed(range(len(SHAPES))):
         step.add(place, gradients(1)[place])
     step.commit()

@@ -17,6 +17,7 @@ from gradwire.compressors import (
     LayerRule,
     ModelCompressor,
     Payload,
+    PushTerms,
     TensorSpec,
     decode,
 )
@@ -118,7 +119,7 @@ def test_neither_parts_nor_the_order_of_gradients_have_a_say(spec: str) -> None:
     for step in range(AT + 3):
         given = gradients(step, 1e6 if step == AT else 1.0)
         found = [flat(each.compress(given, 8, version=step)) for each in (whole, apart)]
-        begun = forward.begin(8, version=step)
+        begun = forward.begin(PushTerms(samples=8, version=step))
         sent: dict[int, list[Payload]] = {}
         for place, gradient in enumerate(given):
             sent.update(begun.add(place, gradient))
@@ -147,7 +148,7 @@ def test_a_step_that_is_abandoned_or_undone_changes_nothing_of_what_is_usual() -
     subject = compressor("4bit")
     list(steps(subject, AT))
     before = subject.ledger.usual.copy()
-    begun = subject.begin(8, version=AT)
+    begun = subject.begin(PushTerms(samples=8, version=AT))
     for place in reversed(range(len(SPECS))):
         begun.add(place, gradients(AT, 1e6)[place])
     assert [spike.name for spike in begun.spikes] == [SPECS[SPIKED].name]
@@ -183,7 +184,7 @@ def test_what_is_usual_is_saved_with_the_ledger() -> None:
     list(steps(subject, AT))
     other.ledger.restore(subject.ledger.image())
     for each in (subject, other):
-        begun = each.begin(8, version=AT)
+        begun = each.begin(PushTerms(samples=8, version=AT))
         for place, gradient in enumerate(gradients(AT, 1e6)):
             begun.add(place, gradient)
         assert len(begun.spikes) == 1

@@ -16,6 +16,7 @@ from gradwire.compressors import (
     LayerRule,
     ModelCompressor,
     NonFiniteGradient,
+    PushTerms,
     SparsePayload,
     Step,
     TensorSpec,
@@ -65,7 +66,7 @@ def test_the_bits_depend_neither_on_the_plan_nor_on_the_order_of_gradients(spec:
         subject, seen = compressor_of(spec, part_bytes), list[object]()
         for version in range(4):
             given = large(version)
-            step = subject.begin(8, version=version, workers=2, flush=version == 3)
+            step = subject.begin(PushTerms(samples=8, version=version, workers=2, flush=version == 3))
             for place in map(int, order):
                 step.add(place, given[place])
             step.commit()
@@ -85,7 +86,7 @@ def test_the_bits_depend_neither_on_the_plan_nor_on_the_order_of_gradients(spec:
 def test_a_part_is_there_as_soon_as_its_last_gradient_is() -> None:
     tensors = [range(unit.first, unit.last) for unit in CUT.units]
     assert tensors == [range(4, 5), range(3, 4), range(1, 3), range(1)]
-    given, step = large(0), compressor_of("4bit").begin(8, version=0)
+    given, step = large(0), compressor_of("4bit").begin(PushTerms(samples=8, version=0))
     ready = [[*step.add(place, given[place])] for place in (4, 2, 0, 1, 3)]
     assert ready == [[0], [], [4, 5, 6, 7], [3], [1, 2]]
     for part, payloads in step.sent.items():
@@ -94,7 +95,7 @@ def test_a_part_is_there_as_soon_as_its_last_gradient_is() -> None:
 
 @pytest.mark.parametrize("spec", ["topk:clip=1", "krngc"])
 def test_what_needs_all_gradients_sends_every_part_with_the_last_one(spec: str) -> None:
-    given, step = large(0), compressor_of(spec).begin(8, version=0)
+    given, step = large(0), compressor_of(spec).begin(PushTerms(samples=8, version=0))
     counts = [len(step.add(place, given[place])) for place in (4, 2, 0, 1, 3)]
     assert counts == [0, 0, 0, 0, len(CUT.parts)]
 
@@ -109,12 +110,12 @@ def test_a_step_that_is_not_committed_changes_nothing(spec: str) -> None:
     before = kept(subject)
     given = large(77)
     for stop in range(1, len(LARGE) + 1):
-        step = subject.begin(8, version=stop)
+        step = subject.begin(PushTerms(samples=8, version=stop))
         for place in reversed(range(len(LARGE) - stop, len(LARGE))):
             step.add(place, given[place])
         assert kept(subject) == before
     given[0][0, 0] = float("nan")
-    step = subject.begin(8, version=9)
+    step = subject.begin(PushTerms(samples=8, version=9))
     step.add(4, given[4])
     with pytest.raises(NonFiniteGradient, match="'first'"):
         step.add(0, given[0])
@@ -131,7 +132,10 @@ def test_parts_that_are_not_wanted_leave_the_rest_of_the_ledger(spec: str) -> No
     for each in (subject, whole):
         each.ledger.put_back(as_push(each.compress(large(0), 8, version=0)))
     before, wanted = subject.ledger.residual.clone(), frozenset({0, 2, 5})
-    steps = subject.begin(8, version=1, wanted=wanted), whole.begin(8, version=1)
+    steps = (
+        subject.begin(PushTerms(samples=8, version=1, wanted=wanted)),
+        whole.begin(PushTerms(samples=8, version=1)),
+    )
     for step in steps:
         for place in reversed(range(len(LARGE))):
             step.add(place, large(1)[place])
@@ -172,7 +176,7 @@ def elements_of(places: Sequence[int]) -> set[int]:
 
 def a_step(subject: ModelCompressor, seed: int, absent: Sequence[int], **step: Any) -> Step:
     given = large(seed)
-    begun = subject.begin(8, version=seed, workers=2, **step)
+    begun = subject.begin(PushTerms(samples=8, version=seed, workers=2, **step))
     for place in reversed(range(len(LARGE))):
         begun.add(place, None if place in absent else given[place])
     begun.commit()
@@ -231,7 +235,7 @@ def test_the_bits_depend_neither_on_the_plan_nor_on_the_order_in_which_it_is_mis
         subject, seen = compressor_of(spec, part_bytes), list[object]()
         for version in range(6):
             given, absent = large(version), [place for place in range(5) if (version >> place % 3) % 2]
-            step = subject.begin(8, version=version, workers=2, flush=version == 5)
+            step = subject.begin(PushTerms(samples=8, version=version, workers=2, flush=version == 5))
             for place in map(int, order):
                 step.add(place, None if place in absent else given[place])
             step.commit()
@@ -296,7 +300,7 @@ def test_a_flush_sends_all_of_a_tensor_of_which_something_is_owed() -> None:
         given = [torch.zeros_like(each) for each in large(0)]
         for each in given:
             each.view(-1)[: each.numel() // 9] = 1.0
-        step = subject.begin(8, version=0, workers=2)
+        step = subject.begin(PushTerms(samples=8, version=0, workers=2))
         for place, each in enumerate(given):
             step.add(place, each)
         step.commit()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from ...compressors import (
     LayerRule,
     Ledger,
     ModelCompressor,
+    PushTerms,
     Step,
     TensorSpec,
     advice,
@@ -166,17 +168,12 @@ class Compression:
         self._slice = image["slice"]
         self.carried = image.get("carried", ())  # states of earlier builds have none
 
-    def begin(
-        self, assignment: Assignment, samples: int, *, rank: int, version: int, step: int, leaving: bool
-    ) -> Step:
+    def begin(self, assignment: Assignment, terms: PushTerms, *, leaving: bool) -> Step:
         """Begin to compress the gradients that answer an assignment.
 
         Args:
             assignment: selects the parts to send.
-            samples: number of samples behind the mean gradients, at least 1.
-            rank: number that seeds random numbers, equal for workers that compute the same gradient.
-            version: version of the parameters at which the gradients are computed; it seeds random numbers.
-            step: number of the step, by which a compressor's delay is counted.
+            terms: samples, seeds and number of the step; the assignment decides the rest.
             leaving: whether to send the whole residual too, of all parts, as float32. Ignored if the
                 assignment names the parts to send, because the lost worker's other parts count already.
 
@@ -188,21 +185,23 @@ class Compression:
             self._slice = given
             self.compressor.set_slices(max(1, assignment.slices))
         # Members of a group compute the same gradient and send different slices: each has a rank of its own.
-        self.compressor.rank = rank * max(1, assignment.slices) + assignment.slice
+        rank = (terms.rank or 0) * max(1, assignment.slices) + assignment.slice
         wanted = None
         if assignment.slices > 1:
             wanted = self.compressor.plan.slice(*given)
         elif assignment.parts:
             wanted = frozenset(assignment.parts)
         return self.compressor.begin(
-            samples,
-            version=version,
-            step=step,
-            epoch=assignment.progress,
-            workers=assignment.world,
-            wanted=wanted,
-            flush=leaving and not assignment.parts,
-            measured=self._takes_norms and is_measured(assignment.version, self.compressor.wrapping.delay),
+            replace(
+                terms,
+                rank=rank,
+                epoch=assignment.progress,
+                workers=assignment.world,
+                wanted=wanted,
+                flush=leaving and not assignment.parts,
+                measured=self._takes_norms
+                and is_measured(assignment.version, self.compressor.wrapping.delay),
+            )
         )
 
     def undoable(self, assignment: Assignment) -> bool:

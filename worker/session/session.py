@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ...common.parts import Plan
-from ...compressors import Compressed
+from ...compressors import Compressed, PushTerms
 from ...proto import messages as m
 from ...proto.transfer import digest
 from ..metrics import WorkerMetrics
@@ -349,24 +349,13 @@ class Session:
                 raise RuntimeError(f"the server sent a message of type {kind} in a job without coded packets")
 
     def begin_step(
-        self,
-        assignment: m.Assignment,
-        samples: int,
-        *,
-        rank: int,
-        version: int,
-        step: int,
-        learning_rates: Sequence[float] = (),
+        self, assignment: m.Assignment, terms: PushTerms, learning_rates: Sequence[float] = ()
     ) -> Pushing:
         """Begin a push of mean gradients; while leaving, it includes the whole residual.
 
         Args:
             assignment: assignment that the push answers.
-            samples: number of samples behind the mean gradients, at least 1.
-            rank: number that seeds random numbers besides the job's seed and `version`, equal for workers
-                that compute the same gradient.
-            version: second number that seeds random numbers.
-            step: number of the step, by which a compressor's delay is counted.
+            terms: samples, seeds and number of the step.
             learning_rates: learning rates of the server's step, by parameter group of the manifest, if the
                 owner has a scheduler. They must be the same at all workers at a version. Empty to use the
                 job's schedule.
@@ -375,10 +364,8 @@ class Session:
             The push, to which gradients are added.
         """
         if self._auto is not None:
-            self._auto.begin(step)
-        compressing = self._compression.begin(
-            assignment, samples, rank=rank, version=version, step=step, leaving=self.leaving
-        )
+            self._auto.begin(terms.version if terms.step is None else terms.step)
+        compressing = self._compression.begin(assignment, terms, leaving=self.leaving)
         if self.leaving:  # the push includes the whole residual: its rate limit was meant for fewer bytes
             self._connection.hurry()
         self.seq += 1
@@ -388,7 +375,7 @@ class Session:
             self._metrics,
             self.seq,
             assignment,
-            samples,
+            terms.samples,
             compressing,
             self._auto,
             learning_rates,

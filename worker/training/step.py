@@ -58,6 +58,7 @@ from typing import Any
 
 import torch
 
+from ...compressors import PushTerms
 from ...proto import messages as m
 from ..metrics import WorkerMetrics
 from ..session.pushing import Pushing
@@ -195,14 +196,9 @@ class Strategy(ABC):
             The push, to which gradients are added.
         """
         version, rank = self.seeds(assignment)
-        return self.session.begin_step(
-            assignment,
-            samples,
-            rank=rank,
-            version=version,
-            step=self.steps if self.single else assignment.version,
-            learning_rates=learning_rates,
-        )
+        step = self.steps if self.single else assignment.version
+        terms = PushTerms(samples=samples, version=version, step=step, rank=rank)
+        return self.session.begin_step(assignment, terms, learning_rates)
 
     def commit(
         self, pushing: Pushing, loss: float | None, of: TrainingStep, *, computing_s: float = 0.0

@@ -26,6 +26,7 @@ from gradwire.compressors import (
     LinearPayload,
     ModelCompressor,
     Payload,
+    PushTerms,
     QuantizedPayload,
     SparsePayload,
     TensorSpec,
@@ -343,7 +344,7 @@ def test_slices_of_parts_go_down_where_they_belong(slices: int) -> None:
         model = ModelCompressor(WIDE_MANIFEST.specs, "topk:values=float32", LayerRule(), 1, number, plan=plan)
         model.set_slices(slices)
         wanted = plan.slice(number, slices)
-        step = model.begin(32, version=0, wanted=wanted)
+        step = model.begin(PushTerms(samples=32, version=0, wanted=wanted))
         generator = torch.Generator().manual_seed(number)
         for place, spec in enumerate(WIDE_MANIFEST.specs):
             step.add(place, torch.randn(spec.shape, generator=generator))
@@ -454,7 +455,7 @@ def run_of_versions(plan: Plan, absent: int | None) -> tuple[list[list[bytes]], 
         for rank, compressor in enumerate(compressors):
             generator = torch.Generator().manual_seed(100 * version + rank)
             step = ModelCompressor(SPECS, compressor, LayerRule(), 1, rank, plan=plan).begin(
-                8, version=version
+                PushTerms(samples=8, version=version)
             )
             for place, spec in enumerate(SPECS):
                 gradient = torch.randn(spec.shape, generator=generator)

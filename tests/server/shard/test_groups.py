@@ -12,7 +12,7 @@ import torch
 from pushes import Share, apply, pushed
 
 from gradwire.common.parts import ALIGNMENT, Plan, divide
-from gradwire.compressors import LayerRule, ModelCompressor, decode
+from gradwire.compressors import LayerRule, ModelCompressor, PushTerms, decode
 from gradwire.optim.optimizer import Optimizer, OptimizerGroup, parse_optimizer
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
@@ -63,7 +63,7 @@ def gradients(step: int, rank: int = 0, scale: float = 1.0) -> list[torch.Tensor
 def share(
     compressor: ModelCompressor, given: Sequence[torch.Tensor | None], version: int, samples: int = 8
 ) -> Share:
-    making = compressor.begin(samples, version=version)
+    making = compressor.begin(PushTerms(samples=samples, version=version))
     for place, gradient in enumerate(given):
         making.add(place, gradient)
     making.commit()

@@ -15,7 +15,7 @@ import torch
 from pushes import apply, cut_plan, pushed
 
 from gradwire.common.parts import Plan, arrange, divide
-from gradwire.compressors import LayerRule, ModelCompressor, TensorSpec, decode
+from gradwire.compressors import LayerRule, ModelCompressor, PushTerms, TensorSpec, decode
 from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.planning import NORM_VERSIONS, is_measured
 from gradwire.proto.manifest import Manifest
@@ -97,7 +97,7 @@ def step(
     """
     shares, sent = [], list[Array]()
     for rank, compressor in enumerate(compressors):
-        begun = compressor.begin(8, version=base, measured=measured)
+        begun = compressor.begin(PushTerms(samples=8, version=base, measured=measured))
         for place, gradient in reversed([*enumerate(gradients(rank))]):
             begun.add(place, None if (rank, place) in absent else gradient)
         begun.commit()

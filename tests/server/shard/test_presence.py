@@ -19,6 +19,7 @@ from gradwire.compressors import (
     LayerRule,
     ModelCompressor,
     Payload,
+    PushTerms,
     SparsePayload,
     TensorSpec,
     cutting,
@@ -76,7 +77,7 @@ def compressor(spec: str, plan: Plan, rank: int = 0) -> ModelCompressor:
 def push(
     subject: ModelCompressor, gradients: Sequence[torch.Tensor | None], version: int, samples: int = 8
 ) -> Share:
-    step = subject.begin(samples, version=version)
+    step = subject.begin(PushTerms(samples=samples, version=version))
     for place in reversed(EVERY):
         step.add(place, gradients[place])
     step.commit()

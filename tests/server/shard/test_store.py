@@ -17,7 +17,7 @@ from pushes import Applied, Share, apply, bits, cut_plan, dense, pushed, replica
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from gradwire.common.parts import Plan, divide
-from gradwire.compressors import LayerRule, ModelCompressor
+from gradwire.compressors import LayerRule, ModelCompressor, PushTerms
 from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
@@ -311,9 +311,9 @@ def test_a_step_that_fails_in_its_last_part_leaves_the_version_before_it(downlin
         manifest(), values, downlink, lambda ps: Optimizer(options, ps, 0.1), keep_last=True, plan=plan
     )
     model = ModelCompressor(manifest().specs, "topk:ratio=4", LayerRule(), 1, 0, plan=plan)
-    making, before = model.begin(8, version=0), list[torch.Tensor]()
+    making, before = model.begin(PushTerms(samples=8, version=0)), list[torch.Tensor]()
     for version in range(1, 4):
-        making = model.begin(8, version=version)
+        making = model.begin(PushTerms(samples=8, version=version))
         for place, given in enumerate(gradients(version, 0)):
             making.add(place, given * (1e38 if (version, place) == (3, 0) else 1))
         making.commit()
@@ -388,7 +388,7 @@ def large_shares(compressors: Sequence[ModelCompressor], step: int) -> list[Shar
     found: list[Share] = []
     for rank, compressor in enumerate(compressors):
         generator = torch.Generator().manual_seed(10 * step + rank)
-        making = compressor.begin(8 + rank, version=step)
+        making = compressor.begin(PushTerms(samples=8 + rank, version=step))
         for place, spec in enumerate(LARGE.specs):
             making.add(place, torch.randn(spec.shape, generator=generator))
         making.commit()

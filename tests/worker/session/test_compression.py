@@ -16,6 +16,7 @@ from gradwire.compressors import (
     ModelCompressor,
     NonFiniteGradient,
     Payload,
+    PushTerms,
     Step,
     TensorSpec,
     decode,
@@ -43,7 +44,7 @@ def gradients(seed: int) -> list[torch.Tensor]:
 def begun(subject: Compression, given: Assignment, tensors: list[torch.Tensor], **changes: bool) -> Step:
     """A step with all of its gradients."""
     version, leaving = given.version, changes.get("leaving", False)
-    step = subject.begin(given, 8, rank=0, version=version, step=version, leaving=leaving)
+    step = subject.begin(given, PushTerms(samples=8, version=version), leaving=leaving)
     for place in reversed(range(len(tensors))):
         step.add(place, tensors[place])
     return step
@@ -193,7 +194,7 @@ def test_gradients_leave_alone_where_the_server_measures_their_norms(fusion: str
     for version in range(60):
         tensors = gradients(version)
         given = Assignment(id=1, world=1, version=version)
-        step = subject.begin(given, 8, rank=0, version=version + 7, step=version, leaving=False)
+        step = subject.begin(given, PushTerms(samples=8, version=version + 7, step=version), leaving=False)
         for place in (1, 0):
             step.add(place, tensors[place])
         step.commit()

@@ -14,7 +14,7 @@ from scripted import Script, updates
 from torch import nn
 
 from gradwire.common.parts import ALIGNMENT, Plan
-from gradwire.compressors import LayerRule, ModelCompressor, NonFiniteGradient, decode
+from gradwire.compressors import LayerRule, ModelCompressor, NonFiniteGradient, PushTerms, decode
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.worker.metrics import WorkerMetrics
@@ -70,7 +70,7 @@ def push(
 
 def begun(subject: Session, given: m.Assignment, tensors: list[torch.Tensor]) -> Pushing:
     """A push of which all parts have been sent."""
-    pushing = subject.begin_step(given, 4, rank=0, version=given.version, step=given.version)
+    pushing = subject.begin_step(given, PushTerms(samples=4, version=given.version))
     for place in reversed(range(len(tensors))):
         pushing.add(place, tensors[place])
     return pushing
@@ -187,7 +187,7 @@ def in_parts(script: Script) -> tuple[Session, list[torch.Tensor]]:
 def test_parts_leave_before_the_push_counts() -> None:
     script = Script()
     subject, given = in_parts(script)
-    pushing = subject.begin_step(assignment(1), 4, rank=0, version=0, step=0)
+    pushing = subject.begin_step(assignment(1), PushTerms(samples=4))
     pushing.add(1, given[1])
     assert [*script.parts] == [(1, 0)]
     pushing.add(0, given[0])
@@ -282,7 +282,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_changes_nothing() -> None:
     subject, other = session(script), session(calm)
     bad = gradients(1)
     bad[0][0, 0] = float("nan")
-    pushing = subject.begin_step(assignment(1), 4, rank=0, version=0, step=0)
+    pushing = subject.begin_step(assignment(1), PushTerms(samples=4))
     pushing.add(1, bad[1])
     with pytest.raises(NonFiniteGradient):
         pushing.add(0, bad[0])
@@ -433,7 +433,7 @@ def test_learning_rates_go_with_every_part_of_their_push() -> None:
     torch.manual_seed(1)
     given = [torch.randn(100, 100), torch.randn(100)]
     for id, rates in ((1, (0.1, 0.2)), (2, ())):
-        pushing = subject.begin_step(assignment(id), 4, rank=0, version=0, step=0, learning_rates=list(rates))
+        pushing = subject.begin_step(assignment(id), PushTerms(samples=4), list(rates))
         for place in (1, 0):
             pushing.add(place, given[place])
         subject.commit(pushing, 0.5)
