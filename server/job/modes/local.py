@@ -50,7 +50,7 @@ With `delayed=on` workers are told the samples of the next round, and begin its 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from ....common.configuration import UsageError, option
@@ -86,25 +86,43 @@ def _parse_outer(text: str) -> OptimizerOptions:
     return found
 
 
+def _text(value: object) -> str:
+    """Return the value of an option as a spec writes it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+_PLAIN = "sgd at outer_rate=1"
+_EXCLUDED = (  # an option that is on, the value that another one must have then, and the reason
+    ("delayed", "by", "loss", "steps computed meanwhile hide the exchange; set a number of steps instead"),
+    ("elastic", "steps", "a number", ""),
+    ("elastic", "correction", "0", "the elastic term already pulls"),
+    ("elastic", "delayed", "off", ""),
+    ("elastic", "outer", _PLAIN, "the center moves by the sum of the differences itself"),
+    ("overlay", "correction", "0", "it would pull the applied residual back"),
+    ("overlay", "elastic", "0", ""),
+    ("overlay", "delayed", "off", ""),
+    ("overlay", "outer", _PLAIN, "workers can only foresee the effect of their residuals on a plain mean"),
+    ("fragments", "correction", "0", "it would pull back the changes that workers carry between rounds"),
+    ("fragments", "elastic", "0", "it would pull back the changes that workers carry between rounds"),
+)
+_REFUSED = (  # an option that is on, an option of the server that is refused then, and the reason
+    ("delayed", "--overlap both", "the exchange already runs beside the next round; leave one of them out"),
+    ("elastic", "--overlap both", "changes leave after the last step; use --overlap backward"),
+    ("elastic", "--clip-norm", "the center moves by a sum, which must not be clipped; leave one of them out"),
+    ("elastic", "--script", "scripts keep no parameters of their own; leave one of them out"),
+    ("fragments", "--overlap both", "changes leave after the last step; use --overlap backward"),
+    ("fragments", "--downlink", "it would send the whole model in each round; use auto"),
+    ("overlay", "--overlap both", "it needs all of the model at once; use --overlap backward"),
+    ("clip", "--overlap both", "it needs all of the model at once; use --overlap backward"),
+    ("clip", "--script", "scripts take their own steps; call torch.nn.utils.clip_grad_norm_ in them"),
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalOptions(ModeOptions):
-    """Rounds of several local steps each, whose changes are averaged.
-
-    Attributes:
-        steps: number of local steps in a round, or "adaptive".
-        first: number of adaptive steps in the first round (H_0).
-        most: limit of adaptive steps (H_max).
-        by: quantity that adaptive steps follow: "loss", "time", or "both" for the smaller result.
-        correction: fraction of the distance to the global model by which each step moves back, 0 to 1.
-        outer: spec of the optimizer that is applied to the mean change.
-        outer_rate: learning rate of the outer optimizer.
-        delayed: True if workers begin the next round's steps while the changes of this round are exchanged.
-        elastic: α of elastic averaging: share of its distance from the center by which each worker moves, and
-            pulls the center, after a round; 0 for rounds that begin at the global model.
-        overlay: True if workers begin a round with the unsent part of their own changes applied.
-        clip: largest Euclidean norm of the gradient of each local step of a task; 0 for no limit.
-        fragments: number of fragments of the model, of which each round exchanges one.
-    """
+    """Rounds of several local steps each, whose changes are averaged."""
 
     steps: str = option("adaptive", "local steps of a round, a number or adaptive", parse=_parse_steps)
     first: int = option(4, "adaptive steps of the first round", least=1)
@@ -151,56 +169,28 @@ class LocalOptions(ModeOptions):
             raise ValueError(f"first: expected at most `most`, which is {self.most}, got {self.first}")
         if self.by != "loss" and self.steps != "adaptive":
             raise ValueError(f"by: expected steps=adaptive with {self.by}, got steps={self.steps}")
-        if self.delayed and self.steps == "adaptive" and self.by != "loss":
-            raise ValueError(
-                f"by: expected loss with delayed=on, got {self.by}: steps that are computed meanwhile hide "
-                "the time of the exchange; set a number of steps instead"
-            )
+        for name, other, expected, why in _EXCLUDED:
+            found = self._found(other)
+            if self._is_on(name) and found != expected:
+                with_it = f"{name}={self._found(name)}"
+                reason = f": {why}" if why else ""
+                remedy = f"; add {other}={expected}" if expected in ("0", "off") else ""
+                raise ValueError(f"{other}: expected {expected} with {with_it}, got {found}{reason}{remedy}")
 
-        if self.elastic:
-            self._check_elastic()
-        if self.overlay:
-            self._check_overlay()
-        for name in ("correction", "elastic") if self.fragments > 1 else ():
-            if value := getattr(self, name):
-                raise ValueError(
-                    f"{name}: expected 0 with fragments={self.fragments}, got {value:g}: it would pull back "
-                    f"the changes that workers carry from round to round; add {name}=0"
-                )
+    def _is_on(self, name: str) -> bool:
+        """Return True if an option has another value than its default."""
+        defaults = {each.name: each.default for each in fields(self)}
+        return bool(getattr(self, name) != defaults[name])
 
-    def _check_overlay(self) -> None:
-        """Raise ValueError for options with which the overlay is not defined."""
-        if self.correction:
-            raise ValueError(
-                f"correction: expected 0 with overlay=on, got {self.correction:g}: it would pull the applied "
-                "residual back; add correction=0"
-            )
-        for name, value, other in (("elastic", f"{self.elastic:g}", "0"), ("delayed", "on", "off")):
-            if getattr(self, name):
-                raise ValueError(f"{name}: expected {other} with overlay=on, got {value}")
-        if _parse_outer(self.outer) != Sgd() or self.outer_rate != 1:
-            raise ValueError(
-                f"outer: expected sgd at outer_rate=1 with overlay=on, got {self.outer} at "
-                f"{self.outer_rate:g}: a worker can only foresee the effect of its residual on a plain mean"
-            )
-
-    def _check_elastic(self) -> None:
-        """Raise ValueError for options that elastic averaging does not define."""
-        expected = f"with elastic={self.elastic:g}"
-        if self.steps == "adaptive":
-            raise ValueError(f"steps: expected a number {expected}, got adaptive")
-        if self.correction:
-            raise ValueError(
-                f"correction: expected 0 {expected}, got {self.correction:g}: the elastic term already "
-                "pulls; add correction=0"
-            )
-        if self.delayed:
-            raise ValueError(f"delayed: expected off {expected}, got on")
-        if _parse_outer(self.outer) != Sgd() or self.outer_rate != 1:
-            raise ValueError(
-                f"outer: expected sgd at outer_rate=1 {expected}, got {self.outer} at {self.outer_rate:g}: "
-                "the center moves by the sum of the differences itself"
-            )
+    def _found(self, name: str) -> str:
+        """Return the value of an option as `_EXCLUDED` writes it."""
+        value = getattr(self, name)
+        if name == "steps" and value != "adaptive":
+            return "a number"
+        if name == "outer":
+            plain = _parse_outer(self.outer) == Sgd()
+            return f"{'sgd' if plain else self.outer} at outer_rate={self.outer_rate:g}"
+        return _text(value)
 
     @property
     def workers_step(self) -> bool:
@@ -208,12 +198,10 @@ class LocalOptions(ModeOptions):
 
     @property
     def work(self) -> str:
-        delayed = "on" if self.delayed else "off"
-        elastic = f",elastic={self.elastic!r}" if self.elastic else ""
-        overlay = ",overlay=on" if self.overlay else ""
-        clip = f",clip={self.clip!r}" if self.clip else ""
-        fragments = f",fragments={self.fragments}" if self.fragments > 1 else ""
-        return f"local:correction={self.correction!r},delayed={delayed}{elastic}{overlay}{clip}{fragments}"
+        names = "correction", "delayed", "elastic", "overlay", "clip", "fragments"
+        always = names[:2]
+        told = [name for name in names if name in always or self._is_on(name)]
+        return "local:" + ",".join(f"{name}={_text(getattr(self, name))}" for name in told)
 
     def next_steps(self, loss_ratio: float, rate_ratio: float, time_ratio: float = math.nan) -> int:
         """Return the number of local steps in the next round.
@@ -255,40 +243,18 @@ class LocalOptions(ModeOptions):
                 f"--overlap both: not with --mode local:by={self.by}: the time of an exchange beside "
                 "computation is not known; use by=loss, a number of steps, or --overlap backward"
             )
-        both, script = settings.overlap == "both", settings.script
-        if self.delayed and both:
-            raise UsageError(
-                "--overlap both: not with --mode local:delayed=on: the exchange already runs beside the next "
-                "round; leave one of them out"
-            )
-        if self.elastic:
+        if self._is_on("elastic") or self._is_on("overlay") or self._is_on("fragments"):
             needs_mean(settings)
-            given = {"--overlap both": both, "--clip-norm": bool(settings.clip_norm), "--script": script}
-            for name in (name for name, is_given in given.items() if is_given):
-                raise UsageError(f"{name}: not with --mode local:elastic={self.elastic:g}")
-        if self.overlay or self.fragments > 1:
-            needs_mean(settings)
-        if self.fragments > 1 and both:
-            raise UsageError(
-                f"--overlap both: not with --mode local:fragments={self.fragments}: changes leave after the "
-                "last step; use --overlap backward"
-            )
-        if self.fragments > 1 and settings.downlink != "auto":
-            raise UsageError(
-                f"--downlink {settings.downlink}: not with --mode local:fragments={self.fragments}: it would "
-                "send the whole model in each round; use auto"
-            )
-        for name in (name for name, is_on in (("overlay=on", self.overlay), ("clip", self.clip)) if is_on):
-            if both:
-                raise UsageError(
-                    f"--overlap both: not with --mode local:{name}: it needs all of the model at once; use "
-                    "--overlap backward"
-                )
-        if self.clip and script:
-            raise UsageError(
-                f"--script: not with --mode local:clip={self.clip:g}: scripts take their own steps; call "
-                "torch.nn.utils.clip_grad_norm_ before optimizer.step()"
-            )
+        given = {
+            "--overlap both": settings.overlap == "both",
+            "--clip-norm": bool(settings.clip_norm),
+            "--script": settings.script,
+            "--downlink": settings.downlink != "auto",
+        }
+        for name, option_, why in _REFUSED:
+            if self._is_on(name) and given[option_]:
+                value = f" {settings.downlink}" if option_ == "--downlink" else ""
+                raise UsageError(f"{option_}{value}: not with --mode local:{name}={self._found(name)}: {why}")
         needs_workers(settings, 1)
 
     def steps_parts(self, settings: ServerSettings) -> bool:
