@@ -17,7 +17,7 @@ and step:
 
               A level X is sent from 0.75 X on, the middle between it and the level below, and not from X on.
               For the first level the middle between it and 0 would be 0.5 X: that was tried, and did not
-              change losses (docs/measurements/2026-11-4bit-first-level.md). Rounded to the nearest, the error
+              change losses (records/2026-11-4bit-first-level.md). Rounded to the nearest, the error
               has either sign equally often. Cut off towards zero, the residual has the gradient's sign, and
               Adam lost by that (docs/explanation/accuracy.md#adam).
 

@@ -70,7 +70,7 @@ NAMES = {  # replaced name: name of today
     "still_s": "stalled_s",
 }
 LEFT_OUT = re.compile(
-    r"_pb2|^proto/messages\.py$|^CHANGELOG\.md$|^docs/measurements/|^tests/prose\.py$|^tests/test_prose\.py$"
+    r"_pb2|^proto/messages\.py$|^CHANGELOG\.md$|^records/|^tests/prose\.py$|^tests/test_prose\.py$"
 )
 
 _WORDS = re.compile("|".join(rf"\b(?:{words})\b" for words in WORDS), re.I)

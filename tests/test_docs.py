@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+RECORDS = sorted((ROOT / "records").glob("*.md"))  # of their date: what they name may be gone
 
 
 def test_metrics_are_exported_under_the_names_in_their_tables() -> None:
@@ -56,6 +57,14 @@ def of_this_release(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_names_exists(page: Path) -> None:
     assert claims.problems(of_this_release(page)) == []
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_a_record_says_at_its_top_which_of_its_benchmarks_are_gone(record: Path) -> None:
+    text = record.read_text()
+    (said,) = re.findall(r"^Gone since then: (.*)\.$", text, re.M) or [""]
+    named = set(re.findall(r"\bgc-bench ([a-z]+)\b", text)) - set(claims.BENCHES)
+    assert set(re.findall(r"`gc-bench (\w+)`", said)) == named
 
 
 def test_modules_and_names_in_the_architecture_exist() -> None:
@@ -217,7 +226,7 @@ def anchors(page: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *RECORDS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" in link:

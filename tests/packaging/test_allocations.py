@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # Programs of their own: they allocate data and networks as a user's script does, and import no user's code.
-OF_THEIR_OWN = ("benchmarks/", "deploy/kubernetes/script/", "docs/", "examples/", "tests/", ".")
+OF_THEIR_OWN = ("benchmarks/", "deploy/kubernetes/script/", "docs/", "examples/", "records/", "tests/", ".")
 BUILT_IN_TASKS = ("characters", "digits", "hyperspectral", "images", "networks")
 ALLOCATES = {
     *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace"),
