@@ -8,13 +8,13 @@ Three suites, each with its tasks, its rows and its claims; the exit code is 1 i
 
 Runs with the same seed share initial parameters and sample order, so differences are computed between them.
 In `adam` real daemons train, as gc-run starts them. In the other suites one process trains as all workers and
-the server would, and the bytes are those of payloads. Beside each row of `compressors` stands a control:
-Top-K with the ratio at which it sends as many bytes.
+the server would, and the bytes are those of payloads.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import multiprocessing
 import tempfile
@@ -28,7 +28,6 @@ from typing import Any
 from ..common.exits import Exit
 from ..compressors import create, parse_downlink
 from ..deploy.processes import RunError
-from ..deploy.report import write_atomically
 from ..settings import RunSettings
 from . import jobs, output
 from .arguments import at_least_one, check_module, file_to_write, option
@@ -40,19 +39,13 @@ WORKERS = 4
 BATCH = 16
 SCHEDULE = "cosine:warmup=0.4"
 SHOWN_EPOCHS = (1, 5, 10, 20, 30)  # columns of the table, where accuracies after each epoch are known
-# Least and largest ratio of a control. At the largest, Top-K sends hardly more than the uncompressed biases.
-CONTROL_RATIOS = (1.0, 1e5)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """The description of one training to its end, which `simulate` or `train` performs.
+    """One training to its end, which `simulate` or `train` performs.
 
     Attributes:
-        task: spec of the task.
-        setup: compressor, mode and optimizer.
-        seed: seed of parameters and sample order.
-        epochs: number of epochs.
         downlink: spec of the compressor of updates.
         score: quantity that the suite compares.
     """
@@ -83,19 +76,10 @@ class TrainingRun:
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyRow:
-    """A row of the table: one setup on one task.
-
-    Attributes:
-        setup: compressor, mode and optimizer.
-        runs: results, one per seed.
-        control: spec of Top-K with as many bytes; None if there is no control.
-        control_runs: results of the control, one per seed; empty if there is none.
-    """
+    """A row of the table: one setup on one task, with a result for each seed."""
 
     setup: TrainingSetup
     runs: Sequence[TrainingRun]
-    control: str | None = None
-    control_runs: Sequence[TrainingRun] = ()
 
 
 def simulate(job: TrainingJob) -> TrainingRun:
@@ -158,109 +142,15 @@ def train(job: TrainingJob) -> TrainingRun:
     )
 
 
-class Bench:
-    """A context that runs the trainings of a suite and remembers their results, so that each runs once.
-
-    Trainings without daemons run several at a time.
-    """
-
-    def __init__(self, suite: Suite, given: argparse.Namespace) -> None:
-        """Args:
-        suite: the suite to run.
-        given: parsed options of the command.
-        """
-        self._suite, self._seeds, self._epochs = suite, given.seeds, given.epochs
-        self._downlink = given.downlink
-        # Spawned, because torch's threads do not survive a fork.
-        context = multiprocessing.get_context("spawn")
-        self._pool = None if suite.daemons else ProcessPoolExecutor(given.jobs, mp_context=context)
-        self._runs: dict[tuple[str, TrainingSetup], list[TrainingRun]] = {}
-
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def run(self, task: str, setup: TrainingSetup) -> list[TrainingRun]:
-        """Return the results of training a setup, one per seed. It is trained unless it has been before.
-
-        The scores are also printed on standard error.
-        """
-        if (task, setup) not in self._runs:
-            wanted = [
-                TrainingJob(
-                    task=task,
-                    setup=setup,
-                    seed=seed,
-                    epochs=self._epochs,
-                    downlink=self._downlink,
-                    score=self._suite.score,
-                )
-                for seed in self._seeds
-            ]
-            found = list(self._pool.map(simulate, wanted) if self._pool is not None else map(train, wanted))
-            self._runs[task, setup] = found
-            shown = ", ".join("diverged" if run.score is None else f"{run.score:.4f}" for run in found)
-            output.say(f"{task}, {name_of(setup, self._suite)}: {shown}")
-        return self._runs[task, setup]
-
-    def row(self, task: str, setup: TrainingSetup) -> AccuracyRow:
-        """Train a setup and, in suites with controls, its control; return both as a row."""
-        runs = self.run(task, setup)
-        control = None
-        if self._suite.controls and setup.compressor.partition(":")[0] not in ("none", "topk"):
-            control = self._control(task, runs[0].bytes_up)
-        others = () if control is None else self._top_k(task, control)
-        return AccuracyRow(setup=setup, runs=runs, control=control, control_runs=others)
-
-    def _top_k(self, task: str, spec: str) -> list[TrainingRun]:
-        return self.run(task, TrainingSetup(compressor=spec))
-
-    def _control(self, task: str, bytes_up: int) -> str | None:
-        """Return the spec of Top-K that sends about `bytes_up` bytes; None if there is none.
-
-        It takes two probes, because an index takes more bits where fewer elements are kept.
-        """
-        ratio = 100.0
-        # At the largest ratio, Top-K sends hardly more than the small tensors, which are not compressed.
-        fixed = self._top_k(task, f"topk:ratio={CONTROL_RATIOS[1]:g}")[0].bytes_up
-        for _ in range(2):
-            probe = self._top_k(task, f"topk:ratio={ratio:g}")[0]
-            found = control_of(bytes_up, probe.bytes_up, ratio, fixed)
-            if found is None or found == CONTROL_RATIOS[0]:
-                return None
-            ratio = float(f"{found:.3g}")
-        return f"topk:ratio={ratio:g}"
-
-
-def control_of(bytes_up: int, probe_bytes: int, probe_ratio: float, fixed_bytes: int) -> float | None:
-    """Return the ratio at which Top-K should send `bytes_up` bytes; None if it sends more at every ratio.
-
-    Bytes beyond `fixed_bytes` are taken to be inversely proportional to the ratio.
-
-    Args:
-        bytes_up: bytes to send.
-        probe_bytes: bytes that a run of Top-K has sent.
-        probe_ratio: ratio of that run.
-        fixed_bytes: bytes of the small tensors, which are sent at every ratio.
-    """
-    if bytes_up <= fixed_bytes:
-        return None
-    low, high = CONTROL_RATIOS
-    ratio = probe_ratio * (probe_bytes - fixed_bytes) / (bytes_up - fixed_bytes)
-    return min(max(ratio, low), high)
+def trained(jobs: Sequence[TrainingJob], pool: ProcessPoolExecutor | None) -> list[TrainingRun]:
+    """Return the results of jobs: of the processes of `pool`, or of daemons, one job after the other."""
+    return list(map(train, jobs) if pool is None else pool.map(simulate, jobs))
 
 
 def gains(runs: Sequence[TrainingRun], others: Sequence[TrainingRun], score: Score) -> list[float]:
     """Return by seed how much better a run is than the run of another setup; minus infinity if one diverged.
 
     The gain is the difference of accuracies, or the fraction by which the loss is lower.
-
-    Args:
-        runs, others: results of the two setups, one per seed, with the same seeds.
-        score: quantity in the results.
     """
     found: list[float] = []
     for run, other in zip(runs, others, strict=True):
@@ -299,14 +189,8 @@ def name_of(setup: TrainingSetup, suite: Suite) -> str:
 
 
 def markdown(task: str, rows: Sequence[AccuracyRow], suite: Suite, given: argparse.Namespace) -> str:
-    """Return the Markdown table of one task.
-
-    Args:
-        task: spec of the task.
-        rows: rows of the table. The first is the baseline, to which bytes and scores are compared.
-        suite: suite of the rows.
-        given: parsed options of the command.
-    """
+    """Return the Markdown table of one task. Its first row is the baseline, to which bytes and scores are
+    compared."""
     baseline = rows[0].runs
     epochs = [each for each in SHOWN_EPOCHS if suite.score == "mean accuracy" and each <= given.epochs]
 
@@ -325,15 +209,9 @@ def markdown(task: str, rows: Sequence[AccuracyRow], suite: Suite, given: argpar
         found = gains(row.runs, baseline, suite.score)
         yield f"{-100 * fmean(found):+.1f} %" if suite.score == "loss" else _signed(found)
         yield from (bytes_of(row.runs, way) for way in ("bytes_up", "bytes_down"))
-        if suite.controls and row.control is None:
-            yield from "–––"
-        elif row.control is not None:
-            yield from (f"`{row.control}`", bytes_of(row.control_runs, "bytes_up"))
-            yield estimate([run.score for run in row.control_runs if run.score is not None])
 
-    control = ("equal-bytes Top-K", "bytes", suite.score) if suite.controls else ()
     by_epoch = (f"epoch {epoch}" for epoch in epochs)
-    headings = "compressor", *by_epoch, suite.score, "against `none`", "bytes up", "bytes down", *control
+    headings = "compressor", *by_epoch, suite.score, "against `none`", "bytes up", "bytes down"
     text = f"`{task}`, `--downlink {given.downlink}`, {given.epochs} epochs, seeds "
     text += f"{', '.join(map(str, given.seeds))}; mean ± half-width of the 95 % interval.\n\n"
     return f"{text}{output.table(headings, map(cells, rows))}\n"
@@ -352,8 +230,6 @@ def to_json_dict(task: str, row: AccuracyRow, given: argparse.Namespace) -> Mapp
         **dataclasses.asdict(row.setup),
         "seeds": given.seeds,
         "runs": [dataclasses.asdict(run) for run in row.runs],
-        "control": row.control,
-        "control_runs": [dataclasses.asdict(run) for run in row.control_runs],
     }
 
 
@@ -374,7 +250,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--jobs", at_least_one, 2, "N", "number of concurrent runs, in suites without daemons")
     text = "file for all runs as JSON, written again after each row"
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help=text)
-    parser.add_argument("--markdown", type=file_to_write, metavar="FILE", help="file for the printed tables")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -397,19 +272,35 @@ def run(given: argparse.Namespace) -> int:
     texts: list[str] = []
     reports: list[Mapping[str, Any]] = []
     failed: list[str] = []
-    with Bench(suite, given) as bench:
+    with contextlib.ExitStack() as stack:
+        pool = None
+        if not suite.daemons:
+            # Spawned, because torch's threads do not survive a fork.
+            pool = ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn"))
+            stack.callback(pool.shutdown, cancel_futures=True)
         for task in given.tasks:
             rows: list[AccuracyRow] = []
             for setup in setups:
-                rows.append(bench.row(task, setup))
+                wanted = [
+                    TrainingJob(
+                        task=task,
+                        setup=setup,
+                        seed=seed,
+                        epochs=given.epochs,
+                        downlink=given.downlink,
+                        score=suite.score,
+                    )
+                    for seed in given.seeds
+                ]
+                runs = trained(wanted, pool)
+                shown = ", ".join("diverged" if run.score is None else f"{run.score:.4f}" for run in runs)
+                output.say(f"{task}, {name_of(setup, suite)}: {shown}")
+                rows.append(AccuracyRow(setup=setup, runs=runs))
                 reports.append(to_json_dict(task, rows[-1], given))
                 output.write_json(given.json, reports)
             texts.append(markdown(task, rows, suite, given))
             failed += [f"{task}: {sentence}" for sentence in broken_claims(claims, rows, suite)]
-    text = "\n".join(texts)
-    print(text)
+    print("\n".join(texts))
     for sentence in failed:
         print(f"does not hold: {sentence}")
-    if given.markdown is not None:
-        write_atomically(given.markdown, text)
     return 1 if failed else Exit.DONE

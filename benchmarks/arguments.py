@@ -10,6 +10,7 @@ from ..deploy.arguments import at_least_one as at_least_one
 from ..deploy.arguments import check_module as check_module
 from ..deploy.arguments import file_to_write as file_to_write
 from ..deploy.arguments import plot_to_write as plot_to_write
+from ..planning.models import tensors
 
 MBIT = "Mbit/s of each link in each direction; 0 for no limit"  # help of --mbit
 
@@ -21,27 +22,13 @@ class BenchError(argparse.ArgumentTypeError):
 def option(
     parser: argparse.ArgumentParser, flag: str, read: Any, default: Any, metavar: str, text: str
 ) -> None:
-    """Add an option to a parser, with its default at the end of its help text.
-
-    Args:
-        parser: receives the option.
-        flag: name of the option, such as --steps.
-        read: function that parses the option's text.
-        default: value if the option is not given, or its text.
-        metavar: name of the value in the help.
-        text: help text.
-    """
+    """Add an option to a parser, with its default at the end of its help text."""
     shown = f"{text} (default: %(default)s)"
     parser.add_argument(flag, type=read, default=default, metavar=metavar, help=shown)
 
 
 def json_option(parser: argparse.ArgumentParser, content: str = "every row") -> None:
-    """Add the option --json, the path of a file for the results.
-
-    Args:
-        parser: receives the option.
-        content: name of the results in the help text.
-    """
+    """Add the option --json, the path of a file for the results, which `content` names in the help."""
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help=f"file for {content}, as JSON")
 
 
@@ -61,6 +48,22 @@ def amount(text: str) -> float:
         found = -1.0
     if not 0 <= found < float("inf"):
         raise BenchError(f"expected a finite number of at least 0, got {text!r}")
+    return found
+
+
+def amounts(text: str) -> list[float]:
+    """Parse finite numbers of at least 0, separated by commas."""
+    return [amount(part) for part in text.split(",")]
+
+
+def layer_tables(text: str) -> list[str]:
+    """Parse names of layer tables of `planning.models`, separated by commas."""
+    found = text.split(",")
+    for name in found:
+        try:
+            tensors(name)
+        except ValueError as error:
+            raise BenchError(str(error)) from None
     return found
 
 

@@ -6,8 +6,10 @@ compression, a new payload. Its peer is `torch.add_` on float32 tensors of that 
 element, timed alternately with it; medians are compared. The bytes counted as moved are the payload and the
 least that feedback needs, 12 bytes per element to read gradient and residual and write the residual.
 
-Below the table stand exact selection of the largest 1 % beside `torch.topk` and `np.argpartition`, and the
-bits that an index takes relative to the entropy of the kept elements' positions.
+Below the table stand three comparisons at the largest size: exact selection of the largest 1 % beside
+`torch.topk` and `np.argpartition`; the one pass of `4bit` over gradient and residual beside `torch.add_`, as
+bandwidth; the server's sum of 16 pushes beside adding them up as decoded float32 tensors. The last lines give
+the bits that an index takes relative to the entropy of the kept elements' positions.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import argparse
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,21 +28,24 @@ from ..common.spec import parse_spec
 from ..compressors import (
     AbsentPayload,
     DensePayload,
+    LayerRule,
     LinearPayload,
+    ModelCompressor,
     Payload,
     QuantizedPayload,
     SparsePayload,
+    TensorSpec,
     decode,
+    divide,
+    reduce_payloads,
     tell_of_compiling,
     warm_up,
     wire_bytes,
 )
-from ..compressors.kernels import selection, sparse
+from ..compressors.kernels import cpu, selection, sparse
 from ..compressors.registry import BUILT_IN, create, names
-from ..deploy.plot import literal, panels
 from . import output
-from .arguments import at_least_one, json_option, numbers, option, plot_to_write, some_of
-from .kernels import model_compressor
+from .arguments import at_least_one, json_option, numbers, option, some_of
 from .timing import interleaved, wall
 
 ADD_BYTES = 12.0
@@ -52,6 +56,7 @@ FIRST_STEPS = 3  # until thresholds and residuals have settled
 RATIOS = (10, 100)
 DENSITIES = (0.1, 0.01, 0.001)
 TOP = 100  # one element in TOP is selected
+PUSHES = 16  # in a sum
 SPARSIFIERS = ("dgc", "gcac", "krngc", "l1", "randk", "topk")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -85,6 +90,13 @@ def promised_ratio(spec: str, payload: Payload) -> float | None:
             return 4 / payload.format.element_bytes
         case AbsentPayload():
             return None
+
+
+def model_compressor(spec: str, elements: int) -> ModelCompressor:
+    """Return the compressor of a model that is a single matrix and travels in one part."""
+    plan = divide([elements], 4 * elements)
+    specs = [TensorSpec(name="w", shape=(1, elements))]
+    return ModelCompressor(specs, spec, LayerRule(), seed=0, rank=0, plan=plan)
 
 
 class _Subject:
@@ -185,6 +197,41 @@ def selection_ratios(elements: int, repeats: int) -> Mapping[str, float]:
     }
 
 
+def pass_ratios(elements: int, repeats: int) -> Mapping[str, float]:
+    """Return the bandwidth of `4bit`'s pass relative to that of `torch.add_`, and the speed of a sum of
+    `PUSHES` pushes relative to adding them up as decoded tensors, by name."""
+    generator = torch.Generator().manual_seed(0)
+    gradient, total = torch.randn(1, elements, generator=generator) * 2e-3, torch.zeros(elements)
+
+    def pushed(shift: int) -> Payload:
+        compressor = model_compressor("4bit", elements)
+        for version in range(2):  # the second has a residual
+            (payload,) = compressor.compress([gradient.roll(shift)], SAMPLES, version=version)
+        return payload
+
+    pushes = [pushed(shift) for shift in range(PUSHES)]
+    decoded = [torch.from_numpy(decode(push)) for push in pushes]
+    first, residual = pushes[0], np.zeros(elements, np.float32)
+    assert isinstance(first, QuantizedPayload)
+    given = [gradient.view(-1).numpy()], residual, residual, first.levels, first.data.copy()
+    weights, out = [1 / PUSHES] * PUSHES, np.zeros(elements, np.float32)
+    add, one_pass, add_all, reduce = in_turn(
+        [
+            lambda: total.add_(decoded[0]),
+            lambda: cpu.quantize_blocks(first.format, *given),
+            lambda: [total.add_(values) for values in decoded],
+            lambda: reduce_payloads(pushes, weights, out),
+        ],
+        elements,
+        repeats,
+    )
+    moved = ADD_BYTES + first.format.bits / 8
+    return {
+        "bandwidth of 4bit's pass / torch.add_'s": moved * add / (ADD_BYTES * one_pass),
+        f"sum of {PUSHES} 4-bit pushes, time of adding decoded tensors / ours": add_all / reduce,
+    }
+
+
 def index_ratio(density: float, elements: int) -> float:
     """Return how many bits an index of a sparse payload takes, relative to the entropy of its position.
 
@@ -216,19 +263,6 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield output.table(headings, map(cells, group)) + "\n"
 
 
-def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw bandwidth over achieved ratio, for the largest tensors, and write the picture to `path`."""
-    largest = max(row["elements"] for row in rows)
-    figure, (axes,) = panels([f"{largest:,} elements"])
-    for row in rows:
-        if row["elements"] == largest and row["dtype"] == rows[0]["dtype"]:
-            axes.plot(row["achieved_ratio"], row["ratio_to_add"], "o", color="tab:blue")
-            axes.annotate(literal(row["name"]), (row["achieved_ratio"], row["ratio_to_add"]), fontsize=7)
-    axes.set(xscale="log", xlabel="float32 bytes / bytes on the wire", ylabel="bandwidth / torch.add_")
-    axes.axhline(1.0, color="grey", linewidth=0.5)
-    figure.savefig(path, dpi=150)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sizes = "100000,1000000,25000000"
     option(
@@ -240,8 +274,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compressors", nargs="+", metavar="SPEC", help=text)
     option(parser, "--repeats", at_least_one, 7, "N", "repetitions; their median counts")
     json_option(parser)
-    text = "SVG, PNG or PDF file for a picture of bandwidth over ratio"
-    parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -271,12 +303,12 @@ def run(given: argparse.Namespace) -> int:
     print(f"exact top 1 % of {largest:,}, time of the peer / ours:")
     for name, ratio in selection_ratios(largest, given.repeats).items():
         print(f"  {name}: {ratio:.1f}")
+    for name, ratio in pass_ratios(largest, given.repeats).items():
+        print(f"{name}: {ratio:.2f}")
     print("bits per index / entropy, random places in 1,000,000:")
     for density in DENSITIES:
         print(f"  {density:.1%}: {index_ratio(density, 1_000_000):.3f}")
     output.write_json(given.json, rows)
-    if given.plot is not None:
-        plot(rows, given.plot)
     for what in failed:
         output.say(what)
     return Exit.INTERNAL if failed else Exit.DONE

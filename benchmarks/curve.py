@@ -22,7 +22,6 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -33,13 +32,12 @@ from torch import nn
 from ..common.exits import Exit
 from ..common.presets import PRESETS
 from ..common.spec import parse_spec
-from ..deploy.plot import panels
 from ..optim.optimizer import parse_optimizer
 from ..optim.steps import AdamW
 from ..settings import RunSettings
 from ..worker.tasks import Task, load
 from . import output
-from .arguments import BenchError, at_least_one, file_to_write, json_option, option, plot_to_write
+from .arguments import BenchError, at_least_one, file_to_write, option
 from .estimates import estimate, seed_list
 from .jobs import train
 
@@ -89,15 +87,12 @@ class CurveRun:
 
     Attributes:
         name: name of the composition or baseline.
-        task: spec of the task.
         workers: number of workers that the batch is divided among.
         steps: value of --steps.
         taken: number of steps of each worker.
         options: options of the job, which has one worker for a baseline.
-        loss: final validation loss.
         up, down: counted bytes without the initial parameters, of all workers.
         float32: bytes in one direction of a job of as many workers that exchanges every step as float32.
-        seconds: duration.
     """
 
     name: str
@@ -136,12 +131,8 @@ def baselines() -> dict[str, dict[str, Any]]:
 
 
 def decayed(task: str) -> Task:
-    """Return a built-in task whose parameters of fewer than two dimensions have no weight decay, as Muon's
-    rule has it, so that AdamW is no worse off.
-
-    Args:
-        task: spec of the task, percent-encoded.
-    """
+    """Return a built-in task, by its percent-encoded spec, whose parameters of fewer than two dimensions have
+    no weight decay, as Muon's rule has it, so that AdamW is no worse off."""
     found = load(unquote(task))
 
     def groups(network: nn.Module) -> list[dict[str, Any]]:
@@ -162,7 +153,6 @@ def settings_of(
         workers: number of workers; a baseline has one, with the batch of all.
         batch_size: number of samples of each worker in a step.
         steps: number of steps to come near.
-        seed: seed of the job.
     """
     mode = parse_spec("mode", options["mode"])
     each = int(mode.options.get("steps", 1)) if mode.name == "local" else 1
@@ -202,13 +192,7 @@ def rounds(steps: int, each: int, samples: int, together: int) -> int:
 
 
 def measure(name: str, settings: RunSettings, given: argparse.Namespace) -> CurveRun:
-    """Train one job to its end, and return its run.
-
-    Args:
-        name: name of the composition or baseline.
-        settings: options of the job.
-        given: parsed options of the command.
-    """
+    """Train one job to its end, and return its run under this name."""
     model_bytes = 4 * sum(each.numel() for each in load(given.task).model().parameters())
     with tempfile.TemporaryDirectory() as directory:
         result = train(settings, Path(directory))
@@ -236,17 +220,11 @@ def plain(settings: RunSettings) -> dict[str, Any]:
     return options
 
 
-def named(runs: Sequence[CurveRun]) -> dict[str, list[CurveRun]]:
-    """Return the runs of each composition and baseline, by name."""
-    found: dict[str, list[CurveRun]] = {}
-    for each in runs:
-        found.setdefault(each.name, []).append(each)
-    return found
-
-
 def table(runs: Sequence[CurveRun]) -> str:
     """Return a Markdown table of runs of one task, with losses relative to the best rate of each baseline."""
-    by_name = named(runs)
+    by_name: dict[str, list[CurveRun]] = {}
+    for each in runs:
+        by_name.setdefault(each.name, []).append(each)
 
     def least(optimizer: str) -> float | None:
         """Return the mean loss of an optimizer's best rate, by the seeds that all of its rates have."""
@@ -283,23 +261,6 @@ def table(runs: Sequence[CurveRun]) -> str:
     return output.table(headings, [cells(*each) for each in by_name.items()])
 
 
-def plot(path: Path, runs: Sequence[CurveRun]) -> None:
-    """Draw the mean loss of each composition over its bytes, baselines as lines, and write it to `path`."""
-    figure, (axes,) = panels([runs[0].task])
-    markers, lines = cycle("os^Dv*pX<>hd"), cycle(("-", "--", ":", "-."))
-    for name, found in named(runs).items():
-        loss = fmean(run.loss for run in found)
-        if name in baselines():
-            axes.axhline(loss, color="#8c959f", linestyle=next(lines), label=name)
-            continue
-        times = fmean(2 * run.float32 / (run.up + run.down) for run in found)
-        axes.plot([times], [loss], next(markers), alpha=0.8, label=name)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False, fontsize=7)  # beside the panel
-    axes.set(xscale="log", xlabel="times fewer bytes than float32, both directions", ylabel="validation loss")
-    axes.grid(alpha=0.25)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
-
-
 def read(path: Path) -> list[CurveRun]:
     """Return the finished runs in a file of --runs.
 
@@ -322,11 +283,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", nargs="+", choices=known, default=known, metavar="NAME", help=f"rows: {'; '.join(known)}"
     )
-    text = "file of finished runs, which are not repeated, and to which others are added"
+    text = "JSON file of finished runs, which are not repeated, and to which others are added"
     parser.add_argument("--runs", type=file_to_write, metavar="FILE", help=text)
-    json_option(parser, "every run")
-    text = "PNG or SVG file for a picture of loss over bytes"
-    parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -355,7 +313,4 @@ def run(given: argparse.Namespace) -> int:
             shown.append(replace(run, name=name))
     shown.sort(key=lambda each: given.only.index(each.name))
     print(table(shown))
-    output.write_json(given.json, [asdict(each) for each in shown])
-    if given.plot:
-        plot(given.plot, shown)
     return Exit.DONE

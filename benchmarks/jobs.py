@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,7 +35,6 @@ def run_job(
     server_options: Sequence[str] = (),
     worker: Callable[[int], Program] = lambda rank: ("gradwire.worker.cli",),
     star: Star | None = None,
-    absent: Collection[int] = (),
     watch: Callable[[StatusResponse, RunningJob], None] | None = None,
 ) -> StatusResponse:
     """Run a job to its end and return the server's last status.
@@ -47,7 +46,6 @@ def run_job(
         server_options: options of the server that `settings` lacks.
         worker: function from a rank to the program to run in place of gc-worker.
         star: the network, with the nodes of `nodes_of`; None for this machine's loopback.
-        absent: ranks of workers that are not started at the beginning.
         watch: called with every status and with the job, whose processes it may kill and start.
 
     Raises:
@@ -67,8 +65,7 @@ def run_job(
     with Children(directory) as children:
         job = RunningJob(children, programs, star)
         for node in programs:
-            if node not in {f"worker-{rank}" for rank in absent}:
-                job.start(node)
+            job.start(node)
         with asking(f"{host}:{port}") as ask:
             deadline, version = time.monotonic() + PATIENCE_S, 0
             while (status := ask()) is None or status.phase is not Phase.FINISHED:
@@ -91,11 +88,6 @@ class RunningJob:
     def __init__(
         self, children: Children, programs: Mapping[str, tuple[Program, Sequence[str]]], star: Star | None
     ) -> None:
-        """Args:
-        children: starts the processes, and ends them with the job.
-        programs: program and arguments of each node.
-        star: the network; None for this machine's loopback.
-        """
         self.processes: dict[str, Child] = {}
         self._children, self._programs, self._star = children, programs, star
 
@@ -114,10 +106,6 @@ class RunningJob:
 
 def final_loss(name: str, status: StatusResponse) -> float:
     """Return the loss of a finished job's last evaluation.
-
-    Args:
-        name: name of the job in the message.
-        status: last status of its server.
 
     Raises:
         BenchError: the evaluation was lost, or reported no finite loss.
@@ -142,13 +130,8 @@ def wait_for(
 ) -> Found:
     """Poll until `found` returns a value other than None, and return it.
 
-    Args:
-        found: function to poll.
-        children: processes that must not fail meanwhile.
-        seconds: time after which to give up.
-
     Raises:
-        BenchError: if a process fails, or after `seconds`.
+        BenchError: if a process fails meanwhile, or after `seconds`.
     """
     deadline = time.monotonic() + seconds
     while (result := found()) is None:
@@ -157,18 +140,49 @@ def wait_for(
     return result
 
 
+def run_ranks(
+    nodes: Sequence[str],
+    module: str,
+    arguments: Callable[[int], Sequence[str]],
+    directory: Path,
+    *,
+    star: Star | None,
+    seconds: float = PATIENCE_S,
+) -> None:
+    """Run a program on each node, as ranks of PyTorch's distributed package, and wait until all have ended.
+
+    Args:
+        nodes: names of the nodes, by rank.
+        module: the program.
+        arguments: function from a rank to its arguments.
+        directory: for logs.
+        star: the network; None for this machine's loopback.
+        seconds: time after which to give up.
+
+    Raises:
+        BenchError: if one fails, or after `seconds`.
+    """
+    with Children(directory) as children:
+        ranks = [
+            children.start(
+                node,
+                module,
+                arguments(rank),
+                (*star.prefix(node), "env", "GLOO_SOCKET_IFNAME=eth0") if star else (),
+            )
+            for rank, node in enumerate(nodes)
+        ]
+        wait_for(lambda: all(child.code == Exit.DONE for child in ranks) or None, ranks, seconds)
+
+
 def nodes_of(workers: int) -> list[str]:
     """Return the names of the nodes of a job's network: the server and its workers."""
     return ["server", *(f"worker-{rank}" for rank in range(workers))]
 
 
 def one_slower(workers: int, factor: float) -> Callable[[int], Program]:
-    """Return a function from a rank to the worker program for `paced` tasks; the last worker is slow.
-
-    Args:
-        workers: number of workers.
-        factor: factor of the slow worker's sleep.
-    """
+    """Return a function from a rank to the worker program for `paced` tasks; the last of the workers sleeps
+    longer by `factor`."""
     return lambda rank: ("gradwire.benchmarks.paced", str(factor if rank == workers - 1 else 1))
 
 

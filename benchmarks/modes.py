@@ -22,12 +22,11 @@ from statistics import fmean
 from typing import Any
 
 from ..common.exits import Exit
-from ..deploy.plot import panels
 from ..deploy.report import RunResult, result_of
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from . import output
-from .arguments import BenchError, at_least_one, json_option, option, plot_to_write
+from .arguments import at_least_one, json_option, option
 from .estimates import estimate, seed_list
 from .jobs import DIGITS_SAMPLES, RunningJob, one_slower, run_job, train
 
@@ -54,15 +53,11 @@ class ModesRow:
     """A row of the table: one run.
 
     Attributes:
-        mode: spec of the mode.
         situation: one of `SITUATIONS`.
-        seconds: duration of the training.
         samples_per_second: samples trained on, counted once per epoch.
         accuracy: validation accuracy at the end.
-        refused_pushes: number of pushes that the server has refused.
         largest_staleness: largest staleness of a push, in clocks in stale mode, in versions in async mode.
         repeated_samples: number of samples that were trained on twice.
-        kills: number of workers that were killed.
         curve: (seconds, accuracy) after each epoch.
     """
 
@@ -79,14 +74,7 @@ class ModesRow:
 
 
 def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) -> ModesRow:
-    """Run one job to its end and return its row.
-
-    Args:
-        mode: spec of the mode.
-        situation: one of `SITUATIONS`.
-        epochs: number of epochs.
-        seed: seed of the job, and of the choice of workers to kill.
-        directory: for logs and parameters.
+    """Run one job to its end and return its row. `seed` also chooses the workers to kill.
 
     Raises:
         BenchError: if the job does not finish.
@@ -158,35 +146,11 @@ def table(rows: Sequence[ModesRow]) -> str:
     return output.table(HEADINGS, map(cells, rows))
 
 
-def plot(path: Path, rows: Sequence[ModesRow]) -> None:
-    """Draw accuracy over time, one panel for each situation, and write the picture to `path`."""
-    situations = list(dict.fromkeys(row.situation for row in rows))
-    figure, found = panels(situations, sharey=True)
-    for axes, situation in zip(found, situations, strict=True):
-        for row in rows:
-            if row.situation == situation and row.curve:
-                axes.plot(*zip(*row.curve, strict=True), label=row.mode)
-        axes.set(xlabel="seconds")
-        axes.grid(alpha=0.25)
-    found[0].set(ylabel="validation accuracy")
-    found[-1].legend(loc="lower right", frameon=False)
-    figure.savefig(path, dpi=150)
-
-
 def local_table(
     task: str, seeds: Sequence[int], epochs: int, directory: Path
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Train with each number of local steps and with sync, over several seeds.
-
-    Args:
-        task: spec of the task.
-        seeds: seeds of the runs.
-        epochs: number of epochs.
-        directory: for logs and parameters.
-
-    Returns:
-        The Markdown table, and its rows as JSON objects.
-    """
+    """Train a task with each number of local steps and with sync, over several seeds. Return the Markdown
+    table, and its rows as JSON objects."""
     rows: list[dict[str, Any]] = []
     for mode in LOCAL:
         runs: list[RunResult] = []
@@ -216,14 +180,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--task", str, "digits", "SPEC", "task with --local, such as digits:split=classes:2")
     option(parser, "--seeds", seed_list, "1,2,3,4,5", "N,...", "seeds of the runs with --local")
     json_option(parser)
-    text = "PNG or SVG file for a picture of accuracy over time"
-    parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def run(given: argparse.Namespace) -> int:
     """Run the benchmark and print its table; return the exit code."""
-    if given.plot and given.local:
-        raise BenchError("--plot: cannot be used with --local, which draws no picture")
     with tempfile.TemporaryDirectory() as name:
         if given.local:
             text, plain = local_table(given.task, given.seeds, given.epochs or 30, Path(name))
@@ -235,8 +195,6 @@ def run(given: argparse.Namespace) -> int:
                     rows.append(measure(mode, situation, given.epochs or 10, given.seed, directory))
                     output.say(f"{mode}, {situation}: {rows[-1].seconds:.1f} s")
             text, plain = table(rows), [asdict(row) for row in rows]
-            if given.plot:
-                plot(given.plot, rows)
     print(text)
     output.write_json(given.json, plain)
     return Exit.DONE

@@ -5,9 +5,6 @@ links and with computation as in `gc-bench step`; this needs root. It is predict
 is that of gc-plan: from the model, the link, the computation of workers without an exchange, and this
 machine's cores. The second is that of the job's own server, from its measurements. If --seconds is not given,
 the emulated computation is the one that gc-plan assumes for the model.
-
-With --fit the processors' costs (`planning.job.Costs`) are fitted to these steps, and printed: the costs with
-which the predictions differ least from the measurements. The fit needs many kinds of models and runs.
 """
 
 from __future__ import annotations
@@ -17,21 +14,28 @@ import itertools
 import math
 import os
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 from ..common.exits import Exit
 from ..compressors import parse_compressor
 from ..deploy.plan import FORWARD, computation_of
 from ..planning import parse_fusion, parse_order
-from ..planning.job import FASTEST, Costs, JobProfile, StepOptions
+from ..planning.job import FASTEST, JobProfile, StepOptions
 from ..planning.models import tensors
 from ..planning.predictions import predict
 from ..settings import names_in
 from . import output
-from .arguments import MBIT, BenchError, amount, at_least_one, json_option, option, some_of
-from .papers import names
+from .arguments import (
+    MBIT,
+    BenchError,
+    amount,
+    amounts,
+    at_least_one,
+    json_option,
+    layer_tables,
+    option,
+    some_of,
+)
 from .shaped import WARM_UP, Setup, compute_alone, run_ours
 from .star import check_network
 from .step import OVERLAPS
@@ -48,13 +52,9 @@ class PredictedRow:
     """A row of the table: a job with its measured and predicted times of a step, in seconds.
 
     Attributes:
-        model: name of the model.
         mbit: Mbit/s of each link in each direction; 0 for no limit.
-        workers: number of workers.
-        choice: options of the job.
-        computing_s: seconds of a step's computation, measured without an exchange.
-        emulated_s: seconds of it that are emulated.
-        measured_s: measured seconds of a step.
+        computing_s: computation, measured without an exchange.
+        predicted_s: gc-plan's prediction.
         live_s: the server's own prediction; 0 if it made none.
         load: this machine's load average before the job.
     """
@@ -64,42 +64,24 @@ class PredictedRow:
     workers: int
     choice: StepOptions
     computing_s: float
-    emulated_s: float
     measured_s: float
+    predicted_s: float
     live_s: float
     load: float
 
-    def predicted_s(self, costs: Costs | None = None) -> float:
-        """Return the seconds of a step that the cost model predicts.
 
-        Args:
-            costs: costs of processors; None for the default ones.
-        """
-        return predict(self.profile(costs or Costs()), self.choice).step_s
-
-    def profile(self, costs: Costs) -> JobProfile:
-        """Return the job as the planner describes it, with these costs of processors."""
-        return profile(self.model, self.mbit, self.workers, self.emulated_s, self.computing_s, costs)
-
-
-def profile(
-    model: str, mbit: float, workers: int, emulated_s: float, computing_s: float, costs: Costs
-) -> JobProfile:
+def profile(setup: Setup, computing_s: float) -> JobProfile:
     """Return a job as the planner describes it, with the same overhead of Python for each tensor.
 
     Args:
-        model: name of the model.
-        mbit: Mbit/s of each link in each direction; 0 for no limit.
-        workers: number of workers.
-        emulated_s: emulated computation per step.
-        computing_s: whole computation per step; its rest beyond `emulated_s` is the overhead.
-        costs: costs of processors.
+        setup: the job.
+        computing_s: whole computation per step; its rest beyond the emulated seconds is the overhead.
     """
-    found = tensors(model)
+    found = tensors(setup.model)
     work = sum(tensor.multiplications for tensor in found)
-    over_s = max(0.0, computing_s - emulated_s) / len(found)
-    each = [over_s + emulated_s * tensor.multiplications / work for tensor in found]
-    rate = mbit * 1e6 / 8 if mbit else FASTEST
+    over_s = max(0.0, computing_s - setup.seconds) / len(found)
+    each = [over_s + setup.seconds * tensor.multiplications / work for tensor in found]
+    rate = setup.mbit * 1e6 / 8 if setup.mbit else FASTEST
     return JobProfile(
         shapes=[tensor.shape for tensor in found],
         forward_s=[FORWARD * seconds for seconds in each],
@@ -107,11 +89,10 @@ def profile(
         square_norms=[tensor.square_norm for tensor in found],
         worker_bandwidth=rate,
         server_bandwidth=rate,
-        workers=workers,
+        workers=setup.workers,
         rtt_s=RTT_S,
         cores=os.cpu_count(),
         on_cores=over_s * len(found) / computing_s if computing_s else 0.0,
-        costs=costs,
     )
 
 
@@ -123,13 +104,14 @@ HEADINGS = (
 
 def cells(row: PredictedRow) -> list[object]:
     """Return the cells of a row of the table, in the order of `HEADINGS`."""
-    choice, predicted_s = row.choice, row.predicted_s()
+    choice, live = row.choice, ("–", "–")
+    if row.live_s:
+        live = f"{row.live_s:.3f}", f"{row.live_s / row.measured_s:.2f}"
     return [
         *(row.model, f"{row.mbit:g}", f"`{choice.compressor}`", choice.overlap, choice.fusion, choice.order),
         *(f"{row.computing_s:.3f}", f"{row.measured_s:.3f}"),
-        *(f"{predicted_s:.3f}", f"{predicted_s / row.measured_s:.2f}"),
-        *((f"{row.live_s:.3f}", f"{row.live_s / row.measured_s:.2f}") if row.live_s else ("–", "–")),
-        f"{row.load:.1f}",
+        *(f"{row.predicted_s:.3f}", f"{row.predicted_s / row.measured_s:.2f}"),
+        *(*live, f"{row.load:.1f}"),
     ]
 
 
@@ -137,11 +119,6 @@ def ended_early(setup: Setup, expected_s: float, choice: StepOptions) -> Setup:
     """Return the setup with fewer steps if it would take longer than `ENOUGH_S`, else unchanged.
 
     Enough steps remain for a plan by measurement, if the options ask for one.
-
-    Args:
-        setup: the job.
-        expected_s: expected seconds of a step.
-        choice: options of the job, which decide whether there is a plan by measurement.
     """
     if expected_s * setup.all_steps <= ENOUGH_S:
         return setup
@@ -160,54 +137,31 @@ def measure(setup: Setup, choice: StepOptions, computing_s: float) -> PredictedR
         computing_s: seconds of a step's computation, measured without an exchange.
     """
     load = os.getloadavg()[0]
-    guess = predict(
-        profile(setup.model, setup.mbit, setup.workers, setup.seconds, computing_s, Costs()), choice
-    ).step_s
-    setup = ended_early(setup, guess, choice)
-    found = run_ours(
-        replace(setup, fusion=choice.fusion, order=choice.order),
-        choice.compressor.name,
-        "auto",
-        choice.overlap,
-    )
+    predicted_s = predict(profile(setup, computing_s), choice).step_s
+    planned = replace(ended_early(setup, predicted_s, choice), fusion=choice.fusion, order=choice.order)
+    found = run_ours(planned, choice.compressor.name, "auto", choice.overlap)
     return PredictedRow(
         model=setup.model,
         mbit=setup.mbit,
         workers=setup.workers,
         choice=choice,
         computing_s=computing_s,
-        emulated_s=setup.seconds,
         measured_s=found.step_seconds,
+        predicted_s=predicted_s,
         live_s=found.predicted_seconds,
         load=load,
     )
 
 
-def distance(rows: Sequence[PredictedRow], costs: Costs) -> float:
-    """Return the mean of the squares of log(predicted / measured) over all rows, with these costs."""
-    return statistics.fmean(math.log(row.predicted_s(costs) / row.measured_s) ** 2 for row in rows)
-
-
-def fit(rows: Sequence[PredictedRow], costs: Costs) -> Costs:
-    """Return the costs with which the predictions are nearest to the measurements.
-
-    The search starts from `costs`. It changes one cost after the other, by ever smaller factors, while that
-    improves the predictions.
-    """
-    best = distance(rows, costs)
-    for factor in (2.0, 1.4, 1.2, 1.1, 1.05):
-        moved = True
-        while moved:
-            moved = False
-            for field, change in itertools.product(fields(Costs), (factor, 1 / factor)):
-                other = replace(costs, **{field.name: getattr(costs, field.name) * change})
-                if (found := distance(rows, other)) < best * 0.999:
-                    best, costs, moved = found, other, True
-    return costs
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--models", names, "resnet50,resnet110", "NAME,...", "layer tables, as for gc-bench step")
+    option(
+        parser,
+        "--models",
+        layer_tables,
+        "resnet50,resnet110",
+        "NAME,...",
+        "layer tables, as for gc-bench step",
+    )
     option(parser, "--workers", at_least_one, 4, "N", "number of workers")
     option(parser, "--mbit", amounts, "20,100,1000", "N,...", MBIT)
     text = "seconds of emulated computation per step (default: those that gc-plan assumes)"
@@ -220,13 +174,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--fusion", names_in, "none,mgwfbp,seamgs", "NAME,...", text.format("fusion"))
     option(parser, "--order", names_in, "fifo", "NAME,...", text.format("order"))
     option(parser, "--steps", at_least_one, 12, "N", "largest number of measured steps")
-    parser.add_argument("--fit", action="store_true", help="fit the costs of processors to these steps")
     json_option(parser)
-
-
-def amounts(text: str) -> list[float]:
-    """Parse finite numbers of at least 0, separated by commas."""
-    return [amount(part) for part in text.split(",")]
 
 
 def choices(given: argparse.Namespace) -> list[StepOptions]:
@@ -262,12 +210,5 @@ def run(given: argparse.Namespace) -> int:
         for mbit, choice in itertools.product(given.mbit, chosen):
             rows.append(measure(replace(setup, mbit=mbit), choice, computing_s))
             print(output.row(cells(rows[-1])), flush=True)
-    if given.fit:
-        print(*(f"{name} = {value:.3g}" for name, value in asdict(fit(rows, Costs())).items()), sep="\n")
-    output.write_json(given.json, [as_json(row) for row in rows])
+    output.write_json(given.json, [asdict(row) for row in rows])
     return Exit.DONE
-
-
-def as_json(row: PredictedRow) -> dict[str, Any]:
-    """Return a row as a JSON object, with its prediction."""
-    return asdict(row) | {"predicted_s": row.predicted_s()}

@@ -5,15 +5,14 @@ streamed in chunks over a loopback connection. The server assembles it into the 
 scans it for values that a payload must not contain. It ends when the worker has read that the push is
 accepted. The payload is dense float32.
 
-There are three peers, in processes of their own like the server. Each is timed alternately with a push, so
+There are two peers, in processes of their own like the server. Each is timed alternately with a push, so
 that drift of the machine's speed affects all alike:
 
 * raw TCP: the same bytes over one loopback stream into a buffer, until the other side answers one byte;
-* one unary protobuf: the same bytes as one `bytes` field of one message, over Python gRPC;
 * a bare stream: the same bytes as ready-made chunks over a grpc.aio stream that only counts them. No use of
   Python's gRPC streams can be faster.
 
-Ratios of medians are printed. The goals are at least 0.60 of raw TCP and 6 times the unary message.
+Ratios of medians are printed. The goal is at least 0.60 of raw TCP.
 """
 
 from __future__ import annotations
@@ -29,31 +28,24 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from typing import Any
 
-import grpc
 import grpc.aio
 import numpy as np
 import uvloop
 
 from ..compressors import DenseFormat, DensePayload
-from ..proto import gradwire_pb2 as pb
 from ..proto.channel import CLIENT_OPTIONS, SERVER_OPTIONS
 from ..proto.wire import CHUNK_BYTES
 from . import output
 from .arguments import at_least_one, json_option, option
 from .pusher import Pusher, start_server
 
-UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 METHOD = "/peer/Push"
 untyped: Any = grpc  # grpc annotates its handlers only in part
 
 
 def tcp_peer(port: Any, size: int) -> None:
-    """Receive `size` bytes again and again on one TCP connection, and answer one byte each time.
-
-    Args:
-        port: queue that receives the port it listens on.
-        size: bytes of a push.
-    """
+    """Receive `size` bytes again and again on one TCP connection, and answer one byte each time. `port` is a
+    queue that receives the port it listens on."""
     listener = socket.create_server(("127.0.0.1", 0))
     port.put(listener.getsockname()[1])
     connection, _ = listener.accept()
@@ -66,36 +58,6 @@ def tcp_peer(port: Any, size: int) -> None:
                 return
             filled += got
         connection.sendall(b"!")
-
-
-async def serve(port: Any, handler: Any, options: Any) -> None:
-    """Run a gRPC server with one method, on a free port, until the process ends.
-
-    Args:
-        port: queue that receives the port.
-        handler: handler of the method.
-        options: options of the gRPC server.
-    """
-    server = grpc.aio.server(options=options)
-    server.add_generic_rpc_handlers((untyped.method_handlers_generic_handler("peer", {"Push": handler}),))
-    port.put(server.add_insecure_port("127.0.0.1:0"))
-    await server.start()
-    await server.wait_for_termination()
-
-
-def unary_peer(port: Any, size: int) -> None:
-    """Run a gRPC server that answers each message once its bytes are read.
-
-    Args:
-        port: queue that receives its port.
-        size: bytes of a push; not used.
-    """
-
-    async def push(request: pb.Chunk, context: Any) -> pb.Chunk:
-        return pb.Chunk(offset=len(request.data))
-
-    handler = untyped.unary_unary_rpc_method_handler(push, pb.Chunk.FromString, pb.Chunk.SerializeToString)
-    asyncio.run(serve(port, handler, UNLIMITED))
 
 
 def stream_peer(port: Any, size: int) -> None:
@@ -114,7 +76,15 @@ def stream_peer(port: Any, size: int) -> None:
                 await context.write(b"!")
                 got = 0
 
-    uvloop.run(serve(port, untyped.stream_stream_rpc_method_handler(push), SERVER_OPTIONS))
+    async def serve() -> None:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        handlers = {"Push": untyped.stream_stream_rpc_method_handler(push)}
+        server.add_generic_rpc_handlers((untyped.method_handlers_generic_handler("peer", handlers),))
+        port.put(server.add_insecure_port("127.0.0.1:0"))
+        await server.start()
+        await server.wait_for_termination()
+
+    uvloop.run(serve())
 
 
 def raw_tcp(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
@@ -124,21 +94,6 @@ def raw_tcp(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
     def push() -> None:
         connection.sendall(data.data)
         assert connection.recv(1) == b"!"
-
-    return push
-
-
-def unary(port: int, data: np.ndarray[Any, Any]) -> Callable[[], None]:
-    """Connect to `unary_peer` on this port and return a function that sends the data in one message.
-
-    The returned function also waits for the answer.
-    """
-    channel: Any = grpc.insecure_channel(f"127.0.0.1:{port}", UNLIMITED)
-    call: Any = channel.unary_unary(METHOD, pb.Chunk.SerializeToString, pb.Chunk.FromString)
-
-    def push() -> None:
-        reply = call(pb.Chunk(data=data.tobytes()))
-        assert reply.offset == data.size
 
     return push
 
@@ -178,20 +133,13 @@ def timed(push: Callable[[], None]) -> float:
 
 
 def measure(size: int, repeats: int) -> dict[str, list[float]]:
-    """Time pushes alternately with the peers, and return the seconds of each repetition, by name.
-
-    The names are "push" and those of the peers.
-
-    Args:
-        size: bytes of a push.
-        repeats: number of repetitions.
-    """
+    """Time pushes of `size` bytes alternately with the peers, and return the seconds of each repetition, by
+    "push" and the names of the peers."""
     data = np.random.default_rng(0).random(size // 4, np.float32).view(np.uint8)
     spawn = get_context("spawn")
     ports = spawn.Queue()
     kinds = {
         "raw TCP": (tcp_peer, raw_tcp),
-        "unary protobuf": (unary_peer, unary),
         "bare stream": (stream_peer, bare_stream),
     }
     peers: list[Any] = []
@@ -231,7 +179,7 @@ def run(given: argparse.Namespace) -> None:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     for name, value in medians.items():
         print(f"{name:<16}{value * 1e3:9.1f} ms{size / value / 1e9:8.2f} GB/s")
-    goals = {"raw TCP": ", goal 0.60", "unary protobuf": ", goal 6.00", "bare stream": ""}
+    goals = {"raw TCP": ", goal 0.60", "bare stream": ""}
     ratios = {name: medians[name] / medians["push"] for name in goals}
     for name, ratio in ratios.items():
         print(f"push: {ratio:.2f} of the speed of {name}{goals[name]}")

@@ -32,18 +32,17 @@ from ..common.exits import Exit
 from ..common.presets import PRESETS
 from ..deploy.daemons import at
 from ..deploy.engine import free_port
-from ..deploy.processes import Children
 from . import output
 from .arguments import BenchError, amount, at_least_one, json_option, numbers, option, some_of
 from .curve import ADAMW, COMPOSITIONS, SCHEDULE, settings_of
 from .ddp import OURS
 from .ddp_task import RESULT, WARM_UP, Setup, Trained
-from .jobs import PATIENCE_S, final_loss, nodes_of, run_job, wait_for
+from .jobs import PATIENCE_S, final_loss, nodes_of, run_job, run_ranks
+from .shaped import RANKS_PORT
 from .star import Star, check_network
 from .step import PEERS
 
 FP32 = "fp32"
-PORT = 29500  # of rank 0, in a network of its own
 MOST_STEP_S = 30.0  # a peer whose steps take longer hangs
 LOSSLESS = 0.005  # a peer whose loss is above the target by at most this fraction counts as reaching it
 
@@ -53,11 +52,9 @@ class Reached:
     """A peer, or a preset's job of some length, on links of one rate.
 
     Attributes:
-        name: name of the peer or preset.
         mbit: Mbit/s of each link in each direction.
         steps: number of steps of each worker.
         seconds: seconds of all steps.
-        loss: final validation loss.
         reaches: whether that is at most the final loss of DDP with float32. A peer may be 0.5 % above it.
     """
 
@@ -70,7 +67,7 @@ class Reached:
 
 
 def train_peer(setup: Setup, workers: int, hook: str, steps: int, mbit: float | None) -> Trained:
-    """Train under DDP, and return the finished run.
+    """Train under DDP for a number of steps, and return the finished run.
 
     Args:
         setup: the training.
@@ -81,37 +78,23 @@ def train_peer(setup: Setup, workers: int, hook: str, steps: int, mbit: float | 
     """
     _, *nodes = nodes_of(workers)
     shaped = nullcontext() if mbit is None else Star(nodes, mbit)
-    with shaped as star, tempfile.TemporaryDirectory() as folder, Children(Path(folder)) as children:
-        address = f"{star.address(nodes[0])}:{PORT}" if star else at(free_port())
-        started = [
-            children.start(
-                node,
-                "gradwire.benchmarks.ddp_task",
-                [folder, str(steps), json.dumps(asdict(setup)), str(rank), str(workers), address, hook],
-                (*star.prefix(node), "env", "GLOO_SOCKET_IFNAME=eth0") if star else (),
-            )
-            for rank, node in enumerate(nodes)
-        ]
-        wait_for(
-            lambda: all(child.code == Exit.DONE for child in started) or None,
-            started,
+    with shaped as star, tempfile.TemporaryDirectory() as folder:
+        address = f"{star.address(nodes[0])}:{RANKS_PORT}" if star else at(free_port())
+        first, last = [folder, str(steps), json.dumps(asdict(setup))], [str(workers), address, hook]
+        run_ranks(
+            nodes,
+            "gradwire.benchmarks.ddp_task",
+            lambda rank: [*first, str(rank), *last],
+            Path(folder),
+            star=star,
             seconds=PATIENCE_S + MOST_STEP_S * steps,
         )
         return Trained(**json.loads((Path(folder) / RESULT).read_text(encoding="utf-8")))
 
 
 def run_preset(name: str, given: argparse.Namespace, steps: int, mbit: float) -> tuple[int, float, float]:
-    """Train with a preset on shaped links.
-
-    Returns:
-        The number of steps of each worker, the seconds of all rounds, and the final loss.
-
-    Args:
-        name: name of the preset.
-        given: parsed options of the command.
-        steps: number of steps of each worker.
-        mbit: Mbit/s of each link in each direction.
-    """
+    """Train with a preset on shaped links; return the steps of each worker, the seconds of all rounds, and
+    the final loss."""
     settings = settings_of(
         {**COMPOSITIONS[f"preset {name}"], "device": "cpu"},
         task=given.task,
@@ -204,10 +187,18 @@ def run(given: argparse.Namespace) -> int:
         losses[hook] = train_peer(setup, given.workers, hook, given.steps, None).loss
         output.say(f"DDP {hook}: loss {losses[hook]:.4f} after {given.steps} steps")
     rows: list[Reached] = []
+
+    def add(row: Reached) -> None:
+        rows.append(row)
+        output.say(
+            f"{row.name} at {row.mbit} Mbit/s, {row.steps} steps: {row.seconds:.0f} s, loss {row.loss:.4f}"
+        )
+        output.write_json(given.json, [asdict(each) for each in rows])
+
     for mbit in given.mbit:
         for hook in hooks:
             timed = train_peer(setup, given.workers, hook, given.timed, mbit)
-            rows.append(
+            add(
                 Reached(
                     name=f"DDP {hook}",
                     mbit=mbit,
@@ -217,17 +208,11 @@ def run(given: argparse.Namespace) -> int:
                     reaches=losses[hook] <= losses[FP32] * (1 + LOSSLESS),
                 )
             )
-            output.say(f"{rows[-1].name} at {mbit} Mbit/s: {timed.step_seconds:.3f} s per step")
-            output.write_json(given.json, [asdict(row) for row in rows])
         for name in given.presets:
             for steps in given.preset_steps:
                 taken, seconds, loss = run_preset(name, given, steps, mbit)
                 reaches = loss <= losses[FP32]
-                rows.append(
-                    Reached(name=name, mbit=mbit, steps=taken, seconds=seconds, loss=loss, reaches=reaches)
-                )
-                output.say(f"{name} at {mbit} Mbit/s, {taken} steps: {seconds:.0f} s, loss {loss:.4f}")
-                output.write_json(given.json, [asdict(row) for row in rows])
+                add(Reached(name=name, mbit=mbit, steps=taken, seconds=seconds, loss=loss, reaches=reaches))
                 if reaches:
                     break
     print(table(rows))

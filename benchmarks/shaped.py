@@ -16,12 +16,11 @@ from pathlib import Path
 
 from ..common.parts import Plan, divide
 from ..compressors import parse_compressor
-from ..deploy.processes import Child, Children
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from .arguments import BenchError
 from .bound import Overlap, produced_by_part, step_bound, upload_and_download
-from .jobs import PATIENCE_S, nodes_of, run_job, wait_for
+from .jobs import PATIENCE_S, nodes_of, run_job, run_ranks
 from .layers import sizes
 from .recorder import LinkRecorder
 from .star import Star
@@ -34,6 +33,7 @@ SERVER = "server"
 # other, and no worker may push before all have it.
 PAUSE_S = 0.25
 METRICS_PORT = 9464  # of the server, in a network of its own
+RANKS_PORT = 29500  # of rank 0 of a peer, in a network of its own
 ASK_EVERY_S = 0.5  # between two requests for the server's metrics
 
 
@@ -43,7 +43,6 @@ class Setup:
 
     Attributes:
         model: name of a layer table of `planning.models`.
-        workers: number of workers.
         mbit: Mbit/s of each link in each direction; 0 for no limit.
         steps: number of counted steps; local steps in local mode.
         seconds: emulated computation per step.
@@ -85,8 +84,6 @@ class Recorded:
     """A recorded run of a setup, by real daemons or by a peer.
 
     Attributes:
-        nodes: names of the nodes of its network.
-        recorder: bytes on the links and usage of processes over time.
         traces: times of each worker's computation.
         warm_up: number of steps that are not counted.
         parts: number of parts in the last plan; 0 for a peer.
@@ -156,18 +153,11 @@ class Alone:
 
 
 def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> Recorded:
-    """Run one job of real daemons and return the recorded run.
-
-    Args:
-        setup: the job.
-        compressor: spec of the compressor.
-        downlink: spec of the compressor of updates.
-        overlap: value of --overlap.
-    """
+    """Run one job of real daemons, with specs of a compressor and of one for updates; return the recorded
+    run."""
     nodes = nodes_of(setup.workers)
     with Star(nodes, setup.mbit) as star, tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace"
-        trace.mkdir()
+        trace = _trace_in(folder)
         batch = setup.real or 1
         options = {
             "model": setup.model,
@@ -236,22 +226,16 @@ def run_peer(setup: Setup, hook: str) -> Recorded:
     """
     _, *nodes = nodes_of(setup.workers)
     with Star(nodes, setup.mbit) as star, tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace"
-        trace.mkdir()
-        with LinkRecorder(star, nodes) as recorder, Children(Path(folder)) as children:
-            started = [
-                children.start(
-                    node,
-                    "gradwire.benchmarks.ddp",
-                    [
-                        *_computation(setup, trace),
-                        *(str(rank), str(setup.workers), f"{star.address(nodes[0])}:29500", hook),
-                    ],
-                    (*star.prefix(node), "env", "GLOO_SOCKET_IFNAME=eth0"),
-                )
-                for rank, node in enumerate(nodes)
-            ]
-            _await(started)
+        trace = _trace_in(folder)
+        world = (str(setup.workers), f"{star.address(nodes[0])}:{RANKS_PORT}", hook)
+        with LinkRecorder(star, nodes) as recorder:
+            run_ranks(
+                nodes,
+                "gradwire.benchmarks.ddp",
+                lambda rank: [*_computation(setup, trace), str(rank), *world],
+                Path(folder),
+                star=star,
+            )
         return Recorded(nodes, recorder, read(trace), setup.warm_up)
 
 
@@ -259,9 +243,6 @@ def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool
     """Measure upload, download and computation of a job, each alone.
 
     Args:
-        setup: the job.
-        compressor: spec of the compressor.
-        downlink: spec of the compressor of updates.
         as_long: have the returned setup emulate as many seconds of computation as the exchange takes.
 
     Returns:
@@ -301,24 +282,21 @@ def uploads_and_downloads(exchange: Recorded) -> Iterator[tuple[float, float]]:
 
 def compute_alone(setup: Setup) -> list[Trace]:
     """Have all workers compute at the same time without any exchange, and return each worker's trace."""
+    _, *nodes = nodes_of(setup.workers)
     with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace"
-        trace.mkdir()
-        with Children(Path(folder)) as children:
-            _await(
-                [
-                    children.start(f"worker-{rank}", "gradwire.benchmarks.ddp", _computation(setup, trace))
-                    for rank in range(setup.workers)
-                ]
-            )
+        trace = _trace_in(folder)
+        arguments = _computation(setup, trace)
+        run_ranks(nodes, "gradwire.benchmarks.ddp", lambda rank: arguments, Path(folder), star=None)
         return read(trace)
+
+
+def _trace_in(folder: str) -> Path:
+    """Make the folder of a run's traces, and return it."""
+    trace = Path(folder) / "trace"
+    trace.mkdir()
+    return trace
 
 
 def _computation(setup: Setup, trace: Path) -> list[str]:
     """Return the arguments with which the program `ddp` computes alone."""
     return [setup.model, str(setup.seconds), str(setup.real), str(trace), str(setup.all_steps)]
-
-
-def _await(started: Sequence[Child]) -> None:
-    """Wait until all processes have ended. Raises BenchError if one fails."""
-    wait_for(lambda: all(child.code is not None for child in started) or None, started)

@@ -25,19 +25,17 @@ from __future__ import annotations
 import argparse
 import itertools
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import get_args
 
 from .. import ddp
 from ..common.exits import Exit
 from ..compressors import create, parse_downlink
-from ..deploy.plot import panels
 from ..planning import parse_fusion, parse_order
 from ..planning.models import MODELS
 from ..settings import names_in
 from ..worker.tasks.task import TaskSpecError
 from . import output
-from .arguments import MBIT, BenchError, amount, at_least_one, json_option, option, plot_to_write, some_of
+from .arguments import MBIT, BenchError, amount, at_least_one, json_option, option, some_of
 from .bound import Overlap
 from .ddp import OURS
 from .layers import task
@@ -59,7 +57,6 @@ class StepRow:
         name: compressor and downlink of the run, or the peer.
         overlap: value of --overlap; None for a peer.
         step_seconds: median seconds of a step.
-        steps: number of counted steps.
         busiest: node whose link carries most bytes.
         bytes_in, bytes_out: bytes that this node receives and sends.
         link_seconds: least time of its link for the larger of these; 0 without a limit.
@@ -90,15 +87,7 @@ class StepRow:
 def summarize(
     name: str, overlap: Overlap | None, recorded: Recorded, mbit: float, alone: Alone | None = None
 ) -> StepRow:
-    """Return the row of a recorded run.
-
-    Args:
-        name: name of the run in the table.
-        overlap: value of --overlap; None for a peer.
-        recorded: the run.
-        mbit: Mbit/s of each link in each direction; 0 for no limit.
-        alone: constituents of a step, each measured alone; None without --bound.
-    """
+    """Return the row of a recorded run. A peer's has no overlap; `alone` needs --bound."""
     first, nodes, recorder = recorded.counted[0], recorded.nodes, recorded.recorder
     begin, end, steps = first[0].began, first[-1].began, len(first) - 1
     carried = {node: recorder.carried_between(node, begin, end) for node in nodes}
@@ -124,12 +113,7 @@ def summarize(
 
 
 def cells(row: StepRow, fp32: float | None) -> list[object]:
-    """Return the cells of a row of the table, in the order of `HEADINGS`.
-
-    Args:
-        row: the row.
-        fp32: seconds of a step of DDP fp32; None if unknown.
-    """
+    """Return the cells of a row, in the order of `HEADINGS`, with the seconds of a step of DDP fp32."""
     found: list[object] = [
         f"`{row.name}`",
         row.overlap or "–",
@@ -155,32 +139,6 @@ HEADINGS = (
     *("in while computing", "CPU s", "server MB", "worker MB"),
     *BOUND_HEADINGS,
 )
-
-
-def draw(path: Path, title: str, row: StepRow, recorded: Recorded) -> None:
-    """Draw one step: the busiest link's rate over time, and the first worker's computation.
-
-    Args:
-        path: file to write.
-        title: beginning of the title.
-        row: row of the run.
-        recorded: the run.
-    """
-    *_, step, after = recorded.traces[0]
-    inside = [sample for sample in recorded.recorder.samples if step.began <= sample.at <= after.began]
-    figure, (axes,) = panels([f"{title}: one step of {row.name}"])
-    for direction, label in enumerate((f"into {row.busiest}", f"out of {row.busiest}")):
-        points = [(each.at - step.began, each.carried[row.busiest][direction]) for each in inside]
-        rates = [
-            (at, (to - before) * 8e-6 / (at - earlier))
-            for (earlier, before), (at, to) in itertools.pairwise(points)
-            if at > earlier
-        ]
-        axes.plot([at for at, _ in rates], [rate for _, rate in rates], label=label)
-    axes.axvspan(0, step.seconds, alpha=0.15, label="a worker computes")
-    axes.set(xlabel="seconds", ylabel="Mbit/s", xlim=(0, after.began - step.began))
-    axes.legend(frameon=False)
-    figure.savefig(path)
 
 
 def seconds_or_auto(text: str) -> float | str:
@@ -216,8 +174,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "compressors to run in DDP, as hooks of gradwire.ddp (default: none)"
     parser.add_argument("--hooks", nargs="*", default=(), metavar="SPEC", help=text)
     json_option(parser)
-    text = "file for a picture of one step of the last run over time"
-    parser.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
 
 
 def check(given: argparse.Namespace) -> None:
@@ -266,7 +222,6 @@ def run(given: argparse.Namespace) -> int:
         for name in given.runs:
             alone[name], setup = measure_alone(setup, *specs(name), as_long=automatic)
     rows: list[StepRow] = []
-    recorded: Recorded | None = None
     print(output.table(HEADINGS, []), flush=True)
 
     def add(row: StepRow) -> None:
@@ -275,16 +230,13 @@ def run(given: argparse.Namespace) -> int:
         print(output.row(cells(row, fp32)), flush=True)
 
     for hook in [*given.peers, *(f"{OURS}{compressor}" for compressor in given.hooks)]:
-        recorded = run_peer(setup, hook)
-        add(summarize(f"DDP {hook}", None, recorded, given.mbit))
+        add(summarize(f"DDP {hook}", None, run_peer(setup, hook), given.mbit))
     for name in given.runs:
         for overlap, fusion, order in itertools.product(given.overlap, given.fusion, given.order):
             planned = replace(setup, fusion=fusion, order=order)
             recorded = run_ours(planned, *specs(name), overlap)
             title = " ".join([name, *(each for each in (fusion, order) if each not in ("bytes", "fifo"))])
             add(summarize(title, overlap, recorded, given.mbit, alone.get(name)))
-    if given.plot is not None and recorded is not None:
-        draw(given.plot, given.model, rows[-1], recorded)
     output.write_json(given.json, [asdict(row) for row in rows])
     return Exit.DONE
 

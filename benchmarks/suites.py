@@ -20,12 +20,7 @@ Score = Literal["accuracy", "mean accuracy", "loss"]
 class TrainingSetup:
     """The options of training that differ between the rows of a suite.
 
-    Attributes:
-        compressor: spec of the compressor.
-        mode: spec of the mode.
-        optimizer: spec of the optimizer.
-        learning_rate: learning rate.
-        clip_norm: value of --clip-norm; 0 for no clipping.
+    Specs, a rate, and the value of --clip-norm, which is 0 for no clipping.
     """
 
     compressor: str
@@ -40,7 +35,6 @@ class Claim:
     """The claim that one compressor's gain over another, in the mean over paired seeds, is at least `least`.
 
     Attributes:
-        compressor: spec of the compressor.
         against: spec of the compressor that it is compared with.
         least: least gain: a difference of accuracies, or the fraction by which a loss is lower. -0.01 claims
             that at most 0.01 is lost.
@@ -60,11 +54,9 @@ class Suite:
         tasks: specs of the tasks that every setup trains.
         setups: rows of each task's table.
         claims: claims about the setups.
-        epochs: number of epochs of each run.
         seeds: default of --seeds.
         downlink: spec of the compressor of updates.
         daemons: whether real daemons train; otherwise `simulation` does, in `sync` and without a schedule.
-        controls: whether each compressor is compared with Top-K that sends as many bytes.
     """
 
     score: Score
@@ -75,7 +67,6 @@ class Suite:
     seeds: str = "1,2,3,4,5"
     downlink: str = "auto"
     daemons: bool = False
-    controls: bool = False
 
     @property
     def baseline(self) -> TrainingSetup:
@@ -106,7 +97,6 @@ COMPRESSORS = Suite(
     score="accuracy",
     tasks=("digits:model=mlp", "digits:model=cnn"),
     epochs=30,
-    controls=True,
     setups=(
         TrainingSetup(compressor="none"),
         TrainingSetup(compressor="none", optimizer="sgd:momentum=0.9"),

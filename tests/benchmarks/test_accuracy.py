@@ -13,11 +13,9 @@ import pytest
 from gradwire.benchmarks import accuracy, jobs
 from gradwire.benchmarks.accuracy import (
     AccuracyRow,
-    Bench,
     TrainingJob,
     TrainingRun,
     broken_claims,
-    control_of,
     markdown,
     simulate,
     train,
@@ -142,11 +140,6 @@ def test_losses_are_set_against_the_baseline_of_the_same_seed() -> None:
     assert broken_claims(ADAM.claims, rows, ADAM) == ["4bit against none: -inf, claimed at least -0.01"]
 
 
-def test_no_control_has_fewer_bytes_than_the_small_tensors() -> None:
-    assert control_of(600, 1100, 100.0, 100) == pytest.approx(200.0)
-    assert control_of(100, 1100, 100.0, 100) is None
-
-
 def test_digits_are_trained_without_daemons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "runs.json"
     arguments = ["--seeds", "1", "--epochs", "1", "--jobs", "1", "--json", str(path)]
@@ -154,7 +147,7 @@ def test_digits_are_trained_without_daemons(tmp_path: Path, capsys: pytest.Captu
     assert main(["accuracy", "compressors", *arguments, *chosen]) == Exit.DONE
     _, one_bit = json.loads(path.read_text())
     assert one_bit["compressor"] == "1bit"
-    assert one_bit["control_runs"][0]["bytes_up"] == pytest.approx(one_bit["runs"][0]["bytes_up"], rel=0.05)
+    assert one_bit["runs"][0]["by_epoch"] == [one_bit["runs"][0]["score"]]
     assert "| `1bit` |" in capsys.readouterr().out
 
 
@@ -189,10 +182,10 @@ def test_a_claim_that_does_not_hold_is_the_exit_code(
 ) -> None:
     loss = 1.02
 
-    def measured(bench: Bench, task: str, setup: TrainingSetup) -> list[TrainingRun]:
-        return runs_of(2.0 * (loss if setup.compressor == "4bit" else 1.0))
+    def measured(job: TrainingJob) -> TrainingRun:
+        return runs_of(2.0 * (loss if job.setup.compressor == "4bit" else 1.0))[0]
 
-    monkeypatch.setattr(accuracy.Bench, "run", measured)
+    monkeypatch.setattr(accuracy, "train", measured)
     argv = ["accuracy", "adam", "--seeds", "1", "--compressors", "4bit"]
     assert main(argv) == 1
     assert "does not hold: characters:characters=500000: 4bit against none: -0.02" in capsys.readouterr().out

@@ -31,9 +31,9 @@ def test_every_compressor_is_in_the_table() -> None:
 
 
 def test_the_rows_of_the_speed_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, drawing = tmp_path / "rows.json", tmp_path / "plot.svg"
+    path = tmp_path / "rows.json"
     specs = ["none", "4bit", "qsgd", "topk:ratio=10", "threshold"]
-    arguments = ["--elements", "5000", "--repeats", "1", "--json", str(path), "--plot", str(drawing)]
+    arguments = ["--elements", "5000", "--repeats", "1", "--json", str(path)]
     code = cli.main(["compressors", *arguments, "--dtypes", "float32,float16", "--compressors", *specs])
     assert code == 0
     rows = json.loads(path.read_text())
@@ -45,8 +45,9 @@ def test_the_rows_of_the_speed_table(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert row["raw_bytes"] == 20_000
         if row["promised_ratio"] is not None:
             assert row["achieved_ratio"] > 0.9 * row["promised_ratio"]
-    assert drawing.read_text().startswith("<?xml")
-    assert "bits per index / entropy" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "bits per index / entropy" in printed
+    assert "sum of 16 4-bit pushes" in printed
 
 
 def test_a_training_in_one_process() -> None:
@@ -56,23 +57,6 @@ def test_a_training_in_one_process() -> None:
     assert 0 < run.down_bytes < run.raw_bytes
     again = train(digits("mlp"), "krngc:ratio=10,delay=2", seed=1, epochs=2)
     assert again == run
-
-
-def test_the_rows_of_the_table_of_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is lost by `none`, more by one bit than by eight; the residual's norm is given in values."""
-    path, specs = tmp_path / "rows.json", ["none", "8bit", "1bit", "1bit:block=64"]
-    arguments = ["--task", "digits:model=mlp", "--messages", "6", "--steps", "2", "--seeds", "1,2"]
-    assert cli.main(["errors", *arguments, "--json", str(path), "--compressors", *specs]) == 0
-    rows = json.loads(path.read_text())
-    assert [row["name"] for row in rows] == specs * 2
-    assert [row["values"] for row in rows] == ["gradients"] * 4 + ["changes of 2 local steps"] * 4
-    for none, eight, one, blocks in (rows[:4], rows[4:]):
-        assert none["ratio"] == 1
-        assert none["alone"] == none["kept"] == 0
-        assert 0 < eight["alone"] < 0.05 < blocks["alone"] < one["alone"] < 1
-        assert 0 < eight["kept"] < 0.05 < blocks["kept"] < one["kept"]
-        assert 1 < eight["ratio"] < blocks["ratio"] < one["ratio"] < 32
-    assert "| gradients | `1bit:block=64` |" in capsys.readouterr().out
 
 
 def test_help_answers_without_torch() -> None:

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from gradwire.benchmarks import paced
-from gradwire.benchmarks.cli import main
 from gradwire.benchmarks.jobs import DIGITS_SAMPLES
-from gradwire.benchmarks.modes import ModesRow, measure, plot, table
-from gradwire.common.exits import Exit
+from gradwire.benchmarks.modes import ModesRow, measure, table
 from gradwire.worker.tasks import load
 
 ROW = ModesRow(
@@ -30,7 +28,7 @@ ROW = ModesRow(
 )
 
 
-def test_paces_are_relative_to_even_workers_and_to_sync(tmp_path: Path) -> None:
+def test_paces_are_relative_to_even_workers_and_to_sync() -> None:
     rows = [
         ROW,
         replace(ROW, situation="one slow", samples_per_second=100.0),
@@ -44,8 +42,6 @@ def test_paces_are_relative_to_even_workers_and_to_sync(tmp_path: Path) -> None:
         ["1.00", "1.10"],
         ["0.70", "7.70"],
     ]
-    plot(tmp_path / "modes.svg", rows)
-    assert (tmp_path / "modes.svg").stat().st_size > 1000
 
 
 def test_a_slow_worker_is_measured_with_real_processes(tmp_path: Path) -> None:
@@ -66,8 +62,3 @@ def test_pace_is_time_per_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paced, "slower", 10.0)
     task.loss(model, batch)
     assert slept == [2.0, 20.0]
-
-
-def test_what_cannot_be_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["modes", "--local", "--plot", "x.png"]) == Exit.USAGE
-    assert "--plot: cannot be used with --local" in capsys.readouterr().err

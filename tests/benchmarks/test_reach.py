@@ -1,4 +1,4 @@
-"""`gc-bench reach` and `disturbed`: peers train as one process would, and rows are compared rightly."""
+"""`gc-bench reach`: peers train as one process would, and rows are compared rightly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.benchmarks import disturbed, reach
+from gradwire.benchmarks import reach
 from gradwire.benchmarks.ddp_task import Setup
 from gradwire.server.job.schedule import Passed, parse_schedule
 from gradwire.worker.tasks import load
@@ -69,24 +69,3 @@ def test_a_preset_is_compared_with_the_fastest_peer_that_reaches_the_loss() -> N
     assert text[6].endswith("| 1.0 × |")
     assert text[7] == "| low-communication | 20 | 100 | 1.4000 | 60 | 6 | not reached |"
     assert text[8] == "| low-communication | 20 | 100 | 1.2900 | 120 | 12 | 5.0 × |"
-
-
-def test_a_disturbed_job_is_compared_with_the_calm_one_of_its_seed() -> None:
-    def row(situation: str, seed: int, loss: float, sha256: str) -> disturbed.DisturbedRow:
-        return disturbed.DisturbedRow(
-            situation=situation, seed=seed, loss=loss, sha256=sha256, repeated_samples=2, seconds=3.0
-        )
-
-    text = disturbed.table(
-        [
-            row("calm", 1, 1.0, "a"),
-            row("calm", 2, 2.0, "b"),
-            row("server restarted", 1, 1.0, "a"),
-            row("server restarted", 2, 2.0, "b"),
-            row("worker lost", 1, 1.1, "c"),
-            row("worker lost", 2, 2.2, "d"),
-        ]
-    ).splitlines()
-    assert text[3].startswith("| worker lost | 2 | 1.650 ± ")
-    assert text[3].endswith("| +10.0 % | 0 of 2 | 4 | 3 |")
-    assert text[4].endswith("| +0.0 % | 2 of 2 | 4 | 3 |")

@@ -361,7 +361,7 @@ def test_a_task_that_raises_has_its_own_exit_code(
 
 
 def test_help_answers_at_once() -> None:
-    """The time itself is in benchmarks/startup.py; here, what would take it is not imported."""
+    """A time would fail on a busy machine; here, what would take it is not imported."""
     shown = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "gradwire.deploy.cli", "--help"],
         capture_output=True,

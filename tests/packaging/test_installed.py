@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(900)
 
 COMMANDS = ("gc-server", "gc-worker", "gc-run", "gc-plan", "gc-status", "gc-doctor", "gc-certs")
-# Each takes longer to import than --help may take in all; see benchmarks/startup.py for the time itself.
+# Each takes longer to import than --help may take in all; the record of speed has the time itself.
 HEAVY = ("torch", "grpc", "numba", "sklearn", "matplotlib")
 
 

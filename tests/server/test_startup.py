@@ -1,5 +1,4 @@
-"""Modules that gc-server does not import before it listens. benchmarks/startup.py has the time that it
-takes."""
+"""Modules that gc-server does not import before it listens."""
 
 from __future__ import annotations
 
