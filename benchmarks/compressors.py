@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from ..common.exits import Exit
+from ..common.parts import divide
 from ..common.spec import parse_spec
 from ..compressors import (
     AbsentPayload,
@@ -36,7 +37,6 @@ from ..compressors import (
     SparsePayload,
     TensorSpec,
     decode,
-    divide,
     reduce_payloads,
     tell_of_compiling,
     warm_up,
