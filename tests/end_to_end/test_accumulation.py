@@ -102,6 +102,17 @@ def test_two_workers_step_as_often_as_one_alone_with_their_batches(
         torch.testing.assert_close(*close, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize("mode", ["sync", "local:steps=4,correction=0"])
+def test_the_last_batch_of_an_epoch_is_told_also_when_the_other_worker_is_lost(
+    daemons: Daemons, mode: str
+) -> None:
+    server = job(daemons, 2, "--lease-seconds", "2", "--mode", mode)
+    lost, other = scripts(daemons, server, 2, "last", 2, SLOW="0.1", DECLARED="2")
+    lost.wait_for("batch 3")
+    lost.process.kill()
+    assert trained(other)["left"] == [False] * EPOCHS
+
+
 @pytest.mark.parametrize("overlap", ["backward", "both"])
 def test_a_declared_number_gives_the_steps_of_the_job_before_the_first_batch(
     daemons: Daemons, overlap: str

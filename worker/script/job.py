@@ -1,23 +1,15 @@
 """A script's part in a job, as its loop sees it: `gradwire.connect` returns a `Job`.
 
-The script owns the loop, so a training step (`worker/training/step`) is driven from three places here:
-
-- `_batches` begins a step with each assignment, and asks for further batches of a step that accumulates.
-- `_forward_passed` lets gradients leave from then on.
-- `_push`, which is `optimizer.step()`, pushes.
-
-`assignments` decides which assignment is next and when the loops end. `membership` joins and leaves.
-`attached` makes the session from model and optimizer. No assignment is answered twice here: after its last
-push the worker waits for the next assignment before `optimizer.step()` returns.
+The script owns the loop, and `driver` drives the training steps from it. `assignments` decides which
+assignment is next and when the loops end. `membership` joins and leaves. `attached` makes the session from
+model and optimizer. `length` knows how long epoch and job are. `process` ends a membership with its process.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from copy import deepcopy
+from contextlib import AbstractContextManager
 from functools import partial
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, TypeVar
@@ -29,23 +21,20 @@ from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVar
 from ...common.configuration import Effective
 from ...common.naming import own_name
 from ...common.telemetry import keep_warnings
-from ...proto import messages as m
-from ...proto.shares import assigned_samples
 from ...settings import WorkerSettings, parse_address
-from ..session.connection import MAX_ERROR_CHARACTERS, Earlier
 from ..session.model_state import least_samples
 from ..training.data import batch_checksum, data_checksum
-from ..training.sharding import Indices, Shards
-from ..training.step import TrainingStep
-from ..training.work import Gradients, Local
+from ..training.sharding import Shards
+from ..training.work import Gradients
 from . import process
-from .assignments import Assignments
 from .attached import Attached
+from .driver import Driver
 from .length import Batches, JobLength
 from .loading import Loading, explained
 from .membership import Membership
+from .part import Part
 from .schedules import Each, Schedules
-from .script_state import Position, State, copied, random_state, restore_random_state
+from .script_state import Position, State
 from .terms import Overlap, ScriptError, Steps
 
 log = logging.getLogger("gradwire.worker")
@@ -54,16 +43,6 @@ Model = TypeVar("Model", bound=nn.Module)
 Scheduler = TypeVar("Scheduler")
 
 COMPARED = 16  # batches of `steps` that are compared with other workers'
-NO_WORK = (
-    "optimizer.step(): no batch is open; call it in the loop over job.batches(...), at most once for each "
-    "batch. For a last step of fewer batches than the others, call it in the loop when i + 1 == len(batches)"
-)
-NEVER_STEPPED = (
-    "epoch %d: this worker has computed %d batches, as many as an epoch has, without optimizer.step(), so it "
-    "would train nothing: in each epoch call step() of the optimizer that job.attach returned, and do not "
-    "change parameters in its place"
-)
-UNLOGGED = "the server cannot show a training loss: call job.log(loss=loss) before optimizer.step()"
 
 
 class Job:
@@ -71,46 +50,26 @@ class Job:
     leaves the job.
 
     Attributes:
-        applied: True if the last `optimizer.step()` counts. False if its gradients were not finite, or
-            arrived too late; late gradients are sent again with the next push.
         state: values and objects by name that are saved and restored with this worker's state; see `State`.
     """
 
     def __init__(self, effective: Effective[WorkerSettings]) -> None:
         """Join the job with a worker's options."""
-        self.applied = False
         settings = effective.settings
-        self.key = parse_address(settings.server), settings.worker_id or own_name()
-        self.thread = threading.current_thread()
-        process.make_room(self.key)
+        key = parse_address(settings.server), settings.worker_id or own_name()
+        process.make_room(key)
         self._member = member = Membership(effective)
-        self._attached: Attached | None = None
-        self._assignments: Assignments | None = None  # set at the first batch
-        self._step: TrainingStep | None = None  # the last step that was begun
-
-        self._compared = 0  # number of batches of which a checksum was taken
-        self._given = False  # True from handing out a batch until `optimizer.step()`
-        self._losses: dict[int, float] = {}  # logged since the last optimizer.step(), by batch
-        self._unstepped = 0  # batches since then
-        self._told_unlogged = False
-        self._only_adding = False  # True within `no_sync`: backward passes only add to the gradients
-        self._schedules = Schedules()
-        self._loading = Loading((), 0)
-        owner = member.owner
-        self.state = State(owner.get("state", {}))
-        self._position = Position(owner.get("loader"))
-        self._random: Mapping[str, Any] | None = owner.get("random")  # restored once batches begin
-        self._logged: dict[str, list[float]] = {}  # shared with the assignments
-        self._stops = False
-        self._start = 0  # number of epochs that the script has trained before this job
-        self._first_epoch: int = owner.get("epoch", member.reply.epoch)  # the job may be past it
-        self._samples_arrived = False  # True once an assignment with samples has arrived
-        self._warned_of_repeat = False
         single = isinstance(member.work, Gradients) and member.work.single
         self._length = JobLength(member.terms, workers=member.reply.workers, single=single)
-        self._error_before = process.last_error()
+        self._schedules = Schedules()
+        self._driver = Driver(member, self._length, self._schedules)
+        self._part = Part(key, member, self._driver)
+        self._compared = 0  # number of batches of which a checksum was taken
+        self._warned_of_repeat = False
+        self.state = State(member.owner.get("state", {}))
+        self._position = Position(member.owner.get("loader"))
         keep_warnings()
-        process.add(self)
+        process.add(self._part)
 
     # ---- membership
 
@@ -121,24 +80,7 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave the job; after an exception other than an interrupt, as a failed worker."""
-        self._leave_after(error)
-
-    def leave_with_script(self) -> None:
-        """Leave the job at the end of the script, or of the notebook's cell, that has joined it."""
-        error = process.last_error()
-        self._leave_after(None if error is self._error_before else error)
-
-    def _leave_after(self, error: BaseException | None) -> None:
-        """Leave the job after an exception that ends the script; None without one."""
-        if isinstance(error, Exception):
-            self.leave(f"the script failed: {error!r}"[:MAX_ERROR_CHARACTERS], failed=True)
-        elif isinstance(error, SystemExit) and not process.stopped_by():
-            failed = error.code not in (None, 0)
-            self.leave(f"the script has ended with exit code {error.code}" if failed else "", failed=failed)
-        elif error is not None:
-            self.leave(process.stopped_by() or f"stopped by {type(error).__name__}")
-        else:
-            self.leave()
+        self._part.leave_after(error)
 
     def leave(self, reason: str = "", *, failed: bool = False) -> None:
         """Leave the job, once; the script's loops end. It is called at the end of the process too.
@@ -147,53 +89,7 @@ class Job:
             reason: text for the server's log; empty for a default.
             failed: True if the server is to count this worker as lost.
         """
-        member, assignments = self._member, self._assignments
-        if member.left:
-            return
-        if assignments is not None and not self.done:
-            if not (failed or reason):
-                assignments.report_last()
-            session = assignments.session
-            if (held := session.held_back) and session.saving.kept is None:
-                log.warning("leaving with residuals of norm %.3g, which the server has not received", held)
-            present = assignments.present
-            has_work = present is None or bool(present.ranges)
-            if has_work and not (failed or self._stops):
-                of = f" of {member.terms.epochs}" if member.terms.epochs else ""
-                log.warning("leaving in epoch %d%s: the script ends before the job", self._epoch + 1, of)
-        process.remove(self)
-        self._loading.close()
-        default = "done" if self.done else process.stopped_by() or "the script has ended"
-        member.end(reason or default, failed=failed)
-
-    def forget(self) -> None:
-        """Note in a forked child that the job is its parent's."""
-        self._member.left = True
-
-    # ---- the last push
-
-    @property
-    def leave_s(self) -> float:
-        """Seconds in which to push the residual after SIGTERM."""
-        return self._member.settings.leave_seconds
-
-    @property
-    def away_s(self) -> float:
-        """Seconds without a stream to the server; 0 while there is one."""
-        return self._member.connection.away_s
-
-    @property
-    def owes(self) -> bool:
-        """Whether a step is open, or part of a residual is not pushed, of a worker that leaves."""
-        if self._assignments is None or self._member.left or self.done:
-            return False
-        step_open = self._step is not None and self._step.open
-        return step_open or not self._assignments.session.finished_leaving
-
-    def make_last_push(self) -> None:
-        """Have the next step push the whole residual; the job is left after its outcome."""
-        if self._assignments is not None:
-            self._assignments.session.leave()
+        self._part.leave(reason, failed=failed)
 
     def stop(self, reason: str = "stopped by the script") -> None:
         """End the job early on all ranks, normally: the open step is finished, the last version is evaluated
@@ -205,10 +101,18 @@ class Job:
         Raises:
             ScriptError: batches have not begun.
         """
-        if self._assignments is None:
+        if self._driver.assignments is None:
             raise ScriptError("job.stop: call it after the first batch; before that, stop gc-server")
-        self._stops = True
+        self._part.stops = True
         self._member.connection.stop_job(reason)
+
+    # ---- what the script may ask
+
+    @property
+    def applied(self) -> bool:
+        """True if the last `optimizer.step()` counts. False if its gradients were not finite, or arrived too
+        late; late gradients are sent again with the next push."""
+        return self._driver.applied
 
     @property
     def done(self) -> bool:
@@ -226,7 +130,8 @@ class Job:
     @property
     def version(self) -> int:
         """Version of the parameters: the number of steps that the job has taken."""
-        version = None if self._assignments is None else self._assignments.session.replica.version
+        assignments = self._driver.assignments
+        version = None if assignments is None else assignments.session.replica.version
         return self._member.reply.version if version is None else version
 
     @property
@@ -260,7 +165,8 @@ class Job:
     def evaluating(self) -> bool:
         """True if the server has asked this worker to evaluate. It reports numbers that are logged now as the
         last epoch's metrics."""
-        return self._assignments is not None and self._assignments.evaluating
+        assignments = self._driver.assignments
+        return assignments is not None and assignments.evaluating
 
     @property
     def evaluation(self) -> Mapping[str, float]:
@@ -269,7 +175,7 @@ class Job:
         All workers that compute the same step have the same. The evaluation of an epoch is made while the
         next one has begun, so after the loop over an epoch's batches this is the one of the epoch before.
         """
-        known = () if self._assignments is None else self._assignments.evaluations
+        known = () if self._driver.assignments is None else self._driver.assignments.evaluations
         return known[-1] if known else {}
 
     @property
@@ -279,12 +185,8 @@ class Job:
         The smallest value is the best of `loss`, `error` and the like, and the largest of others, as for
         `gc-server --keep`, which may state it. It belongs to the job, so any worker that evaluates knows it.
         """
-        return {} if self._assignments is None else self._assignments.session.best
-
-    @property
-    def _epoch(self) -> int:
-        """Present epoch, from 0."""
-        return self._first_epoch if self._assignments is None else self._assignments.epoch
+        assignments = self._driver.assignments
+        return {} if assignments is None else assignments.session.best
 
     # ---- model and optimizer
 
@@ -315,27 +217,31 @@ class Job:
             overlap: "off" to send no gradient before `step()`; None for the job's choice.
 
         Returns:
-            The model, and the optimizer that the loop and schedulers must use from now on, a `JobOptimizer`.
-                Its `step()`
-            pushes the gradients and waits for the new parameters. (Its type is Any, so that a script may
-                reuse its own
-            variable.)
+            The model, and the optimizer that the loop and schedulers must use from now on, a `JobOptimizer`:
+            its `step()` pushes the gradients and waits for the new parameters. (Its type is Any, so that a
+            script may reuse its own variable.)
 
         Raises:
             ScriptError: the server cannot run the optimizer, or `clip_norm` or `overlap` contradicts the
                 job's options.
             ModelError: a parameter is neither float32 nor bfloat16, or shares memory with another one.
         """
-        if self._attached is not None:
+        if self._driver.attached is not None:
             raise ScriptError(
                 "job.attach: this job already has a model; attach one torch.nn.ModuleDict of all models, "
                 "with one optimizer that has their parameters in groups"
             )
-        self._attached = Attached(
-            self._member, model, optimizer, self._push, clip_norm=clip_norm, steps=steps, overlap=overlap
+        self._driver.attached = attached = Attached(
+            self._member,
+            model,
+            optimizer,
+            self._driver.push,
+            clip_norm=clip_norm,
+            steps=steps,
+            overlap=overlap,
         )
         self._length.least = least_samples(model)
-        return model, self._attached.optimizer
+        return model, attached.optimizer
 
     def follow(self, scheduler: Scheduler, *, each: Each = "step", metric: str = "loss") -> Scheduler:
         """Register a scheduler, so that before each batch it is advanced to the job's present step or epoch.
@@ -346,9 +252,9 @@ class Job:
         Args:
             scheduler: scheduler of torch.optim.lr_scheduler. The script steps it as it would without a job.
             each: how often the script steps it: "step" for once per `optimizer.step()`, which in local mode
-                is a local step, "epoch" for once per
-                epoch of `job.epochs()`. "progress" is for a LambdaLR whose function reads `job.progress`: the
-                job steps it before each batch, and its rates do not depend on the number of workers.
+                is a local step, "epoch" for once per epoch of `job.epochs()`. "progress" is for a LambdaLR
+                whose function reads `job.progress`: the job steps it before each batch, and its rates do not
+                depend on the number of workers.
             metric: name of the evaluated number for a ReduceLROnPlateau, as in `log`.
 
         Returns:
@@ -359,68 +265,6 @@ class Job:
         """
         self._schedules.follow(scheduler, each, metric)
         return scheduler
-
-    def _begin(self, train_samples: int, data: Callable[[], int]) -> Assignments:
-        """Begin to train with a data set at the first call, and return the assignments; later calls only
-        check its size.
-
-        Args:
-            train_samples: number of samples in an epoch.
-            data: function that computes the checksum of the data set.
-        """
-        member, attached = self._member, self._attached
-        if self._assignments is not None:
-            given = self._assignments.session.replica.manifest.train_samples
-            if given != train_samples:
-                raise ScriptError(
-                    f"job.batches: the data set has {train_samples} samples, but the first one had {given}. "
-                    "A job counts the samples of one data set: pass a torch.utils.data.ConcatDataset, or "
-                    "draw batches of other data in the loop over this one"
-                )
-            return self._assignments
-        if attached is None:
-            raise ScriptError("job.batches: call job.attach(model, optimizer) first")
-
-        def earlier() -> Earlier:
-            return Earlier(attached.moments(), epoch=self._start, steps=self._schedules.steps)
-
-        session, strategy = attached.begin(
-            train_samples, data(), forward_passed=self._forward_passed, earlier=earlier
-        )
-        session.accumulate = self._length.accumulate
-        session.saving.keep(self._image, by_owner=True)
-        if member.restored is not None:
-            version, tree = member.restored
-            session.saving.restore(version, tree, member.reply.version)
-            strategy.restore(member.owner["strategy"])
-            self._logged = dict(member.owner["logged"])
-            for parameter, gradient in zip(
-                session.replica.parameters, member.owner["gradients"], strict=False
-            ):
-                parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype)
-            self._unstepped = member.owner["unstepped"]
-            member.restored = None  # frees memory: the state is as large as the model
-        self._assignments = Assignments(
-            member, session, strategy, self._length, epoch=self._first_epoch, logged=self._logged
-        )
-        session.begin()
-        return self._assignments
-
-    def _image(self) -> dict[str, Any]:
-        """Return the script's own part of the state that this worker saves."""
-        assert self._assignments is not None
-        return {
-            "epoch": self._epoch,
-            "strategy": self._assignments.strategy.image(),
-            "logged": deepcopy(self._logged),
-            "state": self.state.image(),
-            "loader": self._position.image(),
-            "random": random_state(),
-            "unstepped": self._unstepped,
-            "gradients": copied([each.grad for each in self._assignments.session.replica.parameters])
-            if self._unstepped  # the next epoch's first step adds to them
-            else [],
-        }
 
     # ---- the loops
 
@@ -439,7 +283,7 @@ class Job:
         Raises:
             ScriptError: `total` is not the job's number of epochs, or `start` is out of range.
         """
-        of_job = self._member.terms.epochs
+        of_job, driver = self._member.terms.epochs, self._driver
         if total not in (None, of_job):
             raise ScriptError(
                 f"job.epochs({total}): the job has {of_job} epochs; start gc-server with --epochs {total}, "
@@ -451,35 +295,36 @@ class Job:
                 f"job.epochs(start={start}): expected {most}; start gc-server with --epochs that include "
                 "earlier epochs"
             )
-        if self._assignments is None and not self._member.reply.version:
-            self._start = start
-            self._first_epoch = max(self._first_epoch, start)
+        if driver.assignments is None and not self._member.reply.version:
+            driver.start = start
+            driver.first_epoch = max(driver.first_epoch, start)
         return self._epochs()
 
     def _epochs(self) -> Generator[int]:
         """Yield the number of each epoch until the job is done; between two, report evaluations that are
         asked for."""
-        member, of_job = self._member, self._member.terms.epochs
-        if of_job and self._start >= of_job:
+        member, driver, of_job = self._member, self._driver, self._member.terms.epochs
+        if of_job and driver.start >= of_job:
             log.warning(
                 "job.epochs(start=%d): the job has %d epochs, and the script trains on none of them. Stop "
                 "gc-server, which waits for a worker that does; or start it with more --epochs, which count "
                 "those before",
-                *(self._start, of_job),
+                *(driver.start, of_job),
             )
             return
         while not (self.done or member.left):
-            epoch = self._epoch
+            epoch = driver.epoch
+            self._length.begin_loop()
             yield epoch
             if member.left:
                 return
-            if self._assignments is None:
+            if driver.assignments is None:
                 raise ScriptError("job.epochs: no batch was trained on; loop over job.batches(...) in it")
             # In stale and async mode the server may interrupt an epoch for an evaluation: no warning then.
-            present = self._assignments.present
+            present = driver.assignments.present
             interrupted = present is not None and not present.ranges
-            self._assignments.turn_over()
-            if epoch == self._epoch and not (self.done or interrupted or self._warned_of_repeat):
+            driver.assignments.turn_over()
+            if epoch == driver.epoch and not (self.done or interrupted or self._warned_of_repeat):
                 self._warned_of_repeat = True
                 log.warning(
                     "epoch %d is repeated: the script's loop over batches ended before all samples of the "
@@ -499,7 +344,8 @@ class Job:
         """Return this worker's batches of the present epoch, as an iterable with a length.
 
         Each sample of an epoch goes to one worker, also when workers join or leave. The length is for the
-        present number of workers.
+        present number of workers. Within the loop it is the number of batches given so far and still to come,
+        so that it tells the last batch also if the number of workers has changed.
 
         Args:
             dataset: data set with `len` and `[]`, the same for every worker.
@@ -519,62 +365,44 @@ class Job:
             Refused: while iterating: the server has ended the membership, or refused a push.
             UnreachableError: while iterating: no server was reached for `give_up_seconds`.
         """
-        if batch_size not in (None, self._member.terms.batch_size):
+        of_job = self._member.terms.batch_size
+        if batch_size not in (None, of_job):
             raise ScriptError(
-                f"job.batches(batch_size={batch_size}): the job has {self._member.terms.batch_size}; start "
+                f"job.batches(batch_size={batch_size}): the job has {of_job}; start "
                 f"gc-server with --batch-size {batch_size}, or leave out batch_size"
             )
-        self._declare("job.batches", accumulate)
-        self._length.samples = len(dataset)
-        run = partial(self._samples_of, dataset, num_workers, collate_fn)
-        attributes = SimpleNamespace(
-            dataset=dataset,
-            batch_size=self._member.terms.batch_size,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            drop_last=False,
-        )
-        return Batches(run, lambda: self._length.batches, attributes)
+        self._length.declare("job.batches", len(dataset), accumulate, begun=self._begun)
+        options: dict[str, Any] = {"dataset": dataset, "num_workers": num_workers, "collate_fn": collate_fn}
+        attributes = SimpleNamespace(**options, batch_size=of_job, drop_last=False)
+        return Batches(partial(self._samples_of, **options), lambda: self._length.batches, attributes)
+
+    @property
+    def _begun(self) -> bool:
+        return self._driver.assignments is not None
 
     def _samples_of(
         self, dataset: Any, num_workers: int, collate_fn: Callable[[list[Any]], Any]
     ) -> Generator[Any]:
         """Yield the collated batches of a data set for this epoch's assignments."""
-        here, loading = Loading(dataset, 0), self._loading
+        here, loading = Loading(dataset, 0), self._part.loading
         if loading.dataset is not dataset or loading.processes != num_workers:
             loading.close()
-            loading = self._loading = Loading(dataset, num_workers)
-        shards = Shards(self._member.terms.seed, len(dataset))
-
-        def together(loading: Loading, indices: Indices) -> Any:
-            return collate_fn(loading.fetch(indices))
-
-        checksum = partial(data_checksum, partial(together, here), len(dataset))
-        for assignment, batch in self._batches(len(dataset), checksum):
-            connection = self._member.connection
+            loading = self._part.loading = Loading(dataset, num_workers)
+        shards, connection = Shards(self._member.terms.seed, len(dataset)), self._member.connection
+        fetched = partial(data_checksum, lambda indices: collate_fn(here.fetch(indices)), len(dataset))
+        self._driver.begin(len(dataset), fetched, self._image)
+        for assignment, batch in self._driver.batches():
             connection.activity = "loading a batch"
-            found = together(loading, shards.of(assignment)[batch])
+            found = collate_fn(loading.fetch(shards.of(assignment)[batch]))
             connection.activity = "computing"
             yield found
-
-    def _declare(self, call: str, accumulate: int) -> None:
-        """Note the number of batches of an optimizer step; raise ScriptError for another than before."""
-        known = self._length.accumulate
-        if accumulate < 0 or accumulate != int(accumulate):
-            raise ScriptError(f"{call}(accumulate={accumulate!r}): expected a whole number, 1 or more")
-        if accumulate and self._assignments is not None and accumulate != known:
-            raise ScriptError(
-                f"{call}(accumulate={accumulate}): before its first batch the script has declared "
-                f"{known or 'none'}; give every call the same number"
-            )
-        self._length.accumulate = accumulate or known
 
     def steps(self, loader: Iterable[Any], *, per_epoch: int | None = None, accumulate: int = 0) -> Batches:
         """Return the batches of the script's own loader for as long as the epoch lasts, as an iterable with a
         length.
 
-        The loader decides which samples they hold; every batch has the same weight. The length is for the
-        present number of workers.
+        The loader decides which samples they hold; every batch has the same weight. The length is that of
+        `batches`.
 
         Args:
             loader: iterable of batches; it is iterated again if it ends before the epoch does.
@@ -598,149 +426,30 @@ class Job:
                     "job.steps: the loader has no length; pass the number of batches in an epoch as "
                     "per_epoch="
                 ) from None
-        self._declare("job.steps", accumulate)
-        self._length.samples = samples = per_epoch * self._member.terms.batch_size
+        samples = per_epoch * self._member.terms.batch_size
+        self._length.declare("job.steps", samples, accumulate, begun=self._begun)
         return Batches(partial(self._steps_of, loader, samples), lambda: self._length.batches, loader)
 
     def _steps_of(self, loader: Iterable[Any], samples: int) -> Generator[Any]:
         """Yield one batch of the loader for each batch of this epoch's assignments."""
         connection = self._member.connection
         with self._position.iterate(loader) as batches:
-            for _ in self._batches(samples, lambda: 0):
+            session = self._driver.begin(samples, lambda: 0, self._image).session
+            for _ in self._driver.batches():
                 connection.activity = "waiting for the script's loader"
                 with explained():
                     batch = next(batches)
                 connection.activity = "computing"
-                self._compare(batch)
+                # The next commit reports a checksum, by which the server notices that several workers train
+                # on the same batches.
+                if not session.batch and self._compared < COMPARED:
+                    self._compared += 1
+                    session.batch = batch_checksum(batch)
                 yield batch
 
-    def _compare(self, batch: Any) -> None:
-        """Have the next commit report a checksum of one of the script's first batches, by which the server
-        notices that several workers train on the same ones."""
-        session = self._assignments.session if self._assignments is not None else None
-        if session is not None and not session.batch and self._compared < COMPARED:
-            self._compared += 1
-            session.batch = batch_checksum(batch)
-
-    def _batches(self, train_samples: int, data: Callable[[], int]) -> Generator[tuple[m.Assignment, slice]]:
-        """Yield the assignments of this epoch, or of the next if this one is over, each with a slice of its
-        samples.
-
-        `optimizer.step()` answers each one.
-
-        Args:
-            train_samples: number of samples in an epoch.
-            data: function that computes the checksum of the data set.
-        """
-        assignments = self._begin(train_samples, data)
-        session, strategy = assignments.session, assignments.strategy
-        keep_warnings()  # in each epoch, because a script may set up its logging at any time
-        self._begin_anew()
-        assignments.turn_over()  # here too, because a script need not use `epochs`
-        if self._random is not None:
-            restore_random_state(self._random)
-            self._random = None
-        while not self._member.left:
-            step = self._step
-            if step is not None and step.open and step.lacking:
-                if self._unstepped >= self._length.batches:
-                    error = ScriptError(NEVER_STEPPED % (assignments.epoch + 1, self._unstepped))
-                    self.leave(f"the script failed: {error!r}", failed=True)
-                    raise error
-                assignments.ask(step)
-                continue
-            if step is None or not step.open:
-                session.saving.write()  # now, because the script's code after its last step is done
-            assignment = assignments.present or assignments.wait()
-            if assignment.ranges and not self._samples_arrived:
-                self._samples_arrived = True
-                self._compare_epochs(assignments, assignment)
-            if assignment.finished or not assignment.ranges or assignment.epoch != assignments.epoch:
-                assignments.begin_evaluation()
-                return
-            assignments.report(assignment)
-            step = step if step is not None and step.open else None
-            if step is None and not session.is_new(assignment):  # an answered assignment was sent again
-                assignments.wait()
-                continue
-            if step is None:
-                self._member.metrics.step()
-                step = self._step = strategy.begin(assignment, assigned_samples(assignment))
-            strategy.times.begin()
-            before = assignment.local_steps if isinstance(self._member.work, Local) else assignment.version
-            self._length.done = step.done
-            self._schedules.check(assignment.total_steps, self._member.terms.epochs)
-            self._schedules.catch_up(before + step.taken + assignment.earlier_steps, assignment.epoch)
-            self._schedules.evaluated(assignments.evaluations)
-            if not self._unstepped:  # numbers logged after the last step belong to no step
-                self._losses.clear()
-            at = step.at
-            self._unstepped += 1
-            self._given = True
-            yield assignment, step.batch
-            session.replica.check()
-            if step.open and step.at == at and not self._member.left:  # the script has not stepped
-                if self._gives_nothing(step):
-                    step.skip("the script has passed over its batch")
-                    assignments.settle()
-                else:
-                    step.accumulate()
-
-    def _gives_nothing(self, step: TrainingStep) -> bool:
-        """Return True if a batch was passed over where the server has divided a round for good: the step then
-        contributes nothing, and does not ask for another batch."""
-        assert self._assignments is not None
-        final, replica = self._assignments.strategy.final, self._assignments.session.replica
-        if not step.last or not (final or step.assignment.slices > 1):
-            return False
-        return all(parameter.grad is None for parameter in replica.parameters)
-
-    def _begin_anew(self) -> None:
-        """Take back the gradients of a batch that an earlier loop has begun and left without a step.
-
-        A `break` or an exception has ended that loop, such as an interrupt in a notebook's cell. The batches
-        since the last optimizer step are handed out again, so their gradients must not count twice.
-        """
-        step, attached = self._step, self._attached
-        if not self._given or step is None or not step.open or attached is None:
-            return
-        if step.lacking and self._assignments is not None:  # it was interrupted while it asked
-            self._assignments.ask(step)
-        self._given = False
-        if not step.open:  # the gradients go into the next step
-            return
-        attached.optimizer.zero_grad()
-        self._losses.clear()
-        self._unstepped = 0
-        before = step.at
-        step.restart()
-        if step.withdraw() or step.at < before:
-            log.warning(
-                "the step at version %d was interrupted, and begins anew with the same batches; its "
-                "gradients are discarded",
-                step.assignment.version,
-            )
-
-    def _compare_epochs(self, assignments: Assignments, first: m.Assignment) -> None:
-        """Compare the epoch of the first assignment with the script's, warn of a later one, and move the
-        script there.
-
-        Raises:
-            ScriptError: the job is in an earlier epoch than the script's `start`.
-        """
-        if first.epoch < self._start:
-            raise ScriptError(
-                f"job.epochs(start={self._start}): the job is only in epoch {first.epoch + 1}, with the "
-                "parameters of another worker's script; start a new gc-server, and have every worker load "
-                "the same file"
-            )
-        if first.epoch > assignments.epoch and not self._member.reply.version:
-            log.warning(
-                "the job begins with epoch %d, the choice of its first worker, and not with epoch %d; if a "
-                "script continues from a file, all workers must load it",
-                *(first.epoch + 1, assignments.epoch + 1),
-            )
-            assignments.epoch = first.epoch
+    def _image(self) -> dict[str, Any]:
+        """Return the script's own part of the state that this worker saves."""
+        return {**self._driver.image(), "state": self.state.image(), "loader": self._position.image()}
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes only add to the gradients; the last one must be outside
@@ -749,20 +458,9 @@ class Job:
         It is needed for several backward passes of one batch. For the batches of one optimizer step it only
         saves sending gradients early.
         """
-        if self._assignments is None:
+        if self._driver.assignments is None:
             raise ScriptError("job.no_sync: use it in the loop over job.batches(...)")
-        return self._adding()
-
-    @contextmanager
-    def _adding(self) -> Generator[None]:
-        """Withdraw gradients that were already sent, and send none until the context ends."""
-        if self._step is not None:
-            self._step.withdraw()
-        self._only_adding = True
-        try:
-            yield
-        finally:
-            self._only_adding = False
+        return self._driver.adding()
 
     def log(self, **metrics: float | torch.Tensor) -> None:
         """Log numbers by name. The server shows their means over the epoch for the worker that it asks to
@@ -772,67 +470,4 @@ class Job:
             metrics: numbers or scalar tensors by name. `loss`, logged before `optimizer.step()`, is also the
                 step's loss; of several batches, their mean.
         """
-        if self._assignments is not None:
-            self._assignments.session.moved()
-        for name, value in metrics.items():
-            number = float(value.detach() if isinstance(value, torch.Tensor) else value)
-            total = self._logged.setdefault(name, [0.0, 0])
-            total[0] += number
-            total[1] += 1
-            if name == "loss":
-                self._losses[self._unstepped] = number
-
-    def _loss(self) -> float | None:
-        """Return the mean of the losses that were logged since the last `optimizer.step()`; None without
-        one."""
-        return sum(self._losses.values()) / len(self._losses) if self._losses else None
-
-    # ---- called by the optimizer and the model
-
-    def _push(self, scale: float, overflow: bool, evaluate: Callable[[], Any] | None) -> None:
-        """Push the gradients, as `optimizer.step()`; after an assignment's last batch, wait for the next
-        assignment.
-
-        Args:
-            scale: factor by which the gradients are too large.
-            overflow: True if they are not finite, so that the step is skipped.
-            evaluate: function that computes the gradients; None if they were computed before.
-        """
-        assignments, step = self._assignments, self._step
-        if assignments is None:
-            raise ScriptError("optimizer.step(): call it in the loop over job.batches(...)")
-        if self._member.left:
-            raise ScriptError("optimizer.step(): this script has left the job")
-        if step is None or not step.open or step.lacking:
-            raise ScriptError(NO_WORK)
-        session = assignments.session
-        self._error_before, self._given = process.last_error(), False
-        session.moved()
-        session.replica.check()
-        if overflow:
-            step.skip("the GradScaler has found gradients that are not finite")
-            usable = False
-        else:
-            usable = step.push(self._loss, scale, evaluate)
-        if not self._losses and not self._told_unlogged:
-            self._told_unlogged = True
-            log.info(UNLOGGED)
-        self._losses.clear()
-        self._unstepped = 0
-        if step.open:
-            self.applied = usable
-            return
-        assignments.settle()
-        self.applied = usable and session.last_accepted == session.seq
-
-    def _forward_passed(self) -> None:
-        """Called after the model's forward pass: gradients may be sent from now on, because learning rates
-        are set."""
-        assignments, step = self._assignments, self._step
-        if assignments is None:
-            return
-        assignments.session.moved()
-        if step is None or not step.open or step.lacking or self._only_adding or not torch.is_grad_enabled():
-            return
-        assignments.strategy.times.forward()
-        step.follow()
+        self._driver.log(metrics)

@@ -2,6 +2,10 @@
 
 Before the first assignment these are computed from the data set and the number of workers that the server
 expects. Afterwards each assignment carries them, for the present number of workers.
+
+A script finds its last batch of an epoch by `i + 1 == len(batches)`. Members may be lost or join within the
+epoch, so in a loop the length is the number of batches that the script has got, and of those to come by the
+present assignment. After the loop it is the number that there were.
 """
 
 from __future__ import annotations
@@ -29,7 +33,6 @@ class JobLength:
     def __init__(self, terms: JobTerms, *, workers: int, single: bool) -> None:
         """
         Args:
-            terms: the job's options.
             workers: number of members that share a step, as known at the join.
             single: True if each push becomes a version by itself.
         """
@@ -37,10 +40,33 @@ class JobLength:
         self._workers = max(1, workers)
         self._assignment: m.Assignment | None = None  # the last assignment
         self._total_steps = 0  # the last total from the server; 0 before the first
+        self._given = self._of_loop = (
+            0  # batches of the present loop: given, and all of them; 0 outside of it
+        )
         self.samples = 0
         self.least = 1
         self.done = 0.0
         self.accumulate = 0
+
+    def declare(self, call: str, samples: int, accumulate: int, *, begun: bool) -> None:
+        """Note the number of samples of an epoch, and that of batches of an optimizer step.
+
+        Args:
+            call: call of the script, for the message of an error.
+            accumulate: declared number of batches; 0 for none.
+            begun: True once batches have begun.
+
+        Raises:
+            ScriptError: `accumulate` is no whole number, or another one than before.
+        """
+        if accumulate < 0 or accumulate != int(accumulate):
+            raise ScriptError(f"{call}(accumulate={accumulate!r}): expected a whole number, 1 or more")
+        if accumulate and begun and accumulate != self.accumulate:
+            raise ScriptError(
+                f"{call}(accumulate={accumulate}): before its first batch the script has declared "
+                f"{self.accumulate or 'none'}; give every call the same number"
+            )
+        self.samples, self.accumulate = samples, accumulate or self.accumulate
 
     def update(self, assignment: m.Assignment) -> None:
         """Update the numbers from an assignment."""
@@ -50,13 +76,35 @@ class JobLength:
         if assignment.ranges:
             self._workers = max(1, assignment.world)
 
+    def begin_loop(self) -> None:
+        """Begin to count the batches of a loop."""
+        self._given = self._of_loop = 0
+
+    def give(self, assignment: m.Assignment, at: int) -> None:
+        """Count a batch that the script gets, before which `at` batches of its assignment come."""
+        own = max(1, len(assignment.batches))
+        # Samples of the epoch that were not settled when this round, of `own` batches of each member, opened.
+        left = round(self.samples * (assignment.epoch + 1 - assignment.progress))
+        later = max(0, self._divided(left, max(1, assignment.world)) - own)
+        self._given += 1
+        self._of_loop = self._given + own - 1 - at + later
+
     @property
     def batches(self) -> int:
-        """Number of this worker's batches in an epoch, with the present number of workers."""
-        at_once, enough = self._terms.batch_size * self._workers, self.least * self._workers
-        whole, rest = divmod(self.samples, at_once)
+        """Number of this worker's batches: of the present loop, or of an epoch outside of it."""
+        return self._of_loop or self.of_epoch
+
+    @property
+    def of_epoch(self) -> int:
+        """Number of this worker's batches in a whole epoch, with the present number of workers."""
+        return self._divided(self.samples, self._workers)
+
+    def _divided(self, samples: int, workers: int) -> int:
+        """Return the number of each worker's batches of `samples` samples."""
+        at_once, enough = self._terms.batch_size * workers, self.least * workers
+        whole, rest = divmod(samples, at_once)
         if self._single or not whole or not 0 < rest < enough:
-            return draws(self.samples, at_once, self.least)
+            return draws(samples, at_once, self.least)
         # The last two rounds share the rest equally, if each worker gets enough samples in both.
         return whole + (rest >= self.least or (at_once + rest) // 2 >= enough)
 
@@ -124,12 +172,7 @@ class Batches:
     looped over again in every epoch."""
 
     def __init__(self, run: Callable[[], Generator[Any]], length: Callable[[], int], loader: Any) -> None:
-        """
-        Args:
-            run: function that yields the batches of the present epoch.
-            length: function that returns their number.
-            loader: object with the attributes that a script may read.
-        """
+        """loader: object with the attributes that a script may read."""
         self._run, self._length, self._loader = run, length, loader
 
     def __getattr__(self, name: str) -> Any:

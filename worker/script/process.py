@@ -38,7 +38,7 @@ Key = tuple[str, str]
 
 
 class Joined(Protocol):
-    """A job that this process has joined, as `Job` shows it to this module."""
+    """A job that this process has joined: `part.Part`."""
 
     key: Key
     thread: threading.Thread  # that has joined

@@ -76,19 +76,22 @@ class Schedules:
             (steps_taken(scheduler) or 0 for scheduler, each in self._each if each == "step"), default=0
         )
 
-    def check(self, steps: int, epochs: int) -> None:
+    def check(self, steps: int, epochs: int, accumulate: int = 0) -> None:
         """Warn, once for each, of schedules that end clearly before or after the job.
 
         Args:
             steps: number of steps of the whole job; 0 if unknown.
             epochs: number of epochs of the whole job; 0 if unknown.
+            accumulate: number of batches of a step; 0 for one. With several, a script may take one step less
+                in each epoch than `job.total_steps` says.
         """
         for index, (scheduler, each) in enumerate(self._each):
             length, of_job = _length(scheduler), {"step": steps, "epoch": epochs}.get(each, 0)
             if not length or not of_job or index in self._warned:
                 continue
             # A worker that is briefly away changes the number of steps slightly.
-            if abs(length - of_job) <= CLOSE * of_job:
+            close = max(CLOSE * of_job, epochs if accumulate > 1 and each == "step" else 0)
+            if abs(length - of_job) <= close:
                 continue
             self._warned.add(index)
             log.warning(

@@ -97,7 +97,7 @@ def main() -> None:
     declared = int(os.environ.get("DECLARED", "0"))
     model = network()
     own = torch.optim.SGD(model.parameters(), lr=RATE)
-    rates, lengths, totals = list[float](), list[tuple[int, int]](), list[int]()
+    rates, lengths, totals, left = list[float](), list[tuple[int, int]](), list[int](), list[bool]()
     with gradwire.connect(**words) as job:  # pyright: ignore[reportArgumentType]
         model, optimizer = job.attach(model, own)
         schedule = job.follow(schedule_of(optimizer))
@@ -108,12 +108,14 @@ def main() -> None:
             totals += [job.total_steps] if declared else []
             lengths.append((epoch, len(batches)))
             rates += run_epoch(batches, model, optimizer, schedule, int(take), kind, log=job.log, **how)
+            left.append(any(each.grad is not None for each in model.parameters()))
             say(message=f"epoch {epoch} ends")
     say(
         message="trained",
         rates=rates,
         lengths=lengths,
         totals=totals,
+        left=left,
         version=job.version,
         parameters=parameters(model),
     )

@@ -39,7 +39,7 @@ from gradwire.proto.job import job_message
 from gradwire.proto.manifest import Manifest
 from gradwire.settings import JobTerms, WorkerSettings, parse_address
 from gradwire.storage.backends import BackendError
-from gradwire.worker.script import membership, process
+from gradwire.worker.script import membership, part, process
 from gradwire.worker.script.schedules import Each
 from gradwire.worker.session.own_state import OwnState
 
@@ -132,7 +132,7 @@ class Server(Script):
 
     def follow(self, job: gradwire.Job) -> None:
         """Follow a job: its parameters are sent as updates."""
-        assignments: Any = job._assignments  # pyright: ignore
+        assignments: Any = job._driver.assignments  # pyright: ignore
         self._replica = assignments.session.replica
 
 
@@ -154,14 +154,15 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
         if "MASTER_ADDR" not in os.environ:
             options = {"server": "localhost", **options}
         job = gradwire.connect(**{"compressor": "none", **options})
-        begin = job._begin  # pyright: ignore
+        driver = job._driver  # pyright: ignore
+        begin = driver.begin
 
         def begun(*given: Any) -> Any:
             found = begin(*given)
             server.follow(job)
             return found
 
-        monkeypatch.setattr(job, "_begin", begun)
+        monkeypatch.setattr(driver, "begin", begun)
         jobs.append(job)
         return server, job
 
@@ -756,7 +757,7 @@ from gradwire.common import stored
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.settings import JobTerms
-from gradwire.worker.script import membership, process
+from gradwire.worker.script import membership, part, process
 from gradwire.worker.script.schedules import Each
 from gradwire.worker.session.own_state import OwnState
 
@@ -973,7 +974,7 @@ def test_after_sigterm_the_present_step_and_the_residual_are_pushed(connect: Con
     sent = [sum(payload.data.size for payload in payloads) for _, payloads in server.pushed]
     assert len(sent) == 2
     assert sent[1] > 4 * sent[0]
-    assert not job._assignments.session.held_back  # type: ignore[union-attr]
+    assert not job._driver.assignments.session.held_back  # type: ignore[union-attr]
 
 
 @pytest.mark.usefixtures("sigterm")
@@ -981,7 +982,7 @@ def test_a_script_that_does_not_step_again_after_sigterm_ends_all_the_same(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, job = connect(Server(), compressor="topk:ratio=24")
-    monkeypatch.setattr(gradwire.Job, "leave_s", 0.2)
+    monkeypatch.setattr(part.Part, "leave_s", 0.2)
     began = time.monotonic()
 
     def hang() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from gradwire.optim import muon
+from gradwire.proto import messages as m
 from gradwire.settings import JobTerms
 from gradwire.worker.script.length import JobLength
 from gradwire.worker.script.terms import (
@@ -98,6 +100,36 @@ def test_all_steps_are_local_ones_in_local_mode(job: dict[str, Any], expected: i
 def test_all_steps_are_unknown_before_the_first_batch_if_rounds_differ() -> None:
     with pytest.raises(ScriptError, match="LambdaLR of job"):
         _ = JobLength(terms(mode="local", epochs=0, max_steps=9), workers=2, single=False).total_steps
+
+
+def test_the_length_of_a_loop_tells_the_last_batch_also_if_a_member_is_lost() -> None:
+    """Of 103 samples two members have 7 batches each. One is lost in the second round: the other computes its
+    batch of this round, and all that follow."""
+    length = JobLength(terms(batch_size=8), workers=2, single=False)
+    length.declare("job.batches", 103, 0, begun=False)
+    assert length.batches == 7
+    rounds = [(0, 2), (16, 2), (16, 2), *((start, 1) for start in range(32, 103, 8))]
+    for number, (settled, world) in enumerate(rounds):
+        given = m.Assignment(
+            id=1 + number, version=settled, epoch=2, world=world, progress=2 + settled / 103, accumulate=1
+        )
+        length.give(dataclasses.replace(given, ranges=(m.Range(start=0, count=8),)), 0)
+        assert (length.batches == number + 1) is (number + 1 == len(rounds))
+    assert length.batches == 12  # after the loop, too
+    length.begin_loop()
+    assert length.batches == 7
+
+
+def test_the_length_of_a_loop_counts_the_batches_of_an_assignment() -> None:
+    length = JobLength(terms(batch_size=8), workers=1, single=False)
+    length.declare("job.batches", 40, 0, begun=False)
+    found: list[int] = []
+    for settled, batches in ((0, (8, 8)), (16, (8, 8)), (32, (8,))):
+        given = m.Assignment(id=1, version=0, world=1, progress=settled / 40, batches=batches)
+        for at in range(len(batches)):
+            length.give(given, at)
+            found.append(length.batches)
+    assert found == [5] * 5
 
 
 class DistributedDataParallel(nn.Module):
