@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from .common.version import __version__
 
 if TYPE_CHECKING:
+    from .common.spec import SpecError
+    from .compressors import NonFiniteGradient, PayloadError
+    from .ddp import RanksDisagree
     from .worker.script.api import (
         BackendError,
         Job,
@@ -28,8 +31,12 @@ __all__ = [
     "Job",
     "JobFinished",
     "ModelError",
+    "NonFiniteGradient",
+    "PayloadError",
+    "RanksDisagree",
     "Refused",
     "ScriptError",
+    "SpecError",
     "Task",
     "TaskError",
     "TaskSpecError",
@@ -40,19 +47,24 @@ __all__ = [
     "load_task",
     "parse_split",
 ]
-_OF_TASKS = ("Task", "TaskError", "TaskSpecError", "load_task", "parse_split")  # torch stays unimported
+_ROOMS = "compressors", "ddp", "optim"
+# The modules of the names that are not of `.worker.script.api`, which imports torch and grpc.
+_MODULES = {
+    "NonFiniteGradient": ".compressors",
+    "PayloadError": ".compressors",
+    "RanksDisagree": ".ddp",
+    "SpecError": ".common.spec",
+} | dict.fromkeys(("Task", "TaskError", "TaskSpecError", "load_task", "parse_split"), ".worker.tasks")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a member of the public API on first access; those of scripts load torch and grpc.
+    """Import a member of the public API on first access and return it.
 
     Raises:
         AttributeError: `name` is not in the public API.
     """
-    if name in ("ddp", "optim"):
+    if name in _ROOMS:
         return import_module(f".{name}", __name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(
-        import_module(".worker.tasks" if name in _OF_TASKS else ".worker.script.api", __name__), name
-    )
+    return getattr(import_module(_MODULES.get(name, ".worker.script.api"), __name__), name)

@@ -40,7 +40,15 @@ _SWITCH = {
 
 
 class UsageError(ValueError):
-    """A mistake in a command line, environment variable or file, which the user has to correct."""
+    """A mistake in a command line, environment variable or file, which the user has to correct.
+
+    Example:
+        >>> try:
+        ...     gradwire.connect(compressor="5bit")
+        ... except gradwire.UsageError as error:
+        ...     print(error)
+        compressor '5bit': unknown compressor '5bit' (did you mean '8bit'?)...
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,15 @@ _SWITCH = {"on": True, "off": False}
 
 class SpecError(ValueError):
     """A spec with an unknown name or key, or a value that is not accepted; the message lists the known
-    ones."""
+    ones.
+
+    Example:
+        >>> try:
+        ...     gradwire.compressors.create("topk:ration=100")
+        ... except gradwire.SpecError as error:
+        ...     print(error)
+        compressor 'topk': unknown key 'ration' (did you mean 'ratio'?)...
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -208,6 +208,16 @@ class NonFiniteGradient(ValueError):
 
     Attributes:
         name: name of the tensor.
+
+    Example:
+        >>> from gradwire.compressors import LayerRule, ModelCompressor, TensorSpec
+        >>> specs = [TensorSpec(name="w", shape=(4, 4))]
+        >>> compressor = ModelCompressor(specs, "4bit", LayerRule(), seed=1, rank=0)
+        >>> try:
+        ...     compressor.compress([torch.full((4, 4), torch.inf)], samples=32, version=0)
+        ... except gradwire.NonFiniteGradient as error:
+        ...     print(error)
+        gradient of 'w' has an infinity or a NaN
     """
 
     def __init__(self, name: str) -> None:

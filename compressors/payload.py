@@ -36,6 +36,15 @@ class PayloadError(ValueError):
         field: name of the field that breaks the rule.
         limit: expected value, as text.
         value: actual value, as text.
+
+    Example:
+        >>> from gradwire.compressors import DenseFormat, DensePayload, validate
+        >>> data = numpy.zeros(4, numpy.uint8)
+        >>> try:
+        ...     validate(DensePayload(format=DenseFormat.FLOAT32, elements=3, data=data))
+        ... except gradwire.PayloadError as error:
+        ...     print(error)
+        data: expected 12 bytes for 3 elements, got 4 bytes
     """
 
     def __init__(self, field: str, limit: str, value: str) -> None:

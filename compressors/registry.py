@@ -225,6 +225,15 @@ def create(spec: str | CompressorSpec) -> Compressor:
 
     Raises:
         SpecError: an unknown name or key, or a bad value.
+
+    Example:
+        >>> from gradwire.compressors import Random, StepContext, TensorSpec, payload_bytes
+        >>> compressor = gradwire.compressors.create("topk:ratio=10")
+        >>> state = compressor.init(TensorSpec(name="w", shape=(10, 10)))
+        >>> context = StepContext(samples=32, version=0, random=Random((1,)))
+        >>> payload, state = compressor.compress(torch.randn(100), state, context)
+        >>> payload_bytes(payload) < 40
+        True
     """
     return parse_compressor(spec).build()
 

@@ -1,6 +1,6 @@
 """Sizes of compressed gradients and updates, and the processor time that compressing takes.
 
-A `CompressionCosts` is what planners know of a compressor. `CompressorSpec.compression` makes
+A `CompressionCosts` holds the facts about a compressor that planners use. `CompressorSpec.compression` makes
 it from its entry and options. No torch here, so that gc-plan answers at once.
 
 A tensor of fewer than two dimensions travels as bfloat16, unless the compressor is dense. Updates have the

@@ -42,7 +42,15 @@ SPARE = 1 / 32  # a resized slot exceeds the longest frame by this share
 
 
 class RanksDisagree(RuntimeError):
-    """Raised when another rank is at another step, or has another compressor, seed, layer rule or model."""
+    """Raised when another rank is at another step, or has another compressor, seed, layer rule or model.
+
+    Example:
+        >>> def step(model, x):
+        ...     try:
+        ...         model(x).sum().backward()
+        ...     except gradwire.RanksDisagree as error:
+        ...         print(error)  # names the ranks whose settings, model or step differ
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)

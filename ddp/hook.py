@@ -94,6 +94,14 @@ class HookState:
         spikes: number of this rank's gradients that were far larger than usual, and were sent as float32.
         bytes_sent: bytes that this rank has sent to each other rank so far, with all headers.
         raw_bytes: bytes of this rank's gradients in the buckets so far, before compression.
+
+    Example:
+        >>> model = torch.nn.parallel.DistributedDataParallel(model)
+        >>> state = gradwire.ddp.state("topk:ratio=10", optimizer=optimizer)
+        >>> model.register_comm_hook(state, gradwire.ddp.hook)
+        >>> model(dataset[0][0]).sum().backward()
+        >>> state.steps
+        1
     """
 
     def __init__(

@@ -35,6 +35,11 @@ def muon(
     Raises:
         TypeError: `model` is no module.
         ValueError: an option is unknown or has an invalid value, or Muon cannot step a parameter.
+
+    Example:
+        >>> optimizer = gradwire.optim.muon(model, lr=0.02, groups=[{"params": [model.bias], "lr": 0.001}])
+        >>> with gradwire.connect() as job:
+        ...     model, optimizer = job.attach(model, optimizer, steps="local")
     """
     if not hasattr(model, "named_parameters"):
         raise TypeError(f"model: expected a torch.nn.Module, not its parameters, got {type(model).__name__}")

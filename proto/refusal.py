@@ -40,6 +40,13 @@ class Refused(Exception):
 
     Attributes:
         refusal: the refusal as data.
+
+    Example:
+        >>> try:  # after the last epoch
+        ...     gradwire.connect()
+        ... except gradwire.Refused as error:
+        ...     print(error.refusal.reason.name)
+        JOB_FINISHED
     """
 
     def __init__(self, refusal: Refusal) -> None:

@@ -36,7 +36,15 @@ _PLAIN_PASSWORD = re.compile(r"://[^/?#@]*@")
 
 
 class BackendError(OSError):
-    """A backend that does not exist or cannot be reached from this process; the message says what to do."""
+    """A backend that does not exist or cannot be reached from this process; the message says what to do.
+
+    Example:
+        >>> try:
+        ...     gradwire.connect(state="no-such://place", worker_id="w0")
+        ... except gradwire.BackendError as error:
+        ...     print(error)
+        no-such://place/...: Protocol not known: no-such
+    """
 
 
 def is_url(where: str | Path) -> bool:

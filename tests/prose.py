@@ -82,8 +82,13 @@ _ENTRY = re.compile(
 )  # of a list, or of "Args:"
 
 
+_EXAMPLE = re.compile(r"^ *(?:Example:|>>> .*|\.\.\. .*)(?:\n|$)", re.M)
+
+
 def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of a text. Code in backticks counts as one word; entries of lists stand apart."""
+    """Yield the sentences of a text. Code in backticks counts as one word; entries of lists stand apart, and
+    examples are left out."""
+    text = _EXAMPLE.sub("\n", text)
     plain = _CODE.sub(lambda match: match[1] or "code", text)
     for block in _ENTRY.sub(lambda match: "\n\n" + match[0], plain).split("\n\n"):
         if "|" not in block:

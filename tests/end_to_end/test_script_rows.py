@@ -1,4 +1,4 @@
-"""Features of users' scripts, in a job and alone: the rows of the table in docs/how-to/scripts.md."""
+"""Features of users' scripts, in a job and alone: the rows of the table in docs/reference/scripts.md."""
 
 from __future__ import annotations
 

@@ -56,6 +56,12 @@ def connect(**options: Any) -> Job:
         UnreachableError: no server has answered within `connect_seconds`.
         ScriptError: the job trains a task instead of scripts, or a script cannot do the work of its mode; or
             this process only imports the script, as a loader's process does.
+
+    Example:
+        >>> job = gradwire.connect(compressor="topk:ratio=10", worker_id="w0")  # GC_SERVER names the server
+        >>> job.version
+        0
+        >>> job.leave()
     """
     show_in_one_line()
     _check_process()

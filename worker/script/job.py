@@ -51,6 +51,19 @@ class Job:
 
     Attributes:
         state: values and objects by name that are saved and restored with this worker's state; see `State`.
+
+    Example:
+        >>> with gradwire.connect() as job:
+        ...     model, optimizer = job.attach(model, optimizer)
+        ...     for epoch in job.epochs():
+        ...         for x, y in job.batches(dataset):
+        ...             loss = torch.nn.functional.mse_loss(model(x), y)
+        ...             job.log(loss=loss)
+        ...             loss.backward()
+        ...             optimizer.step()
+        ...             optimizer.zero_grad()
+        ...     print(job.done, job.progress)
+        True 1.0
     """
 
     def __init__(self, effective: Effective[WorkerSettings]) -> None:

@@ -25,6 +25,13 @@ class JobFinished(Refused, SystemExit):
 
     A script that does not catch it ends with exit code 0 and one line in its log, so that a container which
     is started again once its job is done does not fail.
+
+    Example:
+        >>> try:  # after the last epoch
+        ...     gradwire.connect()
+        ... except gradwire.JobFinished as over:
+        ...     print("the job is over")
+        the job is over
     """
 
     def __init__(self, refusal: Refusal) -> None:
@@ -33,7 +40,16 @@ class JobFinished(Refused, SystemExit):
 
 
 class ScriptError(RuntimeError):
-    """A script asks for something that its job cannot do; the message says which change is needed."""
+    """A script asks for something that its job cannot do; the message says which change is needed.
+
+    Example:
+        >>> with gradwire.connect() as job:
+        ...     try:
+        ...         next(iter(job.batches(dataset)))
+        ...     except gradwire.ScriptError as error:
+        ...         print(error)
+        job.batches: call job.attach(model, optimizer) first
+    """
 
 
 def script_compressor(spec: str, job: JobTerms | None = None) -> tuple[CompressorSpec, bool]:

@@ -33,7 +33,15 @@ DAMAGED = (Reason.CHECKSUM, Reason.CHUNK, Reason.MALFORMED)
 
 
 class UnreachableError(Exception):
-    """Raised when no attempt to reach the server has succeeded within the allowed time."""
+    """Raised when no attempt to reach the server has succeeded within the allowed time.
+
+    Example:
+        >>> try:
+        ...     gradwire.connect(server="localhost:1", connect_seconds=0)
+        ... except gradwire.UnreachableError as error:
+        ...     print(error)
+        cannot reach localhost:1 after 0 s and 1 attempts...
+    """
 
 
 RUNNING = "is gc-server running there, and is its port open to this machine?"

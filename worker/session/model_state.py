@@ -36,7 +36,16 @@ def least_samples(model: nn.Module) -> int:
 
 
 class ModelError(ValueError):
-    """Raised for a model that Gradwire cannot train. The message names the cause and a remedy."""
+    """Raised for a model that Gradwire cannot train. The message names the cause and a remedy.
+
+    Example:
+        >>> with gradwire.connect() as job:
+        ...     try:
+        ...         job.attach(model.double(), optimizer)
+        ...     except gradwire.ModelError as error:
+        ...         print(error)
+        parameter ...
+    """
 
 
 class ModelEntries:

@@ -4,7 +4,7 @@
     task = load("my_tasks:spirals:points=500")  # your own function, from a module that Python can import
 
 docs/how-to/tasks.md has the rules for tasks, with a complete example. Importing this package does not import
-torch; loading a task does. What authors of tasks need has its public name in `gradwire`.
+torch; loading a task does. Authors of tasks find the public names in `gradwire`.
 """
 
 from ..training.splits import parse_split

@@ -43,6 +43,10 @@ def load(spec: str) -> Task:
         TaskSpecError: there is no such task, or it does not accept these options. The message lists the known
             ones.
         TaskError: the task raised an exception while loading, or its function returned no usable `Task`.
+
+    Example:
+        >>> gradwire.load_task("digits:model=mlp").train_samples
+        1408
     """
     named = _parse(spec)
     return _make(spec, _find(spec, named.name), named)
@@ -146,7 +150,7 @@ def _find(spec: str, name: str) -> Callable[..., object]:
 
 
 def _offered(spec: str, name: str) -> object:
-    """Load what another distribution declares as the task `name`."""
+    """Load the object that another distribution declares as the task `name`."""
     point = plugins.find("task", name)
     assert point is not None, "`parse_task` has found it"
     try:

@@ -16,11 +16,27 @@ if TYPE_CHECKING:
 
 class TaskError(ValueError):
     """A task that cannot be used: it raised an exception while loading, or its function returned no usable
-    `Task`."""
+    `Task`.
+
+    Example:
+        >>> try:
+        ...     gradwire.load_task("string:capwords:s=a")  # a function that returns no Task
+        ... except gradwire.TaskError as error:
+        ...     print(error)
+        task 'string:capwords:s=a': ...
+    """
 
 
 class TaskSpecError(TaskError):
-    """A spec that the user has to correct: the task does not exist, or does not accept these options."""
+    """A spec that the user has to correct: the task does not exist, or does not accept these options.
+
+    Example:
+        >>> try:
+        ...     gradwire.load_task("digit")
+        ... except gradwire.TaskSpecError as error:
+        ...     print(error)
+        unknown task 'digit' (did you mean 'digits'?)...
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +70,17 @@ class Task:
 
     Raises:
         TaskError: `train_samples` is below 1, or an attribute that must be a function is not one.
+
+    Example:
+        >>> x, y = torch.randn(100, 4), torch.randn(100, 1)
+        >>> task = gradwire.Task(
+        ...     name="line",
+        ...     train_samples=100,
+        ...     model=lambda: torch.nn.Linear(4, 1),
+        ...     batch=lambda indices: (x[indices], y[indices]),
+        ...     loss=lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1]),
+        ...     evaluate=lambda model: {"loss": float(torch.nn.functional.mse_loss(model(x), y))},
+        ... )
     """
 
     name: str

@@ -78,6 +78,10 @@ def parse_split(text: str, labels: Indices) -> SampleSplit | None:
 
     Raises:
         ValueError: any other text, or a number out of range.
+
+    Example:
+        >>> gradwire.parse_split("classes:2", numpy.array([0, 0, 1, 1])).shards
+        2
     """
     if not text:
         return None

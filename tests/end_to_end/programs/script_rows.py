@@ -1,4 +1,4 @@
-"""Loops as users write them, row by row of the table in docs/how-to/scripts.md: `script_rows LOOP ...`.
+"""Loops as users write them, row by row of the table in docs/reference/scripts.md: `script_rows LOOP ...`.
 
 Each loop also runs alone, with `Plain` in place of a job, and reports its losses and parameters. `everyday`
 has a small model for each row in one, so that its rows share a job."""

@@ -1,5 +1,5 @@
 """Changes of a script to its model between two steps: a test for each row of the table in
-docs/how-to/scripts.md."""
+docs/reference/scripts.md."""
 
 from __future__ import annotations
 
@@ -359,7 +359,7 @@ def test_a_script_may_do_this_to_its_model(
 
 
 def test_the_table_has_these_rows() -> None:
-    table = (DOCS / "how-to" / "scripts.md").read_text().split(HEADING)[1].split("\n## ")[0]
+    table = (DOCS / "reference" / "scripts.md").read_text().split(HEADING)[1].split("\n## ")[0]
     listed = re.findall(r"^\| (.+?) \| (works|works, with a warning|is refused) \| ", table, re.M)
     assert listed == [(row.name, row.outcome) for row in ROWS]
 
