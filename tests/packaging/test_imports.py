@@ -54,7 +54,7 @@ SERVER_LAYERS = (
 APART = {"calls", "recovery"}
 AGAINST_LAYERS = frozenset[tuple[str, str]]()  # (file, imported file) that are excepted, at most 2
 
-PUBLIC = PurePosixPath("__init__.py")  # the public API: what a script sees of a worker
+PUBLIC = PurePosixPath("__init__.py")  # the public API: what a script sees of a worker and of ddp
 
 # Pure: no network, no clock, and threads in one file only.
 PURE = {"coding", "compressors", "planning"}
@@ -118,8 +118,7 @@ def violations(path: PurePosixPath, source: str) -> list[str]:
     """Return the imports of a file at `path`, relative to the root, that its room may not have."""
     tree = ast.parse(source)
     room = path.parts[0] if len(path.parts) > 1 else ""
-    if path == PUBLIC:
-        room = "worker"
+    allowed = ARROWS["worker"] | {"ddp"} if path == PUBLIC else ARROWS[room]
     found: list[str] = []
     for name in imported(path, tree):
         top, *rest = name.removeprefix(".").split(".")
@@ -127,7 +126,7 @@ def violations(path: PurePosixPath, source: str) -> list[str]:
             found.append(f"{name}: rooms import each other relatively")
         elif name.startswith("."):
             target = top if top in ARROWS else ""
-            if target not in ARROWS[room]:
+            if target not in allowed:
                 found.append(f"{name}: {room or 'the root'} may not import {target}")
             inner = IN_WORKER.get(path.parent.name) if room == "worker" else None
             if inner is not None and top == "worker" and not {*rest[:1]} <= {*inner, "metrics"}:
