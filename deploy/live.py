@@ -7,7 +7,7 @@ from typing import Any
 
 from ..compressors import parse_compressor
 from ..planning import Link
-from ..planning.job import JobProfile, StepOptions, observed
+from ..planning.job import JobProfile, StepOptions, bandwidth_of
 from ..planning.predictions import predict, predictable
 from ..proto.messages import StatusResponse
 
@@ -64,12 +64,15 @@ def live_job_of(status: StatusResponse, *, workers: int, rtt_s: float = 0.0) -> 
     measured, job = status.measured, status.job.settings
     if measured is None:
         return None
-    profile = observed(
-        [tuple(tensor.shape) for tensor in measured.tensors],
-        measured.forward_seconds,
-        measured.backward_seconds,
-        link=Link(start_s=measured.part_seconds, byte_s=measured.byte_seconds),
+    rate = bandwidth_of(Link(start_s=measured.part_seconds, byte_s=measured.byte_seconds), workers)
+    profile = JobProfile(
+        shapes=[tuple(tensor.shape) for tensor in measured.tensors],
+        forward_s=measured.forward_seconds,
+        backward_s=measured.backward_seconds,
+        worker_bandwidth=rate,
+        server_bandwidth=rate,
         workers=workers,
+        start_s=measured.part_seconds,
         rtt_s=rtt_s,
         cores=measured.cores or None,
         on_cores=measured.processor_share,

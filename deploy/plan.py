@@ -117,8 +117,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--rtt", type=seconds, default="1ms", metavar="TIME", help=text)
     text = f"number of workers {shown}"
     found.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=text)
-    text = f"number of servers that share the parts, hypothetically: a job has one {shown}"
-    found.add_argument("--servers", type=at_least_one, default=1, metavar="N", help=text)
     text = (
         "computation of a worker: seconds per step such as 300ms, or samples per second such as 250/s "
         f"(default: from the model, at {2 * MULTIPLICATIONS / 1e12:g} TFLOP/s)"
@@ -169,7 +167,6 @@ def profile_of(given: argparse.Namespace) -> JobProfile:
         worker_bandwidth=given.bandwidth,
         server_bandwidth=given.server_bandwidth or given.bandwidth,
         workers=given.workers,
-        servers=given.servers,
         rtt_s=given.rtt,
         cores=given.cores,
     )
@@ -258,8 +255,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"Fastest preset: {step.step_s:.3g} s per step; its loss is above, if it was measured.")
             print(f"    gc-server --min-workers {profile.workers} --preset {fastest}")
         print(seamgs_line(profile, chosen))
-        if profile.servers > 1:
-            print(f"A job has one server: the prediction for {profile.servers} servers is hypothetical.")
     if given.plot is not None:
         from .plan_tables import draw
 

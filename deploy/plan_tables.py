@@ -36,9 +36,8 @@ def show(model: str, profile: JobProfile, ranked: Sequence[Prediction], chosen: 
         chosen: the recommended prediction, printed in bold.
     """
     console = _console()
-    servers = f", {profile.servers} servers" if profile.servers > 1 else ""
     title = (
-        f"{model}: {sum(profile.elements):,} parameters, {profile.workers} workers{servers}, "
+        f"{model}: {sum(profile.elements):,} parameters, {profile.workers} workers, "
         f"computation {profile.computation_s:.3g} s"
     )
     console.print(_table(title, best_few(ranked), chosen))
@@ -154,7 +153,7 @@ def draw(path: Path, model: str, prediction: Prediction) -> None:
             bars = [
                 (span.start_s, span.end_s - span.start_s)
                 for span in spans
-                if span.kind == what and span.lane == lane and span.server == 0
+                if span.kind == what and span.lane == lane
             ]
             if bars:
                 place = LANES[::-1].index(lane)

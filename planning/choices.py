@@ -39,13 +39,8 @@ class Ordering(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fusion:
-    """The choice of `--fusion`: how tensors are merged into units.
-
-    Attributes:
-        merging: the rule.
-        bytes: size of a unit in bytes: as float32 with `Merging.BYTES` (0 for the size of a part), as sent
-            with `Merging.MGS`. 0 with the other rules.
-    """
+    """The choice of `--fusion`: how tensors are merged into units. `bytes`: size of a unit as float32 with
+    `Merging.BYTES` (0 for the size of a part), as sent with `Merging.MGS`."""
 
     merging: Merging
     bytes: int = 0
@@ -67,10 +62,6 @@ class Fusion:
     def groups(self, layers: Sequence[Layer], link: Link) -> list[FusionGroup]:
         """Return the groups of layers that this rule merges, the layers of backward's first gradients first.
 
-        Args:
-            layers: measurements of each tensor, in forward order.
-            link: measured link.
-
         `Merging.BYTES` needs no measurements and is not handled here: `parts.divide` makes its units.
         """
         match self.merging:
@@ -86,12 +77,8 @@ class Fusion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """The choice of `--order`: which of the waiting parts is sent first.
-
-    Attributes:
-        ordering: the rule.
-        credit: number of parts of one worker that may be in flight at once; 0 for no limit.
-    """
+    """The choice of `--order`: which of the waiting parts is sent first. `credit`: number of parts of one
+    worker that may be in flight at once; 0 for no limit."""
 
     ordering: Ordering
     credit: int = 0
@@ -104,12 +91,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replan:
-    """The choice of `--replan`: when the server makes another plan.
-
-    Attributes:
-        every: versions between two plans; 0 if the number of versions does not matter.
-        drift: True if a new plan is made when measurements have changed.
-    """
+    """The choice of `--replan`: another plan after `every` versions, if not 0, or when measurements drift."""
 
     every: int = 0
     drift: bool = False
@@ -149,10 +131,7 @@ def parse_replan(text: str) -> Replan:
 
 
 def _with_number(kind: str, text: str, names: type[E], numbered: set[E]) -> tuple[E, int]:
-    """Parse NAME or NAME=NUMBER; return the member of `names` and the number, 0 if there is none.
-
-    numbered: members that take a number.
-    """
+    """Parse NAME, or NAME=NUMBER for `numbered`; return the member of `names` and the number or 0."""
     name, equals, number = text.partition("=")
     if name not in list(names):
         raise SpecError(unknown(kind, name, [str(each) for each in names]))
@@ -173,10 +152,8 @@ def turns(order: Order, units: Sequence[Layer], parts: Sequence[int], link: Link
     For `two-phase` it is the order of `p3`, but for the units that `schedules.two_phase` raises.
 
     Args:
-        order: rule of the order.
         units: measurements of each unit, in forward order; empty if not measured.
         parts: number of parts of each unit, in the order of the plan, which is that of backward.
-        link: measured link; None if not measured.
     """
     if order.ordering is Ordering.FIFO:
         return ()
@@ -184,16 +161,12 @@ def turns(order: Order, units: Sequence[Layer], parts: Sequence[int], link: Link
     if order.ordering is Ordering.TWO_PHASE and link is not None and units:
         most = max(unit.sent_bytes / count for unit, count in zip(units, reversed(parts), strict=True))
         raised = schedules.two_phase(units, link, max(1.0, most)).raised
-    last = len(parts) - 1
-    of_unit: list[tuple[tuple[int, bool, int], int, int]] = []
-    part = 0
-    for number, count in enumerate(parts):
-        forward = last - number
-        for piece in range(count):
-            # A raised unit goes just before the one that it was raised over.
-            of_unit.append(((raised.get(forward, forward), forward not in raised, forward), piece, part))
-            part += 1
-    of_part = [0] * part
-    for turn, (_, _, each) in enumerate(sorted(of_unit)):
-        of_part[each] = turn
+    keys: list[tuple[int, bool, int, int]] = []
+    for forward, count in zip(reversed(range(len(parts))), parts, strict=True):
+        # A raised unit goes just before the one that it was raised over.
+        before = raised.get(forward, forward)
+        keys += [(before, forward not in raised, forward, piece) for piece in range(count)]
+    of_part = [0] * len(keys)
+    for turn, part in enumerate(sorted(range(len(keys)), key=keys.__getitem__)):
+        of_part[part] = turn
     return tuple(of_part)

@@ -25,15 +25,9 @@ of (1 - density) * square norm, the sparse error (2). This error holds for indic
 `randk` draws them. If every worker draws its own, the elements of the workers' sum are not left out together:
 the expected error is (1 - density)^2 ||sum g||^2 + density (1 - density) sum_p ||g_p||^2.
 
-Deviations from SEAMGS-SGD, whose formulas have slips:
-
-- Equation (15) has t_reduce < alpha, and its derivation needs t_reduce = alpha.
-- The text after (22) says (2) and means (22).
-- Section 3.3.2 calls the noise larger than or equal to that of LAGS; by (18) it is at most as large.
-- Equation (12) counts the time of l - 1 twice, and the second line of (19) needs <=.
-- The abstract's 1.63 over LAGS is that over P-SGD on ResNet-110; over LAGS its table 1 has 1.25 to 1.46.
-- Equation (22) has < 0. We also merge at equality, which (18) allows: such a merge changes nothing, and
-  without it layers of equal density would never be merged. With equal densities everywhere Q2 always holds.
+Deviations from SEAMGS-SGD. Equation (15) needs t_reduce = alpha, the second line of (19) needs <=, and (12)
+counts the time of l - 1 twice. Equation (22) has < 0; we also merge at equality, which (18) allows: such a
+merge changes nothing, and without it layers of equal density would never be merged.
 
 The paper leaves two things open. Both decide how much is merged:
 
@@ -62,12 +56,7 @@ SAME_DENSITY = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class FusionGroup:
-    """Layers that are sent as one message.
-
-    Attributes:
-        first: index of the first layer, in forward order.
-        last: index after the last layer.
-    """
+    """Layers that are sent as one message, by index in forward order, without `last`."""
 
     first: int
     last: int
@@ -87,11 +76,8 @@ def layer_by_layer(layers: Sequence[Layer]) -> list[FusionGroup]:
 
 
 def by_bytes(layers: Sequence[Layer], least_bytes: float) -> list[FusionGroup]:
-    """Return groups of neighbouring layers, the last layers first, each closed once it has `least_bytes`
-    bytes.
-
-    The first layer closes a group, too.
-    """
+    """Return groups of neighbouring layers, the last layers first, each closed by the first layer or once it
+    has `least_bytes` bytes."""
     groups: list[FusionGroup] = []
     last, held = len(layers), 0.0
     for index in reversed(range(len(layers))):
@@ -103,11 +89,8 @@ def by_bytes(layers: Sequence[Layer], least_bytes: float) -> list[FusionGroup]:
 
 
 def keeps_accuracy(later: Layer, earlier: Layer) -> bool:
-    """Return True if choosing from both layers together leaves no larger sparse error than choosing from each
-    (Q2).
-
-    The error is the squared norm of the elements that a sparsifier does not send.
-    """
+    """Return True if choosing from both layers together leaves no larger sparse error, the squared norm of
+    the elements that are not sent, than choosing from each (Q2)."""
     if not (later.sparse_elements and earlier.sparse_elements):
         return True
     if math.isclose(later.density, earlier.density, rel_tol=SAME_DENSITY):
@@ -122,13 +105,7 @@ def reasons(
     it does.
 
     A layer joins the group behind it if backward produces the layer's gradient before the group's message
-    could have started to carry bytes (Q1), and if `may` allows it. It takes time O(layers).
-
-    Args:
-        layers: measurements, in forward order.
-        link: measured link.
-        may: function of (later, earlier) that returns True if merging them is acceptable for accuracy. The
-            default is Q2; tests and benchmarks compare other rules.
+    could have started to carry bytes (Q1), and if `may(later, earlier)` allows it: Q2, but for comparisons.
     """
     if not layers:
         return []
@@ -166,10 +143,6 @@ def fastest(layers: Sequence[Layer], link: Link) -> list[FusionGroup]:
     Of several such divisions it is one with the fewest messages. An earlier end of some messages is never
     worse for those that follow. It is therefore enough to keep the earliest end for each number of finished
     layers. This takes time O(layers ** 2).
-
-    Args:
-        layers: measurements, in forward order.
-        link: measured link.
     """
     if not layers:
         return []

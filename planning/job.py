@@ -1,6 +1,6 @@
 """A job as planners know it: its measurements, the choices that are open, and the work of a step under both.
 
-A `JobProfile` holds measurements: the tensors, the time that they take to compute, links, workers, servers,
+A `JobProfile` holds measurements: the tensors, the time that they take to compute, links, workers,
 and the costs of processors. `StepOptions` holds choices: compressor, mode, overlap, fusion and order.
 `work_of` computes from both the work of a step, which `step` simulates.
 """
@@ -37,15 +37,12 @@ class Costs:
     machine of docs/explanation/performance.md; docs/how-to/planning.md describes how.
 
     Attributes:
-        gradient_s: worker's time per element for handing on a gradient, without compressing it.
-        apply_s: worker's time per element for applying an update.
-        reduce_s: server's time per element for adding a push.
-        update_s: server's time per element for the optimizer's step and encoding the update.
+        gradient_s, apply_s: worker's time per element for handing on a gradient, and for applying an update.
+        reduce_s, update_s: server's time per element for adding a push, and for the optimizer's step and
+            encoding the update.
         tensor_s: worker's time per tensor.
-        worker_run_s: worker's time per run, for upload and download together.
-        server_run_s: server's time per run of a push.
-        part_s: time per part at either end of a connection.
-        byte_s: time per byte at either end of a connection.
+        worker_run_s, server_run_s: time per run: the worker's both ways together, the server's of a push.
+        part_s, byte_s: time per part and byte at either end of a connection.
         step_s: fixed time of a step.
         early_s: worker's time per tensor if a forward pass may have to wait for the tensor.
     """
@@ -69,18 +66,13 @@ class JobProfile:
 
     Attributes:
         shapes: shape of each tensor, in forward order.
-        forward_s: seconds of each tensor's forward pass on one worker.
-        backward_s: seconds of each tensor's backward pass on one worker.
-        worker_bandwidth: bytes per second of a worker's link, in each direction.
-        server_bandwidth: bytes per second of a server's link, in each direction.
-        workers: number of workers.
-        servers: number of servers.
-        rtt_s: seconds of a round trip between a worker and a server.
+        forward_s, backward_s: seconds of each tensor's passes on one worker.
+        worker_bandwidth, server_bandwidth: bytes per second of the link, in each direction.
+        rtt_s: seconds of a round trip between a worker and the server.
         start_s: seconds that a part takes of a link however short it is.
         cores: number of cores of the machine that all processes share; None if each process has a machine.
         on_cores: fraction of the computation that keeps these cores busy; the rest is a GPU's, or emulated.
-        square_norms: squared norm of each gradient, summed over the workers; empty if not known.
-        costs: processor times of all other work.
+        square_norms: squared norm of each gradient, summed over the workers; empty or all 0 if not known.
     """
 
     shapes: Sequence[tuple[int, ...]]
@@ -89,7 +81,6 @@ class JobProfile:
     worker_bandwidth: float
     server_bandwidth: float
     workers: int
-    servers: int = 1
     rtt_s: float = 0.0
     start_s: float = 0.2e-3
     cores: int | None = None
@@ -118,58 +109,20 @@ class JobProfile:
         return FRAMING / self.worker_bandwidth
 
 
-def observed(
-    shapes: Sequence[tuple[int, ...]],
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    *,
-    link: Link,
-    workers: int,
-    rtt_s: float = 0.0,
-    cores: int | None = None,
-    on_cores: float = 0.0,
-    square_norms: Sequence[float] = (),
-) -> JobProfile:
-    """Return the profile of a running job, from its server's measurements.
+def bandwidth_of(link: Link, workers: int) -> float:
+    """Return the bytes per second of a link that a server has measured while all workers sent at once.
 
-    Args:
-        shapes: shape of each tensor, in forward order.
-        forward_s: seconds of each tensor's forward pass on one worker.
-        backward_s: seconds of each tensor's backward pass on one worker.
-        link: link that the server measured while all workers sent at once. It is not known which link on the
-            path is the slowest: the profile assumes the server's.
-        workers: number of workers.
-        rtt_s: seconds of a round trip between a worker and the server.
-        cores: number of cores of the machine that all processes share; None if each process has a machine.
-        on_cores: fraction of the computation that keeps these cores busy.
-        square_norms: squared norm of each gradient, summed over the workers; empty or all 0 if not known.
+    It is not known which link on the path is the slowest: a profile assumes the server's.
     """
-    rate = FRAMING * workers / link.byte_s if link.byte_s else FASTEST
-    return JobProfile(
-        shapes=shapes,
-        forward_s=forward_s,
-        backward_s=backward_s,
-        worker_bandwidth=rate,
-        server_bandwidth=rate,
-        workers=workers,
-        rtt_s=rtt_s,
-        start_s=link.start_s,
-        cores=cores,
-        on_cores=on_cores,
-        square_norms=square_norms if any(square_norms) else (),
-    )
+    return FRAMING * workers / link.byte_s if link.byte_s else FASTEST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOptions:
-    """The choices by which a step is taken.
+    """The choices by which a step is taken, as in the options of these names.
 
     Attributes:
-        compressor: sizes and times of the compressor.
-        mode: mode as in `--mode`; "ring fp32" and "ring fp16" stand for a ring all-reduce, for comparison.
-        overlap: work that overlaps, as in `--overlap`.
-        fusion: rule that merges tensors into units, as in `--fusion`.
-        order: rule for the order of parts, as in `--order`.
+        mode: "ring fp32" and "ring fp16" stand for a ring all-reduce, for comparison.
         part_bytes: size of the largest part as float32, in bytes; 0 for the default.
     """
 
@@ -187,11 +140,7 @@ class StepOptions:
 
 
 def plan_of(profile: JobProfile, chosen: StepOptions) -> Plan:
-    """Return the plan that a server with these measurements would make.
-
-    Raises:
-        SpecError: the fusion or the order is not known.
-    """
+    """Return the plan that a server with these measurements would make."""
     sent = chosen.compressor
     return make_plan(
         profile.elements,
@@ -228,7 +177,7 @@ def _layers(profile: JobProfile, sent: CompressionCosts) -> list[Layer]:
         sent_bytes=[sent.up.sent_bytes(shape) for shape in profile.shapes],
         forward_s=profile.forward_s,
         backward_s=profile.backward_s,
-        square_norms=profile.square_norms,
+        square_norms=profile.square_norms if any(profile.square_norms) else (),
     )
 
 
@@ -242,7 +191,6 @@ def work_of(profile: JobProfile, chosen: StepOptions) -> tuple[StepWork, StepRes
     down = sent.down(pushes)
     costs = profile.costs
     early = chosen.overlap == "both"
-    servers = _spread([part.elements for part in plan.parts], profile.servers)
     batches, pieces = list[UnitWork](), list[Piece]()
     for number, unit in enumerate(plan.units):
         shapes = profile.shapes[unit.first : unit.last]
@@ -278,14 +226,12 @@ def work_of(profile: JobProfile, chosen: StepOptions) -> tuple[StepWork, StepRes
                     server_s=share * (held * costs.update_s + pushed),
                     apply_s=share * taken,
                     turn=plan.turns[part] if plan.turns else part,
-                    server=servers[part],
                 )
             )
     work = StepWork(
         batches=batches,
         pieces=pieces,
         workers=profile.workers,
-        servers=profile.servers,
         overlap=chosen.overlap,
         early=early,
         credit=plan.credit,
@@ -303,13 +249,3 @@ def work_of(profile: JobProfile, chosen: StepOptions) -> tuple[StepWork, StepRes
         uneven=UNEVEN if profile.workers * profile.server_byte_s > profile.worker_byte_s else 0.0,
     )
     return work, place
-
-
-def _spread(sizes: Sequence[int], servers: int) -> list[int]:
-    """Return the server of each part: parts from the largest on, each to the server that has fewest
-    elements."""
-    held, found = [0] * servers, [0] * len(sizes)
-    for part in sorted(range(len(sizes)), key=lambda part: (-sizes[part], part)):
-        found[part] = held.index(min(held))
-        held[found[part]] += sizes[part]
-    return found

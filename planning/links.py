@@ -13,19 +13,12 @@ LEAST = 3  # a kind with fewer messages is ignored
 
 
 def fit(sent_bytes: Sequence[float], seconds: Sequence[float]) -> Link | None:
-    """Fit seconds = alpha + beta * bytes to measured messages; return None if there are too few of every
-    size.
+    """Fit seconds = alpha + beta * bytes, both at least 0, to measured messages; return None if there are too
+    few of every size. Messages whose size or time is not positive are ignored.
 
     The fit is robust. Messages of about the same size count as one kind, and medians represent it. beta is
     the median of the slopes between kinds (Theil and Sen), weighted by the difference in size. Where all
     messages are of one size, alpha cannot be told from beta, and is 0.
-
-    Args:
-        sent_bytes: size of each message in bytes. Messages whose size or time is not positive are ignored.
-        seconds: time that each message took, in seconds.
-
-    Returns:
-        The link, with `start_s` (alpha) and `byte_s` (beta) of at least 0.
     """
     kinds: dict[int, list[tuple[float, float]]] = {}
     for size, taken in zip(sent_bytes, seconds, strict=True):

@@ -23,8 +23,6 @@ class ModelTensor:
     """A parameter tensor of a model.
 
     Attributes:
-        name: name of the parameter.
-        shape: its shape.
         uses: number of multiplications with each of its elements in the forward pass of one sample. That is
             the number of positions of a convolution, and 1 for a linear layer. It is 0 where the work is
             negligible: biases, normalization.
@@ -46,10 +44,7 @@ class ModelTensor:
 
     @property
     def square_norm(self) -> float:
-        """Squared norm of a gradient that is as large as the initial values.
-
-        It serves as a guess of the tensor's share in the squared norm of the whole gradient.
-        """
+        """Squared norm of a gradient as large as the initial values: a guess of the tensor's share."""
         return self.elements * self.spread**2
 
     @property
@@ -79,10 +74,8 @@ def tensors(model: str) -> list[ModelTensor]:
 
 
 def _normalized(name: str, inputs: int, outputs: int, size: int, side: int) -> Iterator[ModelTensor]:
-    """Yield the tensors of a convolution without bias and of its batch normalization.
-
-    size: side of the kernel. side: side of the output image.
-    """
+    """Yield the tensors of a convolution without bias and of its batch normalization; `size` is the side of
+    its kernel, `side` that of its images."""
     yield ModelTensor(f"{name}.weight", (outputs, inputs, size, size), side * side)
     yield ModelTensor(f"{name}.norm.weight", (outputs,), 0)
     yield ModelTensor(f"{name}.norm.bias", (outputs,), 0)

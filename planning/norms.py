@@ -19,10 +19,6 @@ def is_measured(version: int, delay: int = 1) -> bool:
     These are versions 0 to 7, then 52 to 60, 105 to 113 and so on. The windows begin one version before a
     multiple of `PERIOD`, which is where delays of 53 or 106 versions send. With such a delay a residual would
     never leave, so every second push is sent with it. The server measures these too, residuals included.
-
-    Args:
-        version: version of the parameters.
-        delay: number of versions from one push of the compressor to the next.
     """
     if delay % PERIOD == 0 and (version + 1) // delay % 2:
         return False

@@ -29,8 +29,6 @@ def make_plan(
 
     Args:
         elements: number of elements of each tensor, in manifest order, which is that of the forward pass.
-        fusion: how tensors are merged into units.
-        order: which waiting part is sent first.
         layers: measurements of each tensor, in the same order; empty if not measured.
         link: measured link, from all workers to the server; None if not measured.
         part_bytes: size of the largest part as float32, in bytes; 0 for the default.

@@ -24,7 +24,7 @@ pass part by part through a server, and have formulas:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..common.spec import parse_spec
@@ -43,10 +43,7 @@ class Prediction:
 
     Attributes:
         choice: the choices for which it holds.
-        step_s: seconds of a step.
-        parts: number of parts in the plan.
-        up_bytes: bytes uploaded per step on the link of the busiest server.
-        down_bytes: bytes downloaded per step on that link.
+        up_bytes, down_bytes: bytes on the server's link per step.
         busy_s: seconds per step that each resource would take alone: "computing", "way up" (the upload),
             "server", "way down" (the download) and "processors" (their work besides computing).
         timeline: the simulated step; None if a formula made the prediction.
@@ -93,14 +90,12 @@ def predict(profile: JobProfile, chosen: StepOptions) -> Prediction:
         raise ValueError("overlap: both is only possible without redundancy; take backward")
     work, place = work_of(profile, chosen)
     timeline = simulate(work, place)
-    up, down = [0.0] * work.servers, [0.0] * work.servers
-    for piece in work.pieces:
-        up[piece.server] += piece.pushes * piece.up_bytes
-        down[piece.server] += work.workers * piece.down_bytes
+    up = sum(piece.pushes * piece.up_bytes for piece in work.pieces)
+    down = sum(work.workers * piece.down_bytes for piece in work.pieces)
     busy = {
         "computing": chosen.redundancy * profile.computation_s,
-        "way up": max(up) * profile.server_byte_s,
-        "way down": max(down) * profile.server_byte_s,
+        "way up": up * profile.server_byte_s,
+        "way down": down * profile.server_byte_s,
         "server": timeline.busy_s("server"),
     }
     slowest = 1 / profile.workers if profile.cores is None else 1 / profile.cores
@@ -109,8 +104,8 @@ def predict(profile: JobProfile, chosen: StepOptions) -> Prediction:
         choice=chosen,
         step_s=timeline.step_s,
         parts=len(work.pieces),
-        up_bytes=max(up),
-        down_bytes=max(down),
+        up_bytes=up,
+        down_bytes=down,
         busy_s=busy,
         timeline=timeline,
     )
@@ -118,10 +113,7 @@ def predict(profile: JobProfile, chosen: StepOptions) -> Prediction:
 
 def _payloads(profile: JobProfile, chosen: StepOptions) -> tuple[float, float, float]:
     """Return the bytes of a push, the bytes of an update made of one push, and the processor seconds for
-    both.
-
-    The seconds include encoding and both ends of the connections.
-    """
+    both, with encoding and both ends of the connections."""
     sent, costs = chosen.compressor, profile.costs
     down = sent.down(1)
     up_bytes = sum(map(sent.up.sent_bytes, profile.shapes))
@@ -178,7 +170,7 @@ def _alone(profile: JobProfile, chosen: StepOptions) -> Prediction:
     up_bytes, down_bytes, processor_s = _payloads(profile, chosen)
     workers, elements = profile.workers, sum(profile.elements)
     per_worker = min(workers * down_bytes, 4 * elements)
-    server_s = elements * (profile.costs.update_s + profile.costs.reduce_s) * workers / profile.servers
+    server_s = elements * (profile.costs.update_s + profile.costs.reduce_s) * workers
     own = (
         profile.computation_s
         + (up_bytes + down_bytes) * max(profile.worker_byte_s, profile.server_byte_s)
@@ -188,9 +180,8 @@ def _alone(profile: JobProfile, chosen: StepOptions) -> Prediction:
     )
     busy = {
         "computing": profile.computation_s,
-        "way up": max(workers / profile.servers * profile.server_byte_s, profile.worker_byte_s) * up_bytes,
-        "way down": max(workers / profile.servers * profile.server_byte_s, profile.worker_byte_s)
-        * per_worker,
+        "way up": max(workers * profile.server_byte_s, profile.worker_byte_s) * up_bytes,
+        "way down": max(workers * profile.server_byte_s, profile.worker_byte_s) * per_worker,
         "server": server_s,
         "processors": (workers * processor_s + server_s) / (profile.cores or workers),
     }
@@ -198,8 +189,8 @@ def _alone(profile: JobProfile, chosen: StepOptions) -> Prediction:
         choice=replace(chosen, overlap="off", fusion="bytes", order="fifo"),
         step_s=max(own, *busy.values()),
         parts=1,
-        up_bytes=workers * up_bytes / profile.servers,
-        down_bytes=workers * per_worker / profile.servers,
+        up_bytes=workers * up_bytes,
+        down_bytes=workers * per_worker,
         busy_s=busy,
     )
 
@@ -254,9 +245,7 @@ def break_even(profile: JobProfile, chosen: StepOptions, *, taken_s: float, plai
     Args:
         profile: measurements of the job. Its bandwidths are ignored, and each worker counts as a machine of
             its own.
-        chosen: choices under which the job runs, with the compressor.
-        taken_s: measured seconds of a step without the limit of a link.
-        plain_s: the same without compression.
+        taken_s, plain_s: measured seconds of a step without the limit of a link, and without compression.
 
     Returns:
         Bytes per second in each direction; 0 if the compressor pays on no link, infinity if it pays on all.
@@ -294,45 +283,35 @@ def rank(profile: JobProfile, compressors: Sequence[CompressionCosts]) -> list[P
     all-reduces are added once.
     """
     found: dict[StepOptions, Prediction] = {}
-    for compressor in compressors:
-        for choices in _rounds(profile, compressor, found):
-            for choice in choices:
-                if choice not in found:
-                    found[choice] = predict(profile, choice)
-    for mode in ("coded:redundancy=1", f"coded:redundancy={profile.workers - 1}"):
-        if 2 <= profile.workers <= 16:
-            choice = StepOptions(mode=mode, overlap="off")
-            found[choice] = predict(profile, choice)
-    for mode in ("ring fp32", "ring fp16"):
-        if profile.workers > 1:
-            found[StepOptions(mode=mode)] = predict(profile, StepOptions(mode=mode))
-    return sorted(found.values(), key=lambda each: each.step_s)
 
+    def best(*choices: StepOptions) -> StepOptions:
+        """Predict choices, and return the fastest; of equally fast ones the first."""
+        for choice in choices:
+            if choice not in found:
+                found[choice] = predict(profile, choice)
+        return min(choices, key=lambda choice: found[choice].step_s)
 
-def _rounds(
-    profile: JobProfile, compressor: CompressionCosts, found: Mapping[StepOptions, Prediction]
-) -> Iterator[list[StepOptions]]:
-    """Yield lists of choices to predict. The caller stores the predictions in `found` before it asks for the
-    next list."""
-
-    def best() -> StepOptions:
-        ours = [each for choice, each in found.items() if choice.compressor == compressor]
-        return min((each for each in ours if each.choice.mode == "sync"), key=lambda each: each.step_s).choice
-
-    first = StepOptions(compressor=compressor)
     overlaps: tuple[Overlap, ...] = ("backward", "both", "off")
-    yield [replace(first, overlap=overlap) for overlap in overlaps]
-    yield [replace(best(), fusion=fusion) for fusion in Merging]
-    fused = found[best()]
-    if fused.parts > 1 and profile.computation_s >= LEAST_COMPUTING * fused.step_s:
-        many = fused.parts > MOST_TO_SEARCH
-        orders = [order for order in Ordering if not (many and order is Ordering.TWO_PHASE)]
-        yield [replace(fused.choice, order=order) for order in orders]
-    copies = [r for r in (2, 4) if profile.workers % r == 0 and r <= profile.workers]
-    yield [replace(first, mode=f"sync:redundancy={r}") for r in copies]
+    for compressor in compressors:
+        first = StepOptions(compressor=compressor)
+        chosen = best(*(replace(first, overlap=overlap) for overlap in overlaps))
+        chosen = best(chosen, *(replace(chosen, fusion=fusion) for fusion in Merging))
+        fused = found[chosen]
+        if fused.parts > 1 and profile.computation_s >= LEAST_COMPUTING * fused.step_s:
+            many = fused.parts > MOST_TO_SEARCH
+            orders = [order for order in Ordering if not (many and order is Ordering.TWO_PHASE)]
+            best(*(replace(fused.choice, order=order) for order in orders))
+        modes = [f"sync:redundancy={r}" for r in (2, 4) if profile.workers % r == 0]
+        ways = [replace(first, mode=mode) for mode in modes]
+        if profile.workers > 1:
+            ways += [replace(first, mode="local:steps=8", overlap=overlap) for overlap in overlaps]
+        best(*ways, replace(first, mode="stale", overlap="off"))
+    if 2 <= profile.workers <= 16:
+        redundancies = (1, profile.workers - 1)
+        best(*(StepOptions(mode=f"coded:redundancy={r}", overlap="off") for r in redundancies))
     if profile.workers > 1:
-        yield [replace(first, mode="local:steps=8", overlap=overlap) for overlap in overlaps]
-    yield [replace(first, mode="stale", overlap="off")]
+        best(StepOptions(mode="ring fp32"), StepOptions(mode="ring fp16"))
+    return sorted(found.values(), key=lambda each: each.step_s)
 
 
 # A recommended step may be longer than the fastest by this fraction, if it sends more of the gradients or is
@@ -343,8 +322,8 @@ WORTH = 0.03
 def recommend(ranked: Sequence[Prediction]) -> Prediction:
     """Return the prediction to recommend among those of sync modes.
 
-    Candidates are all predictions that are at most a few percent slower than the fastest. Among them, those
-    that send the most of a gradient are preferred, then the fewest settings that differ from the defaults.
+    Of those that are at most a few percent slower than the fastest, it prefers those that send the most of a
+    gradient, then the fewest settings that differ from the defaults.
     """
     ours = [each for each in ranked if each.choice.mode.startswith("sync")]
     least = min(each.step_s for each in ours)

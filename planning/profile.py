@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import accumulate
 
 
@@ -12,9 +13,6 @@ class Layer:
     """A layer, or neighbouring layers that travel together.
 
     Attributes:
-        sent_bytes: bytes on the link.
-        forward_s: seconds of its forward pass.
-        backward_s: seconds of its backward pass.
         sparse_elements: number of elements from which a sparsifier chooses. 0 if all elements are sent:
             biases, normalization, and everything without a sparsifier.
         kept: number of the sparse elements that are sent, before rounding to a whole number.
@@ -59,18 +57,10 @@ def layers_of(
     backward_s: Sequence[float],
     square_norms: Sequence[float] = (),
 ) -> list[Layer]:
-    """Return the layers of a model, one for each tensor, in forward order.
+    """Return the layers of a model, in forward order, from the quantities of each tensor (see `Layer`).
 
-    A tensor that is sent whole has no sparse error. Its elements and norm would only dilute those of the
-    tensors that it travels with, so its layer has no sparse elements.
-
-    Args:
-        elements: number of elements of each tensor.
-        densities: fraction of the elements of each tensor that is sent, 0 to 1.
-        sent_bytes: bytes of each tensor on the link.
-        forward_s: seconds of the forward pass of each tensor's layer.
-        backward_s: seconds of the backward pass of each tensor's layer.
-        square_norms: squared Euclidean norm of each gradient, summed over the workers; empty if not known.
+    A tensor that is sent whole, with a density of 1, has no sparse error. Its elements and norm would only
+    dilute those of the tensors that it travels with, so its layer has no sparse elements.
     """
     return [
         Layer(
@@ -87,12 +77,7 @@ def layers_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """A model of a link: seconds = alpha + beta * bytes for each message.
-
-    Attributes:
-        start_s: seconds that every message takes however short it is (alpha).
-        byte_s: seconds that each byte adds (beta).
-    """
+    """A model of a link: a message of n bytes takes `start_s` + n * `byte_s` (alpha + beta * n)."""
 
     start_s: float
     byte_s: float
@@ -104,10 +89,7 @@ class Link:
 
 def joined(layers: Sequence[Layer]) -> Layer:
     """Return neighbouring layers, at least one, as one layer."""
-    first, *others = layers
-    for other in others:
-        first = first.with_(other)
-    return first
+    return reduce(Layer.with_, layers)
 
 
 def produced(layers: Sequence[Layer]) -> list[float]:

@@ -33,14 +33,9 @@ Sources:
 Peng et al., "A Generic Communication Scheduler for Distributed DNN Training Acceleration" (SOSP 2019); for
 two-phase the paper on multi-step delayed updates, algorithms 2 and 3.
 
-Deviations from the last one, whose formulas have slips:
-
-- Equation (4) adds the time of the previous message, not of the present one.
-- Equation (6) is the end of the next forward pass minus the beginning of backward.
-- Algorithm 2 ends with the second layer, as its text says: there is no layer before the first one over which
-  it could be raised.
-- A layer that was preempted continues as soon as the link is free, not only once backward is over.
-- A merged message pays for as many starts as it has pieces, see above. The paper's pays for one.
+Deviations from the last one. Equation (4) adds the time of the previous message. Algorithm 2 ends with the
+second layer, as its text says. A layer that was preempted continues as soon as the link is free, not only
+once backward is over. A merged message pays for as many starts as it has pieces, see above.
 """
 
 from __future__ import annotations
@@ -58,13 +53,7 @@ Name = Literal["fifo", "p3", "two-phase"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """A rule for the order of messages.
-
-    Attributes:
-        name: "fifo", "p3" or "two-phase".
-        piece_bytes: size of a full piece in bytes; infinite if layers are not cut.
-        raised: for "two-phase", by raised layer, the layer just before which it is sent.
-    """
+    """A rule for the order of messages. `raised`: by raised layer, the layer just before which it is sent."""
 
     name: Name
     piece_bytes: float = math.inf
@@ -73,14 +62,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message on the link.
-
-    Attributes:
-        layer: index of its layer, in forward order.
-        pieces: number of the layer's pieces in it.
-        start_s: time at which it begins, in seconds since the beginning of backward.
-        end_s: time at which it has arrived, likewise.
-    """
+    """One message, from its beginning to its arrival, in seconds since the beginning of backward."""
 
     layer: int
     pieces: int
@@ -90,13 +72,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class MessageTimeline:
-    """A simulated iteration. Times are in seconds since the beginning of backward.
-
-    Attributes:
-        messages: all messages, in the order in which they were sent.
-        forward_s: time at which forward of each layer begins.
-        end_s: time at which the forward pass ends.
-    """
+    """A simulated iteration: messages as they were sent, the beginning of each layer's forward pass, and the
+    end of the last, in seconds since the beginning of backward."""
 
     messages: tuple[Message, ...]
     forward_s: tuple[float, ...]
@@ -105,11 +82,6 @@ class MessageTimeline:
 
 def run(layers: Sequence[Layer], link: Link, schedule: Schedule) -> MessageTimeline:
     """Simulate an iteration that follows `schedule`; return its messages and times.
-
-    Args:
-        layers: measurements, in forward order.
-        link: measured link.
-        schedule: rule for the order of messages.
 
     Raises:
         ValueError: the size of a piece is not positive.

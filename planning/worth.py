@@ -28,7 +28,6 @@ class Seen:
     """Measurements of one window of steps at a worker: means per step, in seconds.
 
     Attributes:
-        step_s: time from one step to the next.
         codec_s: time spent compressing, measured when units were last compressed.
         waited_s: time spent waiting for the server.
         dense_link_s: upload time of all units as float32; 0 if the link was never seen to limit anything.
@@ -64,26 +63,14 @@ class Choice:
 
 
 def worth(codec_s: float, saved_bytes: float, byte_s: float, *, compressed: bool) -> bool:
-    """Return True if compressing a unit is worth its time.
-
-    Args:
-        codec_s: seconds that compressing the unit takes.
-        saved_bytes: bytes that compressing it saves on the link.
-        byte_s: seconds that the link takes per byte.
-        compressed: True if the unit is compressed now. To change that, the other way has to be better by the
-            factor `HYSTERESIS`.
-    """
+    """Return True if compressing a unit is worth its time, given the bytes that it saves on a link of
+    `byte_s`. To change the present way, the other one has to be better by the factor `HYSTERESIS`."""
     saved_s = saved_bytes * byte_s
     return codec_s <= saved_s * HYSTERESIS if compressed else codec_s * HYSTERESIS < saved_s
 
 
 def other_way(compressing: bool, seen: Seen) -> float:
-    """Return a lower bound of the seconds of a step if it were taken the other way.
-
-    Args:
-        compressing: True if units are compressed now, so that the other way is float32.
-        seen: measurements of the present way.
-    """
+    """Return a lower bound of the seconds of a step if it were taken the other way than was seen."""
     if compressing:
         return max(seen.step_s - seen.codec_s, seen.dense_link_s)
     saved_s = min(seen.waited_s, max(0.0, seen.dense_link_s - seen.sent_link_s))

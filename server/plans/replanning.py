@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable
 
 from ...common.parts import Plan
 from ...planning import is_measured, parse_fusion, parse_order, parse_replan
-from ...planning.job import StepOptions, observed
+from ...planning.job import JobProfile, StepOptions, bandwidth_of
 from ...planning.predictions import predict
 from ...proto import messages as m
 from ..metrics import ServerMetrics
@@ -106,12 +106,15 @@ class Replanning:
         choice, workers = chosen
         self.predicted_s = 0.0
         try:
-            profile = observed(
-                [tensor.shape for tensor in manifest.tensors],
-                [layer.forward_s for layer in measured.layers],
-                [layer.backward_s for layer in measured.layers],
-                link=measured.link,
+            rate = bandwidth_of(measured.link, workers)
+            profile = JobProfile(
+                shapes=[tensor.shape for tensor in manifest.tensors],
+                forward_s=[layer.forward_s for layer in measured.layers],
+                backward_s=[layer.backward_s for layer in measured.layers],
+                worker_bandwidth=rate,
+                server_bandwidth=rate,
                 workers=workers,
+                start_s=measured.link.start_s,
                 cores=measured.cores,
                 on_cores=measured.processor_share,
                 square_norms=measured.square_norms,

@@ -95,11 +95,6 @@ def test_measured_losses_are_of_presets_that_exist_and_say_where_they_are_from()
         assert all((one.model, one.task, one.against, one.source))
 
 
-def test_several_servers_are_a_what_if(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*GIVEN.split(), "--servers", "4", "--compressors", "4bit"]) == Exit.DONE
-    assert "A job has one server: the prediction for 4 servers is hypothetical" in capsys.readouterr().out
-
-
 def test_json_has_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     found = planned(capsys, GIVEN)
     times = [each["step_s"] for each in found["predictions"]]
@@ -179,10 +174,10 @@ def test_it_answers_without_importing_what_takes_long() -> None:
     assert set(done.stdout.splitlines()[-1].split()).isdisjoint(HEAVY)
 
 
-def test_a_thousand_workers_and_eight_servers_take_no_longer_to_plan_for(
+def test_a_thousand_workers_take_no_longer_to_plan_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    what_if = "--model resnet50 --bandwidth 1gbit --server-bandwidth 25gbit --workers 1000 --servers 8"
+    what_if = "--model resnet50 --bandwidth 1gbit --server-bandwidth 25gbit --workers 1000"
     assert planned(capsys, what_if)["recommended"]["step_s"] > 0
 
 

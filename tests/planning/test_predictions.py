@@ -144,16 +144,6 @@ def test_coded_carries_what_its_page_says() -> None:
     assert (found.up_bytes, found.down_bytes) == pytest.approx((4 / 3 * gradient, 4 * gradient))
 
 
-@pytest.mark.parametrize("overlap", ["off", "backward", "both"])
-def test_several_servers_divide_the_bytes_evenly(overlap: str) -> None:
-    one = profile("resnet50", workers=1000, mbit=10_000)
-    eight = replace(one, servers=8)
-    chosen = four_bit(overlap=overlap)  # type: ignore[arg-type]
-    alone, shared = predict(one, chosen), predict(eight, chosen)
-    assert shared.up_bytes == pytest.approx(alone.up_bytes / 8, rel=0.1)
-    assert shared.step_s < alone.step_s / 4
-
-
 @pytest.mark.parametrize("model", ["resnet50", "200x4096"])
 def test_what_is_fastest_comes_first_and_what_is_recommended_is_near_it(model: str) -> None:
     ranked = rank(profile(model, seconds=0.3), [NONE, FOUR_BIT, TOP_K])

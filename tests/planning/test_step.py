@@ -23,7 +23,6 @@ FREE = Link(start_s=0.0, byte_s=0.0)
 @st.composite
 def works(draw: st.DrawFn) -> StepWork:
     """Units of one to three parts."""
-    servers = draw(st.integers(1, 3))
     batches, pieces = list[UnitWork](), list[Piece]()
     for unit in range(draw(st.integers(1, 6))):
         parts = range(len(pieces), len(pieces) + draw(st.integers(1, 3)))
@@ -40,7 +39,6 @@ def works(draw: st.DrawFn) -> StepWork:
                     server_s=draw(SECONDS),
                     apply_s=draw(SECONDS),
                     turn=draw(st.integers(0, 9)),
-                    server=draw(st.integers(0, servers - 1)),
                 )
             )
     overlap = draw(st.sampled_from(OVERLAPS))
@@ -48,7 +46,6 @@ def works(draw: st.DrawFn) -> StepWork:
         batches=batches,
         pieces=pieces,
         workers=4,
-        servers=servers,
         overlap=overlap,
         early=overlap == "both" and draw(st.booleans()),
         credit=draw(st.integers(0, 3)),
@@ -145,9 +142,9 @@ def test_a_step_is_what_the_schedule_says_where_only_the_way_up_takes_time(
 
 @given(works(), places)
 def test_a_lane_has_one_thing_at_a_time(work: StepWork, place: StepResources) -> None:
-    lanes: dict[tuple[str, int], list[Span]] = defaultdict(list)
+    lanes: dict[str, list[Span]] = defaultdict(list)
     for span in simulate(work, place).spans:
-        lanes[span.lane, span.server].append(span)
+        lanes[span.lane].append(span)
     for spans in lanes.values():
         ordered = sorted(spans, key=lambda span: (span.start_s, span.end_s))
         for before, after in pairwise(ordered):
@@ -173,12 +170,12 @@ def alone(work: StepWork) -> StepWork:
     """Without what can make more overlap take longer: turns that send what is needed last first, processors
     that lanes share."""
     pieces = [replace(piece, turn=part) for part, piece in enumerate(work.pieces)]
-    return replace(work, pieces=pieces, credit=0, servers=1, early=False)
+    return replace(work, pieces=pieces, credit=0, early=False)
 
 
 @given(works(), links, st.floats(0, 0.5))
 def test_more_overlap_takes_no_longer(work: StepWork, link: Link, rtt_s: float) -> None:
-    work = alone(replace(work, pieces=[replace(piece, server=0) for piece in work.pieces]))
+    work = alone(work)
     place = StepResources(server=link, worker=FREE, rtt_s=rtt_s)
     off, backward, both = (simulate(replace(work, overlap=each), place).step_s for each in OVERLAPS)
     early = simulate(replace(work, overlap="both", early=True), place).step_s
@@ -189,7 +186,7 @@ def test_more_overlap_takes_no_longer(work: StepWork, link: Link, rtt_s: float) 
 
 @given(works(), links, st.floats(0.1, 1.0))
 def test_a_faster_link_takes_no_longer(work: StepWork, link: Link, faster: float) -> None:
-    work = alone(replace(work, pieces=[replace(piece, server=0) for piece in work.pieces]))
+    work = alone(work)
     quick = Link(start_s=link.start_s, byte_s=faster * link.byte_s)
     slow = simulate(work, StepResources(server=link, worker=FREE)).step_s
     assert simulate(work, StepResources(server=quick, worker=FREE)).step_s <= slow + 1e-6
@@ -263,13 +260,3 @@ def test_of_what_waits_the_least_turn_goes_first() -> None:
     found = by_what(simulate(work, StepResources(server=Link(start_s=0.0, byte_s=1.0), worker=FREE)))["up"]
     # The last tensor's part is on its way when the others come; then that of the first overtakes.
     assert sorted(found, key=lambda part: found[part].start_s) == [0, 2, 1]
-
-
-def test_several_servers_share_what_a_worker_sends() -> None:
-    pieces = [Piece(unit=0, up_bytes=10, down_bytes=0, pushes=4, turn=part, server=part) for part in range(2)]
-    work = StepWork(batches=[UnitWork(parts=range(2))], pieces=pieces, workers=4, servers=2)
-    server = Link(start_s=0.0, byte_s=0.1)
-    # 40 bytes over each server's link, 20 over each worker's.
-    assert simulate(work, StepResources(server=server, worker=FREE)).step_s == pytest.approx(4.0)
-    slow = Link(start_s=0.0, byte_s=0.4)
-    assert simulate(work, StepResources(server=server, worker=slow)).step_s == pytest.approx(8.0)
