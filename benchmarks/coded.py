@@ -21,7 +21,7 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
-from ..coding import UncodedTimes, fastest, possible, step_seconds
+from ..coded.arithmetic import UncodedTimes, fastest, possible, step_seconds
 from ..common.exits import Exit
 from ..common.spec import parse_spec
 from ..settings import RunSettings

@@ -23,8 +23,8 @@ from functools import lru_cache
 from itertools import combinations
 from math import comb
 
-from ..coding import ExchangePlan, PlannedPacket, planning_with
-from ..coding.plan import coded_plan
+from ..coded.arithmetic import ExchangePlan, PlannedPacket, planning_with
+from ..coded.arithmetic.plan import coded_plan
 
 Scheme = Callable[[int, int], ExchangePlan]  # from the numbers of nodes and of redundancy
 

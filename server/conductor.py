@@ -168,7 +168,7 @@ class Conductor:
         first assignment."""
         if self.started_at is None:
             return 0.0
-        over = self.core.phase in (m.Phase.FINISHING, m.Phase.FINISHED)
+        over = self.core.state.phase in (m.Phase.FINISHING, m.Phase.FINISHED)
         end = self.ended_at if over and self.ended_at is not None else self.now()
         return end - self.started_at
 
@@ -178,7 +178,7 @@ class Conductor:
 
     def forget_gone(self) -> None:
         """Drop measurements, buffers and stored parts of members that are gone."""
-        roster = self.core.roster
+        roster = self.core.state.roster
         self.plans.planner.keep([member.id for member in roster.members.values()])
         self.state.keep(lambda name: roster.get(name) is not None)
         self.ledger.forget_gone()
@@ -186,7 +186,7 @@ class Conductor:
     def _chosen(self) -> tuple[StepOptions, int] | None:
         """Return the options of the job's steps, with the first member's compressor, and the number of
         members. None if these steps cannot be predicted."""
-        rules, members = self.core.rules, self.core.roster.by_rank()
+        rules, members = self.core.state.rules, self.core.state.roster.by_rank()
         compressor = known_compressor(members[0].compressor) if members else None
         if compressor is None:
             return None
@@ -252,7 +252,7 @@ class Conductor:
                 self.metrics.push_accepted(payloads, outcome.version - 1 - event.base_version)
             else:
                 self.metrics.push_refused(outcome.refusal.reason if outcome.refusal else Reason.STALE)
-            member = self.core.roster.get((event.worker, event.incarnation))
+            member = self.core.state.roster.get((event.worker, event.incarnation))
             rank = 0 if member is None else member.rank
             self.state.decided(event.key, accepted=accepted, rank=rank, samples=event.samples)
         failpoints.reached("push.decided")
@@ -345,7 +345,7 @@ class Conductor:
                 case e.ExchangeCompleted():
                     self.ended_at = self.now()
                     seconds = self.ended_at - action.opened_at
-                    self.metrics.round_closed(seconds, action.samples, action.loss, self.core.version)
+                    self.metrics.round_closed(seconds, action.samples, action.loss, self.core.state.version)
                     self.metrics.redundancy.set(action.redundancy)
                 case e.RequestSnapshot():
                     self._send(action.worker, m.SnapshotRequest(version=action.version, apply=action.apply))
@@ -385,7 +385,7 @@ class Conductor:
     def _report(self, action: e.Report) -> None:
         """Tell operators and members for whom a round waits, unless it waits no longer than healthy rounds
         do."""
-        if self.core.phase is m.Phase.RUNNING and self.metrics.healthy(action.seconds):
+        if self.core.state.phase is m.Phase.RUNNING and self.metrics.healthy(action.seconds):
             return
         text = action.text + self.uploaded
         log.log(logging.INFO if action.usual else logging.WARNING, "%s", shortened(text))
@@ -473,7 +473,7 @@ class Conductor:
         encoded."""
         listening: list[str] = []  # other members may still have to get this version first
         for worker, incarnation, _ in action.members.values():
-            member = self.core.roster.present((worker, incarnation))
+            member = self.core.state.roster.present((worker, incarnation))
             if member is not None and member.listening:
                 listening.append(worker)
         growing = self._publishing.open(action.version, listening)
@@ -532,7 +532,7 @@ class Conductor:
 
     async def publish(self, version: int) -> None:
         """Tell control that the shard has applied a version. Write a checkpoint of it first if one is due."""
-        if self.recorder.due(version, self.now(), self.core.samples.progress):
+        if self.recorder.due(version, self.now(), self.core.state.samples.progress):
             assert self._checkpoint is not None
             await self._checkpoint(self)
         failpoints.reached("version.announced")
@@ -548,7 +548,7 @@ class Conductor:
                     "the final parameters are not saved; fetch them before you stop the server, or free disk "
                     "space: the server tries again when it stops"
                 )
-        log.info("the job is finished at version %d", self.core.version)
+        log.info("the job is finished at version %d", self.core.state.version)
         self._show()
         self.finished.set()
 
@@ -557,14 +557,14 @@ class Conductor:
         buffers that are written."""
 
         def buffers() -> Awaitable[Values]:
-            return self.state.of(self.core.last_evaluation) if finished else self.state.newest()
+            return self.state.of(self.core.state.last_evaluation) if finished else self.state.newest()
 
         self.parameters_sha256 = await self.output.write(buffers, finished=finished)
 
     async def dispersed(self) -> None:
         """Return once the job is finished, its parameters are saved, and all members have left."""
         await self.finished.wait()
-        while self.core.roster.members or self.output.unsaved:
+        while self.core.state.roster.members or self.output.unsaved:
             await asyncio.sleep(TICK_S)
 
     async def _install_snapshot(self, key: e.SnapshotKey) -> None:

@@ -213,7 +213,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         every = parse_evaluate_every(options.checkpoint_every)
         recorder = Recorder(kept.folder, every, job=job, recorded=options.durability != "none")
     conductor = _conductor(options, mode, recorder)
-    add_log_fields(lambda: {"job": job, "version": conductor.core.version})
+    add_log_fields(lambda: {"job": job, "version": conductor.core.state.version})
     stopping = asyncio.Event()
     received = _handle_signals(stopping)
     # Probes are answered while the journal is read, which may take long.
@@ -222,7 +222,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         *(effective, options.http_host or (options.host if access.remote else "")),
         conductor.metrics.registry,
         stopping=stopping.is_set,
-        state=lambda: conductor.core.phase.name.lower(),
+        state=lambda: conductor.core.state.phase.name.lower(),
         failing=lambda: not_yet or recorder.failing or (certificates.failing if certificates else ""),
     )
     try:
@@ -287,7 +287,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     await recorder.close()
     await server.stop(GRACE_S)
     http.close()
-    log.info("stopped at version %d", conductor.core.version)
+    log.info("stopped at version %d", conductor.core.state.version)
     return exit_code(
         finished=conductor.finished.is_set(),
         received=received[0] if received else None,

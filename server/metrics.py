@@ -267,6 +267,15 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         counter.inc(total - self._followed.get(counter, 0))
         self._followed[counter] = total
 
+    def follow_mode(self, values: Mapping[str, float]) -> None:
+        """Update the metrics of the job's mode to these values, by attribute of this class."""
+        for name, value in values.items():
+            metric = getattr(self, name)
+            if isinstance(metric, Counter):
+                self.follow(metric, int(value))
+            else:
+                metric.set(value)
+
     def overdue(self, seconds: float) -> bool:
         """Return True when a wait of `seconds` is longer than the last rounds usually took; False before the
         first round."""

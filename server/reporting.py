@@ -39,19 +39,19 @@ def update_gauges(metrics: ServerMetrics, core: Core, parts: int, now: float) ->
         parts: number of parts in the plan; 0 as long as there is none.
         now: seconds of the job's clock.
     """
-    metrics.members.set(len(core.roster.members))
-    metrics.version.set(core.version)
+    metrics.members.set(len(core.state.roster.members))
+    metrics.version.set(core.state.version)
     metrics.learning_rate.set(core.learning_rate or math.nan)
-    metrics.epoch.set(core.epoch + core.epoch_progress)
+    metrics.epoch.set(core.state.epoch + core.state.epoch_progress)
     metrics.missing.set(len(core.mode.waiting(now).ranks))
-    metrics.local_steps.set(core.local_steps)
     metrics.parts.set(parts)
-    metrics.follow(metrics.suspensions, core.suspensions)
-    metrics.stalled_seconds.set(max((each.stalled_s for each in core.roster.members.values()), default=0.0))
-    metrics.follow(metrics.repeated_samples, core.repeated_samples)
-    metrics.drifting.set(core.drifting)
-    metrics.follow(metrics.uncoded_exchanges, core.uncoded_exchanges)
-    metrics.set_phase(core.phase)
+    metrics.follow(metrics.suspensions, core.state.suspensions)
+    metrics.stalled_seconds.set(
+        max((each.stalled_s for each in core.state.roster.members.values()), default=0.0)
+    )
+    metrics.follow(metrics.repeated_samples, core.state.repeated_samples)
+    metrics.follow_mode(core.mode.gauges)
+    metrics.set_phase(core.state.phase)
 
 
 def update_durability(metrics: ServerMetrics, recorder: Recorder) -> None:
@@ -73,8 +73,8 @@ def count_waiting(metrics: ServerMetrics, core: Core, now: float, tick_s: float)
         tick_s: length of a tick, in seconds.
     """
     waiting = core.waiting(now)
-    if core.phase is not Phase.RUNNING or not waiting.text or not waiting.for_others:
+    if core.state.phase is not Phase.RUNNING or not waiting.text or not waiting.for_others:
         return
-    since = now if core.waiting_since is None else core.waiting_since
+    since = now if core.state.waiting_since is None else core.state.waiting_since
     if metrics.overdue(now - since if waiting.seconds is None else waiting.seconds):
         metrics.waiting_seconds.inc(tick_s)

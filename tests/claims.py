@@ -43,7 +43,7 @@ VARIABLES = {
 # Options of other programs that the pages name without their program.
 FOREIGN = frozenset({"--index-url", "--plain"})  # of pip, and of examples/ddp_digits.py
 # Where the code is; tests and examples have names of their own.
-ROOMS = ("benchmarks", "coding", "compressors", "ddp", "deploy", "planning", "proto", "server", "worker")
+ROOMS = ("benchmarks", "coded", "compressors", "ddp", "deploy", "planning", "proto", "server", "worker")
 
 _FILE = re.compile(rf"({'|'.join((*ROOMS, 'docs', 'tests', 'examples'))})(/[\w.-]+)+")
 _CODE_BLOCK = re.compile(r"^```[\s\S]*?^```|(?:^ {4,}\S.*\n)+", re.M)

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from ...coding import UncodedTimes, fastest, possible, step_seconds
+from ...coded.arithmetic import UncodedTimes, fastest, possible, step_seconds
 from .. import coded, output
 from ..schemes import SCHEMES
 from ..shaped import Setup

@@ -69,7 +69,7 @@ class WorkerCall:
         if previous is not None:
             text = f"worker {hello.worker!r} has opened another stream"
             previous.outbox.end(Refusal(reason=Reason.FENCED, worker=hello.worker, message=text), final=False)
-        SENDER.set(compressor_label(self._core.roster.members[hello.worker].compressor))
+        SENDER.set(compressor_label(self._core.state.roster.members[hello.worker].compressor))
         stream.outbox.send(replace(attached.reply, stored=self._conductor.ledger.stored(stream.id)))
         self._conductor.perform(attached.actions)
         writer = asyncio.create_task(stream.outbox.pump(context, self._metrics.sent_raw))
@@ -116,24 +116,29 @@ class WorkerCall:
     async def _read(self, stream: WorkerStream, requests: Requests) -> None:
         """Handle the worker's messages until it leaves. Raises Refused if the stream cannot continue."""
         conductor = self._conductor
-        pushes, uploads = Pushes(conductor, stream), Uploads(conductor, stream)
+        pushes, rules = Pushes(conductor, stream), conductor.core.mode.exchanges
+        uploads = None if rules is None else Uploads(conductor, stream, rules)
         async for message in requests:
             if stream.outbox.ended_with is not None:
                 return
             match message:
                 case m.Chunk():
                     conductor.happen(e.KeepAlive(*stream.id))
-                    if not uploads.add(message):
+                    if uploads is None:
                         await pushes.take(message)
+                    else:
+                        uploads.add(message)
                 case m.PartHeader():
-                    uploads.end()
                     await pushes.take(message)
                 case m.Commit():
-                    uploads.end()
+                    if uploads is not None:
+                        uploads.end()
                     pushes.committed(message)
                 case m.Abandon():
                     pushes.abandoned(message)
                 case m.Packet() | m.Snapshot():
+                    if uploads is None:
+                        raise Refused(refusals.not_coded(stream.worker))
                     uploads.begin(message)
                 case m.Heartbeat():
                     activity = printable(message.activity[:MAX_TEXT_CHARACTERS])

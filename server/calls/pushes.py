@@ -146,7 +146,7 @@ class Pushes:
         Raises Refused."""
         key = self._key(part.seq)
         rates = self._ledger.rates(key)
-        if not self._ledger.begun(key) and (rates or self._conductor.core.rules.script):
+        if not self._ledger.begun(key) and (rates or self._conductor.core.state.rules.script):
             self._conductor.happen(
                 e.RatesReceived(
                     *self._stream.id, seq=part.seq, assignment=part.assignment, learning_rates=rates
@@ -189,7 +189,8 @@ class Pushes:
 
     def _repeat(self, commit: m.Commit) -> None:
         """Send the outcome of a closed push once more. Raises Refused for an abandoned push."""
-        refusal, member = self._ledger.refusal(self._key(commit.seq)), self._core.roster.get(self._stream.id)
+        refusal = self._ledger.refusal(self._key(commit.seq))
+        member = self._core.state.roster.get(self._stream.id)
         if refusal is not None:
             decision = m.Decision.REFUSED
             self._stream.outbox.send(m.Outcome(seq=commit.seq, decision=decision, refusal=refusal))
@@ -220,7 +221,7 @@ class Pushes:
         """Have control decide on this member's complete pushes, in order of seq."""
         while self._stream.outbox.ended_with is None:
             try:
-                complete = self._ledger.next(self._stream.id, self._core.plan)
+                complete = self._ledger.next(self._stream.id, self._core.state.plan)
             except Refused as error:  # the stored parts differ from the committed ones
                 seq = min(self._ledger.open(self._stream.id))
                 self._ledger.start_over(self._key(seq))
@@ -248,9 +249,14 @@ class Pushes:
 
     def _check_parts(self, commit: m.Commit, parts: frozenset[int]) -> None:
         """Raise Refused if the parts of a push are not those that its assignment requires."""
-        member = self._core.roster.members.get(self._stream.worker)
+        member = self._core.state.roster.members.get(self._stream.worker)
         work = member.work if member is not None else None
-        if not commit.parts or commit.plan != self._core.plan or work is None or work.id != commit.assignment:
+        if (
+            not commit.parts
+            or commit.plan != self._core.state.plan
+            or work is None
+            or work.id != commit.assignment
+        ):
             return
         plan, assigned = self._reported.plan, work.assignment
         substituted = frozenset(self._ledger.asked_parts(work.id))

@@ -13,7 +13,7 @@ from ...proto.wire import encode_chunk
 from ..conductor import Conductor
 from ..job import events as e
 from ..job import refusals
-from ..job.modes.mode import Mode
+from ..job.modes.mode import Exchanges
 from ..streams.outbox import Outbox, WorkerStream
 
 log = logging.getLogger("gradwire.server")
@@ -56,11 +56,12 @@ class Relay:
 
 class Uploads:
     """The packets and snapshots that one stream uploads, one at a time. `WorkerCall` creates it for its
-    stream."""
+    stream, in jobs whose workers exchange packets."""
 
-    def __init__(self, conductor: Conductor, stream: WorkerStream) -> None:
+    def __init__(self, conductor: Conductor, stream: WorkerStream, rules: Exchanges) -> None:
         self._conductor = conductor
         self._stream = stream
+        self._rules = rules
         self._arriving: Relay | tuple[Snapshot, Assembly] | None = None
         self._dropping: int | None = None  # transfer whose chunks are ignored
 
@@ -82,25 +83,22 @@ class Uploads:
         """Begin to receive a packet or a snapshot.
 
         Raises:
-            Refused: the job has no parameters yet, is not in coded mode, or does not expect this upload; the
-                stream cannot continue.
+            Refused: the job has no parameters yet, or does not expect this upload; the stream cannot
+                continue.
         """
         self.end()
-        worker, mode = self._stream.worker, self._conductor.core.mode
         manifest = self._conductor.shard.reported.manifest
         if manifest is None:
-            raise Refused(refusals.not_initialized(worker, type(header).__name__))
-        if mode.pushes_parts:
-            raise Refused(refusals.not_coded(worker))
+            raise Refused(refusals.not_initialized(self._stream.worker, type(header).__name__))
         if isinstance(header, Snapshot):
-            self._begin_snapshot(header, mode, manifest)
+            self._begin_snapshot(header, manifest)
         else:
-            self._begin_packet(header, mode, manifest)
+            self._begin_packet(header, manifest)
 
-    def _begin_packet(self, packet: Packet, mode: Mode, manifest: Manifest) -> None:
+    def _begin_packet(self, packet: Packet, manifest: Manifest) -> None:
         """Relay a packet to the workers that control names, or ignore it if its exchange is over. Raises
         Refused for a wrong size."""
-        expected = mode.packet_elements(packet.exchange, manifest.gradient_elements)
+        expected = self._rules.packet_elements(packet.exchange, manifest.gradient_elements)
         if expected not in (None, packet.elements):
             limit, value = f"{expected} elements", f"{packet.elements}"
             raise Refused(refusals.packet(self._stream.worker, limit, value))
@@ -116,38 +114,37 @@ class Uploads:
         self._dropping = None
         self._continue(Relay(packet, outboxes, self._stream.worker))
 
-    def _begin_snapshot(self, snapshot: Snapshot, mode: Mode, manifest: Manifest) -> None:
+    def _begin_snapshot(self, snapshot: Snapshot, manifest: Manifest) -> None:
         """Receive a snapshot, or ignore it if a leaving worker sends it and it is no longer needed. Raises
         Refused for one that was not requested."""
         worker = self._stream.worker
-        if snapshot.leaving and not mode.wants_copy(worker, snapshot.version, leaving=True):
+        if snapshot.leaving and not self._rules.wants_copy(worker, snapshot.version, leaving=True):
             self._dropping = snapshot.version  # another worker has sent this version or a newer one
             return
-        if not snapshot.leaving and not mode.wants_copy(worker, snapshot.version):
+        if not snapshot.leaving and not self._rules.wants_copy(worker, snapshot.version):
             limit = "a snapshot that the server has requested from this worker"
             raise Refused(refusals.packet(worker, limit, f"a snapshot of version {snapshot.version}"))
         self._arriving = snapshot, values_assembly(snapshot.version, manifest, worker=worker)
 
-    def add(self, chunk: Chunk) -> bool:
-        """Add a chunk to the current upload. Return True when it belongs to a packet or snapshot, including
-        an ignored one.
+    def add(self, chunk: Chunk) -> None:
+        """Add a chunk to the current upload.
 
         Raises:
-            Refused: a chunk of a snapshot is invalid, so the stream cannot continue.
+            Refused: the chunk belongs to no upload, or is an invalid one of a snapshot, so the stream cannot
+                continue.
         """
         if self._arriving is None:
-            return self._dropping == chunk.transfer
-        if isinstance(self._arriving, Relay):
+            if self._dropping != chunk.transfer:
+                self._stream.arriving.add(chunk)  # refuses it: no header has announced it
+        elif isinstance(self._arriving, Relay):
             self._relay(self._arriving, chunk)
         else:
             self._keep(*self._arriving, chunk)
-        return True
 
     def _relay(self, relay: Relay, chunk: Chunk) -> None:
         """Forward a chunk of a packet, unless the exchange has been replaced or the chunk is damaged."""
-        mode = self._conductor.core.mode
         # None: the exchange has been replaced in the meantime.
-        if mode.packet_elements(relay.packet.exchange, 1) is None:
+        if self._rules.packet_elements(relay.packet.exchange, 1) is None:
             self._arriving, self._dropping = None, packet_transfer(relay.packet)
             return
         try:

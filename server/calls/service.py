@@ -195,7 +195,7 @@ class Service:
                 value=str(header.epoch + 1),
                 remedy="the script has trained on all of them; start the server with more --epochs",
             )
-        member = self._core.roster.members[header.worker]
+        member = self._core.state.roster.members[header.worker]
         compressor = known_compressor(member.compressor)
         least_bytes = LEAST_BYTES if compressor is None else compressor.least_part_bytes
         plan = self._conductor.plans.planner.first(manifest, self._slices, least_bytes)
@@ -327,14 +327,14 @@ class Service:
         """Handle Status: return the state of the job."""
         core, now = self._core, self._conductor.now()
         # The job counts as finished once its last parameters are saved and hashed.
-        saving = core.phase is m.Phase.FINISHED and not self._conductor.parameters_sha256
+        saving = core.state.phase is m.Phase.FINISHED and not self._conductor.parameters_sha256
         return m.StatusResponse(
             job=job_message(self.job),
-            phase=m.Phase.FINISHING if saving else core.phase,
+            phase=m.Phase.FINISHING if saving else core.state.phase,
             waiting=core.waiting(now).text + self._conductor.uploaded,
-            version=core.version,
-            epoch=core.epoch,
-            epoch_progress=core.epoch_progress,
+            version=core.state.version,
+            epoch=core.state.epoch,
+            epoch_progress=core.state.epoch_progress,
             members=tuple(
                 m.MemberStatus(
                     worker=member.worker,
@@ -347,10 +347,10 @@ class Service:
                     stalled_seconds=member.stalled_s,
                     suspended=member.suspended,
                 )
-                for member in core.roster.by_rank()
+                for member in core.state.roster.by_rank()
             ),
-            lost=tuple(core.lost),
-            evaluations=tuple(core.evaluations.done),
+            lost=tuple(core.state.lost),
+            evaluations=tuple(core.state.evaluations.done),
             traffic=self._metrics.traffic(),
             pushes=self._metrics.accepted,
             refused_pushes=self._metrics.refused,
@@ -358,12 +358,7 @@ class Service:
             training_seconds=self._conductor.training_seconds,
             parameters_sha256=self._conductor.parameters_sha256,
             software=__version__,
-            local_steps=core.all_local_steps,
-            largest_staleness=core.largest_staleness,
-            repeated_samples=core.repeated_samples,
-            redundancy=core.last_redundancy,
-            uncoded_exchanges=core.uncoded_exchanges,
-            clipped_elements=core.clipped,
+            repeated_samples=core.state.repeated_samples,
             measured=self._measured() if request.measured else None,
             step_seconds=self._metrics.step_seconds,
             predicted_step_seconds=self._conductor.plans.predicted_s,
@@ -371,12 +366,13 @@ class Service:
             losses=self._metrics.loss_history.messages() if request.losses else (),
             unix_seconds=time.time(),
             padding=request.padding if request.echo else b"",  # never more than was received
+            **core.mode.status,
         )
 
     def _measured(self) -> m.Measured | None:
         """Return the measurements of workers and link; None before there are any."""
         measured, manifest = self._conductor.plans.measured(), self._conductor.shard.reported.manifest
-        members = self._core.roster.by_rank()
+        members = self._core.state.roster.by_rank()
         if measured is None or manifest is None or not members:
             return None
         return m.Measured(

@@ -191,7 +191,7 @@ class Recorder:
         """
         if self._journal is None or not isinstance(event, e.Tick):
             return {}
-        heard = {worker: member.heard_at for worker, member in core.roster.members.items()}
+        heard = {worker: member.heard_at for worker, member in core.state.roster.members.items()}
         return {worker: at for worker, at in heard.items() if self._heard.get(worker) != at}
 
     def event(

@@ -1,5 +1,5 @@
-"""The state of a job that all modes share. It is plain data: `core` and the modes change it, other files read
-it."""
+"""The state of a job that all modes share: data, and the questions and small changes that follow from it. It
+decides nothing: `core` and its mode change it, other files read it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from .accumulation import Accumulation
 from .buffers import Buffers
 from .evaluations import Asked, Evaluations
 from .events import Action, Assign
-from .roster import AssignedWork, Member, Roster
+from .roster import Member, Roster
+from .same_batches import SameBatches
 from .samples import Drawn, Samples
 from .schedule import Constant, Passed
+from .work import AssignedWork
 
 LOST_REMEMBERED = 256  # number of lost members that the status lists
 ACTIVITIES = 16  # most activities whose longest times are recorded: workers choose the names
@@ -26,14 +28,9 @@ PUSHES_AFTER_PLAN = 3  # a new plan comes into force only if each member has at 
 
 @dataclass(kw_only=True)
 class JobState:
-    """The state of one job. All fields are saved but the rules and the values parsed from them.
+    """The state of one job that its modes share.
 
     Attributes:
-        rules: the server's options.
-        schedule: the learning-rate schedule, parsed from the rules.
-        evaluate_every: interval of evaluations, parsed from the rules.
-        roster: the members.
-        phase: phase of the job; the head of `core` has the table.
         initializer: worker and incarnation that was asked for the initial parameters; None if none was.
         fingerprint: fingerprint of the job's model; empty before it has one.
         data: checksum of some training samples; 0 if unknown.
@@ -45,27 +42,14 @@ class JobState:
         started_at: time of the first assignment, in seconds of the job's clock; None before. From then on,
             one ready member is enough to train.
         assignments: number of assignments so far, which is the id of the last one.
-        evaluations: the evaluations of the job.
-        accumulation: number of batches that an optimizer step of the scripts takes.
-        buffers: decides which pushes carry buffers.
         best: value of the `--keep` metric of the best version; None before the first.
         lost: the last `LOST_REMEMBERED` lost members, oldest first.
-        accepted_pushes: number of accepted pushes.
         unlogged: True once the log has named a member that does not know its training loss.
         stale_pushes: number of pushes refused as stale or redundant.
         repeated_samples: number of samples trained on by a lost member, and again by another one.
-        local_steps: local steps of each member in the last round; 1 outside local mode.
-        all_local_steps: local steps of one member in all applied rounds.
-        applied: in coded mode, number of the exchange whose sum made the version.
-        uncoded_exchanges: in coded mode, number of exchanges that replaced a broken one.
-        last_redundancy: in coded mode, redundancy of the last round.
         longest_stalled_s: longest seconds without progress from which a training thread recovered, by
             activity.
         suspensions: number of times that a member was suspended for lack of progress.
-        clipped: in coded mode, number of clipped gradient elements, of all workers.
-        drifting: in coded mode, number of members whose replicas differ from that of the first member.
-        largest_staleness: largest staleness of an accepted push, in clocks in stale mode, in versions in
-            async mode.
         elapsed_s: seconds since `started_at`, when the limits were last checked.
         closing: True once the server will stop, so no more work is assigned.
         reunion: True from a restart of the server until all members have returned or are lost.
@@ -78,6 +62,7 @@ class JobState:
     rules: ServerSettings = field(metadata=DERIVED)
     schedule: Constant = field(metadata=DERIVED)
     evaluate_every: Length = field(metadata=DERIVED)
+    same_batches: SameBatches = field(default_factory=SameBatches, metadata=DERIVED)
     roster: Roster
     phase: Phase = Phase.EMPTY
     initializer: tuple[str, int] | None = None
@@ -99,16 +84,8 @@ class JobState:
     unlogged: bool = False
     stale_pushes: int = 0
     repeated_samples: int = 0
-    local_steps: int = 1
-    all_local_steps: int = 0
-    applied: int = 0
-    uncoded_exchanges: int = 0
-    last_redundancy: int = 0
     longest_stalled_s: dict[str, float] = field(default_factory=dict[str, float])
     suspensions: int = 0
-    clipped: int = 0
-    drifting: int = 0
-    largest_staleness: int = 0
     elapsed_s: float = 0.0
     closing: bool = field(default=False, metadata=DERIVED)
     reunion: bool = False
@@ -117,17 +94,20 @@ class JobState:
     waiting_since: float | None = None
     reported: tuple[str, float] | None = None
 
-    def rate_factor(self, progress: float, *, part: float = 0.5, local_step: float | None = None) -> float:
-        """Return the factor of the base learning rate in the next step, or in a local step of the next round.
+    @property
+    def training(self) -> bool:
+        """True from the initial parameters until training is complete."""
+        return self.phase in (Phase.GATHERING, Phase.RUNNING)
+
+    def rate_factor(self, progress: float, steps: float, *, part: float = 0.5) -> float:
+        """Return the factor of the base learning rate in a step.
 
         Args:
             progress: epochs trained on when the step is half done, with a fraction.
+            steps: steps (`Mode.steps`) that a worker has then taken, with a fraction.
             part: fraction of the next version's work that is then done.
-            local_step: number of steps of the next round that a worker has then taken, with a fraction, in
-                local mode, whose schedules count them; None where they count versions.
         """
         of_job = limits.fraction_done(self.rules, progress, self.version + part)
-        steps = self.version + part if local_step is None else self.all_local_steps + local_step
         return self.schedule.factor(Passed(epochs=progress, steps=steps, of_job=of_job))
 
     def why_warmup_is_long(self, total_steps: int) -> str:
@@ -145,14 +125,6 @@ class JobState:
             f"job, which has {length} {warmup.unit}, and the rate does not stay at --learning-rate "
             f"{rules.learning_rate:g}; use a shorter warm-up"
         )
-
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of the next step; 0 where scripts choose it."""
-        if self.rules.script:
-            return 0.0
-        local_step = 0.5 if self.all_local_steps else None
-        return self.rules.learning_rate * self.rate_factor(self.samples.progress, local_step=local_step)
 
     @property
     def epoch(self) -> int:
@@ -289,7 +261,7 @@ class JobState:
             took: number of batches, from the first, that the push stands for.
             settled: True if the samples were already marked as settled.
         """
-        if took >= len(batches) or self.phase not in (Phase.GATHERING, Phase.RUNNING):
+        if took >= len(batches) or not self.training:
             return drawn
         count = sum(batches[:took])
         self.samples.give_back(drawn.part(count, drawn.count), settled=settled)
@@ -401,4 +373,4 @@ class JobState:
 
     def wait_from(self, now: float) -> None:
         """Restart the wait timer at `now`."""
-        self.waiting_since = now
+        self.waiting_since, self.reported = now, None

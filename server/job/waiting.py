@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...proto.messages import Phase
+from . import events as e
 from . import progress
 from .roster import Member, Name
 from .state import JobState
 
+REPORT_AFTER_S = 1.0  # a round that waits longer is reported, with the members it waits for
+REPORT_EVERY_S = 10.0  # interval at which the same report is repeated
 STALLED_SHOWN_S = 10.0  # seconds without progress from which a member's description has them
 
 
@@ -33,6 +36,19 @@ class Awaited:
     usual: bool = False
     for_others: bool = True
     seconds: float | None = None
+
+
+def report(state: JobState, waiting: Awaited, now: float) -> list[e.Action]:
+    """Report a condition that the job has waited for too long, unless it was reported lately."""
+    waited = now - (state.waiting_since or now) if waiting.seconds is None else waiting.seconds
+    if not waiting.text or waited < (REPORT_AFTER_S if waiting.for_others else REPORT_EVERY_S):
+        return []
+    if state.reported is not None:
+        subject, at = state.reported
+        if subject == waiting.subject and now - at < REPORT_EVERY_S:
+            return []
+    state.reported = (waiting.subject, now)
+    return [e.Report(ranks=waiting.ranks, seconds=waited, text=waiting.text, usual=waiting.usual)]
 
 
 def describe_waiting(state: JobState, now: float) -> Awaited:

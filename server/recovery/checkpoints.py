@@ -77,7 +77,7 @@ async def checkpoint(conductor: Conductor, *, announced: bool = False) -> Awaita
     assert shard.reported.manifest is not None
     tree = image_of(conductor, shard.reported.manifest, shard.reported.plan, image, conductor.state)
     tree["announced"] = announced
-    progress, version = conductor.core.samples.progress, shard.reported.version
+    progress, version = conductor.core.state.samples.progress, shard.reported.version
     stored = conductor.ledger.stored_parts(shard.reported.plan.number)
     writing = conductor.recorder.checkpoint(version, tree, stored, conductor.now(), progress)
     for stream in conductor.streams.values():
@@ -99,7 +99,7 @@ async def pause(conductor: Conductor, grace_s: float) -> None:
                 return
             await conductor.recorder.idle()
             await asyncio.shield(await checkpoint(conductor, announced=True))
-            listening = [member.worker for member in conductor.core.roster.listening()]
+            listening = [member.worker for member in conductor.core.state.roster.listening()]
             streams = [conductor.streams[worker] for worker in listening if worker in conductor.streams]
             while any(
                 stream.saved < conductor.shard.reported.version
@@ -110,4 +110,6 @@ async def pause(conductor: Conductor, grace_s: float) -> None:
     except TimeoutError:
         log.warning("could not pause the job within %g s; stopping now, the journal has its state", grace_s)
     else:
-        log.info("paused at version %d; gc-server with the same --state resumes it", conductor.core.version)
+        log.info(
+            "paused at version %d; gc-server with the same --state resumes it", conductor.core.state.version
+        )

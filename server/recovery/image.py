@@ -50,7 +50,7 @@ async def restore(conductor: Conductor, tree: Mapping[str, Any]) -> None:
         tree: the tree.
     """
     message: m.ModelManifest = tree["manifest"]
-    manifest = Manifest.from_message(message, worker="", max_bytes=conductor.core.rules.max_model_bytes)
+    manifest = Manifest.from_message(message, worker="", max_bytes=conductor.core.state.rules.max_model_bytes)
     conductor.plans.planner.first(manifest, *tree["planner"])
     await conductor.shard.open(manifest, tree["shard"], plan_of(tree["plan"], manifest), lambda: None)
     if tree["prepared"] is not None:

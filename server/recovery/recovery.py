@@ -84,7 +84,7 @@ async def recover(conductor: Conductor, folder: StateFolder) -> bool:
         ) from error
     log.info(
         "read the checkpoint of version %d and %d pushes of the journal in %.1f s; resuming at version %d",
-        *(found.version, pushes, time.monotonic() - began, conductor.core.version),
+        *(found.version, pushes, time.monotonic() - began, conductor.core.state.version),
     )
     return True
 
@@ -116,7 +116,9 @@ class _Replay:
         began = time.monotonic()
         conductor.clock = lambda: self._now + time.monotonic() - began
         conductor.applied, conductor.tell = self._live
-        conductor.recorder.resume(conductor.core.version, self._now, conductor.core.samples.progress)
+        conductor.recorder.resume(
+            conductor.core.state.version, self._now, conductor.core.state.samples.progress
+        )
         conductor.happen(e.Restarted())
         for version in self.applied:
             await conductor.applied(version)
@@ -128,7 +130,7 @@ class _Replay:
             case r.EVENT:
                 event: e.Event[Any] = fields["event"]
                 self._now = fields["now"]
-                conductor.core.roster.hear(fields.get("heard", {}))
+                conductor.core.state.roster.hear(fields.get("heard", {}))
                 await self._event(event)
                 return isinstance(event, e.Pushed)
             case r.PART:

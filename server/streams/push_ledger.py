@@ -519,7 +519,7 @@ class PushLedger:
     def forget_gone(self) -> None:
         """Drop the parts of undecided pushes whose members are gone. A member that returns sends them
         again."""
-        roster = self.core.roster
+        roster = self.core.state.roster
         for member, account in list(self._accounts.items()):
             if roster.present(member) is not None:
                 continue
@@ -535,7 +535,7 @@ class PushLedger:
         Args:
             now: seconds of the monotonic clock.
         """
-        limit_s = max(STALLED_S, self.core.rules.lease_seconds)
+        limit_s = max(STALLED_S, self.core.state.rules.lease_seconds)
         for stream in self._streams.values():
             part, silent_s = stream.arriving.unfinished, now - stream.chunk_at
             if part is not None and silent_s > limit_s:
@@ -599,7 +599,7 @@ class PushLedger:
         """Return the pushes of a member, from the roster's last seq on if it has none here."""
         found = self._accounts.get(member)
         if found is None:
-            known = self.core.roster.get(member)  # which may have left and returned
+            known = self.core.state.roster.get(member)  # which may have left and returned
             found = self._accounts[member] = _Account(known.last_seq if known is not None else 0)
         return found
 

@@ -247,7 +247,7 @@ class Replay:
 
     def _happen(self, fields: Mapping[str, Any]) -> None:
         event = fields["event"]
-        self.core.roster.hear(fields.get("heard", {}))
+        self.core.state.roster.hear(fields.get("heard", {}))
         result = self.core.step(event, fields["now"])
         if isinstance(event, e.Pushed):
             assert event.key not in self.decided, f"{event.key} is decided on twice"

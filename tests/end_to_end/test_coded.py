@@ -16,7 +16,7 @@ from relay import Plan, Relay, troubled
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from test_training import finished
 
-from gradwire.coding import from_fixed_point, to_fixed_point
+from gradwire.coded.arithmetic import from_fixed_point, to_fixed_point
 from gradwire.proto.messages import StatusResponse
 from gradwire.proto.shares import share
 from gradwire.worker.tasks import load

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -19,16 +19,17 @@ ARROWS = {
     "common": {"common"},
     "storage": {"common", "storage"},
     "optim": {"common", "optim"},
-    "coding": {"coding"},
+    "coded": {*BASE, "proto", "server", "coded", "coded.arithmetic"},  # of server/ only server/job
+    "coded.arithmetic": {"coded.arithmetic"},
     "compressors": {*BASE, "compressors"},
     "planning": {"", "common", "compressors", "planning"},
     "proto": {*BASE, "compressors", "proto"},
     "ddp": {*BASE, "compressors", "proto", "ddp"},
-    "server": {*BASE, "storage", "coding", "planning", "compressors", "proto", "server"},
-    "worker": {*BASE, "storage", "coding", "planning", "compressors", "proto", "worker"},
-    "deploy": {*BASE, "storage", "coding", "planning", "compressors", "proto", "server", "worker", "deploy"},
+    "server": {*BASE, "storage", "coded", "planning", "compressors", "proto", "server"},
+    "worker": {*BASE, "storage", "coded.arithmetic", "planning", "compressors", "proto", "worker"},
+    "deploy": {*BASE, "storage", "planning", "compressors", "proto", "server", "worker", "deploy"},
     "benchmarks": {
-        *(*BASE, "storage", "coding", "planning", "compressors", "proto", "ddp"),
+        *(*BASE, "storage", "coded", "coded.arithmetic", "planning", "compressors", "proto", "ddp"),
         *("server", "worker", "deploy", "benchmarks"),
     },
 }
@@ -57,7 +58,7 @@ AGAINST_LAYERS = frozenset[tuple[str, str]]()  # (file, imported file) that are 
 PUBLIC = PurePosixPath("__init__.py")  # the public API: what a script sees of a worker and of ddp
 
 # Pure: no network, no clock, and threads in one file only.
-PURE = {"coding", "compressors", "planning"}
+PURE = {"coded.arithmetic", "compressors", "planning"}
 NOT_IN_PURE = {"asyncio", "datetime", "grpc", "http", "multiprocessing", "socket", "time", "uvloop"}
 THREADS = {"concurrent", "threading"}
 HAS_THREADS = PurePosixPath("compressors/kernels/threads.py")
@@ -84,7 +85,7 @@ MODES_UNKNOWN = {"server", "deploy"}
 MODES_FOLDER = PurePosixPath("server/job/modes")
 MODE_NAMES = {*MODES, "exchange"}
 NOT_OF_MODES = {
-    PurePosixPath("server/job/core.py"): {"how != 'local'"},  # --buffers
+    PurePosixPath("server/job/initial.py"): {"how != 'local'"},  # --buffers
     PurePosixPath("deploy/prepare.py"): {"work.partition(':')[0] == 'local'"},  # the worker's kind of work
     # Predictions of planning, which has formulas for some modes by name.
     PurePosixPath("deploy/plan_tables.py"): {"mode.startswith('sync')", "mode == 'sync'"},
@@ -114,10 +115,17 @@ def imported(path: PurePosixPath, tree: ast.AST) -> Iterator[str]:
             yield from (f"{base}.{alias.name}".replace("..", ".") for alias in node.names)
 
 
+def room_of(parts: Sequence[str]) -> str:
+    """Return the room of a folder or of a dotted name. The arithmetic of coded mode is one of its own."""
+    if tuple(parts[:2]) == ("coded", "arithmetic"):
+        return "coded.arithmetic"
+    return parts[0] if parts and parts[0] in ARROWS else ""
+
+
 def violations(path: PurePosixPath, source: str) -> list[str]:
     """Return the imports of a file at `path`, relative to the root, that its room may not have."""
     tree = ast.parse(source)
-    room = path.parts[0] if len(path.parts) > 1 else ""
+    room = room_of(path.parts[:-1])
     allowed = ARROWS["worker"] | {"ddp"} if path == PUBLIC else ARROWS[room]
     found: list[str] = []
     for name in imported(path, tree):
@@ -125,9 +133,11 @@ def violations(path: PurePosixPath, source: str) -> list[str]:
         if top == "gradwire":
             found.append(f"{name}: rooms import each other relatively")
         elif name.startswith("."):
-            target = top if top in ARROWS else ""
+            target = room_of((top, *rest))
             if target not in allowed:
                 found.append(f"{name}: {room or 'the root'} may not import {target}")
+            if (room, target) == ("coded", "server") and rest[:1] != ["job"]:
+                found.append(f"{name}: a mode imports no other room of server/ than control")
             inner = IN_WORKER.get(path.parent.name) if room == "worker" else None
             if inner is not None and top == "worker" and not {*rest[:1]} <= {*inner, "metrics"}:
                 found.append(f"{name}: worker/{path.parent.name} may not import worker/{'.'.join(rest[:1])}")
@@ -195,7 +205,12 @@ def _names_a_mode(node: ast.expr) -> bool:
 
 def source_files() -> list[str]:
     """All but stubs, and the example of a user's script."""
-    files = [path for room in filter(None, ARROWS) for path in (ROOT / room).rglob("*.py")]
+    files = [
+        path
+        for room in filter(None, ARROWS)
+        if room != "coded.arithmetic"
+        for path in (ROOT / room).rglob("*.py")
+    ]
     return sorted(
         str(path.relative_to(ROOT))
         for path in [*ROOT.glob("*.py"), *files]
@@ -244,8 +259,10 @@ def test_questions_for_the_mode_are_found(source: str) -> None:
         ("compressors/model.py", "from ..planning import fit"),
         ("planning/step.py", "from ..proto import messages"),
         ("planning/step.py", "import time"),
-        ("coding/plan.py", "import time"),
-        ("coding/plan.py", "from ..proto import messages"),
+        ("coded/arithmetic/plan.py", "import time"),
+        ("coded/arithmetic/plan.py", "from ...proto import messages"),
+        ("coded/exchanges.py", "from ..server.conductor import Conductor"),
+        ("worker/training/coded.py", "from ...coded import exchanges"),
         ("server/core.py", "from google.protobuf import message"),
         ("server/core.py", "from google.protobuf.message import Message"),
         ("server/core.py", "from ..proto import gradwire_pb2"),

@@ -22,12 +22,12 @@ import numpy.typing as npt
 from stepping import Refuse, Relay, copied, core_of, step, written
 
 from gradwire.benchmarks.schemes import SCHEMES
-from gradwire.coding import Exchange, ExchangePlan, plan, planning_with, resent
+from gradwire.coded.arithmetic import Exchange, ExchangePlan, plan, planning_with, resent
+from gradwire.coded.exchanges import HOPE_LEASES
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.shares import block_share
 from gradwire.server.job import events as e
-from gradwire.server.job.modes.coded.exchanges import HOPE_LEASES
 
 SAMPLES, EPOCHS, BATCH, ELEMENTS = 37, 3, 2, 5
 LEASE_S = 10.0
@@ -146,7 +146,7 @@ class Cluster:
 
     def _check_going_back(self, version: int) -> None:
         """Nobody who still has the version could have been waited for a little longer."""
-        for member in self.core.roster.departed.values():
+        for member in self.core.state.roster.departed.values():
             worker = self.workers[member.worker]
             if not worker.alive or worker.replica is None or worker.incarnation != member.incarnation:
                 continue
@@ -315,7 +315,7 @@ class Cluster:
         names: dict[str, Any] = {"worker": worker.name, "incarnation": worker.incarnation}
         match message:
             case ("prepared",):
-                if worker.replica is None and self.core.version == 0 and self.store is None:
+                if worker.replica is None and self.core.state.version == 0 and self.store is None:
                     worker.replica = None
                 version = None if worker.replica is None else worker.replica.version
                 if self.store is None and worker.replica is not None:
@@ -421,7 +421,10 @@ class Cluster:
         if away and chance.random() < 0.5:
             self.connect(chance.choice(away))
             return
-        if len(self.live()) < self.members and self.core.phase not in (m.Phase.FINISHING, m.Phase.FINISHED):
+        if len(self.live()) < self.members and self.core.state.phase not in (
+            m.Phase.FINISHING,
+            m.Phase.FINISHED,
+        ):
             self.join(f"w{chance.randrange(self.members)}")
             return
         for worker in self.live():
@@ -432,7 +435,7 @@ class Cluster:
     def run(self, most: int) -> int:
         """To the end of the job, within `most` steps once nothing goes wrong; returns how many it took."""
         while self.steps < most or (self.troubled and self.steps < 50 * most):
-            if self.core.phase is m.Phase.FINISHED:
+            if self.core.state.phase is m.Phase.FINISHED:
                 self.check()
                 return self.steps
             self.step()
@@ -441,10 +444,10 @@ class Cluster:
     def check(self) -> None:
         """Each sample of each epoch is in the final parameters once."""
         assert self.store is not None
-        assert self.store.version == self.core.version
+        assert self.store.version == self.core.state.version
         expected = [(epoch, sample) for epoch in range(EPOCHS) for sample in range(SAMPLES)]
         assert sorted(self.store.trained) == expected
-        assert self.store == self.versions[self.core.version]
+        assert self.store == self.versions[self.core.state.version]
 
 
 def samples_of(assignment: m.Assignment) -> list[int]:

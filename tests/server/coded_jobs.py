@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 from stepping import core_of, step
 
+from gradwire.coded.exchanges import Coded
 from gradwire.proto.messages import Exchanged
 from gradwire.server.job import events as e
-from gradwire.server.job.modes.coded.exchanges import Coded
 
 T = TypeVar("T")
 

@@ -84,7 +84,7 @@ def run(mode: str, steps: int, seed: int) -> tuple[int, int]:
         try:
             for _ in range(chance.randrange(3000)):
                 world.act()
-                if world.core.phase is Phase.FINISHED:
+                if world.core.state.phase is Phase.FINISHED:
                     break
             world.finish()
         except AssertionError as error:
@@ -92,7 +92,7 @@ def run(mode: str, steps: int, seed: int) -> tuple[int, int]:
         done += world.steps
         applied += len(world.applied)
         epochs += world.epochs
-        evaluated += len(world.core.evaluations.done)
+        evaluated += len(world.core.state.evaluations.done)
         expected += world.came_as_expected
     assert evaluated > epochs / 2, (
         f"mode {mode!r}, from seed {seed}: only {evaluated} of {epochs} epochs evaluated"

@@ -52,7 +52,7 @@ class Job:
         return [action for action in self.actions if isinstance(action, kind)]
 
     def phase(self) -> Phase:
-        return self.core.phase
+        return self.core.state.phase
 
     def one(self, kind: type[A]) -> A:
         (action,) = self.all(kind)
@@ -107,7 +107,7 @@ class Job:
     ) -> list[Any]:
         """Without other words: the next push, for what it was told last, with all samples of that."""
         if to is None:
-            to = self.told.get(worker, Assignment(id=0, version=self.core.version))
+            to = self.told.get(worker, Assignment(id=0, version=self.core.state.version))
         if seq is None:
             seq = self.seq.get(worker, 0) + 1
         self.seq[worker] = max(seq, self.seq.get(worker, 0))
@@ -120,7 +120,7 @@ class Job:
                 base_version=to.version,
                 loss=loss,
                 samples=assigned_samples(to) if samples is None else samples,
-                plan=to.plan or self.core.plan,
+                plan=to.plan or self.core.state.plan,
                 computing_s=computing_s,
                 learning_rates=rates,
                 batch=batch,
@@ -139,7 +139,7 @@ class Job:
         )
 
     def publish(self) -> list[Any]:
-        return self.step(e.Published(version=self.core.version + 1))
+        return self.step(e.Published(version=self.core.state.version + 1))
 
     def round(self, workers: Iterable[str]) -> e.Apply:
         """Everybody pushes, the round is applied and published."""

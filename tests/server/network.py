@@ -152,7 +152,7 @@ class Network(Oracle):
         identity = (*stream.id, seq_of(message))
         before = self.state() if self.pick(16) == 0 else None  # which takes longer than all else
         known, done = self.outcomes.get(identity), (self.decided, self.begun, self.rated)
-        member = self.core.roster.members.get(stream.worker)
+        member = self.core.state.roster.members.get(stream.worker)
         live = member is not None and member.incarnation == stream.incarnation
         remembered = member is not None and identity[2] > member.last_seq - OUTCOMES_PER_MEMBER
         outbox: Any = stream.outbox
@@ -212,12 +212,12 @@ class Network(Oracle):
 
     def take_in(self, actions: Sequence[Any]) -> None:
         self.perform(actions)
-        if self.core.phase is Phase.RUNNING:
+        if self.core.state.phase is Phase.RUNNING:
             # What is computed for rounds that have closed, when the last version is complete.
-            works = [each.work for each in self.core.roster.members.values()]
+            works = [each.work for each in self.core.state.roster.members.values()]
             late = [work for work in works if work is not None and work.late]
             self.late = {sample for work in late for sample in samples_of(work.assignment)}
-        for each in self.core.roster.members.values():
+        for each in self.core.state.roster.members.values():
             assert len(each.outcomes) <= OUTCOMES_PER_MEMBER, "M"
 
     def perform(self, actions: Sequence[Any]) -> None:
@@ -246,8 +246,8 @@ class Network(Oracle):
                     self.assign(action)
                 case e.LossReported():
                     worker = action.name[-2]
-                    self.gone.add((self.core.version, worker))
-                    self.given.get(self.core.version, set()).discard(worker)
+                    self.gone.add((self.core.state.version, worker))
+                    self.given.get(self.core.state.version, set()).discard(worker)
                 case e.Disconnect():
                     sim = self.sims.get(action.worker)
                     if sim is not None and sim.incarnation == action.incarnation:
@@ -283,7 +283,7 @@ class Network(Oracle):
     def assign(self, action: e.Assign) -> None:
         assignment = replace(action.assignment, parts=self.server.ledger.asked_parts(action.assignment.id))
         again = assignment.id in self.assignments
-        assert again or assignment.version == self.core.version, "work is for the version that there is"
+        assert again or assignment.version == self.core.state.version, "work is for the version that there is"
         self.ranges[assignment.id] = samples_of(assignment)
         self.assignments[assignment.id] = assignment
         works = assignment.ranges and assignment.id not in self.ended
@@ -320,7 +320,7 @@ class Network(Oracle):
     def tell_asking(self, sim: Sim, asking: e.MoreWanted) -> None:
         """A worker asks for further batches. Where its work is late or revoked, that ends it."""
         sim.asking = asking
-        member = self.core.roster.members.get(sim.name)
+        member = self.core.state.roster.members.get(sim.name)
         assert member is not None or not sim.attached
         present, revoked = (None, None) if member is None else (member.work, member.revoked)
         for work in (present if present is not None and present.late else None, revoked):

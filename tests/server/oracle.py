@@ -35,11 +35,12 @@ from gradwire.proto.refusal import Reason
 from gradwire.server.conductor import Conductor
 from gradwire.server.job import events as e
 from gradwire.server.job.modes.arrivals import Arrivals
+from gradwire.server.job.modes.local_rounds import LocalRounds
 from gradwire.server.job.modes.registry import parse
 from gradwire.server.job.modes.round import RoundLife
 from gradwire.server.job.modes.rounds import Rounds
 from gradwire.server.job.modes.stale import StaleOptions
-from gradwire.server.job.roster import AssignedWork
+from gradwire.server.job.work import AssignedWork
 from gradwire.server.shard.local import LocalShard
 from gradwire.server.shard.mean import Push, Share
 from gradwire.server.shard.store import Encoded, Float32, Store
@@ -104,7 +105,7 @@ class Oracle:
 
     def __init__(self, mode: str, *, epochs: int, samples: int, batch: int, **rules: Any) -> None:
         self.core = core_of(mode, batch_size=batch, epochs=epochs, lease_seconds=LEASE_S, **rules)
-        self.given_mode, self.rules = mode, self.core.rules
+        self.given_mode, self.rules = mode, self.core.state.rules
         options = parse(mode)
         # In clocks, as it was asked for: what the mode makes of it is what is tested.
         self.bound = options.bound if isinstance(options, StaleOptions) else None
@@ -169,12 +170,12 @@ class Oracle:
     def decide(self, event: e.Event[Any]) -> e.Result[Any]:
         """Return control's reply and actions. Raises Refused."""
         push = event if isinstance(event, e.Pushed) else None
-        accepted = self.core.accepted_pushes
-        before = accepted + self.core.stale_pushes
-        member = self.core.roster.members.get(push.worker) if push else None
+        accepted = self.core.state.accepted_pushes
+        before = accepted + self.core.state.stale_pushes
+        member = self.core.state.roster.members.get(push.worker) if push else None
         clock = member.clock if member is not None else None
         self.steps += 1
-        works = self.works() if self.core.rules.script else []
+        works = self.works() if self.core.state.rules.script else []
         result = self.core.step(event, self.now)
         for work, worker in works:
             if work.assignment.exhausted and not work.stepped and work.id not in self.ended:
@@ -182,7 +183,7 @@ class Oracle:
         if isinstance(event, e.ApplyStarted):
             self.check_begun(event)
         self.rated += isinstance(event, e.RatesReceived)
-        if push is not None and self.core.accepted_pushes + self.core.stale_pushes > before:
+        if push is not None and self.core.state.accepted_pushes + self.core.state.stale_pushes > before:
             self.decided += 1
             self.pushes[label(push.key)] = push
             samples = self.covered_by(push)
@@ -191,7 +192,7 @@ class Oracle:
             redundant = answer.refusal is not None and answer.refusal.reason is Reason.REDUNDANT
             if not redundant and (answer.refusal is not None or not push.samples):
                 self.excused.update(samples)
-            if self.core.accepted_pushes > accepted:
+            if self.core.state.accepted_pushes > accepted:
                 name = label(push.key)
                 assert name not in self.accepted, f"E: {name} was accepted twice"
                 self.accepted[name] = answer.version
@@ -209,7 +210,7 @@ class Oracle:
         return result
 
     def works(self) -> list[tuple[AssignedWork, str]]:
-        roster = self.core.roster
+        roster = self.core.state.roster
         members = [*roster.members.values(), *roster.departed.values()]
         return [(each.work, each.worker) for each in members if each.work is not None]
 
@@ -232,7 +233,7 @@ class Oracle:
 
     def adopt(self, action: e.Adopt) -> None:
         """A new plan is in force."""
-        assert (action.plan, action.version) == (self.plan.number + 1, self.core.version), "D"
+        assert (action.plan, action.version) == (self.plan.number + 1, self.core.state.version), "D"
         assert self.pending is None, "D: something is being applied"
         assert self.accepted.keys() == self.applied.keys(), "D: what was accepted is of the old plan"
         assert not self.sent, "D: parts of a round that is open have gone out"
@@ -248,9 +249,9 @@ class Oracle:
     # ---- rounds that are stepped in parts
 
     def open_round(self, action: e.Open) -> None:
-        assert action.version == self.core.version + 1
+        assert action.version == self.core.state.version + 1
         assert self.pending is None
-        assert not self.final or (self.store is not None and self.store.version == self.core.version)
+        assert not self.final or (self.store is not None and self.store.version == self.core.state.version)
         self.check_expected()
         self.members, self.waited = dict(action.members), set(action.members)
         self.vacant.clear()
@@ -258,7 +259,7 @@ class Oracle:
         self.final.clear()
         assert not self.sent, "B: parts of a round that was given up have gone out"
         self.begun_open = False
-        listening = {member.worker for member in self.core.roster.listening()}
+        listening = {member.worker for member in self.core.state.roster.listening()}
         names = [name for name, _, _ in action.members.values()]
         sims = [self.sims[name] for name in names if name in listening and name in self.sims]
         self.following = [(sim, sim.stream) for sim in sims if sim.ready]
@@ -272,7 +273,7 @@ class Oracle:
         assert round_ is not None
         given = [self.assignments.get(slot.work) for slot in round_.slots]
         told = [assignment.next if assignment else () for assignment in given]
-        now = (self.core.version, [slot.member for slot in round_.slots])
+        now = (self.core.state.version, [slot.member for slot in round_.slots])
         (version, before), expected = self.opened, self.expected_ranges
         self.opened, self.expected_ranges = now, told
         most, self.most_samples = self.most_samples, round_.division.parts[0].samples
@@ -325,7 +326,7 @@ class Oracle:
     def close_round(self, action: e.Apply) -> None:
         """Samples of which nothing more can come; what has gone out early went to those who have it."""
         if not self.in_parts:
-            if isinstance(self.core.mode, Rounds) and self.core.mode.local:
+            if isinstance(self.core.mode, LocalRounds):
                 self.check_expected()
             return
         pushed = {self.pushes[label(each.key)].assignment for each in action.contributions}
@@ -362,7 +363,7 @@ class Oracle:
     def check_begun(self, event: e.ApplyStarted) -> None:
         round_ = self.core.mode.round if isinstance(self.core.mode, Rounds) else None
         assert round_ is not None, "B: a round that was given up is stepped"
-        assert round_.version + 1 == event.version == self.core.version + 1
+        assert round_.version + 1 == event.version == self.core.state.version + 1
         self.begun += 1
         self.begun_open |= round_.life is RoundLife.OPEN
 
@@ -382,7 +383,7 @@ class Oracle:
         assert round_ is not None, "B: a round that was given up is stepped"
         for assignment, key in given:
             assert round_.slot_of[assignment] not in round_.lost, f"B: {key} was given up"
-            self.count(label(key), part, self.core.version + 1, assignment)
+            self.count(label(key), part, self.core.state.version + 1, assignment)
         full = [(label(key), self.members[each][2]) for each, key in given if self.holds[key, part]]
         assert [(label(share.key), share.samples) for share, _ in shares] == full, "B: rank order"
         self.final[part] = full
@@ -517,7 +518,7 @@ class Oracle:
         names = {label(each.key).split("/")[0] for each in apply.contributions}
         missing = self.given.get(apply.version - 1, set()) - names
         assert isinstance(self.core.mode, Rounds)
-        backup = self.core.mode.wanted.backup
+        backup = self.core.mode.sharing.backup
         assert len(missing) <= backup, f"version {apply.version} did not wait for {missing}"
 
     def check_end(self) -> None:
@@ -542,6 +543,6 @@ class Oracle:
         self.server.forget_gone()
         for key in self.server.ledger.held:  # of a late worker, which may still be sending
             assert key.seq in self.server.ledger.open(key[:2]), f"P: {key} is left in the ledger"
-        evaluated = [each.epoch for each in self.core.evaluations.done]
+        evaluated = [each.epoch for each in self.core.state.evaluations.done]
         assert evaluated == sorted(set(evaluated))
-        assert not self.core.roster.members or evaluated[-1] == self.epochs, "the end is evaluated"
+        assert not self.core.state.roster.members or evaluated[-1] == self.epochs, "the end is evaluated"

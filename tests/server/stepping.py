@@ -57,7 +57,7 @@ def written(core: Core) -> str:
 
 def copied(core: Core, mode: str) -> Core:
     """A core that is made of what another one has written down."""
-    copy = Core(core.rules, parse(mode))
+    copy = Core(core.state.rules, parse(mode))
     copy.load(json.loads(written(core)))
     assert written(copy) == written(core)
     return copy

@@ -54,7 +54,7 @@ async def test_pushes_of_coded_mode_leave_nothing_in_the_shard() -> None:
             exchanged = m.Exchanged(crc32c=1, computing_seconds=0.1, clipped=0)
             commit = job.commit("a", (), seq=seq, parts=(), exchanged=exchanged)
             job.arrive("a", [commit])
-        assert job.core.version == 5
+        assert job.core.state.version == 5
 
 
 async def test_parts_come_in_any_order_and_a_damaged_one_once_more() -> None:
@@ -74,7 +74,7 @@ async def test_a_part_that_is_not_valid_drops_its_push_whole_and_its_commit_gets
         messages = job.push("a", (1.0, math.nan, 1.0))
         refused = (1, None, Reason.NON_FINITE)
         assert reasons(job.arrive("a", messages)) == [refused, refused]
-        assert job.core.accepted_pushes == 0
+        assert job.core.state.accepted_pushes == 0
         assert reasons(job.arrive("a", messages[-1:])) == [refused], "the first answer may have been lost"
         assert accepted(job.arrive("a", job.push("a", seq=2))) == [1]
         assert await job.reach(1) == [-1, -1, -1]
@@ -89,7 +89,7 @@ async def test_an_abandoned_push_never_counts_whatever_overtakes_its_abandon(bef
         assert len(job.conductor.ledger.held) == 0
         assert job.arrive("a", parts[2 * before :]) == []
         assert reasons(job.arrive("a", [commit])) == [(1, None, Reason.SEQUENCE)]
-        assert job.core.accepted_pushes == 0
+        assert job.core.state.accepted_pushes == 0
         assert accepted(job.arrive("a", job.push("a", seq=2))) == [1]
         await job.reach(1)
 
@@ -149,7 +149,7 @@ async def test_what_is_wrong_after_a_push_was_accepted_takes_nothing_from_it() -
     async with wired("sync", "ab") as job:
         first = job.push("a")
         assert accepted(job.arrive("a", first)) == [1]
-        again = job.commit("a") if job.core.roster.members["a"].work else first[-1]
+        again = job.commit("a") if job.core.state.roster.members["a"].work else first[-1]
         assert isinstance(again, m.Commit)
         assert accepted(job.arrive("a", [replace(again, loss=math.nan)])) == [1]
         job.arrive("a", [m.Abandon(seq=1)])
@@ -164,7 +164,7 @@ async def test_a_worker_whose_lease_is_over_comes_back_to_what_it_had_sent() -> 
         *parts, last = [*job.part(0), *job.part(1), *job.part(2)]
         job.arrive("a", [*parts[:4], commit])
         job.core.step(e.Tick(), time.monotonic() + 60)
-        assert "a" not in job.core.roster.members
+        assert "a" not in job.core.state.roster.members
         stream = job.conductor.streams["a"]
         header = parts[4]
         assert isinstance(header, m.PartHeader)
@@ -198,7 +198,7 @@ async def test_a_member_of_a_group_pushes_its_parts_or_all_of_them(
     parts: tuple[int, ...], right: bool
 ) -> None:
     async with wired("sync:redundancy=2", "ab") as job:
-        work = job.core.roster.members["a"].work
+        work = job.core.state.roster.members["a"].work
         assert work is not None
         assert (work.assignment.slice, work.assignment.slices) == (0, 2)
         assert PLAN.slice(0, 2) == {0}
@@ -259,7 +259,7 @@ async def test_what_has_come_when_a_server_is_told_to_stop_is_applied(
         for worker in came:
             assert accepted(job.arrive(worker, job.push(worker)))
         await job.conductor.stop("it was told to")
-        assert job.core.version == job.shard.reported.version == versions
+        assert job.core.state.version == job.shard.reported.version == versions
         store: Any = job.shard._opened  # pyright: ignore[reportPrivateUsage]
         assert [value for values in store.parameters for value in values.reshape(-1).tolist()] == [
             -versions
@@ -277,7 +277,7 @@ async def test_nothing_is_applied_by_a_server_that_stops_because_it_cannot() -> 
         job.arrive("a", job.push("a"))
         job.conductor.failed.set()
         await job.conductor.stop("it cannot go on")
-        assert job.core.version == 0
+        assert job.core.state.version == 0
         job.conductor.failed.clear()
         assert job.conductor.ledger.held == [e.PushKey("a", 1, 1)]
         job.conductor.ledger.forget_parts()

@@ -67,7 +67,7 @@ async def test_parts_go_out_to_all_members_before_the_last_push_is_whole() -> No
         assert await gone_out(job, "a") == await gone_out(job, "b") == [(1, 2)]
         up(job, "b", 0)
         assert await gone_out(job, "a") == await gone_out(job, "b") == [(1, 0)]
-        assert job.core.version == 0
+        assert job.core.state.version == 0
         up(job, "b", 1)
         assert accepted(job.arrive("b", [job.commit("b")])) == [1]
         assert await job.reach(1) == [-1, -1, -1]
@@ -100,7 +100,7 @@ async def test_the_update_to_a_version_never_waits_behind_the_one_from_it() -> N
                 job.attach("a")  # and does not say yet what it has
             assert accepted(job.arrive(worker, [commit])) == [1]
         await job.reach(1)
-        work = job.core.roster.members["a"].work
+        work = job.core.state.roster.members["a"].work
         assert work is not None
         assert work.assignment.version == 1
         job.conductor.happen(e.Prepared("a", 1, fingerprint=b"m", version=0))

@@ -34,12 +34,12 @@ PROFILE = m.Profile(
 async def train(job: Wired, versions: int) -> None:
     """Make versions; after each, a worker leaves and another one, with a name of its own, takes its place."""
     for _ in range(versions):
-        version = job.core.version + 1
+        version = job.core.state.version + 1
         for worker in job.workers:
-            member = job.core.roster.members[worker]
+            member = job.core.state.roster.members[worker]
             if member.work is not None:
                 job.arrive(worker, job.push(worker, seq=member.last_seq + 1))
-        while job.core.version < version or job.conductor.working:
+        while job.core.state.version < version or job.conductor.working:
             await asyncio.sleep(0.0005)
         gone, newcomer = job.workers[0], f"w{version}"
         job.conductor.happen(e.Left(gone, 1, failed=False, reason="it is told to stop"))
@@ -48,7 +48,7 @@ async def train(job: Wired, versions: int) -> None:
         job.sent[newcomer] = []
         job.attach(newcomer)
         job.conductor.plans.planner.profiled(newcomer, 1, PROFILE)
-        job.conductor.happen(e.Prepared(newcomer, 1, fingerprint=b"m", version=job.core.version))
+        job.conductor.happen(e.Prepared(newcomer, 1, fingerprint=b"m", version=job.core.state.version))
         job.workers = [*job.workers[1:], newcomer]
         job.conductor.happen(e.Tick())
         job.conductor.forget_gone()

@@ -18,9 +18,10 @@ from gradwire.server.job.modes import registry
 from gradwire.server.job.modes.division import Division, Sliced, StragglerCoded
 from gradwire.server.job.modes.round import Round
 from gradwire.server.job.modes.stale import StaleOptions
-from gradwire.server.job.roster import AssignedWork, Member
+from gradwire.server.job.roster import Member
 from gradwire.server.job.samples import Samples
 from gradwire.server.job.state import JobState
+from gradwire.server.job.work import AssignedWork
 from gradwire.server.shard.store import Store
 
 from .histories import MODES, run

@@ -63,7 +63,9 @@ def waited(metrics: ServerMetrics, seconds: float) -> float:
     def waits(now: float) -> SimpleNamespace:
         return waiting
 
-    core: Any = SimpleNamespace(phase=Phase.RUNNING, waiting_since=since, waiting=waits)
+    core: Any = SimpleNamespace(
+        state=SimpleNamespace(phase=Phase.RUNNING, waiting_since=since), waiting=waits
+    )
     before = value(metrics, "waiting_seconds_total")
     for tick in range(1, int(seconds / TICK_S) + 1):
         count_waiting(metrics, core, since + tick * TICK_S, TICK_S)
@@ -113,7 +115,7 @@ def test_waiting_is_said_in_short_lines_and_only_when_it_is_longer_than_usual(
     assert shortened(many).endswith(" and others")
     lost = f" is lost: refused: model: {'parameter ' * 20}"
     assert shortened(many + lost) == shortened(many) + lost
-    shell = conductor(SimpleNamespace(phase=Phase.RUNNING))
+    shell = conductor(SimpleNamespace(state=SimpleNamespace(phase=Phase.RUNNING)))
     report = e.Report(ranks=(0,), seconds=3.1, text=one)
     for _ in range(5):
         shell.metrics.round_closed(2.0, 8, 0.5, 1)

@@ -23,7 +23,7 @@ CHECKSUMS = {0: 11, 1: 22, 2: 33}
 def ledger_of(through: int = 0) -> PushLedger:
     """Return one without a journal, whose shard has no open round. through: last seq that was decided on."""
     core, shard = MagicMock(), MagicMock()
-    core.roster.get.return_value.last_seq = through
+    core.state.roster.get.return_value.last_seq = through
     return PushLedger(core, shard, {}, Recorder())
 
 

@@ -23,7 +23,7 @@ WHOLE = arrange([3], [1], [])  # one part, where there were three
 
 def adopted(job: Wired, worker: str, seq: int) -> list[Message]:
     """A push of threes under the plan of one part."""
-    work = job.core.roster.members[worker].work
+    work = job.core.state.roster.members[worker].work
     assert work is not None
     payload = dense(3, 3, 3)
     header = m.PartHeader(
@@ -68,12 +68,12 @@ async def test_a_plan_goes_behind_the_last_update_and_before_the_next() -> None:
 async def test_a_push_under_the_old_plan_is_stale_and_waits_for_none_of_its_parts() -> None:
     """Some are stored, one was damaged, one has not come, and the commit has."""
     async with wired("async", "a") as job:
-        work = job.core.roster.members["a"].work
+        work = job.core.state.roster.members["a"].work
         assert work is not None
         job.arrive("a", [*job.part(0), *job.part(1, damaged=True), job.commit("a")])
         assert len(job.conductor.ledger.held) == 1
         job.conductor.replan(WHOLE)
-        assert job.core.plan == 2
+        assert job.core.state.plan == 2
         assert len(job.conductor.ledger.held) == 0
         (stored,) = job.conductor.ledger.stored(("a", 1))
         assert stored.parts == ()
@@ -128,7 +128,7 @@ async def test_who_missed_versions_gets_those_of_the_old_plan_first_and_who_was_
             went_out(job, worker)
         job.arrive("a", job.push("a"))
         job.arrive("b", job.push("b"))
-        job.core.roster.members["d"].work = None
+        job.core.state.roster.members["d"].work = None
         await job.reach(1)
         assert went_out(job, "c") == []
         job.conductor.replan(WHOLE)
@@ -147,7 +147,7 @@ async def test_who_missed_versions_gets_those_of_the_old_plan_first_and_who_was_
         await asyncio.sleep(0)
         assert went_out(job, "d") == [("plan", 2), ("plan 2", 3)]
         for worker in "abcd":  # nothing may be left in the end
-            assert job.core.roster.members[worker].work is not None
+            assert job.core.state.roster.members[worker].work is not None
 
 
 async def test_a_round_that_was_given_up_does_not_hold_up_the_plan() -> None:
@@ -172,7 +172,7 @@ async def test_a_plan_that_the_model_cannot_have_is_refused_before_anybody_hears
         for wrong in (cut_plan((1, 2)), cut_plan((4,), (2,))):
             with pytest.raises(Refused, match="plan"):
                 job.conductor.replan(wrong)
-        assert not job.core.planned
+        assert not job.core.state.planned
 
 
 async def test_an_update_goes_behind_the_plan_on_a_stream_without_an_assignment_too() -> None:

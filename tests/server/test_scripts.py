@@ -26,9 +26,9 @@ from typing import Any
 import pytest
 from stepping import Refuse, core_of, step
 
-from gradwire.coding import parts_of
 from gradwire.proto.messages import Assignment, Decision
 from gradwire.proto.shares import assigned_samples, share
+from gradwire.proto.straggler_code import parts_of
 from gradwire.server.job import events as e
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
@@ -159,16 +159,16 @@ class Story:
             case [name, "pushes"]:
                 self.push(name, self.told[name][-1])
             case ["a", "part", "is", "final"]:
-                self.step(e.ApplyStarted(version=self.core.version + 1))
+                self.step(e.ApplyStarted(version=self.core.state.version + 1))
             case ["all", "parts", "are", "final"]:
-                self.step(e.ApplyStarted(version=self.core.version + 1, whole=True))
+                self.step(e.ApplyStarted(version=self.core.state.version + 1, whole=True))
             case ["published"]:
-                self.step(e.Published(version=self.core.version + 1))
+                self.step(e.Published(version=self.core.state.version + 1))
             case [seconds, "s", "pass", *rest]:
                 silent = rest[1:] if rest[:1] == ["without"] else []
                 for _ in range(int(seconds)):
                     self.now += 1
-                    for member in self.core.roster.by_rank():
+                    for member in self.core.state.roster.by_rank():
                         if member.worker not in silent:
                             self.step(e.KeepAlive(worker=member.worker, incarnation=member.incarnation))
                     self.step(e.Tick())

@@ -73,7 +73,7 @@ def test_a_worker_that_names_no_compressor_has_the_jobs(named: str, used: str) -
     join(service, "8bit", "w1")
     assert reply.job.settings["compressor"] == named
     assert reply.job.settings["preset"] == "low-communication"
-    members = service._core.roster.members  # pyright: ignore[reportPrivateUsage]
+    members = service._core.state.roster.members  # pyright: ignore[reportPrivateUsage]
     assert {name: member.compressor for name, member in members.items()} == {"w0": used, "w1": "8bit"}
 
 

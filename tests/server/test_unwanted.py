@@ -72,12 +72,12 @@ async def test_what_was_unwanted_is_asked_for_again_where_it_would_be_accepted()
     async with wired("sync", "a") as job:
         push = job.push("a")
         job.arrive("a", push[:2])
-        member = job.core.roster.members["a"]
-        work = job.core.roster.relieve(member)
+        member = job.core.state.roster.members["a"]
+        work = job.core.state.roster.relieve(member)
         assert work is not None
         job.arrive("a", push[2:4])
         assert (hints(job, "a"), job.conductor.ledger.held) == ([1], [])
-        job.core.roster.assign(member, work)
+        job.core.state.roster.assign(member, work)
         job.arrive("a", push[4:-1])
         assert (hints(job, "a"), job.conductor.ledger.held) == ([1], []), "what is dropped once stays dropped"
         assert reasons(job.arrive("a", push[-1:])) == [(1, None, Reason.CHUNK)]

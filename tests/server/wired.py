@@ -80,7 +80,7 @@ class Wired:
         parts: Sequence[int] = (0, 1, 2),
         **fields: Any,
     ) -> m.Commit:
-        work = self.core.roster.members[worker].work
+        work = self.core.state.roster.members[worker].work
         assert work is not None
         told = work.assignment
         checksums = {part: crc32c((dense(value).data,)) for part, value in zip(parts, values, strict=True)}
@@ -122,7 +122,7 @@ class Wired:
     async def reach(self, version: int) -> list[float]:
         """The parameters of a version, once it is published."""
         async with asyncio.timeout(60):
-            while self.core.version < version:
+            while self.core.state.version < version:
                 assert not self.conductor.failed.is_set(), self.conductor.failure
                 await asyncio.sleep(0.01)
         values = await self.shard.values()
@@ -148,7 +148,7 @@ def both(workers: str) -> AbstractAsyncContextManager[Wired]:
 
 def up(job: Wired, worker: str, *parts: int, seq: int = 1, value: float = 1.0) -> None:
     """Parts arrive of what a worker was told to compute."""
-    work = job.core.roster.members[worker].work
+    work = job.core.state.roster.members[worker].work
     assert work is not None
     for part in parts:
         assert job.arrive(worker, job.part(part, value, seq=seq, assignment=work.id)) == []

@@ -36,7 +36,7 @@ from gradwire.proto.transfer import digest
 from gradwire.proto.wire import crc32c
 from gradwire.server.calls.pushes import Pushes
 from gradwire.server.job import events as e
-from gradwire.server.job.modes.rounds import Rounds
+from gradwire.server.job.modes.local_rounds import LocalRounds
 from gradwire.server.shard.store import Store
 from gradwire.server.streams.updates import Broadcast
 
@@ -103,7 +103,7 @@ class World(Network):
         self.prepare(sim)
 
     def initialize(self, sim: Sim) -> None:
-        if self.core.phase is not Phase.EMPTY:
+        if self.core.state.phase is not Phase.EMPTY:
             return
         manifest = Manifest(MANIFEST_OF, self.samples)
         options = parse_optimizer("sgd")
@@ -168,8 +168,8 @@ class World(Network):
             self.arrive_in_part(sim)
             if self.sims.pop(sim.name, None) is None:
                 return
-            self.gone.add((self.core.version, sim.name))
-            self.given.get(self.core.version, set()).discard(sim.name)
+            self.gone.add((self.core.state.version, sim.name))
+            self.given.get(self.core.state.version, set()).discard(sim.name)
             self.step(e.Left(worker=sim.name, incarnation=sim.incarnation, failed=False, reason="told to"))
 
     def compute(self) -> None:
@@ -240,7 +240,7 @@ class World(Network):
     def ask(self, sim: Sim) -> bool:
         """Its script goes on to the next batch without a step. Returns True if it waits for more."""
         assignment = sim.assignments[0]
-        epoch_over = not self.core.samples.has_more_of(assignment.epoch)
+        epoch_over = not self.core.state.samples.has_more_of(assignment.epoch)
         fixed = self.in_parts or self.core.mode.shares_samples
         if (
             assignment.exhausted
@@ -250,7 +250,7 @@ class World(Network):
             or (fixed and not epoch_over)
         ):
             return False
-        stepped = self.pick(2) if isinstance(self.core.mode, Rounds) and self.core.mode.local else 0
+        stepped = self.pick(2) if isinstance(self.core.mode, LocalRounds) else 0
         event = e.MoreWanted(
             worker=sim.name,
             incarnation=sim.incarnation,
@@ -304,7 +304,7 @@ class World(Network):
                 incarnation=sim.incarnation - self.pick(2),
                 seq=sim.seq + 1 + self.pick(3),
                 assignment=sim.assigned,
-                base_version=self.pick(self.core.version + 2),
+                base_version=self.pick(self.core.state.version + 2),
                 samples=10 * self.samples + self.pick(3),
             )
             before = self.state()
@@ -401,14 +401,14 @@ class World(Network):
         """A worker has all parts of a version before the server has the last commit."""
         if len(self.final) == len(self.plan.parts) and self.pending is None and self.following:
             sim, stream = self.following[self.pick(len(self.following))]
-            version = self.core.version + 1
+            version = self.core.state.version + 1
             if sim.ready and sim.stream is stream and not sim.assignments and sim.version == version - 1:
                 sim.version = version
 
     def finish(self) -> None:
         """No more faults: the job has to come to its end, with every sample accounted for."""
         start, self.accumulates = self.steps, False
-        while self.core.phase is not Phase.FINISHED:
+        while self.core.state.phase is not Phase.FINISHED:
             assert self.steps - start < 20_000, f"L: no end in sight, {self.core.waiting(self.now)}"
             self.publish()
             while self.scans:

@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+import gradwire.coded
 import gradwire.compressors
 import gradwire.server
 import gradwire.worker
@@ -25,7 +26,7 @@ def written(kind: Any) -> list[str]:
 
 
 def test_a_changed_field_counts_up_the_formats() -> None:
-    for room in (gradwire.compressors, gradwire.server, gradwire.worker):
+    for room in (gradwire.coded, gradwire.compressors, gradwire.server, gradwire.worker):
         for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
             if ".kernels." not in module.name and not module.name.endswith("__main__"):
                 importlib.import_module(module.name)  # which registers its classes
@@ -33,7 +34,7 @@ def test_a_changed_field_counts_up_the_formats() -> None:
     ours = {name: kind for name, kind in registered.items() if kind.__module__.startswith("gradwire.")}
     lines = [f"{name}: {' '.join(written(kind))}" for name, kind in sorted(ours.items())]
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-    assert (checkpoint.FORMAT, journal.MAGIC, digest) == (6, b"GWJ6", "51d1646ae1628f64"), (
+    assert (checkpoint.FORMAT, journal.MAGIC, digest) == (7, b"GWJ7", "51d1646ae1628f64"), (
         "stored classes have other fields than files of these formats: count up checkpoint.FORMAT and "
         "journal.MAGIC, and enter all three here"
     )

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...coding import (
+from ...coded.arithmetic import (
     Exchange,
     from_fixed_point,
     packet_elements,

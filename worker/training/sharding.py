@@ -13,9 +13,9 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from ...coding import parts_of, straggler_code
 from ...proto.messages import Assignment
 from ...proto.shares import share
+from ...proto.straggler_code import parts_of, straggler_code
 from .splits import SampleSplit
 
 Indices = npt.NDArray[np.int64]

@@ -30,16 +30,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ....common.stored import DERIVED
 from ....proto.messages import Assignment
 from .. import events as e
-from ..roster import AssignedWork, Member, Name, WorkLife
+from ..roster import Member, Name
 from ..samples import Drawn
 from ..state import JobState
 from ..waiting import Awaited, describe, waiting_for
+from ..work import AssignedWork, WorkLife
 from .mode import Mode
 from .share_fit import ShareFit
 
@@ -59,6 +61,7 @@ class Arrivals(Mode):
         _newest: clock of the newest accepted push; -1 before the first.
         _queue: orders for accepted pushes that wait for the shard, oldest first.
         _applying: worker and incarnation whose push is being applied; None while none is.
+        _largest_staleness: largest staleness of an accepted push, in clocks if bounded, else in versions.
         _stuck_since: time from which members have waited for the slowest, in seconds of the job's clock.
         _epoch_version: version with which the last epoch was complete.
         _idle: workers that may get work.
@@ -78,6 +81,7 @@ class Arrivals(Mode):
     _newest: int = -1
     _queue: deque[e.Apply] = field(default_factory=deque[e.Apply])
     _applying: Name | None = None
+    _largest_staleness: int = 0
     _stuck_since: float = 0.0
     _epoch_version: int = 0
     _idle: set[str] = field(default_factory=set[str], metadata=DERIVED)
@@ -91,6 +95,10 @@ class Arrivals(Mode):
     @property
     def quiet(self) -> bool:
         return self._promised == self._state.version
+
+    @property
+    def status(self) -> Mapping[str, int]:
+        return {"largest_staleness": self._largest_staleness}
 
     def restored(self) -> None:
         self._held_back, self._clocks, self._visible = set(), Counter(), {}
@@ -299,7 +307,7 @@ class Arrivals(Mode):
             return None
         base_version = work.assignment.version
         versions = self._promised - base_version
-        state.largest_staleness = max(state.largest_staleness, versions if self.bound is None else clocks)
+        self._largest_staleness = max(self._largest_staleness, versions if self.bound is None else clocks)
         self._newest = max(self._newest, clock)
         member.clock = clock + 1
         self._promised += 1
@@ -315,7 +323,7 @@ class Arrivals(Mode):
             e.Apply(
                 version=self._promised,
                 contributions=(contribution,),
-                rate_factor=state.rate_factor(middle),
+                rate_factor=state.rate_factor(middle, state.version + 0.5),
                 weight=weight / (max(1, versions) if self.inverse else 1),
                 opened_at=work.given_at,
                 base_version=base_version,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ....common.configuration import UsageError, option
 from ....optim.optimizer import parse_optimizer
 from ....settings import ServerSettings
 from .options import ModeOptions, needs_mean
+
+if TYPE_CHECKING:
+    from ..state import JobState
+    from .mode import Mode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +30,12 @@ class AsyncOptions(ModeOptions):
     compensation: float = option(
         0.0, "lambda of the compensation for versions applied since the base; 0 for none", least=0
     )
+
+    def create(self, state: JobState) -> Mode:
+        from .arrivals import Arrivals
+
+        inverse, compensated = self.rate == "inverse", self.compensation > 0
+        return Arrivals(state, bound=self.staleness_bound, inverse=inverse, compensated=compensated)
 
     @property
     def work(self) -> str:

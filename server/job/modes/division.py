@@ -18,13 +18,31 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Protocol, Self
 
-from ....coding import parts_of, straggler_code
 from ....common.stored import stored
 from ....proto.shares import share, sizes
+from ....proto.straggler_code import parts_of, straggler_code
 from ..samples import Drawn, Samples
-from .sync import SyncOptions
+
+
+class Sharing(Protocol):
+    """How the members of a round share its samples: the options of `sync`."""
+
+    @property
+    def backup(self) -> int:
+        """Number of members without whose pushes a round may close."""
+        ...
+
+    @property
+    def redundancy(self) -> int:
+        """Number of members that compute the same samples, and push a slice each."""
+        ...
+
+    @property
+    def stragglers(self) -> int:
+        """Number of members without whose pushes a round may close because of a straggler code."""
+        ...
 
 
 @stored("round-part")
@@ -214,7 +232,7 @@ class StragglerCoded(Division):
 
 
 def divide_batches(
-    wanted: SyncOptions,
+    wanted: Sharing,
     samples: Samples,
     batch_size: int,
     steps: int,
@@ -263,7 +281,7 @@ def divide_batches(
 
 
 def divide(
-    wanted: SyncOptions,
+    wanted: Sharing,
     samples: Samples,
     each: int,
     idle: int,

@@ -51,13 +51,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ....common.configuration import UsageError, option
 from ....optim.optimizer import parse_optimizer
 from ....optim.steps import Muon, OptimizerOptions, Sgd
 from ....settings import ServerSettings
 from .options import ModeOptions, needs_mean, needs_workers, steps_by_coordinate
+from .sync import SyncOptions
+
+if TYPE_CHECKING:
+    from ..state import JobState
+    from .mode import Mode
 
 MOST_STEPS = 10_000  # limit of local steps in a round
 
@@ -191,6 +196,11 @@ class LocalOptions(ModeOptions):
             plain = _parse_outer(self.outer) == Sgd()
             return f"{'sgd' if plain else self.outer} at outer_rate={self.outer_rate:g}"
         return _text(value)
+
+    def create(self, state: JobState) -> Mode:
+        from .local_rounds import LocalRounds
+
+        return LocalRounds(state, SyncOptions(), self.steps_parts(state.rules), options=self)
 
     @property
     def workers_step(self) -> bool:

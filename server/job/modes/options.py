@@ -1,18 +1,23 @@
 """The contract of a mode's options: the questions that the server and `gc-run` ask before a job.
 
-They ask these questions, and never which mode it is. Options do not know the class that runs a job
-(`registry` creates it from them), so they can be read where there is no job, as for --help.
+They ask these questions, and never which mode it is. Options can be read where there is no job, as for
+--help, so they import the class that runs one only in `create`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from ....common.configuration import UsageError
 from ....optim.optimizer import parse_optimizer
 from ....optim.steps import OptimizerOptions
 from ....settings import ServerSettings
 from ..aggregation import parse_aggregation
+
+if TYPE_CHECKING:
+    from ..state import JobState
+    from .mode import Mode
 
 MAX_UINT32 = 2**32 - 1
 
@@ -22,10 +27,15 @@ class ModeOptions(ABC):
 
     __slots__ = ()
 
+    @abstractmethod
+    def create(self, state: JobState) -> Mode:
+        """Create the rules of a new job with these options; they read and change `state`."""
+
     @property
     @abstractmethod
     def work(self) -> str:
-        """Kind of work that workers are told to do, as a spec with parameters."""
+        """Kind of work that workers are told to do, as a spec: "gradients", "local" or "exchange", with
+        parameters (`worker/training/work`)."""
 
     @abstractmethod
     def check(self, settings: ServerSettings) -> None:

@@ -1,25 +1,25 @@
-"""The modes by name, such as `--mode stale:bound=4`, and the class that runs a job in each.
+"""The modes by name, such as `--mode stale:bound=4`: ours, and those of other distributions.
 
-The options of each mode have a file of their own. Two classes run all modes but `coded`: `Rounds` and
-`Arrivals`. Importing this file loads neither torch nor grpc, so `gc-server --help` answers at once.
+A mode is a class of options (`options.ModeOptions`), whose method `create` makes the rules of a job
+(`mode.Mode`). Another distribution offers one as an entry point of the group `gradwire.modes`: its name is
+the mode's, its object the class. Importing this file loads neither torch nor grpc, so `gc-server --help`
+answers at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import is_dataclass
 
+from ....coded.options import CodedOptions
+from ....common import plugins
 from ....common.configuration import options_of, parse_named
+from ....common.spec import SpecError, parse_spec, unknown
 from .asynchronous import AsyncOptions
-from .coded.options import CodedOptions
 from .local import LocalOptions
 from .options import ModeOptions
 from .stale import StaleOptions
 from .sync import SyncOptions
-
-if TYPE_CHECKING:
-    from ..state import JobState
-    from .mode import Mode
 
 MODES: Mapping[str, type[ModeOptions]] = {
     "sync": SyncOptions,
@@ -34,41 +34,37 @@ def parse(text: str) -> ModeOptions:
     """Parse the text of `--mode` into the options of the mode that it names.
 
     Raises:
-        SpecError: the mode is unknown (the message lists those that exist), or an option is out of range.
+        SpecError: the mode is unknown (the message lists those that exist) or cannot be loaded, or an option
+            is out of range.
     """
-    return parse_named("mode", text, MODES)
-
-
-def create(options: ModeOptions, state: JobState) -> Mode:
-    """Create the mode that runs a new job.
-
-    Args:
-        options: options of the mode.
-        state: state of the job, which the mode reads and changes.
-    """
-    from .arrivals import Arrivals  # imported here, because reading options, as for --help, needs no job
-    from .coded.exchanges import Coded
-    from .rounds import Rounds
-
-    match options:
-        case SyncOptions():
-            return Rounds(state, options)
-        case LocalOptions():
-            return Rounds(state, SyncOptions(), options)
-        case AsyncOptions():  # or StaleOptions, which has a bound
-            inverse, compensated = options.rate == "inverse", options.compensation > 0
-            bound = options.staleness_bound
-            return Arrivals(state, bound=bound, inverse=inverse, compensated=compensated)
-        case CodedOptions():
-            return Coded(state, redundancy=options.copies, by_speed=options.blocks == "speed")
-        case _:
-            raise TypeError(f"{type(options).__name__}: no class runs a job with these options")
+    name = parse_spec("mode", text).name
+    return parse_named("mode", text, {name: _find(name)})
 
 
 def describe() -> str:
     """Return a text that lists every mode with its options and their defaults, for --help."""
     lines = ["", "modes and their options:"]
-    for name, mode in MODES.items():
-        keys = [f"{key}={each.default_text}" for key, each in options_of(mode).items()]
-        lines.append("  " + ":".join(filter(None, [name, ",".join(keys)])))
+    for name in [*MODES, *(each for each in plugins.names("mode", MODES) if each not in MODES)]:
+        try:
+            keys = [f"{key}={each.default_text}" for key, each in options_of(_find(name)).items()]
+            lines.append("  " + ":".join(filter(None, [name, ",".join(keys)])))
+        except SpecError as error:
+            lines.append(f"  {name}, which cannot be used: {error}")
     return "\n".join(lines)
+
+
+def _find(name: str) -> type[ModeOptions]:
+    """Return the options of a mode, loading another distribution's code if necessary. Raises SpecError."""
+    if name in MODES:
+        return MODES[name]
+    point = plugins.find("mode", name)
+    if point is None:
+        raise SpecError(unknown("mode", name, plugins.names("mode", MODES)))
+    try:
+        options = point.load()
+        if not (isinstance(options, type) and issubclass(options, ModeOptions) and is_dataclass(options)):
+            raise TypeError(f"expected a dataclass derived from ModeOptions, got {options!r}")
+        options_of(options)
+    except Exception as error:
+        raise SpecError(f"mode {name!r} of {plugins.giver(point)} failed to load: {error!r}") from error
+    return options

@@ -1,4 +1,5 @@
-"""Rounds: the modes `sync` and `local`. Work that is assigned together is applied together.
+"""Rounds: the mode `sync`, and the base of `local` (`local_rounds`). Work that is assigned together is
+applied together.
 
 A round opens with the ready members that are idle; each gets a share of the next samples. The classes in
 `division` decide which samples, and when enough pushes have arrived: all members have pushed or are lost, or
@@ -21,10 +22,9 @@ substitute takes over. If no member has the version, the round closes without th
 returns after its slot was reassigned has its push refused as redundant, with the list of its parts that count
 (`Outcome.counted`). Its ledger undoes the other parts. So each part contains each sample once.
 
-In local mode shares are larger: enough samples for the number of local steps that `local` chooses. A worker
-that computes ahead is told the samples that it will get in the next round if nothing changes (`_following`).
-These are not drawn yet. So a worker is told none at the end of an epoch, after samples were requeued, or for
-a substitute.
+A worker that computes or loads ahead is told the samples that it will get in the next round if nothing
+changes (`_following`). These are not drawn yet. So a worker is told none at the end of an epoch, after
+samples were requeued, or for a substitute.
 
 Scripts that accumulate gradients (`accumulation`) may ask for further batches. Which samples they get must
 not depend on the order in which they ask: work is extended once every open slot has asked, in rank order
@@ -34,69 +34,65 @@ others ends without a push. A round of which no push is left is dissolved, witho
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ....common.stored import DERIVED
 from ....proto.messages import Range
 from ....proto.refusal import Refused
 from .. import events as e
 from .. import refusals
-from ..loss_history import mean_loss
-from ..roster import AssignedWork, Member, WorkLife
+from ..roster import Member
 from ..samples import Drawn
 from ..state import JobState
 from ..waiting import Awaited, waiting_for
-from .division import Division, SampleShare, divide, divide_batches
-from .local import LocalOptions
+from ..work import AssignedWork, WorkLife
+from .division import Division, SampleShare, Sharing, divide, divide_batches
 from .mode import Mode
 from .round import Round, RoundLife, Slot
-from .sync import SyncOptions
 
 ToShard = e.MemberLost | e.Substitute | e.Exclude
 
 
 @dataclass
 class Rounds(Mode):
-    """The modes `sync` and `local`.
+    """The mode `sync`: a member takes one step in a round.
 
     Attributes:
-        wanted: options that say how to divide rounds.
-        local: options of local mode; None where members push gradients.
+        sharing: how members share the samples of a round.
+        in_parts: True if the shard may step a part as soon as every member has pushed it.
         round: the open or closed round; None between rounds.
         _next_steps: number of local steps in the next round, where workers are told before it opens; 0
             otherwise.
-        _first_loss: mean training loss at the start of the first round; None before.
-        _loss: mean training loss at the start of the last closed round; NaN before.
-        _step_s: seconds of one local step of the slowest member, a running mean over rounds; NaN before.
-        _exchange_s: seconds of a round without its steps, a running mean over rounds; NaN before.
         _told: orders to the shard that leave with the next actions.
         _note: the last log line about the division of rounds.
         _warned_of_rates: True once the log has named members whose local steps have unequal rates.
     """
 
     _state: JobState = field(metadata=DERIVED)
-    wanted: SyncOptions = field(metadata=DERIVED)
-    local: LocalOptions | None = field(default=None, metadata=DERIVED)
+    sharing: Sharing = field(metadata=DERIVED)
+    in_parts: bool = field(metadata=DERIVED)
     round: Round | None = None
     _next_steps: int = 0
-    _first_loss: float | None = None
-    _loss: float = math.nan
-    _step_s: float = math.nan
-    _exchange_s: float = math.nan
     _told: list[ToShard] = field(default_factory=list[ToShard])
     _note: str = ""
     _warned_of_rates: bool = False
+
+    takes_local_steps: ClassVar[bool] = False  # a member takes several steps, at the learning rate of the job
 
     @property
     def quiet(self) -> bool:
         return self.round is None and not self._told
 
     @property
+    def begins_early(self) -> bool:
+        """True if members begin the next round's steps before they have this one's version."""
+        return False
+
+    @property
     def shares_samples(self) -> bool:
-        return self.wanted.redundancy > 1 or self.wanted.stragglers > 0
+        return self.sharing.redundancy > 1 or self.sharing.stragglers > 0
 
     def advance(self, now: float) -> list[e.Action]:
         extended = self._extend(now)
@@ -120,39 +116,37 @@ class Rounds(Mode):
         if not idle or not state.may_step():
             return []
         # Divide the next samples among the idle members.
-        steps = self._next_steps or self._steps()
+        steps, at_once = self._next_steps or self._steps(), state.accumulation.batches
         late = len(ready) - len(idle)
-        in_parts = (self.local or self.wanted).steps_parts(state.rules)
-        each, at_once = state.rules.batch_size * steps, state.accumulation.batches
         if state.rules.script:  # its schedulers count the steps of its own member
-            division = self._divide_batches(steps, len(idle), late, times=at_once, in_parts=in_parts)
+            division = self._divide_batches(steps, len(idle), late, times=at_once, in_parts=self.in_parts)
         else:
-            division = divide(self.wanted, state.samples, each, len(idle), late, in_parts=in_parts)
+            each = state.rules.batch_size * steps
+            division = divide(self.sharing, state.samples, each, len(idle), late, in_parts=self.in_parts)
         if division is None:
             return []
-        planned = _steps_of(division, state) if self.local is not None else 1
+        planned = self._planned(division)
         progress = state.samples.progress
         count = sum(drawn.count for drawn, _ in division.portions())
         middle = progress + count / 2 / state.samples.per_epoch
-        local_step = None if self.local is None else planned / 2
-        factor = state.rate_factor(middle, local_step=local_step)
+        factor = state.rate_factor(middle, self.steps + planned / 2)
         self.round = round_ = Round(
             version=state.version,
             opened_at=now,
             progress=progress,
             rate_factor=factor,
             evaluations=state.evaluations.newest,
-            local_rates=self._local_rates(division, progress, factor),
+            local_rates=self._local_rates(count, planned, progress, factor),
             division=division,
-            parts=in_parts,
+            parts=self.in_parts,
             steps=planned,
-            total_steps=self._total_steps(division, len(state.roster.members), planned, steps),
+            total_steps=self._total_steps(division, planned, steps),
         )
+        self._opened(steps)
         # Find the samples of the round after this one, for members that compute or load ahead.
-        delayed = self.local is not None and self.local.delayed
-        self._next_steps = self._steps() if delayed else 0
+        self._next_steps = self._steps() if self.begins_early else 0
         following: list[tuple[Range, ...]] = []
-        if (in_parts or delayed) and not late and at_once == 1:
+        if (self.in_parts or self.begins_early) and not late and at_once == 1:
             each = state.rules.batch_size * (self._next_steps or steps)
             following = self._following(round_, each, len(idle))
         actions: list[e.Action] = []
@@ -175,38 +169,64 @@ class Rounds(Mode):
             }
             at_server = self._server_factor(round_)
             actions.append(e.Open(version=round_.version + 1, members=members, rate_factor=at_server))
-        state.local_steps = steps
         state.wait_from(now)
         return actions
 
-    def _server_factor(self, round_: Round) -> float:
-        """Return the factor of the learning rate of the server's step: local steps have the schedule's."""
-        return 1.0 if self.local is not None else round_.rate_factor
-
     def _divide_batches(self, steps: int, idle: int, late: int, **terms: Any) -> Division | None:
         """Draw and divide samples for scripts; `terms` are more arguments of `divide_batches`."""
-        state, local = self._state, self.local is not None
+        state = self._state
         return divide_batches(
-            self.wanted, state.samples, state.rules.batch_size, steps, idle, late, local=local, **terms
+            *(self.sharing, state.samples, state.rules.batch_size, steps, idle, late),
+            local=self.takes_local_steps,
+            **terms,
         )
 
-    def _total_steps(self, division: Division, members: int, planned: int, steps: int) -> int:
-        """Return the number of steps of the whole job (`JobState.total_steps`); in local mode, those of one
-        member.
+    def _total_steps(self, division: Division, planned: int, steps: int) -> int:
+        """Return the number of steps of the whole job (`JobState.total_steps`).
 
         Args:
             division: division of the round that opens, which has drawn its samples.
-            members: number of members that share later steps, including those that are loading, late or away.
-            planned: number of local steps in this round, which the end of an epoch may have cut.
-            steps: number of local steps in a round.
+            planned: number of steps in this round, which the end of an epoch may have cut.
+            steps: number of steps in a round.
         """
         state = self._state
+        members = len(state.roster.members)  # those that are loading, late or away share later steps, too
         each_once = len([*division.portions()]) / len(division.parts)  # less where members share samples
         at_once = max(1, round(members * each_once)) * state.rules.batch_size
-        if self.local is None:
-            return state.total_steps(state.version + 1, at_once)
-        taken = state.all_local_steps + planned
-        return state.total_steps(taken, at_once, of_version=steps)
+        return state.total_steps(self.steps + planned, at_once, of_version=steps)
+
+    # What local steps change.
+
+    def _steps(self) -> int:
+        """Return the number of steps of a member in the next round."""
+        return 1
+
+    def _planned(self, division: Division) -> int:
+        """Return the number of steps of the member with the most samples in a round."""
+        return 1
+
+    def _steps_of(self, part: SampleShare) -> int:
+        """Return the number of optimizer steps that a script takes with a share."""
+        return 1
+
+    def _opened(self, steps: int) -> None:
+        """Called when a round of that number of steps has opened."""
+
+    def _local_rates(self, count: int, steps: int, progress: float, factor: float) -> tuple[float, ...]:
+        """Return the learning rate of each local step; nothing if all are the same, or a script chooses
+        them."""
+        return ()
+
+    def _server_factor(self, round_: Round) -> float:
+        """Return the factor of the learning rate of the server's step."""
+        return round_.rate_factor
+
+    def _weights(self, round_: Round) -> Mapping[int, float] | None:
+        """Return the weight of each slot's push in the sum; None for their samples."""
+        return round_.division.weights(round_.answered)
+
+    def _closed(self, round_: Round, now: float) -> None:
+        """Called when a round closes, before its samples are settled."""
 
     def _following(self, round_: Round, each: int, members: int) -> list[tuple[Range, ...]]:
         """Return the samples of each slot in the next round, if the same members are idle then.
@@ -234,7 +254,7 @@ class Rounds(Mode):
         if len(part.batches) > 1 or at_once > 1:
             terms |= {"batches": part.batches, "accumulate": at_once}
         if at_once > 1:
-            terms["steps"] = _optimizer_steps(part, at_once) if self.local is not None else 1
+            terms["steps"] = self._steps_of(part)
         actions = self._state.assign_samples(
             member,
             part.drawn,
@@ -247,7 +267,7 @@ class Rounds(Mode):
             learning_rate=self._state.rules.learning_rate * round_.rate_factor,
             local_rates=round_.local_rates,
             evaluations=round_.evaluations,
-            local_steps=self._state.all_local_steps,
+            local_steps=self.steps if self.takes_local_steps else 0,
             slice=part.slice,
             slices=part.slices,
             stragglers=part.stragglers,
@@ -255,30 +275,6 @@ class Rounds(Mode):
         )
         round_.fill(number, member.rank, member.id, self._state.assignments)
         return actions
-
-    def _local_rates(self, division: Division, progress: float, factor: float) -> tuple[float, ...]:
-        """Return the learning rate of each local step of a round, the schedule's when the step is half done;
-        nothing if all are the same, or a script chooses them.
-
-        Args:
-            division: shares of the round.
-            progress: epochs trained on when the round opens, with a fraction.
-            factor: factor of the base learning rate in the middle of the round.
-        """
-        state = self._state
-        if self.local is None or state.rules.script:
-            return ()
-        count = sum(drawn.count for drawn, _ in division.portions())
-        steps = _steps_of(division, state)
-        factors = [
-            state.rate_factor(
-                progress + count * part / state.samples.per_epoch, part=part, local_step=part * steps
-            )
-            for part in ((number + 0.5) / steps for number in range(steps))
-        ]
-        if all(each == factor for each in factors):
-            return ()
-        return tuple(state.rules.learning_rate * each for each in factors)
 
     def _fill(self, round_: Round, idle: Sequence[Member], now: float) -> list[e.Action]:
         """Assign the slots of lost members that the round needs to idle members."""
@@ -316,26 +312,6 @@ class Rounds(Mode):
         if member is None or member.work is None or member.work.id != slot.work:
             return None
         return member
-
-    def _steps(self) -> int:
-        if self.local is None:
-            return 1
-        factor = self._state.rate_factor(self._state.samples.progress, local_step=0.5)
-        ratio = self._loss / self._first_loss if self._first_loss else math.nan
-        times = self._exchange_s / self._step_s if self._step_s > 0 else math.nan
-        return self.local.next_steps(ratio, 1 / factor if factor else math.inf, times)
-
-    def _note_times(self, round_: Round, now: float) -> None:
-        """Update the mean times of a local step and of an exchange from a round that closes."""
-        seconds, samples = max((taken for taken in round_.computing.values() if taken[1]), default=(0.0, 0))
-        if not seconds > 0:
-            return
-        of_step = self._state.rules.batch_size * self._state.accumulation.batches
-        step = seconds / -(-samples // of_step)
-        exchange = max(0.0, now - round_.opened_at - seconds)
-        known = self._step_s > 0
-        self._step_s = (self._step_s + step) / 2 if known else step
-        self._exchange_s = (self._exchange_s + exchange) / 2 if known else exchange
 
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
         state, work, round_ = self._state, member.work, self.round
@@ -391,7 +367,7 @@ class Rounds(Mode):
         are not."""
         if round_.parts:
             return "--overlap both"
-        return f"redundancy={self.wanted.redundancy}" if self.shares_samples else ""
+        return f"redundancy={self.sharing.redundancy}" if self.shares_samples else ""
 
     def _extend(self, now: float) -> list[e.Action]:
         """Give members further batches, or end their work, once no member of the round computes."""
@@ -411,9 +387,8 @@ class Rounds(Mode):
         if not state.samples.has_more_of(epoch):
             return [action for each in asking for action in self._end_or_push(round_, *each)]
         wanted = max(work.asked for _, _, work in asking)
-        together = {"times": 1} if self.local is not None else {"times": wanted}
-        steps = wanted if self.local is not None else 1
-        more = self._divide_batches(steps, len(asking), 0, **together)
+        steps, times = (wanted, 1) if self.takes_local_steps else (1, wanted)
+        more = self._divide_batches(steps, len(asking), 0, times=times)
         assert more is not None
         actions: list[e.Action] = []
         for (number, member, work), part in zip(asking, more.parts, strict=False):
@@ -459,7 +434,7 @@ class Rounds(Mode):
         round_.answer(number, contribution)
         if event.local_rates and event.samples:
             round_.local_rates_of[number] = event.local_rates
-        if self.local is not None and math.isfinite(event.computing_s):
+        if self.takes_local_steps:
             round_.computing[number] = event.computing_s, event.samples
         return round_.version + 1
 
@@ -468,7 +443,7 @@ class Rounds(Mode):
         taken."""
         part = round_.division.parts[number]
         took, given = event.batches or len(work.batches), len(work.batches)
-        steps = 1 if self.local is None else min(event.steps, took)
+        steps = min(event.steps, took) if self.takes_local_steps else 1
         round_.stepped[number] = steps
         if event.samples and steps and not work.assignment.exhausted:
             round_.took = max(round_.took, (took // steps, -(-given // steps)))
@@ -482,7 +457,7 @@ class Rounds(Mode):
     def check_rates(self, event: e.RatesReceived | e.Pushed) -> None:
         round_, rates = self.round, event.learning_rates
         assert round_ is not None
-        if rates and (self.local is not None or not self._state.rules.script):
+        if rates and (self.takes_local_steps or not self._state.rules.script):
             raise Refused(refusals.rates_of_workers(event.worker, event.seq))
         if isinstance(event, e.RatesReceived) and not round_.parts:
             return
@@ -568,15 +543,13 @@ class Rounds(Mode):
         if round_ is None or round_.life is not RoundLife.OPEN or not round_.complete:
             return []
         round_.close()
-        weights = round_.division.weights(round_.answered)
-        if self.local is not None and self.local.elastic:  # the sum of those that have answered
-            weights = dict.fromkeys(round_.answered, 1.0)
+        weights = self._weights(round_)
         in_rank_order = [
             each if weights is None else replace(each, weight=weights.get(number, 0.0))
             for number, each in sorted(round_.contributions.items())
         ]
         self._state.wait_from(now)
-        self._note_times(round_, now)
+        self._closed(round_, now)
         self._settle(round_)
         members = [
             member
@@ -635,17 +608,8 @@ class Rounds(Mode):
                     self._state.roster.relieve(member)
                 else:
                     member.work.become(WorkLife.LATE)
-        # Record the local steps, also of contributions that were not finite, and the loss, from which `local`
-        # chooses the steps of the next round.
         if round_.took != (0, 0):
             self._state.accumulation.learn(*round_.took)
-        if self.local is not None and round_.contributions:
-            self._state.all_local_steps += max(round_.stepped.values(), default=0) or round_.steps
-        losses = [(each.loss, each.samples) for each in round_.contributions.values() if each.samples]
-        if losses:
-            self._loss = mean_loss(losses)
-            if self._first_loss is None and not math.isnan(self._loss):
-                self._first_loss = self._loss
 
     def done(self, event: e.Published | e.SnapshotInstalled) -> None:
         round_ = self.round
@@ -674,18 +638,6 @@ class Rounds(Mode):
         """Return True if the member of a slot waits for further batches."""
         holder = self._holder(slot)
         return holder is not None and holder.work is not None and holder.work.asked > 0
-
-
-def _optimizer_steps(part: SampleShare, at_once: int) -> int:
-    """Return the number of optimizer steps that a script takes with a share, at `at_once` batches each."""
-    return -(-len(part.batches) // at_once)
-
-
-def _steps_of(division: Division, state: JobState) -> int:
-    """Return the number of steps that the member with the most samples of a round takes."""
-    if state.rules.script:
-        return max(_optimizer_steps(part, state.accumulation.batches) for part in division.parts)
-    return -(-max(part.samples for part in division.parts) // state.rules.batch_size)
 
 
 def _substitute(lost: int, slot: Slot) -> e.Substitute:

@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ....common.configuration import UsageError, option
 from ....settings import ServerSettings
 from ..aggregation import parse_aggregation
 from .options import MAX_UINT32, ModeOptions, needs_mean, needs_workers, steps_by_coordinate
+
+if TYPE_CHECKING:
+    from ..state import JobState
+    from .mode import Mode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +39,11 @@ class SyncOptions(ModeOptions):
         least=0,
         most=MAX_UINT32,
     )
+
+    def create(self, state: JobState) -> Mode:
+        from .rounds import Rounds
+
+        return Rounds(state, self, self.steps_parts(state.rules))
 
     @property
     def work(self) -> str:

@@ -175,7 +175,7 @@ class Story:
 
     async def act(self) -> None:
         job, worker = self.job, self.random.choice(self.job.workers)
-        member = job.core.roster.members.get(worker)
+        member = job.core.state.roster.members.get(worker)
         acts = [self.push, self.push, self.push, self.some, self.again, self.abandon, self.tick]
         if member is None or not member.listening:
             self.back(worker)
@@ -192,7 +192,7 @@ class Story:
     def made(self, worker: str) -> list[Message] | None:
         """The push that a worker has made and not had decided on; a new one if it has work."""
         if worker not in self.sent:
-            if self.job.core.roster.members[worker].work is None:
+            if self.job.core.state.roster.members[worker].work is None:
                 return None
             self.sent[worker] = self.job.push(worker, self.values(), seq=self.job.seqs[worker])
         return self.sent[worker]
@@ -234,12 +234,12 @@ class Story:
     def back(self, worker: str) -> None:
         job = self.job
         job.attach(worker)
-        member = job.core.roster.members[worker]
+        member = job.core.state.roster.members[worker]
         job.conductor.happen(
             e.Prepared(
                 *(worker, 1),
                 fingerprint=b"m",
-                version=job.core.version,
+                version=job.core.state.version,
                 assigned=member.work.id if member.work else 0,
             )
         )
@@ -262,7 +262,7 @@ async def test_a_server_that_is_killed_goes_on_as_it_was(
             kills += 1
             await job.killed(tmp_path / str(kills))
             assert differences(await job.state(), expected) == []
-    assert job.core.version > 1
+    assert job.core.state.version > 1
     job.shard.close()
 
 
@@ -294,7 +294,7 @@ async def test_a_checkpoint_that_is_there_already_stays_and_its_segment_goes_on(
             patch.setattr(StateFolder, "write", killed_meanwhile)
             await (await checkpoint(job.conductor, announced=True))
         await job.killed(tmp_path / str(kill))
-        assert f"late{kill}" in job.core.roster.members
+        assert f"late{kill}" in job.core.state.roster.members
         for worker in "abc":
             Story(job, 0).back(worker)
     job.shard.close()
@@ -318,14 +318,14 @@ async def test_a_checkpoint_that_is_begun_twice_costs_nothing_that_was_promised_
     finally:
         failpoints.arm("")
     assert job.conductor.failed.is_set()
-    assert job.core.version == 0
+    assert job.core.state.version == 0
     await job.killed(tmp_path / "1")
     await job.settle()
     for worker in "abc":
         Story(job, 0).back(worker)
     await one_version(job)
     expected = restarted(job, await job.state())
-    assert job.core.version == 2
+    assert job.core.state.version == 2
     await job.killed(tmp_path / "2")
     assert differences(await job.state(), expected) == []
     job.shard.close()
@@ -339,12 +339,12 @@ async def test_a_server_gets_a_journal_that_the_one_before_did_without(tmp_path:
         await one_version(job)
     job.recorded = True
     await job.killed(tmp_path / "1")
-    assert job.core.version == 2
+    assert job.core.state.version == 2
     for worker in "abc":
         Story(job, 0).back(worker)
     await one_version(job)
     await job.killed(tmp_path / "2")
-    assert job.core.version == 3
+    assert job.core.state.version == 3
     job.shard.close()
 
 
@@ -366,7 +366,7 @@ async def test_the_folder_stays_within_its_bound(tmp_path: Path, monkeypatch: py
     most_segments = 0
     for version in range(1, 61):
         await one_version(job)
-        assert job.core.version == version
+        assert job.core.state.version == version
         checkpoints, segments = bytes_of(tmp_path, folder.CHECKPOINT), bytes_of(tmp_path, folder.SEGMENT)
         most_segments = max(most_segments, len(segments))
         each = sum(segments) / version  # a segment may be more than its limit by what a version takes
@@ -406,7 +406,7 @@ async def test_a_server_whose_checkpoints_fail_ends_when_the_journal_is_at_its_l
         bytes_then = job.recorder.journal_bytes
         await job.killed(tmp_path / str(restart))
         assert job.recorder.journal_bytes >= bytes_then
-        assert job.core.version >= version - 1
+        assert job.core.state.version >= version - 1
         for worker in "abc":
             Story(job, 0).back(worker)
         for _ in range(100):
@@ -432,7 +432,7 @@ async def test_a_plan_that_waits_for_its_round_outlives_the_server(tmp_path: Pat
     divided = job.shard.reported.plan
     await job.killed(tmp_path / "1")
     assert job.shard.reported.plan == divided
-    assert job.core.version == 1
+    assert job.core.state.version == 1
     job.shard.close()
 
 
@@ -479,11 +479,11 @@ async def test_a_checkpoint_that_cannot_be_begun_is_not_tried_at_every_version(
     monkeypatch.setattr(StateFolder, "segment", full)
     for _ in range(3):
         await one_version(job)
-    assert job.core.version == 3
+    assert job.core.state.version == 3
     assert job.recorder.failures == 1
     assert "no room" in job.recorder.failing
     await job.killed(tmp_path / "1")
-    assert job.core.version == 3, "the segment before has gone on"
+    assert job.core.state.version == 3, "the segment before has gone on"
     job.shard.close()
 
 

@@ -73,10 +73,10 @@ def take(job: Job, batches: int, workers: tuple[str, ...] = ("w0", "w1")) -> int
 def test_the_number_of_batches_is_learned_and_steps_that_an_epoch_ends_teach_nothing() -> None:
     job = job_of(samples=8 * 14, epochs=2)
     assert [take(job, 3) for _ in range(4)] == [2, 2, 0, 0]
-    assert job.core.version == 4
+    assert job.core.state.version == 4
     assert list(job.told["w0"].batches) == [4, 4]  # the rest of the epoch
     assert take(job, 2) == 0
-    assert job.core.epoch == 1
+    assert job.core.state.epoch == 1
     assert list(job.told["w0"].batches) == [4, 4, 4]
     assert [take(job, 3) for _ in range(2)] == [0, 0]
 
@@ -87,7 +87,7 @@ def test_a_script_that_steps_earlier_than_expected_leaves_the_rest_to_the_next_r
     take(job, 2)
     for worker in ("w0", "w1"):
         job.push(worker, batches=1, samples=4)
-    assert job.core.samples.left == 80 - 32 - 8
+    assert job.core.state.samples.left == 80 - 32 - 8
     job.publish()
     assert sorted(spans(job.told["w0"]) + spans(job.told["w1"]))[0][0] == 40  # what was left out comes first
 
@@ -116,12 +116,12 @@ def test_gradients_that_an_epochs_end_leaves_over_make_no_version(mode: str) -> 
     job = job_of(mode, workers=1, samples=8, epochs=2)
     for _ in range(2 if mode != "local:steps=2,correction=0" else 1):
         job.ask("w0")
-    assert (job.core.version, job.core.epoch, job.core.samples.progress) == (0, 1, 1.0)
+    assert (job.core.state.version, job.core.state.epoch, job.core.state.samples.progress) == (0, 1, 1.0)
     job.step(e.EvaluationReported("w0", 1, version=0, epoch=1, metrics={}))
     for _ in range(2):
         if job.phase() is Phase.RUNNING:
             job.ask("w0")
-    assert (job.phase(), job.core.version) == (Phase.FINISHING, 0)
+    assert (job.phase(), job.core.state.version) == (Phase.FINISHING, 0)
     assert job.told["w0"].evaluate_epoch == 2
 
 
@@ -152,7 +152,7 @@ def test_a_member_that_asked_and_is_lost_leaves_its_samples_to_others_once() -> 
     job.push("w0", batches=2)
     job.publish()
     assert job.told["w0"].ranges[0] == Range(start=4, count=4)
-    assert job.core.samples.left == 40 - 8 - 4
+    assert job.core.state.samples.left == 40 - 8 - 4
 
 
 def test_an_extension_that_was_lost_with_its_stream_is_sent_again_and_not_twice() -> None:
@@ -162,7 +162,7 @@ def test_an_extension_that_was_lost_with_its_stream_is_sent_again_and_not_twice(
     after = job.told["w0"]
     job.step(e.MoreWanted("w0", 1, assignment=before.id, batches=1))
     assert job.told["w0"] == after
-    assert job.core.samples.left == 40 - 8
+    assert job.core.state.samples.left == 40 - 8
 
 
 @pytest.mark.parametrize("rules", [{"overlap": "both"}, {"mode": "sync:redundancy=2"}])
@@ -206,7 +206,7 @@ def test_an_unknown_loss_is_no_zero() -> None:
         job.push("w1", loss=loss)
         assert {each.loss for each in job.one(e.Apply).contributions} == {loss}
         job.publish()
-        steps.append(job.core.local_steps)
+        steps.append(int(job.core.mode.gauges["local_steps"]))
     assert steps == [2, 2, 2, 1]  # at last after a fall of the loss to a quarter
     job = job_of("local:first=2,most=8,correction=0")
     job.push("w0", loss=None)
@@ -217,7 +217,7 @@ def test_an_unknown_loss_is_no_zero() -> None:
     ]
     job.push("w1", loss=None)
     job.publish()
-    assert job.core.local_steps == 2
+    assert job.core.mode.gauges["local_steps"] == 2
 
 
 def test_a_backup_worker_that_waits_for_further_batches_gets_other_work_when_its_round_closes() -> None:

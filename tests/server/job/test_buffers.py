@@ -42,7 +42,7 @@ def test_the_last_round_of_an_epoch_brings_them() -> None:
 def test_where_each_push_is_a_version_the_last_of_each_worker_does() -> None:
     job = WithBuffers("async")
     found: list[tuple[str, int]] = []
-    while job.core.epoch < 1:
+    while job.core.state.epoch < 1:
         worker = ("w0", "w1")[len(found) % 2]
         found.append((worker, job.told[worker].collection))
         job.push(worker)
@@ -80,7 +80,7 @@ def test_the_first_that_is_back_does_not_speak_for_the_others() -> None:
     job.push("w1")
     job.publish()
     job.bring("w0", 2)
-    assert job.core.roster.members["w0"].rank == 0
+    assert job.core.state.roster.members["w0"].rank == 0
     job.round(("w1",))
     assert job.collections("w0", "w1") == [0, 1]
 

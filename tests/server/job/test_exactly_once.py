@@ -28,7 +28,7 @@ def test_a_duplicate_gets_the_original_outcome_while_the_first_waits_and_after()
     job.publish()
     job.push("w0", seq=1)
     assert job.outcome() == first
-    assert job.core.accepted_pushes == 2
+    assert job.core.state.accepted_pushes == 2
 
 
 @pytest.mark.parametrize("seq", [0, 2, 8])
@@ -81,6 +81,6 @@ def test_outcomes_are_bounded_and_a_forgotten_duplicate_is_refused() -> None:
     job = Job(1, epochs=100, samples=4)
     for _ in range(OUTCOMES_PER_MEMBER + 5):
         job.round(["w0"])
-    assert len(job.core.roster.members["w0"].outcomes) == OUTCOMES_PER_MEMBER
+    assert len(job.core.state.roster.members["w0"].outcomes) == OUTCOMES_PER_MEMBER
     job.push("w0", seq=1)
     assert job.refused().reason is Reason.SEQUENCE

@@ -111,7 +111,7 @@ class Rounds:
 
     @property
     def steps(self) -> int:
-        return self.job.core.local_steps
+        return int(self.job.core.mode.gauges["local_steps"])
 
     def round(self, exchange_s: float, *, told: bool = True, loss: float = 1.0) -> None:
         steps = self.steps

@@ -25,7 +25,7 @@ def job_of(workers: int = 1, **rules: Any) -> Job:
 
 def evaluate(job: Job, **metrics: float) -> None:
     """Whoever was asked reports."""
-    asked = job.core.evaluations.asked
+    asked = job.core.state.evaluations.asked
     assert asked is not None
     name, incarnation = asked.by
     job.step(
@@ -76,7 +76,7 @@ def test_a_script_ends_the_job_with_an_evaluation(restarted: bool) -> None:
 def test_the_best_values_are_the_jobs_and_reach_all_scripts() -> None:
     job = job_of(2, epochs=9, script=True, keep="best:score:min")
     for loss, score in ((0.5, 3.0), (0.7, 2.0), (0.4, 4.0)):
-        while job.core.evaluations.asked is None:
+        while job.core.state.evaluations.asked is None:
             job.round(["w0", "w1"])
         evaluate(job, loss=loss, accuracy=loss, score=score)
         told = job.one(e.TellEvaluations).evaluations
@@ -94,7 +94,7 @@ def test_the_best_values_are_the_jobs_and_reach_all_scripts() -> None:
 
 def test_all_members_of_a_round_know_the_same_evaluations() -> None:
     job = job_of(2, epochs=9, script=True)
-    while job.core.evaluations.asked is None:
+    while job.core.state.evaluations.asked is None:
         job.round(["w0", "w1"])
     evaluate(job, loss=0.5)
     assert {each.evaluations for each in job.told.values()} == {0}
@@ -112,7 +112,7 @@ def test_the_last_epoch_ends_it_where_that_comes_first() -> None:
         job.round(["w0"])
     assert job.phase() is Phase.FINISHING
     assert job.told["w0"].evaluate_epoch == 1
-    assert not job.core.stopped
+    assert not job.core.state.stopped
 
 
 @pytest.mark.parametrize("mode", ["async", "stale:bound=4"])
@@ -121,13 +121,13 @@ def test_workers_that_push_one_at_a_time_take_no_step_too_many(mode: str) -> Non
     pushed = 0
     while job.phase() is Phase.RUNNING:
         for worker in ("w0", "w1", "w2"):
-            if (work := job.core.roster.members[worker].work) is not None and not work.late:
+            if (work := job.core.state.roster.members[worker].work) is not None and not work.late:
                 job.push(worker)
                 pushed += 1
                 while job.all(e.Apply):
                     job.publish()
         assert pushed <= 4
-    assert (pushed, job.core.version) == (4, 4)
+    assert (pushed, job.core.state.version) == (4, 4)
 
 
 def test_time_ends_a_job_with_the_round_that_is_open() -> None:
@@ -137,7 +137,7 @@ def test_time_ends_a_job_with_the_round_that_is_open() -> None:
     job.heartbeat("w0", "w1")
     assert job.phase() is Phase.RUNNING
     job.round(["w0", "w1"])
-    assert (job.phase(), job.core.version) == (Phase.FINISHING, 2)
+    assert (job.phase(), job.core.state.version) == (Phase.FINISHING, 2)
 
 
 def test_time_ends_a_job_that_nobody_is_left_to_train() -> None:
@@ -195,15 +195,15 @@ def test_the_last_version_is_evaluated_under_a_number_of_its_own() -> None:
     for _ in range(5):
         job.round(["w0"])
     evaluate(job, loss=1.0)
-    assert [(done.epoch, done.version) for done in job.core.evaluations.done] == [(1, 5)]
+    assert [(done.epoch, done.version) for done in job.core.state.evaluations.done] == [(1, 5)]
     assert job.all(e.Finish)
     job = job_of(evaluate_every="4steps", max_steps=5)
     for _ in range(5):
         job.round(["w0"])
-        if job.core.evaluations.asked is not None:
+        if job.core.state.evaluations.asked is not None:
             evaluate(job, loss=1.0)
-    assert [(done.epoch, done.version) for done in job.core.evaluations.done] == [(1, 4), (2, 5)]
-    assert job.core.evaluations.done[0].epochs == pytest.approx(0.4)
+    assert [(done.epoch, done.version) for done in job.core.state.evaluations.done] == [(1, 4), (2, 5)]
+    assert job.core.state.evaluations.done[0].epochs == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("text", ["0", "0s", "1.5steps", "soon", "-1", "5 steps", "1epoch2"])
@@ -237,10 +237,10 @@ def test_a_job_that_gets_no_better_ends() -> None:
         evaluate(job, accuracy=accuracy)
     job.round(["w0"])
     assert job.phase() is Phase.FINISHING
-    assert "accuracy has not improved in 2 evaluations" in job.core.stopped
+    assert "accuracy has not improved in 2 evaluations" in job.core.state.stopped
     evaluate(job, accuracy=0.7)
     assert job.all(e.Finish)
-    assert job.core.version == 5
+    assert job.core.state.version == 5
 
 
 @pytest.mark.parametrize(
@@ -263,10 +263,10 @@ def test_less_is_better_of_losses() -> None:
     for loss in (3.0, 2.0, 1.0):
         job.round(["w0"])
         evaluate(job, val_loss=loss)
-        assert not job.core.stopped
+        assert not job.core.state.stopped
     job.round(["w0"])
     evaluate(job, val_loss=1.0)
-    assert job.core.stopped
+    assert job.core.state.stopped
 
 
 @pytest.mark.parametrize(

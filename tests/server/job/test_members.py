@@ -21,7 +21,7 @@ def test_a_lost_members_round_closes_without_it_after_its_lease() -> None:
     job.tick(1.5)
     assert [c.rank for c in job.one(e.Apply).contributions] == [0, 2]
     assert "rank 1 (w1)" in job.one(e.LossReported).name
-    assert [lost.worker for lost in job.core.lost] == ["w1"]
+    assert [lost.worker for lost in job.core.state.lost] == ["w1"]
 
 
 def test_what_a_lost_member_had_pushed_is_still_applied() -> None:
@@ -68,7 +68,7 @@ def test_a_member_that_comes_back_after_its_lease_hears_what_became_of_its_push(
     job.tick(LEASE_S - 1)
     job.heartbeat("w0")
     job.tick(2)
-    assert "w1" not in job.core.roster.members
+    assert "w1" not in job.core.state.roster.members
     job.attach("w1")
     assert job.one(Welcome).last_seq == 1
     job.push("w1", seq=1)
@@ -91,7 +91,7 @@ def test_who_comes_back_to_find_its_rank_taken_gets_another() -> None:
     job.heartbeat("w0")
     job.tick(2)
     job.bring("new")
-    assert job.core.roster.members["new"].rank == 1
+    assert job.core.state.roster.members["new"].rank == 1
     job.attach("w1")
     assert job.one(Welcome).rank == 2
 
@@ -165,7 +165,7 @@ def test_when_everyone_is_lost_the_job_waits_and_goes_on_with_who_comes() -> Non
     assert job.phase() is Phase.RUNNING
     assert job.told["new"].ranges == (Range(start=8, count=4),)
     job.round(["new"])
-    assert job.core.version == 2
+    assert job.core.state.version == 2
 
 
 def test_samples_that_are_drawn_again_are_for_another_push() -> None:
@@ -195,7 +195,7 @@ def test_what_a_lost_member_did_not_answer_for_goes_to_others_in_the_same_epoch(
     assert job.phase() is Phase.RUNNING
     job.round(["w0"])
     assert job.phase() is Phase.FINISHING
-    assert job.core.epoch == 1
+    assert job.core.state.epoch == 1
 
 
 def test_who_comes_back_with_its_push_before_its_samples_are_given_to_others_takes_them_back() -> None:
@@ -210,7 +210,7 @@ def test_who_comes_back_with_its_push_before_its_samples_are_given_to_others_tak
     assert job.outcome().decision is Decision.REFUSED
     job.publish()
     assert job.told["w0"].ranges == (Range(start=8, count=4),)
-    assert job.core.repeated_samples == 0
+    assert job.core.state.repeated_samples == 0
 
 
 def test_samples_that_were_trained_on_by_two_are_counted() -> None:
@@ -224,7 +224,7 @@ def test_samples_that_were_trained_on_by_two_are_counted() -> None:
     assert job.told["w0"].ranges == old.ranges
     job.attach("w1")
     job.push("w1", to=old)
-    assert job.core.repeated_samples == 4
+    assert job.core.state.repeated_samples == 4
 
 
 def test_a_round_that_everyone_left_with_pushes_made_is_applied() -> None:
@@ -233,7 +233,7 @@ def test_a_round_that_everyone_left_with_pushes_made_is_applied() -> None:
     job.tick(LEASE_S + 1)
     assert [c.key.worker for c in job.one(e.Apply).contributions] == ["w0"]
     job.publish()
-    assert job.core.version == 1
+    assert job.core.state.version == 1
     assert job.phase() is Phase.GATHERING
 
 
@@ -243,7 +243,7 @@ def test_a_lease_that_ran_out_while_the_round_is_applied_does_no_harm() -> None:
     job.push("w1")
     job.tick(LEASE_S + 1)
     job.publish()
-    assert job.core.version == 1
+    assert job.core.state.version == 1
     assert job.phase() is Phase.GATHERING
 
 

@@ -27,12 +27,12 @@ def told(job: Job, worker: str) -> int:
 
 def begin(job: Job) -> None:
     """The shard has stepped the first part."""
-    job.step(e.ApplyStarted(version=job.core.version + 1))
+    job.step(e.ApplyStarted(version=job.core.state.version + 1))
 
 
 def lose(job: Job, *workers: str) -> None:
     """Their leases end, and those of no others."""
-    members = job.core.roster.members
+    members = job.core.state.roster.members
     job.now += LEASE_S / 2 + 1
     job.heartbeat(*(members.keys() - set(workers)))
     job.now += LEASE_S / 2
@@ -46,7 +46,7 @@ def come_back(job: Job, worker: str, version: int | None = None) -> None:
             worker=worker,
             incarnation=1,
             fingerprint=b"model",
-            version=job.core.version if version is None else version,
+            version=job.core.state.version if version is None else version,
             assigned=told(job, worker),
         )
     )
@@ -63,7 +63,7 @@ def vacant(job: Job) -> list[int]:
 
 def whole(job: Job) -> None:
     """The shard has stepped every part."""
-    job.step(e.ApplyStarted(version=job.core.version + 1, whole=True))
+    job.step(e.ApplyStarted(version=job.core.state.version + 1, whole=True))
 
 
 # ---- which rounds
@@ -286,9 +286,9 @@ def test_who_comes_back_after_its_place_was_given_is_not_needed() -> None:
     assert len(job.all(e.Drop)) == 1
     job.push("w0")
     job.publish()
-    assert job.core.samples.done
+    assert job.core.state.samples.done
     assert job.phase() is Phase.FINISHING
-    assert job.core.repeated_samples == 0
+    assert job.core.state.repeated_samples == 0
 
 
 def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
@@ -312,7 +312,7 @@ def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
     job.push("w2")
     assert [each.key.worker for each in job.one(e.Apply).contributions] == ["w0", "w2", "w2"]
     job.publish()
-    assert job.core.samples.done
+    assert job.core.state.samples.done
 
 
 def test_a_newcomer_cannot_take_a_place_because_it_cannot_get_the_version() -> None:
@@ -350,7 +350,7 @@ def test_nothing_is_left_to_compute_of_a_member_that_is_lost_when_all_parts_are_
     assert not job.all(e.Substitute)
     assert [each.key.worker for each in job.one(e.Apply).contributions] == ["w0"]
     job.publish()
-    assert job.core.samples.done
+    assert job.core.state.samples.done
 
 
 # ---- parts are final
@@ -363,8 +363,8 @@ def test_a_round_that_has_begun_closes_when_nobody_is_left_in_it() -> None:
     apply = job.one(e.Apply)
     assert (apply.version, apply.contributions) == (1, ())
     job.publish()
-    assert job.core.version == 1
-    assert job.core.samples.done, "what parts may hold of them cannot be taken out"
+    assert job.core.state.version == 1
+    assert job.core.state.samples.done, "what parts may hold of them cannot be taken out"
 
 
 def test_what_was_pushed_counts_although_its_worker_is_lost_before_the_round_closes() -> None:
@@ -407,5 +407,5 @@ def test_the_state_is_written_and_read_in_the_middle_of_a_round() -> None:
     job.push("w0")
     assert sum(each.samples for each in job.one(e.Apply).contributions) == 12
     job.publish()
-    assert job.core.samples.done
+    assert job.core.state.samples.done
     assert assigned_samples(job.told["w2"]) == 4

@@ -35,14 +35,14 @@ def test_between_rounds_and_before_the_next_assignment() -> None:
     adopt, *assigns = done
     assert adopt == e.Adopt(plan=2, version=1, members={"a": 1, "b": 1})
     assert [each.assignment.plan for each in assigns if isinstance(each, e.Assign)] == [2, 2]
-    assert (job.core.plan, job.core.planned) == (2, False)
+    assert (job.core.state.plan, job.core.state.planned) == (2, False)
 
 
 def test_at_once_where_nobody_works() -> None:
     job = Job(core=core_of(min_workers=2))
     job.bring("a")
     planned(job)
-    assert job.core.plan == 1, "there is nothing to be done under it either"
+    assert job.core.state.plan == 1, "there is nothing to be done under it either"
     job.bring("b")
     assert job.one(e.Adopt).plan == 2
     assert {each.plan for each in job.assignments.values()} == {2}
@@ -93,7 +93,7 @@ def test_what_is_being_computed_is_late_and_its_samples_go_out_to_nobody_else(mo
     job = job_of(mode, "ab")
     old = {worker: job.told[worker] for worker in "ab"}
     planned(job)
-    assert job.core.plan == 2
+    assert job.core.state.plan == 2
     for worker in "ab":
         job.push(worker, to=old[worker])
         refusal = job.outcome().refusal
@@ -111,9 +111,9 @@ def test_who_comes_back_after_its_lease_goes_on_with_work_of_an_older_plan_and_i
     job.tick(8)
     job.heartbeat("b")
     job.tick(8)
-    assert "a" not in job.core.roster.members
+    assert "a" not in job.core.state.roster.members
     planned(job)
-    assert job.core.plan == 2
+    assert job.core.state.plan == 2
     job.attach("a")
     job.step(e.Prepared(worker="a", incarnation=1, fingerprint=b"model", version=0, assigned=old.id))
     job.push("a", to=old)
@@ -127,7 +127,7 @@ def test_a_plan_comes_only_if_everybody_is_sure_to_push_again(samples: int, come
     """A push that is under way when the plan comes into force goes out with the next push."""
     job = job_of("async", "ab", samples=samples, batch_size=4, epochs=1)
     planned(job)
-    assert job.core.plan == 1 + comes
+    assert job.core.state.plan == 1 + comes
     for worker in "ab":
         job.push(worker)
         assert (job.outcome().decision is Decision.ACCEPTED) == (not comes)
@@ -146,7 +146,7 @@ def test_coded_mode_ignores_a_plan() -> None:
     job = job_of("coded", "ab")
     (note,) = planned(job)
     assert "ignored a new plan" in note.text
-    assert (job.core.plan, job.core.planned) == (1, False)
+    assert (job.core.state.plan, job.core.state.planned) == (1, False)
 
 
 @pytest.mark.parametrize("mode", ["async", "stale:bound=9"])

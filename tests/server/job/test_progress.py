@@ -99,14 +99,14 @@ def test_nobody_waits_for_who_hangs_when_the_job_is_over() -> None:
     job.attach("w1")
     while job.phase() is not Phase.FINISHING:
         job.round(["w0"])
-    while (asked := job.core.evaluations.asked) is not None:
+    while (asked := job.core.state.evaluations.asked) is not None:
         version, epoch = asked.version, asked.epoch
         job.step(e.EvaluationReported(worker="w0", incarnation=1, version=version, epoch=epoch, metrics={}))
     assert job.phase() is Phase.FINISHED
     job.step(e.Tick())
     cut = job.one(e.Disconnect)
     assert (cut.worker, cut.final, cut.refusal.reason) == ("w1", True, Reason.JOB_FINISHED)
-    assert "w1" not in job.core.roster.members
+    assert "w1" not in job.core.state.roster.members
 
 
 def test_what_took_long_once_is_given_more_time() -> None:

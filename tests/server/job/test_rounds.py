@@ -32,7 +32,7 @@ def test_a_repeated_join_gets_the_same_answer() -> None:
     first = job.one(e.Admission)
     job.join("a")
     assert job.one(e.Admission) == first
-    assert len(job.core.roster.members) == 1
+    assert len(job.core.state.roster.members) == 1
 
 
 def test_when_the_initialiser_is_lost_another_is_asked() -> None:

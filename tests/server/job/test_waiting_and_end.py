@@ -168,7 +168,7 @@ def test_an_epoch_whose_evaluator_is_lost_is_evaluated_in_the_next_round() -> No
     job.publish()
     assert job.assignments["w1"].evaluate_epoch == 1
     job.step(e.EvaluationReported(worker="w1", incarnation=1, version=3, epoch=1, metrics={"loss": 1.0}))
-    assert [done.epoch for done in job.core.evaluations.done] == [1]
+    assert [done.epoch for done in job.core.state.evaluations.done] == [1]
 
 
 @pytest.mark.parametrize(("worker", "version", "epoch"), [("w1", 1, 1), ("w0", 2, 1), ("w0", 1, 3)])
@@ -208,7 +208,7 @@ def test_an_evaluator_that_reconnects_is_told_again() -> None:
     job.ready("w0", version=1)
     assert job.assignments["w0"].evaluate_epoch == 1
     assert job.one(e.Assign).has == 1
-    assert not job.core.lost
+    assert not job.core.state.lost
 
 
 def test_a_member_that_hangs_while_it_loads_does_not_keep_the_job_from_ending() -> None:
@@ -258,7 +258,7 @@ def test_a_repeated_evaluation_counts_once() -> None:
     job.round(["w0"])
     for _ in range(2):
         job.step(e.EvaluationReported(worker="w0", incarnation=1, version=1, epoch=1, metrics={"loss": 1.0}))
-    assert len(job.core.evaluations.done) == 1
+    assert len(job.core.state.evaluations.done) == 1
 
 
 def test_stopping_sends_everybody_home_and_takes_no_more_pushes() -> None:
@@ -282,8 +282,8 @@ def test_adaptive_local_steps_rise_as_the_rate_decays_and_begin_at_the_base_rate
         job = Job(core=core, samples=64)
         job.bring("w0")
         found: list[int] = []
-        while job.core.phase is Phase.RUNNING:
-            found.append(job.core.local_steps)
+        while job.core.state.phase is Phase.RUNNING:
+            found.append(int(job.core.mode.gauges["local_steps"]))
             job.round(["w0"])
         return found
 
@@ -300,12 +300,12 @@ def test_adaptive_local_steps_rise_as_the_rate_decays_and_begin_at_the_base_rate
 def test_an_epoch_is_evaluated_once_though_later_ones_have_been() -> None:
     """A member that comes back with an old assignment would be asked again, and its answer ignored."""
     job = Job(1)
-    job.core.evaluations.done += [
+    job.core.state.evaluations.done += [
         EpochStatus(epoch=epoch, version=epoch, metrics={}, seconds=1.0) for epoch in (1, 2)
     ]
-    assert not job.core.evaluations.wants(1)
-    assert not job.core.evaluations.wants(2)
-    assert job.core.evaluations.wants(3)
+    assert not job.core.state.evaluations.wants(1)
+    assert not job.core.state.evaluations.wants(2)
+    assert job.core.state.evaluations.wants(3)
 
 
 def test_only_the_last_evaluations_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

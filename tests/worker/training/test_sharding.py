@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.coding import straggler_code
 from gradwire.proto.messages import Assignment, Range
 from gradwire.proto.shares import share
+from gradwire.proto.straggler_code import straggler_code
 from gradwire.worker.training.sharding import batches, coded_parts, epoch_order, shard
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from coded_jobs import Job, some
 from stepping import Refuse, core_of, state, step
 
+from gradwire.coded.exchanges import MAX_DAMAGED
 from gradwire.proto.messages import Decision, Exchanged
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.server.job import events as e
-from gradwire.server.job.modes.coded.exchanges import MAX_DAMAGED
 
 
 def refusal(actions: list[Any]) -> Refusal:
@@ -26,9 +26,9 @@ def test_a_version_is_there_when_everybody_has_the_sum() -> None:
     for name in "ab":
         (answer,) = some(job.report(name), e.Decided)
         assert (answer.outcome.decision, answer.outcome.version) == (Decision.ACCEPTED, 1)
-        assert job.core.version == 0
+        assert job.core.state.version == 0
     actions = job.report("c")
-    assert job.core.version == 1
+    assert job.core.state.version == 1
     assert {assign.assignment.apply for assign in some(actions, e.Assign)} == {1}
     assert all(assign.has == assign.assignment.version for assign in some(actions, e.Assign))
 
@@ -128,9 +128,9 @@ def test_damage_replaces_the_exchange_and_says_so() -> None:
     for coding in codings:
         assert coding is not None
         assert (coding.exchange, len(coding.senders), coding.present) == (2, 3, (0, 1, 2))
-    assert job.core.uncoded_exchanges == 1
+    assert job.mode.status["uncoded_exchanges"] == 1
     job.round()
-    assert job.core.version == 1
+    assert job.core.state.version == 1
 
 
 def test_who_damages_again_and_again_is_sent_away() -> None:
@@ -144,7 +144,7 @@ def test_who_damages_again_and_again_is_sent_away() -> None:
     assert (gone.worker, gone.final) == ("b", True)
     job.names = "ac"
     job.round()
-    assert job.core.version == 1
+    assert job.core.state.version == 1
 
 
 def test_who_reports_without_having_sent_its_packets_does_not_keep_others_waiting() -> None:
@@ -163,8 +163,8 @@ def test_who_is_lost_after_its_packets_are_through_is_not_missed() -> None:
     for name in "bc":
         job.send(name)
         job.report(name)
-    assert job.core.version == 1
-    assert job.core.uncoded_exchanges == 0
+    assert job.core.state.version == 1
+    assert job.mode.status["uncoded_exchanges"] == 0
 
 
 def test_without_redundancy_the_samples_of_who_is_lost_go_out_again() -> None:
@@ -198,7 +198,7 @@ def test_clipping_is_said_again_less_and_less_often() -> None:
         )
         said += [number for note in some(actions, e.Note) if "were clipped" in note.text]
     assert said == [1, 2, 4, 8, 16]
-    assert job.core.clipped == 100
+    assert job.mode.status["clipped_elements"] == 100
 
 
 def test_those_who_have_sent_are_not_waited_for() -> None:
@@ -221,15 +221,15 @@ def test_members_that_computed_a_block_differently_exchange_whole_blocks_instead
         "version 1: rank 0 (a) and rank 1 (b) computed different gradients of block 0"
     )
     assert "sent again, uncoded" in note.text
-    assert job.core.version == 0
-    assert job.core.uncoded_exchanges == 1
+    assert job.core.state.version == 0
+    assert job.mode.status["uncoded_exchanges"] == 1
     round_ = job.mode.round
     assert round_ is not None
     for block, packet in enumerate(round_.plan.packets):  # from one member to both others
         assert packet.terms == ((block, 0),)
         assert sorted((packet.sender, *packet.targets)) == [0, 1, 2]
     actions = job.round()
-    assert job.core.version == 1
+    assert job.core.state.version == 1
     assert {assign.assignment.apply for assign in some(actions, e.Assign)} == {2}
 
 
@@ -241,7 +241,7 @@ def test_a_block_that_differs_at_a_member_that_is_gone_counts_too() -> None:
     assert "rank 0 (a) and rank 1 (b) computed different gradients" in note.text
     job.names = "bc"
     job.round()
-    assert job.core.version == 1
+    assert job.core.state.version == 1
 
 
 def test_blocks_that_differ_at_every_step_are_said_less_often_and_with_the_remedy() -> None:
@@ -252,7 +252,7 @@ def test_blocks_that_differ_at_every_step_are_said_less_often_and_with_the_remed
         for note in some(job.send("b", block0=99), e.Note):
             said[step_] = note.text
         job.round()
-        assert job.core.version == step_
+        assert job.core.state.version == step_
     assert list(said) == [1, 2, 4, 8, 16]
     assert "coded:redundancy=1" not in said[2]
     assert "this is step 4 in a row" in said[4]
@@ -282,7 +282,7 @@ def test_redundancy_is_what_the_members_can_have() -> None:
     assert alone.mode.round is not None
     assert alone.mode.round.coding.redundancy == 1
     alone.round()
-    assert alone.core.version == 1
+    assert alone.core.state.version == 1
 
 
 def test_auto_chooses_redundancy_where_exchanging_takes_long() -> None:

@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from .....coding import NOBODY, ExchangePlan, plan, resent
-from .....common.stored import DERIVED, stored
-from .....proto.messages import Coding, Exchanged
-from .....proto.shares import block_share
-from ...loss_history import mean_loss
-from ...roster import Name
-from ...samples import Drawn
-from ...transitions import move
+from ..common.stored import DERIVED, stored
+from ..proto.messages import Coding, Exchanged
+from ..proto.shares import block_share
+from ..server.job.loss_history import mean_loss
+from ..server.job.roster import Name
+from ..server.job.samples import Drawn
+from ..server.job.transitions import move
+from .arithmetic import NOBODY, ExchangePlan, plan, resent
 
 
 @stored("exchange-life")

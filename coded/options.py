@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from .....common.configuration import UsageError, option
-from .....settings import ServerSettings
-from ..options import MAX_UINT32, ModeOptions, needs_mean
+from ..common.configuration import UsageError, option
+from ..server.job.modes.options import MAX_UINT32, ModeOptions, needs_mean
+from ..settings import ServerSettings
+
+if TYPE_CHECKING:
+    from ..server.job.modes.mode import Mode
+    from ..server.job.state import JobState
 
 
 def _parse_copies(text: str) -> None:
@@ -30,6 +34,11 @@ class CodedOptions(ModeOptions):
     blocks: Literal["even", "speed"] = option(
         "even", "size of blocks: even, or speed: so that all workers compute for equally long"
     )
+
+    def create(self, state: JobState) -> Mode:
+        from .exchanges import Coded
+
+        return Coded(state, redundancy=self.copies, by_speed=self.blocks == "speed")
 
     @property
     def workers_step(self) -> bool:

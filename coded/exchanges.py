@@ -37,9 +37,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from .....coding import (
+from ..common.stored import DERIVED, stored
+from ..proto.messages import Coding
+from ..proto.refusal import Refused
+from ..server.job import events as e
+from ..server.job import refusals
+from ..server.job.modes.mode import Exchanges, Mode
+from ..server.job.roster import Member, Name
+from ..server.job.samples import Drawn
+from ..server.job.state import JobState
+from ..server.job.waiting import Awaited, describe, waiting_for
+from ..server.job.work import AssignedWork
+from .arithmetic import (
     MAX_NODES,
     AdaptiveRedundancy,
     UncodedTimes,
@@ -48,16 +61,6 @@ from .....coding import (
     plan,
     possible,
 )
-from .....common.stored import DERIVED, stored
-from .....proto.messages import Coding
-from .....proto.refusal import Refused
-from ... import events as e
-from ... import refusals
-from ...roster import AssignedWork, Member, Name
-from ...samples import Drawn
-from ...state import JobState
-from ...waiting import Awaited, describe, waiting_for
-from ..mode import Mode
 from .copies import Drift, ServerCopy
 from .round import CodedRound, ExchangeLife, ExchangeReport
 
@@ -66,13 +69,13 @@ SAID_DISAGREEMENTS = 4  # Steps in a row with differing gradients of a block, be
 WARM_UP, RENEWED = 5, 50  # Exchanges after which speeds are measured anew: once, and again and again.
 HOPE_LEASES = 3  # Leases for which members wait for departed ones that have the only current version.
 
-# The mode saves objects of these classes. They are named here, because the room coding imports nothing.
+# The mode saves objects of these classes. They are named here, because the arithmetic imports nothing.
 stored("step-times")(UncodedTimes)
 stored("redundancy-choice")(AdaptiveRedundancy)
 
 
 @dataclass
-class Coded(Mode):
+class Coded(Mode, Exchanges):
     """The mode `coded`.
 
     Attributes:
@@ -83,7 +86,12 @@ class Coded(Mode):
             the last exchange with equal blocks, in which each exchange has half the weight of the next one.
         _choice: choice of the redundancy by measured times.
         round: the running round; None between rounds.
-        _exchanges: number of exchanges so far, which is the number of the last one.
+        _count: number of exchanges so far, which is the number of the last one.
+        _applied: number of the exchange whose sum made the version.
+        _uncoded: number of exchanges that replaced a broken one.
+        _last_redundancy: redundancy of the last round; 0 before.
+        _clipped: number of clipped gradient elements, of all workers.
+        _drifting: number of members whose replicas differed in the last round.
         _have_sum: members that have the sum of the last round, by worker and incarnation.
         _hoping_since: time from which members have waited for departed ones that have the version; None if
             they do not wait.
@@ -101,7 +109,12 @@ class Coded(Mode):
     _paces: dict[Name, float] = field(default_factory=dict[Name, float])
     _choice: AdaptiveRedundancy = field(default_factory=AdaptiveRedundancy)
     round: CodedRound | None = None
-    _exchanges: int = 0
+    _count: int = 0
+    _applied: int = 0
+    _uncoded: int = 0
+    _last_redundancy: int = 0
+    _clipped: int = 0
+    _drifting: int = 0
     _have_sum: set[Name] = field(default_factory=set[Name])
     _hoping_since: float | None = None
     _clipped_steps: int = 0
@@ -112,8 +125,24 @@ class Coded(Mode):
     _noted: tuple[int, int] = (0, 0)
 
     @property
-    def pushes_parts(self) -> bool:
-        return False
+    def exchanges(self) -> Exchanges:
+        return self
+
+    @property
+    def terms(self) -> Mapping[str, Any]:
+        return {"apply": self._applied}
+
+    @property
+    def status(self) -> Mapping[str, int]:
+        return {
+            "redundancy": self._last_redundancy,
+            "uncoded_exchanges": self._uncoded,
+            "clipped_elements": self._clipped,
+        }
+
+    @property
+    def gauges(self) -> Mapping[str, float]:
+        return {**super().gauges, "drifting": self._drifting, "uncoded_exchanges": self._uncoded}
 
     @property
     def quiet(self) -> bool:
@@ -176,7 +205,7 @@ class Coded(Mode):
         actions: list[e.Action] = []
         if behind or self._copy.due or state.done:
             able = [member for member in ready if member.listening and self._is_current(member)]
-            actions += self._copy.request(able, state.version, state.applied)
+            actions += self._copy.request(able, state.version, self._applied)
         if behind and not self._copied:
             return actions  # members without the current version get the copy once it has arrived
         drawn = state.samples.draw(state.rules.batch_size * len(ready)) if state.may_step() else None
@@ -190,17 +219,17 @@ class Coded(Mode):
             text = f"{members} exchange with redundancy {redundancy}{self._why(nodes, redundancy)}"
             less = self.redundancy is not None and redundancy < self.redundancy
             actions.append(e.Note(text=text, warning=less and nodes > 1))
-        self._exchanges += 1
+        self._count += 1
         # A speed measured while a worker warmed up or was disturbed would stay wrong: with few samples, or
         # none, no better one is measured. So blocks are equal again from time to time.
-        if self._exchanges == WARM_UP or self._exchanges % RENEWED == 0:
+        if self._count == WARM_UP or self._count % RENEWED == 0:
             self._paces = {}
         self.round = round_ = CodedRound(
             version=state.version,
             opened_at=now,
             drawn=drawn,
             coding=Coding(
-                exchange=self._exchanges,
+                exchange=self._count,
                 redundancy=redundancy,
                 sizes=self._sizes(drawn, redundancy, [member.id for member in ready]),
             ),
@@ -264,10 +293,10 @@ class Coded(Mode):
                 position=node,
                 world=len(round_.members),
                 progress=state.samples.progress,
-                learning_rate=state.rules.learning_rate * state.rate_factor(middle),
+                learning_rate=state.rules.learning_rate * state.rate_factor(middle, state.version + 0.5),
                 evaluate_epoch=state.evaluation_due if asked else 0,
                 coding=round_.coding,
-                apply=state.applied,
+                apply=self._applied,
             )
         return actions
 
@@ -303,7 +332,7 @@ class Coded(Mode):
 
     # ---- packets
 
-    def exchange_event(self, member: Member, event: e.OfExchange) -> list[e.Action]:
+    def received(self, member: Member, event: e.OfExchange) -> list[e.Action]:
         match event:
             case e.PacketRelayed():
                 if self.round is not None and self.round.coding.exchange == event.exchange:
@@ -339,8 +368,8 @@ class Coded(Mode):
                 checksums.
         """
         round_ = self.round
-        if event.exchange > self._exchanges:
-            limit = f"an exchange up to {self._exchanges}"
+        if event.exchange > self._count:
+            limit = f"an exchange up to {self._count}"
             raise Refused(refusals.packet(member.worker, limit, str(event.exchange)))
         if round_ is None or event.exchange != round_.coding.exchange:
             return None
@@ -444,12 +473,12 @@ class Coded(Mode):
 
     def _exchange_again(self, round_: CodedRound, now: float) -> list[e.Action]:
         """Replace the broken exchange by one of whole blocks, from members that have them."""
-        self._exchanges += 1
+        self._count += 1
         broken = round_.broken
         listening = [node for node in round_.present if self._member(round_, node).listening]
-        round_.begin_again(self._exchanges, listening)
+        round_.begin_again(self._count, listening)
         text = f"version {round_.version + 1}: {broken}; gradients are sent again, uncoded"
-        self._state.uncoded_exchanges += 1
+        self._uncoded += 1
         often = self._disagreements if round_.disagreed else 0
         if often >= SAID_DISAGREEMENTS:
             text += (
@@ -475,7 +504,7 @@ class Coded(Mode):
         if not round_.disagreed:
             self._disagreements = 0
         state.version += 1
-        state.applied = round_.coding.exchange
+        self._applied = round_.coding.exchange
         members = [self._member(round_, node) for node in round_.present]
         for member in members:
             member.version = state.version  # the member applies the sum with its next assignment
@@ -494,14 +523,14 @@ class Coded(Mode):
             opened_at=round_.opened_at,
             redundancy=round_.coding.redundancy,
         )
-        state.last_redundancy = round_.coding.redundancy
+        self._last_redundancy = round_.coding.redundancy
         clipped = sum(report.exchanged.clipped for report in reports)
-        state.clipped += clipped
+        self._clipped += clipped
         checksums = [report.exchanged.crc32c for report in reports]
         actions = [closed, *self._drift.compare(state.version, members, checksums)]
         if clipped:
             actions += self._warn_of_clipping(clipped)
-        state.drifting = len(self._drift.names)
+        self._drifting = len(self._drift.names)
         if self._copy.due or self._drift.is_due(state.version):
             for member in members:  # a drifted member gets the server's copy before the next round
                 if member.id in self._drift.names:
@@ -533,7 +562,7 @@ class Coded(Mode):
         state = self._state
         lost = state.version - self._copy.version
         state.version += 1
-        state.applied, self._have_sum = 0, set()
+        self._applied, self._have_sum = 0, set()
         self._copy.relabel(state.version, state.samples)
         text = (
             f"all members with version {state.version - 1} are lost: the server's copy, {lost} "

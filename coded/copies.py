@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .....common.stored import stored
-from ... import events as e
-from ...roster import Member, Name
-from ...samples import Drawn, Samples
+from ..common.stored import stored
+from ..server.job import events as e
+from ..server.job.roster import Member, Name
+from ..server.job.samples import Drawn, Samples
 
 DRIFT_VERSIONS = 100  # versions after which replicas that differ are replaced, if no epoch ends before
 

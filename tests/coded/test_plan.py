@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from gradwire.benchmarks.schemes import SCHEMES, multicast, summed, uncoded, unicast
-from gradwire.coding import NOBODY, Exchange, ExchangePlan, plan, planning_with, resent
+from gradwire.coded.arithmetic import NOBODY, Exchange, ExchangePlan, plan, planning_with, resent
 
 Words = npt.NDArray[np.uint32]
 CASES = [(nodes, r) for nodes in range(2, 8) for r in range(1, nodes)]

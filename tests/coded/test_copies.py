@@ -6,9 +6,9 @@ from typing import Any
 
 from coded_jobs import Job, some
 
+from gradwire.coded.copies import DRIFT_VERSIONS
 from gradwire.proto.messages import Phase
 from gradwire.server.job import events as e
-from gradwire.server.job.modes.coded.copies import DRIFT_VERSIONS
 
 
 def test_who_joins_gets_a_copy_that_the_round_waits_for() -> None:
@@ -47,7 +47,7 @@ def test_a_copy_that_has_arrived_counts_whatever_becomes_of_who_sent_it() -> Non
     arrived = e.SnapshotReceived(worker="a", incarnation=1, version=2)
     assert len(some(job.step(arrived), e.InstallSnapshot)) == 1
     job.step(e.Left(worker="a", incarnation=1, failed=True, reason="told to"))
-    assert job.core.version == 2
+    assert job.core.state.version == 2
     (assign,) = some(job.step(e.SnapshotInstalled(version=2)), e.Assign)
     assert (assign.worker, assign.has, assign.assignment.version) == ("z", None, 2)
 
@@ -59,10 +59,10 @@ def test_who_leaves_may_hand_over_the_only_copy() -> None:
     arrived = e.SnapshotReceived(worker="a", incarnation=1, version=1, leaving=True)
     assert len(some(job.step(arrived), e.InstallSnapshot)) == 1
     job.step(e.Left(worker="a", incarnation=1, failed=False, reason="told to"))
-    assert job.core.version == 2  # not before the copy is in place
+    assert job.core.state.version == 2  # not before the copy is in place
     (note, *_) = some(job.step(e.SnapshotInstalled(version=1)), e.Note)
     assert "1 version older" in note.text
-    assert job.core.version == 3
+    assert job.core.state.version == 3
 
 
 def test_a_snapshot_that_was_not_asked_for_is_not_taken() -> None:
@@ -79,7 +79,7 @@ def test_everybody_lost_means_back_to_the_copy() -> None:
     job.round()
     for name in "ab":
         job.step(e.Left(worker=name, incarnation=1, failed=True, reason="told to"))
-    assert job.core.version == 3
+    assert job.core.state.version == 3
     job.step(e.Joined(worker="z", incarnation=1))
     actions = job.come("z", version=None)
     (assign,) = some(actions, e.Assign)
@@ -109,7 +109,7 @@ def test_who_joins_waits_for_those_that_are_away_with_the_current_version() -> N
         assert not job.step(e.Tick())
     actions = job.come("a", version=2, assigned=job.assigned["a"].assignment.id)
     assert [request.worker for request in some(actions, e.RequestSnapshot)] == ["a"]
-    assert job.core.version == 2
+    assert job.core.state.version == 2
     actions = job.copied("a", 2)
     assert {assign.worker: assign.has for assign in some(actions, e.Assign)} == {"a": 2, "z": None}
 
@@ -147,14 +147,14 @@ def test_replicas_that_drift_are_named_and_brought_together_when_the_epoch_ends(
     job = Job(3, samples=12)
     (note,) = some(job.round("001"), e.Note)
     assert "replicas of rank 2 (c) differ from that of rank 0 (a)" in note.text
-    assert job.core.drifting == 1
+    assert job.mode.gauges["drifting"] == 1
     actions = job.round("001")  # the epoch is over
     assert not some(actions, e.Assign)
     assert len(some(actions, e.RequestSnapshot)) == 1
     actions = job.copied("a", 2)
     assert {assign.worker: assign.has for assign in some(actions, e.Assign)} == {"a": 2, "b": 2, "c": None}
     job.round("000")
-    assert job.core.drifting == 0
+    assert job.mode.gauges["drifting"] == 0
 
 
 def test_drift_does_not_go_on_for_ever() -> None:
@@ -169,12 +169,12 @@ def test_drift_does_not_go_on_for_ever() -> None:
 def test_the_job_ends_with_a_copy_of_the_last_version() -> None:
     job = Job(2, redundancy=1, samples=4, epochs=1)
     actions = job.round()
-    phases = [job.core.phase]
+    phases = [job.core.state.phase]
     assert len(some(actions, e.RequestSnapshot)) == 1
     job.copied("a", 1)
-    phases.append(job.core.phase)
+    phases.append(job.core.state.phase)
     actions = job.step(e.EvaluationReported(worker="a", incarnation=1, version=1, epoch=1, metrics={}))
-    phases.append(job.core.phase)
+    phases.append(job.core.state.phase)
     assert phases == [Phase.RUNNING, Phase.FINISHING, Phase.FINISHED]
     assert len(some(actions, e.Finish)) == 1
 
@@ -189,17 +189,17 @@ def test_an_outage_longer_than_the_lease_loses_nothing_if_members_come_back_with
     job = Job(3, samples=600)
     for _ in range(50):
         job.round()
-    progress = job.core.samples.progress
+    progress = job.core.state.samples.progress
     actions = job.step(e.Tick(), after=10.5)
     assert [lost.name for lost in some(actions, e.LossReported)] == ["rank 0 (a)", "rank 1 (b)", "rank 2 (c)"]
-    assert job.core.version == 50
+    assert job.core.state.version == 50
     assert "rank 0 (a, gone)" in job.core.waiting(job.now).text
     come_back(job, "b", 50)
     come_back(job, "a", 50)
     come_back(job, "c", 50)
-    assert job.core.version == 50
+    assert job.core.state.version == 50
     assert {job.assigned[name].assignment.version for name in "abc"} == {50}
-    assert job.core.samples.progress == progress
+    assert job.core.state.samples.progress == progress
 
 
 def test_members_that_had_not_taken_the_last_step_come_back_with_its_sum() -> None:
@@ -207,5 +207,5 @@ def test_members_that_had_not_taken_the_last_step_come_back_with_its_sum() -> No
     job.round()
     job.step(e.Tick(), after=10.5)
     come_back(job, "a", 0)
-    assert job.core.version == 1
+    assert job.core.state.version == 1
     assert job.assigned["a"].assignment.apply == 1

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from gradwire.coding import (
+from gradwire.coded.arithmetic import (
     MAX_BLOCKS,
     UncodedTimes,
     fastest,

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gradwire.coding import FIXED_POINT_LIMIT, from_fixed_point, to_fixed_point
+from gradwire.coded.arithmetic import FIXED_POINT_LIMIT, from_fixed_point, to_fixed_point
 
 STEPS = 0x7FFFFFFF
 

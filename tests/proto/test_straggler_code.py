@@ -9,7 +9,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from gradwire.coding import StragglerCode, parts_of, straggler_code
+from gradwire.proto.straggler_code import StragglerCode, parts_of, straggler_code
 
 SMALL = [(n, s) for n in range(1, 9) for s in range(n)]
 LARGE = [(n, s) for n in range(9, 17) for s in range(1, 5)]

@@ -27,6 +27,3 @@ from .redundancy import possible as possible
 from .redundancy import step_seconds as step_seconds
 from .redundancy import without_redundancy as without_redundancy
 from .speeds import block_sizes as block_sizes
-from .straggler import StragglerCode as StragglerCode
-from .straggler import parts_of as parts_of
-from .straggler import straggler_code as straggler_code

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.coding import Exchange, block_sizes, plan
-from gradwire.coding.speeds import fractions
+from gradwire.coded.arithmetic import Exchange, block_sizes, plan
+from gradwire.coded.arithmetic.speeds import fractions
 
 
 def loads(sizes: tuple[int, ...], holders: Sequence[tuple[int, ...]], nodes: int) -> list[int]:

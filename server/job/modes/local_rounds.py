@@ -1,0 +1,141 @@
+"""Rounds of several local steps: the mode `local`. Its options (`local`) have the formulas of their number.
+
+A share has enough samples for the steps of the round. Workers take them at the rate of the job's schedule,
+which counts local steps here; the server averages the changes, at a factor of 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+from ....common.stored import DERIVED
+from ..loss_history import mean_loss
+from .division import Division, SampleShare
+from .round import Round
+from .rounds import Rounds
+
+
+class Interval(Protocol):
+    """The options that rounds of local steps need."""
+
+    @property
+    def delayed(self) -> bool:
+        """True if workers begin the next round's steps early."""
+        ...
+
+    @property
+    def elastic(self) -> float:
+        """α of elastic averaging; 0 without."""
+        ...
+
+    def next_steps(self, loss_ratio: float, rate_ratio: float, time_ratio: float) -> int:
+        """Return the number of local steps in the next round."""
+        ...
+
+
+@dataclass
+class LocalRounds(Rounds):
+    """The mode `local`.
+
+    Attributes:
+        options: options of the mode.
+        _last_steps: local steps of each member in the last round; 1 before the first.
+        _all_steps: local steps of one member in all rounds that have closed.
+        _first_loss: mean training loss at the start of the first round; None before.
+        _loss: mean training loss at the start of the last closed round; NaN before.
+        _step_s: seconds of one local step of the slowest member, a running mean over rounds; NaN before.
+        _exchange_s: seconds of a round without its steps, a running mean over rounds; NaN before.
+    """
+
+    options: Interval = field(kw_only=True, metadata=DERIVED)
+    _last_steps: int = 1
+    _all_steps: int = 0
+    _first_loss: float | None = None
+    _loss: float = math.nan
+    _step_s: float = math.nan
+    _exchange_s: float = math.nan
+
+    takes_local_steps: ClassVar[bool] = True
+
+    @property
+    def begins_early(self) -> bool:
+        return self.options.delayed
+
+    @property
+    def steps(self) -> int:
+        return self._all_steps
+
+    @property
+    def status(self) -> Mapping[str, int]:
+        return {"local_steps": self._all_steps}
+
+    @property
+    def gauges(self) -> Mapping[str, float]:
+        return {"local_steps": self._last_steps}
+
+    def _steps(self) -> int:
+        factor = self._state.rate_factor(self._state.samples.progress, self._all_steps + 0.5)
+        ratio = self._loss / self._first_loss if self._first_loss else math.nan
+        times = self._exchange_s / self._step_s if self._step_s > 0 else math.nan
+        return self.options.next_steps(ratio, 1 / factor if factor else math.inf, times)
+
+    def _planned(self, division: Division) -> int:
+        if self._state.rules.script:
+            return max(map(self._steps_of, division.parts))
+        return -(-max(part.samples for part in division.parts) // self._state.rules.batch_size)
+
+    def _steps_of(self, part: SampleShare) -> int:
+        return -(-len(part.batches) // self._state.accumulation.batches)
+
+    def _opened(self, steps: int) -> None:
+        self._last_steps = steps
+
+    def _local_rates(self, count: int, steps: int, progress: float, factor: float) -> tuple[float, ...]:
+        state = self._state
+        if state.rules.script:
+            return ()
+        factors = [
+            state.rate_factor(
+                progress + count * part / state.samples.per_epoch, self._all_steps + part * steps, part=part
+            )
+            for part in ((number + 0.5) / steps for number in range(steps))
+        ]
+        if all(each == factor for each in factors):
+            return ()
+        return tuple(state.rules.learning_rate * each for each in factors)
+
+    def _server_factor(self, round_: Round) -> float:
+        return 1.0
+
+    def _weights(self, round_: Round) -> Mapping[int, float] | None:
+        if self.options.elastic:  # the sum of the differences of those that have answered
+            return dict.fromkeys(round_.answered, 1.0)
+        return super()._weights(round_)
+
+    def _closed(self, round_: Round, now: float) -> None:
+        """Learn what sets the number of steps in later rounds: the steps taken, also of contributions that
+        were not finite, the loss, and the times."""
+        self._note_times(round_, now)
+        if round_.contributions:
+            self._all_steps += max(round_.stepped.values(), default=0) or round_.steps
+        losses = [(each.loss, each.samples) for each in round_.contributions.values() if each.samples]
+        if losses:
+            self._loss = mean_loss(losses)
+            if self._first_loss is None and not math.isnan(self._loss):
+                self._first_loss = self._loss
+
+    def _note_times(self, round_: Round, now: float) -> None:
+        """Update the mean times of a local step and of an exchange."""
+        taken = [each for each in round_.computing.values() if each[1] and math.isfinite(each[0])]
+        seconds, samples = max(taken, default=(0.0, 0))
+        if not seconds > 0:
+            return
+        of_step = self._state.rules.batch_size * self._state.accumulation.batches
+        step = seconds / -(-samples // of_step)
+        exchange = max(0.0, now - round_.opened_at - seconds)
+        known = self._step_s > 0
+        self._step_s = (self._step_s + step) / 2 if known else step
+        self._exchange_s = (self._exchange_s + exchange) / 2 if known else exchange

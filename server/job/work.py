@@ -1,0 +1,116 @@
+"""The work of a member: an assignment that it has not answered yet.
+
+Work (`WorkLife`):
+
+    ASSIGNED | its push becomes part of a version      | -> LATE, REVOKED
+    LATE     | its round or plan is over: the push is  | -> REVOKED
+             | refused, and the worker keeps the       |
+             | gradient in its residual                |
+    REVOKED  | taken from a lost member; its samples   | -> ASSIGNED or LATE, if the member returns before
+             | are requeued                            |    another member has drawn the samples
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from ...common.stored import stored
+from ...proto.messages import Assignment
+from .samples import Drawn
+from .transitions import move
+
+
+@stored("work-life")
+class WorkLife(Enum):
+    """State of a member's work.
+
+    The push for ASSIGNED work becomes part of a version. The push for LATE work is refused as stale. REVOKED
+    work was taken from a lost member. The table at the head of this file has the transitions.
+    """
+
+    ASSIGNED = "assigned"
+    LATE = "late"
+    REVOKED = "revoked"
+
+
+_WORK_TRANSITIONS = {
+    WorkLife.ASSIGNED: frozenset({WorkLife.LATE, WorkLife.REVOKED}),
+    WorkLife.LATE: frozenset({WorkLife.REVOKED}),
+    WorkLife.REVOKED: frozenset({WorkLife.ASSIGNED, WorkLife.LATE}),
+}
+
+
+@stored("work")
+@dataclass(kw_only=True, slots=True)
+class AssignedWork:
+    """An assignment that a member has not answered yet.
+
+    Attributes:
+        assignment: the assignment, as the member receives it.
+        drawn: samples of the assignment.
+        given_at: time of the assignment, in seconds of the job's clock.
+        share: number of samples due to the member; at the end of an epoch `drawn` may have fewer.
+        counted: number of samples that the push stands for; None for all of `drawn`.
+        life: state of the work.
+        interrupted: True if the member's stream broke since, so the time that it takes is no measure.
+        asked: number of further batches that the member waits for; 0 while it computes.
+        stepped: number of optimizer steps that it had taken when it asked, in local mode.
+    """
+
+    assignment: Assignment
+    drawn: Drawn
+    given_at: float
+    share: int = 0
+    counted: int | None = None
+    life: WorkLife = WorkLife.ASSIGNED
+    interrupted: bool = False
+    asked: int = 0
+    stepped: int = 0
+
+    @property
+    def id(self) -> int:
+        """Id of the assignment."""
+        return self.assignment.id
+
+    @property
+    def late(self) -> bool:
+        """True if the push for this work will be refused as stale, because its round or plan is over."""
+        return self.life is WorkLife.LATE
+
+    @property
+    def samples(self) -> int:
+        """Number of samples that the push for this work stands for."""
+        return self.drawn.count if self.counted is None else self.counted
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Number of samples of each batch of a script's step."""
+        return self.assignment.batches or (self.samples,)
+
+    def extend(self, more: Drawn, batches: tuple[int, ...], **terms: Any) -> None:
+        """Add samples of the same epoch to the work, as further batches.
+
+        Args:
+            more: the samples.
+            batches: number of samples of each further batch.
+            terms: other fields of the assignment that change.
+        """
+        all_of_them = (*self.batches, *batches)
+        self.drawn, self.asked = self.drawn.with_more(more), 0
+        if self.counted is not None:
+            self.counted += more.count
+        ranges = self.drawn.ranges
+        self.assignment = replace(
+            self.assignment, ranges=ranges, batches=all_of_them, take_buffers=False, **terms
+        )
+
+    @property
+    def shared(self) -> bool:
+        """True if other members are assigned the same samples."""
+        return self.assignment.slices > 1 or self.assignment.stragglers > 0
+
+    def become(self, life: WorkLife) -> None:
+        """Change the state of the work to `life`, as `_WORK_TRANSITIONS` allows."""
+        self.life = move(self.life, life, _WORK_TRANSITIONS)
