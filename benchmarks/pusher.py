@@ -48,6 +48,7 @@ class Pusher:
         try:
             self._connection.join("benchmark", "none", ())
             self._connection.initialize(manifest, [np.zeros(payload.elements * 4, np.uint8)])
+            self._connection.stepped(0)
             self._connection.ready(manifest)
             plan: Plan | None = None
             message: m.Assignment | None = None
@@ -68,7 +69,7 @@ class Pusher:
         for number, payloads in enumerate(self._parts):
             checksums[number] = crc32c(payload.data for payload in payloads)
             header = part_header(self._seq, self._assignment.id, self._plan.number, number, payloads)
-            self._connection.part(header, payloads)
+            self._connection.queue_part(header, payloads)
         commit = m.Commit(
             seq=self._seq,
             assignment=self._assignment.id,
@@ -78,7 +79,7 @@ class Pusher:
             digest=digest(checksums),
             plan=self._plan.number,
         )
-        self._connection.commit(commit)
+        self._connection.queue_commit(commit)
         while not isinstance(message := self._next(), m.Outcome):
             self._take(message)
         assert message.decision is m.Decision.ACCEPTED, message

@@ -81,12 +81,12 @@ class Script:
             self.plan = message
         return message
 
-    def part(self, header: m.PartHeader, payloads: Sequence[Payload]) -> int:
+    def queue_part(self, header: m.PartHeader, payloads: Sequence[Payload]) -> int:
         assert (header.seq, header.part) not in self.parts
         self.parts[header.seq, header.part] = header, list(payloads)
         return crc32c(each.data for each in payloads)
 
-    def commit(self, commit: m.Commit) -> None:
+    def queue_commit(self, commit: m.Commit) -> None:
         parts = {part: payloads for (seq, part), (_, payloads) in self.parts.items() if seq == commit.seq}
         checksums = {part: crc32c(each.data for each in payloads) for part, payloads in parts.items()}
         assert (commit.parts, commit.digest) == (len(parts), digest(checksums))

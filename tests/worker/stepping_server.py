@@ -133,8 +133,8 @@ class SteppingServer(Script):
             found.append(Received(update, [payload]))
         return found
 
-    def commit(self, commit: m.Commit) -> None:
-        super().commit(commit)
+    def queue_commit(self, commit: m.Commit) -> None:
+        super().queue_commit(commit)
         self._steps += 1
         pushed = [
             np.zeros(each.elements, np.float32) if isinstance(each, AbsentPayload) else decode(each)

@@ -18,8 +18,8 @@ from ...compressors import LayerRule
 from ...optim.optimizer import parse_optimizer
 from ...proto.moments import Moments
 from ...settings import names_in
+from ..session.calls import Earlier
 from ..session.compression import compression_of
-from ..session.connection import Earlier
 from ..session.groups import ONE_GROUP, ParameterGroups
 from ..session.kernels import tell_of_kernels
 from ..session.replica import Replica, trained_parameters

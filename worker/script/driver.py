@@ -25,7 +25,7 @@ import torch
 from ...common.telemetry import keep_warnings
 from ...proto import messages as m
 from ...proto.shares import assigned_samples
-from ..session.connection import Earlier
+from ..session.calls import Earlier
 from ..training.step import TrainingStep
 from ..training.work import Local
 from . import process
@@ -347,7 +347,7 @@ class Driver:
             self.applied = usable
             return
         assignments.settle()
-        self.applied = usable and session.last_accepted == session.seq
+        self.applied = usable and session.last_counts
 
     def _forward_passed(self) -> None:
         """Called after the model's forward pass: gradients may be sent from now on, because learning rates

@@ -14,8 +14,8 @@ from typing import Any
 
 from .compression import Compression
 from .connection import Connection
-from .outcomes import OpenPushes
 from .own_state import OwnState
+from .pushes import Pushes
 from .replica import Replica
 from .state_exchange import StateExchange
 
@@ -38,7 +38,7 @@ class Saving:
         replica: Replica,
         compression: Compression,
         buffers: StateExchange,
-        pushes: OpenPushes,
+        pushes: Pushes,
         own: OwnState | None,
     ) -> None:
         """

@@ -6,24 +6,22 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from ...common.parts import Plan
-from ...compressors import Compressed, PushTerms
+from ...compressors import PushTerms
 from ...proto import messages as m
-from ...proto.transfer import digest
 from ..metrics import WorkerMetrics
 from .auto import Auto
+from .calls import Earlier
 from .compression import Compression
-from .connection import Connection, Earlier
+from .connection import Connection
 from .memory import FreeMemory
-from .outcomes import OpenPushes
 from .own_state import OwnState
-from .pushing import Pushing
+from .packets import Packets
+from .pushes import Push, Pushes
 from .receiving import Received, ReceivedPacket
 from .replica import Replica
 from .saving import Saving
@@ -37,30 +35,6 @@ log = logging.getLogger("gradwire.worker")
 RESIDUAL_EVERY = 50  # pushes between two measurements of the residual's norm, which reads the whole residual
 
 
-class PacketHandler(Protocol):
-    """Handles the coded packets of one session. `Session.next` calls it."""
-
-    def apply(self, exchange: int, version: int) -> None:
-        """Called when all members have the sum of an exchange: step the replica to `version`.
-
-        Nothing happens for exchange 0, for another exchange than the present one, or if the replica is not at
-        `version` - 1.
-
-        Args:
-            exchange: number of the exchange; 0 if the assignment names none.
-            version: version that the step produces.
-        """
-        ...
-
-    def take(self, packet: ReceivedPacket) -> None:
-        """Called when a packet of another worker has arrived: add it to the exchange."""
-        ...
-
-    def snapshot(self, version: int) -> None:
-        """Called when the server requests the replica, which is at `version`: send it."""
-        ...
-
-
 class Session:
     """A worker's participation in a job, from the reply to its join until it leaves.
 
@@ -71,33 +45,28 @@ class Session:
     | `begin` | once, first |
     | `next` | repeatedly, while no step is half done |
     | `take_in` | in the forward pass of a step begun before its assignment has arrived |
-    | `begin_step` | for each assignment with samples; then `Pushing.add`, and `commit` or `abandon` |
+    | `begin_push` | for each assignment with samples; then `Push.add`, and `commit` or `abandon` |
     | `ask` | for further batches, before an assignment with samples is answered |
     | `skip`, `confirm` | to answer an assignment without a push, also after an abandoned one |
     | `evaluated`, `report` | if an assignment has an `evaluate_epoch` |
     | `leave` | from any thread or signal handler; then until `finished_leaving` |
 
     Only `next` and `take_in` change the replica. The session calls no code of the owner's, except the
-    `PacketHandler` that coded mode registers with `handle_packets`. The network has a thread of its own, so
-    heartbeats leave while the owner computes. Payloads belong to the session until the push's outcome.
+    `PacketHandler` of coded mode (`packets`). The network has a thread of its own, so
+    heartbeats leave while the owner computes. `pushes` has the life of a push.
 
     Parts are those of the last plan that arrived. `next` adopts a new plan in its order among the updates; an
     open push keeps the plan under which it was begun.
 
-    Any number of pushes may wait for their outcome, and outcomes may arrive in any order. A late push returns
-    to the residual ledger, a redundant one is undone, and a damaged part is sent again as the same bytes.
-    Parts that the server does not need are kept, and not sent. After a reconnect, the parts that the server
-    lacks are sent again.
-
     `begin`, `next` and `take_in` raise three exceptions. Refused: the server ended the membership, or refused
     a push for a reason that is not listed above. UnreachableError: no stream for `give_up_s`. RuntimeError:
-    the server violates the protocol. `Pushing.add` raises NonFiniteGradient, and leaves the ledger unchanged:
+    the server violates the protocol. `Push.add` raises NonFiniteGradient, and leaves the ledger unchanged:
     abandon the push, and answer with `skip`.
 
     Attributes:
         replica: the worker's copy of the parameters, at `replica.version`.
         leaving: whether `leave` was called.
-        seq: number of the last push, from 1; 0 before the first.
+        packets: sends and receives coded packets.
         saving: saves and restores this worker's own state.
         evaluations: results of the job's evaluations by number, for scripts.
         best: best value of each metric so far, by name, for scripts.
@@ -136,14 +105,14 @@ class Session:
         """
         self.replica = replica
         self.leaving = False
-        self.seq = self.batch = 0
-        self.accumulate = 0
+        self.batch = self.accumulate = 0
         self._connection = connection
         self._compression = compression
         self._metrics = metrics
         self._initialize = initialize
-        self._packets: PacketHandler | None = None
-        self._pushes = OpenPushes(connection, compression, metrics)
+        self._auto = Auto(compression.compressor, auto, lambda: connection.sent) if auto else None
+        self._pushes = Pushes(connection, compression, metrics, self._auto)
+        self.packets = Packets(connection, replica, metrics)
         self._updates = Updates(replica, connection, metrics)
         self._state = StateExchange(connection, replica, buffers)
         self.saving = Saving(connection, replica, compression, self._state, self._pushes, own)
@@ -155,7 +124,6 @@ class Session:
         self._reconnects = 0
         self._held: m.Assignment | None = None  # assignment that waits until the replica is at its version
         self._waiting = WaitingLog()
-        self._auto = Auto(compression.compressor, auto, lambda: connection.sent) if auto else None
         self._free = FreeMemory(2 * replica.manifest.raw_bytes)
 
     # ---- state, for the owner
@@ -166,9 +134,9 @@ class Session:
         return len(self._pushes)
 
     @property
-    def last_accepted(self) -> int:
-        """Number (seq) of the last accepted push; 0 before the first."""
-        return self._pushes.last_accepted
+    def last_counts(self) -> bool:
+        """Whether the server has accepted the last push."""
+        return self._pushes.last_accepted == self._pushes.seq
 
     @property
     def held_back(self) -> float:
@@ -234,6 +202,7 @@ class Session:
                 None if self._earlier is None else self._earlier(),
             ):
                 self.replica.version = 0
+                self._connection.stepped(0)
                 self._state.mark_current()
                 self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
         restored = self.saving.restored is not None
@@ -312,7 +281,7 @@ class Session:
                     self._held = None
             case Plan():
                 self._updates.adopt(message)
-                if self._packets is None:  # coded mode pushes no parts
+                if self.packets.handler is None:  # coded mode pushes no parts
                     self._compression.compressor.adopt(message)
             case m.Assignment():
                 self._waiting.over()
@@ -336,64 +305,31 @@ class Session:
             case m.InitializeRequest():
                 self._initialize = True
                 self.begin()
-            case ReceivedPacket() if self._packets is not None:
-                self._packets.take(message)
-            case m.SnapshotRequest() if self._packets is not None:
-                self._packets.apply(message.apply, message.version)
+            case ReceivedPacket() if self.packets.handler is not None:
+                self.packets.handler.take(message)
+            case m.SnapshotRequest() if self.packets.handler is not None:
+                self.packets.handler.apply(message.apply, message.version)
                 self._at(message.version, "requested a snapshot of")
-                self._packets.snapshot(message.version)
+                self.packets.handler.snapshot(message.version)
             case None:
                 pass
             case _:
                 kind = type(message).__name__
                 raise RuntimeError(f"the server sent a message of type {kind} in a job without coded packets")
 
-    def begin_step(
+    def begin_push(
         self, assignment: m.Assignment, terms: PushTerms, learning_rates: Sequence[float] = ()
-    ) -> Pushing:
-        """Begin a push of mean gradients; while leaving, it includes the whole residual.
-
-        Args:
-            assignment: assignment that the push answers.
-            terms: samples, seeds and number of the step.
-            learning_rates: learning rates of the server's step, by parameter group of the manifest, if the
-                owner has a scheduler. They must be the same at all workers at a version. Empty to use the
-                job's schedule.
-
-        Returns:
-            The push, to which gradients are added.
-        """
-        if self._auto is not None:
-            self._auto.begin(terms.version if terms.step is None else terms.step)
-        compressing = self._compression.begin(assignment, terms, leaving=self.leaving)
-        if self.leaving:  # the push includes the whole residual: its rate limit was meant for fewer bytes
-            self._connection.hurry()
-        self.seq += 1
-        self._pushes.uncommitted = self.seq
-        return Pushing(
-            self._connection,
-            self._metrics,
-            self.seq,
-            assignment,
-            terms.samples,
-            compressing,
-            self._auto,
-            learning_rates,
-        )
+    ) -> Push:
+        """Open a push of mean gradients (`Pushes.begin`); while leaving, it includes the whole residual."""
+        return self._pushes.begin(assignment, terms, learning_rates, leaving=self.leaving)
 
     def commit(
-        self,
-        pushing: Pushing,
-        loss: float | None,
-        *,
-        computing_s: float = 0.0,
-        batches: int = 0,
-        steps: int = 0,
+        self, push: Push, loss: float | None, *, computing_s: float = 0.0, batches: int = 0, steps: int = 0
     ) -> bool:
         """Commit a push, after all of its gradients were added.
 
         Args:
-            pushing: push from `begin_step`.
+            push: push from `begin_push`.
             loss: mean loss of its samples; None if unknown.
             computing_s: seconds that local steps took, where the mode sets their number by it; otherwise 0.
             batches: number of the assignment's batches that the push stands for; 0 for all.
@@ -403,35 +339,20 @@ class Session:
             True if payloads were sent. False if the compressor's delay keeps all gradients in the residual
             until a later version.
         """
-        self._pushes.uncommitted = None
-        sent = pushing.commit(
-            self._compression.ledger.slices, undoable=self._compression.undoable(pushing.assignment)
-        )
+        sent = push.holds_payloads
         # A push without payloads counts no samples: a later push carries their gradients.
-        samples = pushing.samples if sent.payloads else 0
-        self._commit(
-            pushing.seq,
-            pushing.assignment,
-            sent,
-            samples,
-            loss,
-            pushing=pushing,
-            computing_s=computing_s,
-            batches=batches,
-            steps=steps,
-        )
-        return bool(sent.payloads)
+        samples = push.samples if sent else 0
+        self._answer(push, samples, loss, computing_seconds=computing_s, batches=batches, steps=steps)
+        return sent
 
-    def abandon(self, pushing: Pushing) -> None:
-        """Discard a push before its commit, and tell the server; the residual is as before `begin_step`."""
-        self._pushes.uncommitted = None
-        self._connection.abandon(pushing.seq)
+    def abandon(self, push: Push) -> None:
+        """Discard a push before its commit, and tell the server; the residual is as before `begin_push`."""
+        self._pushes.abandon(push)
 
     def skip(self, assignment: m.Assignment, *, batches: int = 0, steps: int = 0) -> None:
         """Answer an assignment without a gradient; none of its samples counts. The numbers are those of
         `commit`."""
-        self.seq += 1
-        self._commit(self.seq, assignment, Compressed(), 0, None, batches=batches, steps=steps)
+        self._answer(self._pushes.empty(assignment), 0, None, batches=batches, steps=steps)
 
     def ask(self, assignment: m.Assignment, batches: int, wanted: int, steps: int) -> None:
         """Ask for further batches of an assignment, which `next` returns with them; or as exhausted, or
@@ -455,8 +376,7 @@ class Session:
             loss: mean loss of these samples.
             exchanged: checksum of the sum, and measurements.
         """
-        self.seq += 1
-        self._commit(self.seq, assignment, Compressed(), samples, loss, exchanged=exchanged)
+        self._answer(self._pushes.empty(assignment), samples, loss, exchanged=exchanged)
 
     def evaluated(self, epoch: int) -> AbstractContextManager[None]:
         """Return a context in which the model has the job's buffers, for evaluating the server's model.
@@ -470,63 +390,25 @@ class Session:
         """Send the result of an evaluation, and send the last one again after a reconnect."""
         self._connection.report(evaluation)
 
-    def profile(self, times: StepTimes, pushing: Pushing) -> None:
+    def profile(self, times: StepTimes, push: Push) -> None:
         """Send the measured durations of the last steps, if a profile is due.
 
         Args:
             times: the measurements.
-            pushing: last push, whose size is reported too.
+            push: last push, whose size is reported too.
         """
-        if times.due and not pushing.assignment.parts:
-            densities = self._compression.compressor.sent_shares(pushing.assignment.progress)
-            self._connection.profile(times.profile(densities, pushing.sent_bytes))
+        if times.due and not push.assignment.parts:
+            densities = self._compression.compressor.sent_shares(push.assignment.progress)
+            self._connection.profile(times.profile(densities, push.sent_bytes))
 
     def leave(self) -> None:
         """Make the next push the last one, with the whole residual, so that no gradient is lost."""
         self.leaving = True
 
-    # ---- coded mode
-
-    def handle_packets(self, handler: PacketHandler) -> None:
-        """Register the handler of coded packets and snapshot requests."""
-        self._packets = handler
-
-    def send_packet(self, header: m.Packet, words: npt.NDArray[np.uint32]) -> None:
-        """Send a coded packet. If the stream breaks it is lost, and the server repeats the exchange.
-
-        Args:
-            header: header of the packet.
-            words: words of the packet: uint32, shape (header.elements,).
-        """
-        self._connection.send(header, [words.view(np.uint8)])
-        self._metrics.raw_up.inc(words.nbytes)
-
     def mark_answered(self, assignment: m.Assignment) -> None:
         """Note that an assignment's exchange has begun, or that it ends without an answer, so that `is_new`
         is False if it is sent again."""
         self._answered = assignment.id
-
-    def stepped(self, version: int) -> None:
-        """Note that the worker itself has stepped its replica to `version`."""
-        self.replica.version = version
-        self._connection.stepped(version)
-        self._metrics.version.set(version)
-
-    def send_snapshot(self, *, leaving: bool) -> None:
-        """Send a copy of the replica to the server, if it has a version.
-
-        Args:
-            leaving: whether the worker leaves, so that no other worker may have the values; then wait until
-                they are written. False to answer a request of the server.
-        """
-        if self.replica.version is None:
-            return
-        # A copy, because the next step may be taken while it is being sent.
-        values = [value.copy() for value in self.replica.values()]
-        self._connection.send(m.Snapshot(version=self.replica.version, leaving=leaving), values)
-        self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
-        if leaving:
-            self._connection.flush()
 
     # ---- inside
 
@@ -538,8 +420,8 @@ class Session:
         assignment = self._held
         if assignment is None:
             return None
-        if self._packets is not None:
-            self._packets.apply(assignment.apply, assignment.version)
+        if self.packets.handler is not None:
+            self.packets.handler.apply(assignment.apply, assignment.version)
         if not assignment.finished:
             if self.replica.version is None or self.replica.version < assignment.version:
                 return None
@@ -564,45 +446,22 @@ class Session:
                 f"the server {order} version {version}, the replica is at {self.replica.version}"
             )
 
-    def _commit(
-        self,
-        seq: int,
-        assignment: m.Assignment,
-        sent: Compressed,
-        samples: int,
-        loss: float | None,
-        *,
-        pushing: Pushing | None = None,
-        exchanged: m.Exchanged | None = None,
-        computing_s: float = 0.0,
-        batches: int = 0,
-        steps: int = 0,
-    ) -> None:
-        """Answer an assignment with a commit, after uploading the buffers that belong to it."""
+    def _answer(self, push: Push, samples: int, loss: float | None, **more: Any) -> None:
+        """Commit a push, after uploading the buffers that belong to it.
+
+        Args:
+            push: the push.
+            samples: number of samples that it counts.
+            loss: mean loss of these samples; None if unknown.
+            more: other fields of `Commit`.
+        """
         if samples:
-            self._state.before_commit(seq, assignment.collection)
-        checksums = dict[int, int]() if pushing is None else pushing.checksums
-        plan = pushing.plan if pushing is not None and checksums else None
-        commit = m.Commit(
-            seq=seq,
-            assignment=assignment.id,
-            base_version=assignment.version,
-            samples=samples,
-            parts=len(checksums),
-            digest=digest(checksums),
-            loss=loss,
-            exchanged=exchanged,
-            plan=0 if plan is None else plan.number,
-            computing_seconds=computing_s,
-            local_rates=self.local_rates() if samples else (),
-            batch=self.batch,
-            batches=batches,
-            steps=steps,
-        )
+            self._state.before_commit(push.seq, push.assignment.collection)
+        rates = self.local_rates() if samples else ()
+        self._pushes.commit(push, samples=samples, loss=loss, local_rates=rates, batch=self.batch, **more)
         self.batch = 0
-        self._pushes.commit(commit, sent, plan)
-        self._answered = assignment.id
+        self._answered = push.assignment.id
         self._free.limit()
         self._metrics.loss.set(math.nan if loss is None else loss)
-        if seq % RESIDUAL_EVERY == 1:
+        if push.seq % RESIDUAL_EVERY == 1:
             self._metrics.residual_norm.set(self.held_back)

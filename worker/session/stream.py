@@ -68,7 +68,7 @@ class Stream:
     Runs on the connection's event loop. Other threads may read the attributes of plain types.
 
     Attributes:
-        outgoing: queue of messages to write.
+        outgoing: messages to write.
         incoming: messages that have arrived, and the error that ends the membership, for the owner's thread.
         reopen: event that makes the worker open a new stream.
         leaving: whether the worker leaves, so that no new stream follows when this one ends.
@@ -168,7 +168,7 @@ class Stream:
 
         async def write() -> None:
             while True:
-                await call.write(gather(await outgoing.next(), outgoing.more))
+                await call.write(gather(await outgoing.queue.next(), outgoing.queue.more))
 
         async def beat() -> None:
             while True:
@@ -234,9 +234,9 @@ class Stream:
             arrived: Incoming | None = None
             match message:
                 case m.Update():
-                    receiver.begin_update(message, outgoing.manifest, outgoing.plan)
+                    receiver.begin_update(message, outgoing.manifest, outgoing.queue.plan)
                 case m.PlanAnnouncement():
-                    arrived = outgoing.plan = receiver.plan(message, outgoing.manifest)
+                    arrived = outgoing.queue.plan = receiver.plan(message, outgoing.manifest)
                 case m.Packet():
                     arrived = receiver.begin_packet(message, outgoing.manifest)
                 case m.Chunk():
@@ -250,11 +250,11 @@ class Stream:
                     arrived = message
                 case m.Assignment():
                     if message.coding is not None:
-                        outgoing.exchange = message.coding.exchange
+                        outgoing.queue.exchange = message.coding.exchange
                     if message.id > outgoing.assigned:
                         progress.set()
                     outgoing.assigned = message.id
-                    outgoing.limit_rate(message.pace)
+                    outgoing.queue.limit_rate(message.pace)
                     arrived = message
                 case m.Waiting() | m.Evaluations() | m.InitializeRequest() | m.SnapshotRequest() | m.Save():
                     arrived = message

@@ -88,7 +88,7 @@ class CodedStrategy(Strategy):
         )
         self._step: CodedStep | None = None
         self._clipped_steps = 0
-        session.handle_packets(self)
+        session.packets.handler = self
 
     @property
     def busy(self) -> bool:
@@ -146,14 +146,14 @@ class CodedStrategy(Strategy):
         self.session.doing("exchanging")
         with self.metrics.during("encoding"):
             for header, words in self._packets(step):
-                self.session.send_packet(header, words)
+                self.session.packets.send(header, words)
         self.metrics.loss.set(step.loss)
         if not self.busy:
             self._confirm(step)
 
     def hand_over(self) -> None:
         """Send the replica to the server before leaving, because no other worker may have it."""
-        self.session.send_snapshot(leaving=True)
+        self.session.packets.send_snapshot(leaving=True)
 
     def _packets(self, step: CodedStep) -> Iterator[tuple[m.Packet, Words]]:
         """Begin the exchange that the step's assignment names, and yield this worker's packets."""
@@ -225,11 +225,11 @@ class CodedStrategy(Strategy):
         self._optimizer.follow(step.assignment.learning_rate)
         self._optimizer.step()
         self._step = None
-        self.session.stepped(version)
+        self.session.packets.stepped(version)
 
     def snapshot(self, version: int) -> None:
         """Send the replica, with the optimizer's state, to the server, which has requested it."""
-        self.session.send_snapshot(leaving=False)
+        self.session.packets.send_snapshot(leaving=False)
 
 
 class CodedStep(TrainingStep):

@@ -15,7 +15,7 @@ from typing import Any
 from ...compressors import NonFiniteGradient
 from ...proto import messages as m
 from ..metrics import WorkerMetrics
-from ..session.pushing import Pushing
+from ..session.pushes import Push
 from ..session.session import Session
 from .hooks import GradientHooks
 from .sharding import bounds
@@ -80,7 +80,7 @@ class GradientStep(TrainingStep):
         super().__init__(strategy, assignment, self._batches[0].stop)
         self._strategy = strategy
         self._guessing = False  # whether the script has gone on where it was expected to step
-        self._pushing: Pushing | None = None  # push to which hooks hand gradients
+        self._push: Push | None = None  # push to which hooks hand gradients
         self._rates: tuple[float, ...] = ()  # learning rates that the push carries
 
     @property
@@ -115,20 +115,20 @@ class GradientStep(TrainingStep):
         super().follow()
         hooks, number = self._strategy.hooks, self.at + 1
         last = number == len(self._batches) and number >= self.assignment.accumulate and not self._guessing
-        if self._pushing is None and hooks is not None and last:
-            self._pushing = self._begin_push()
-            hooks.follow(self._pushing)
+        if self._push is None and hooks is not None and last:
+            self._push = self._begin_push()
+            hooks.follow(self._push)
 
     @property
     def sent(self) -> bool:
-        return self._pushing is not None and bool(self._pushing.checksums)
+        return self._push is not None and bool(self._push.checksums)
 
     def withdraw(self) -> bool:
-        pushing, self._pushing = self._pushing, None
-        if pushing is None or self._strategy.hooks is None:
+        push, self._push = self._push, None
+        if push is None or self._strategy.hooks is None:
             return False
         missing = self._strategy.hooks.stop()
-        self._strategy.session.abandon(pushing)
+        self._strategy.session.abandon(push)
         return len(missing) < len(self._strategy.session.replica.parameters)
 
     def skip(self, why: str) -> None:
@@ -149,7 +149,7 @@ class GradientStep(TrainingStep):
         self.open = False
         # 1. Keep the push that hooks have filled, unless it holds other values than this step's gradients.
         hooks, missing = strategy.hooks, list[int]()
-        if hooks is not None and self._pushing is not None:
+        if hooks is not None and self._push is not None:
             missing = hooks.stop()
             why = self._unusable_because(hooks, scale)
             if why and strategy.final and self.sent:
@@ -157,43 +157,43 @@ class GradientStep(TrainingStep):
             if why:
                 self.withdraw()
                 strategy.stop_overlap(why)
-        pushing, self._pushing = self._pushing, None
+        push, self._push = self._push, None
         try:
-            if pushing is not None and hooks is not None and hooks.error is not None:
+            if push is not None and hooks is not None and hooks.error is not None:
                 raise hooks.error
             if not finite(loss):
-                return self._contribute_nothing(f"the loss is {loss}", pushing, loss)
-            if pushing is not None:
+                return self._contribute_nothing(f"the loss is {loss}", push, loss)
+            if push is not None:
                 # 2a. Add the remaining tensors: the loss does not reach them, or they have no hook.
                 for index in missing:
-                    pushing.add(index, session.replica.gradient(index))
+                    push.add(index, session.replica.gradient(index))
             else:
                 # 2b. Begin a push with all gradients, as they are now.
                 session.doing("compressing")
-                pushing = self._begin_push()
-                self._add_all(pushing, scale)
+                push = self._begin_push()
+                self._add_all(push, scale)
         except NonFiniteGradient as error:
-            return self._contribute_nothing(str(error), pushing, loss)
+            return self._contribute_nothing(str(error), push, loss)
         except BaseException:  # a KeyboardInterrupt too: a notebook may go on with the job
-            if pushing is not None:
-                session.abandon(pushing)
+            if push is not None:
+                session.abandon(push)
             raise
         # 3. Commit the push.
         strategy.reset_unusable()
-        strategy.commit(pushing, loss, self)
+        strategy.commit(push, loss, self)
         strategy.times.end()
         session.replica.check_writes()
-        session.profile(strategy.times, pushing)
+        session.profile(strategy.times, push)
         return True
 
     # ---- inside
 
-    def _begin_push(self) -> Pushing:
+    def _begin_push(self) -> Push:
         """Begin a push, and remember the learning rates that it carries."""
         self._rates = self._strategy.rates()
         return self._strategy.begin_push(self.assignment, self.samples, self._rates)
 
-    def _add_all(self, pushing: Pushing, scale: float) -> None:
+    def _add_all(self, push: Push, scale: float) -> None:
         """Add the gradients of all parameters, divided by `scale`, to a push; the last parameter's first."""
         replica, times = self._strategy.session.replica, self._strategy.times
         times.gradients([parameter.numel() for parameter in replica.parameters])
@@ -201,7 +201,7 @@ class GradientStep(TrainingStep):
             gradient = replica.gradient(index)
             if gradient is not None and scale != 1.0:
                 gradient = gradient / scale
-            pushing.add(index, gradient)
+            push.add(index, gradient)
         times.handed()
 
     def _unusable_because(self, hooks: GradientHooks, scale: float) -> str:

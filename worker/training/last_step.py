@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from ..session.pushing import Pushing
+from ..session.pushes import Push
 from .step import all_finite
 
 
@@ -38,13 +38,13 @@ class LastStep:
     It receives gradients from `GradientHooks`, and passes changes to a push.
 
     Attributes:
-        pushing: push that receives the changes.
+        push: push that receives the changes.
         changes: changes that were passed on, by index of the tensor; None for a tensor without one.
     """
 
     def __init__(
         self,
-        pushing: Pushing,
+        push: Push,
         optimizer: TensorOptimizer,
         parameters: Sequence[torch.Tensor],
         start: Sequence[torch.Tensor],
@@ -52,13 +52,13 @@ class LastStep:
     ) -> None:
         """
         Args:
-            pushing: push that receives the changes.
+            push: push that receives the changes.
             optimizer: takes the steps.
             parameters: parameters after the earlier steps of the round.
             start: parameters at the round's start.
             pull: share of its distance from `start` by which the step is pulled back.
         """
-        self.pushing = pushing
+        self.push = push
         self.changes: dict[int, torch.Tensor | None] = {}
         self._optimizer = optimizer
         self._parameters = parameters
@@ -104,7 +104,7 @@ class LastStep:
 
     def pass_on(self, index: int, change: torch.Tensor | None) -> None:
         """Add a tensor's change to the push."""
-        self.pushing.add(index, change)
+        self.push.add(index, change)
         self.changes[index] = change
 
     def undo(self) -> None:

@@ -93,7 +93,7 @@ import torch
 from ...compressors import NonFiniteGradient
 from ...proto import messages as m
 from ..metrics import WorkerMetrics
-from ..session.pushing import Pushing
+from ..session.pushes import Push
 from ..session.replica import as_dense
 from ..session.session import Session
 from .fragments import Changes, divide, fragments_of
@@ -401,7 +401,7 @@ class LocalStep(TrainingStep):
 
     @property
     def sent(self) -> bool:
-        return self._last is not None and bool(self._last.pushing.checksums)
+        return self._last is not None and bool(self._last.push.checksums)
 
     def withdraw(self) -> bool:
         last, self._last = self._last, None
@@ -409,7 +409,7 @@ class LocalStep(TrainingStep):
             return False
         self._strategy.hooks.stop()
         last.undo()
-        self._strategy.session.abandon(last.pushing)
+        self._strategy.session.abandon(last.push)
         return bool(last.changes)
 
     def push(self, loss: Loss, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
@@ -451,20 +451,20 @@ class LocalStep(TrainingStep):
             return False
         session.doing("compressing")
         assert self.changes is not None
-        pushing = strategy.begin_push(assignment, self._counted(), strategy.rates)
+        push = strategy.begin_push(assignment, self._counted(), strategy.rates)
         self.changes, carried = divide(
             self.changes, session.carried, strategy.fragments, assignment.version, everything=session.leaving
         )
         try:
             for index in reversed(range(len(self.changes))):
-                pushing.add(index, self.changes[index])
+                push.add(index, self.changes[index])
             if not all_finite([each for each in carried if each is not None]):
                 raise NonFiniteGradient("a fragment that is not exchanged yet")
             session.carried = carried
         except NonFiniteGradient:
             self.changes = strategy.own = None
-            return self._contribute_nothing(UNUSABLE_CHANGE, pushing, self._loss)
-        return self._commit(pushing)
+            return self._contribute_nothing(UNUSABLE_CHANGE, push, self._loss)
+        return self._commit(push)
 
     # ---- inside
 
@@ -519,7 +519,7 @@ class LocalStep(TrainingStep):
         if not self.samples:
             self._loss = loss
         self._end_last(last)
-        return self._commit(last.pushing)
+        return self._commit(last.push)
 
     def _answer_in_part(self, last: LastStep, error: Exception) -> bool:
         """Answer although the last step failed for some tensors, because parts of the push count already."""
@@ -531,12 +531,12 @@ class LocalStep(TrainingStep):
                 for index in self._rest(last):
                     last.leave_out(index, reached=index in self._reached)
                 self._end_last(last)
-                return self._commit(last.pushing)
+                return self._commit(last.push)
             except NonFiniteGradient:
                 why = UNUSABLE_CHANGE
         self._end_last(last)
         self.changes = None
-        return self._contribute_nothing(why, last.pushing, self._loss)
+        return self._contribute_nothing(why, last.push, self._loss)
 
     def _rest(self, last: LastStep) -> list[int]:
         """Return the indices of the tensors whose changes were not passed on, in descending order."""
@@ -546,14 +546,14 @@ class LocalStep(TrainingStep):
         """End the round after its last step, which was taken tensor by tensor."""
         self._last, self.open = None, False
         self._count()
-        self.samples = last.pushing.samples
+        self.samples = last.push.samples
         self._put_back([last.changes.get(index) for index in range(len(self._start))])
 
-    def _commit(self, pushing: Pushing) -> bool:
+    def _commit(self, push: Push) -> bool:
         """Commit a push that contributes to the job."""
         strategy = self._strategy
         strategy.reset_unusable()
-        strategy.commit(pushing, self._loss, self, computing_s=0.0 if strategy.rates else self._seconds)
+        strategy.commit(push, self._loss, self, computing_s=0.0 if strategy.rates else self._seconds)
         return True
 
     def _take_step(self, loss: Loss, scale: float, evaluate: Callable[[], Any] | None) -> str:

@@ -38,13 +38,13 @@ The rules, each implemented once:
   a row the worker ends. A local step or a block that is not finite is left out, and the rest of its
   assignment counts; if nothing is left, the step answers without samples. In a coded exchange other workers
   wait for packets, so zeros are sent.
-- **Late push** (`session/outcomes`): a push that the server refuses as stale returns to the residual, and
+- **Late push** (`session/pushes`): a push that the server refuses as stale returns to the residual, and
   leaves with the next push; a redundant push is undone. Steps never wait for outcomes, and never see them.
 - **Interrupted round**: an assignment that is sent again after it was answered is not begun again
   (`Session.is_new`). A push that cannot be completed is withdrawn, and the residual is as before the step.
   A step computed before its assignment arrived answers only the expected assignment. If another one arrives,
   parameters, buffers, random numbers and optimizer are restored (`worker/tasks/ahead`).
-- **Spike** (`Pushing.commit`): a gradient more than 100 times as large as usual is sent whole, in float32,
+- **Spike** (`Push.close`): a gradient more than 100 times as large as usual is sent whole, in float32,
   logged and counted. The step is pushed like any other.
 """
 
@@ -61,7 +61,7 @@ import torch
 from ...compressors import PushTerms
 from ...proto import messages as m
 from ..metrics import WorkerMetrics
-from ..session.pushing import Pushing
+from ..session.pushes import Push
 from ..session.session import Session
 from ..session.timing import StepTimes
 from .hooks import GradientHooks
@@ -183,7 +183,7 @@ class Strategy(ABC):
 
     def begin_push(
         self, assignment: m.Assignment, samples: int, learning_rates: Sequence[float] = ()
-    ) -> Pushing:
+    ) -> Push:
         """Begin the push that answers an assignment.
 
         Args:
@@ -198,22 +198,20 @@ class Strategy(ABC):
         version, rank = self.seeds(assignment)
         step = self.steps if self.single else assignment.version
         terms = PushTerms(samples=samples, version=version, step=step, rank=rank)
-        return self.session.begin_step(assignment, terms, learning_rates)
+        return self.session.begin_push(assignment, terms, learning_rates)
 
-    def commit(
-        self, pushing: Pushing, loss: float | None, of: TrainingStep, *, computing_s: float = 0.0
-    ) -> None:
+    def commit(self, push: Push, loss: float | None, of: TrainingStep, *, computing_s: float = 0.0) -> None:
         """Commit a push, and count it.
 
         Args:
-            pushing: push with all gradients.
+            push: push with all gradients.
             loss: mean loss of its samples; None if unknown.
             of: step that the push answers.
             computing_s: seconds that local steps took, where the mode sets their number by it; otherwise 0.
         """
         self.steps += 1
         sent = self.session.commit(
-            pushing, loss, computing_s=computing_s, batches=of.covered, steps=of.counted_steps
+            push, loss, computing_s=computing_s, batches=of.covered, steps=of.counted_steps
         )
         self._held = 0 if sent else self._held + 1
 
@@ -401,9 +399,7 @@ class TrainingStep(ABC):
         """Whether parts of the push that `follow` has begun were sent."""
         return False
 
-    def _contribute_nothing(
-        self, why: str, pushing: Pushing | None = None, loss: float | None = None
-    ) -> bool:
+    def _contribute_nothing(self, why: str, push: Push | None = None, loss: float | None = None) -> bool:
         """Answer a step whose loss or gradient is NaN or infinite. Every strategy uses this one rule.
 
         1. Parts of the push that were sent count already: send the remaining parts empty, and commit.
@@ -411,7 +407,7 @@ class TrainingStep(ABC):
 
         Args:
             why: the value that is not finite, a clause for the log.
-            pushing: push that was begun; None if there is none.
+            push: push that was begun; None if there is none.
             loss: mean loss of the step; None if unknown.
 
         Returns:
@@ -421,14 +417,14 @@ class TrainingStep(ABC):
             The strategy's `give_up`: too many steps in a row have contributed nothing.
         """
         strategy, version = self._of, self.assignment.version
-        counts = pushing is not None and strategy.final and bool(pushing.checksums)
-        if pushing is not None and counts:
+        counts = push is not None and strategy.final and bool(push.checksums)
+        if push is not None and counts:
             log.warning("version %d: %s; parts that were sent count, the others are sent empty", version, why)
-            pushing.cancel_remaining()
-            strategy.commit(pushing, loss if finite(loss) else None, self)
+            push.cancel_remaining()
+            strategy.commit(push, loss if finite(loss) else None, self)
         else:
-            if pushing is not None:
-                strategy.session.abandon(pushing)
+            if push is not None:
+                strategy.session.abandon(push)
             log.warning("version %d: %s; this step contributes nothing", version, why)
             strategy.session.skip(self.assignment, batches=self.covered, steps=self.counted_steps)
         strategy.count_unusable(why)

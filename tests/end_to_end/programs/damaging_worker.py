@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from gradwire.proto import messages as m
 from gradwire.worker.cli import main
-from gradwire.worker.session.outgoing import Transfer
+from gradwire.worker.session.sending import Transfer
 
 
 def damage(every: int) -> None:

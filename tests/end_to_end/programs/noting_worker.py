@@ -14,24 +14,24 @@ import sys
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason
 from gradwire.worker.cli import main
-from gradwire.worker.session.outcomes import OpenPushes
+from gradwire.worker.session.pushes import Pushes
 
 DECIDED = (Reason.STALE, Reason.REDUNDANT)  # by control; other refusals are of bytes
 
 
 def note(path: str) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    settle = OpenPushes.settle
+    settle = Pushes.settle
 
-    def noting(self: OpenPushes, outcome: m.Outcome) -> None:
+    def noting(self: Pushes, outcome: m.Outcome) -> None:
         if outcome.refusal is None or outcome.refusal.reason in DECIDED:
-            connection = self._connection  # pyright: ignore[reportPrivateUsage]
+            connection = self.connection
             version = outcome.version if outcome.decision is m.Decision.ACCEPTED else 0
             line = json.dumps([connection.worker, connection.incarnation, outcome.seq, version])
             os.write(file, f"{line}\n".encode())
         settle(self, outcome)
 
-    OpenPushes.settle = noting  # type: ignore[method-assign]
+    Pushes.settle = noting  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

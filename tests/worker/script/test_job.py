@@ -113,8 +113,8 @@ class Server(Script):
         self.told.append(found)
         return found
 
-    def commit(self, commit: m.Commit) -> None:
-        super().commit(commit)
+    def queue_commit(self, commit: m.Commit) -> None:
+        super().queue_commit(commit)
         self._steps += 1
         outcome = m.Outcome(seq=commit.seq, decision=m.Decision.ACCEPTED, version=self._steps)
         save = [m.Save(version=self._steps)] if self._steps == self._saves else []

@@ -15,7 +15,8 @@ from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.transfer import part_transfer
 from gradwire.proto.wire import decode_envelope
-from gradwire.worker.session.outgoing import Outgoing, Transfer
+from gradwire.worker.session.outgoing import Outgoing
+from gradwire.worker.session.sending import Transfer
 
 BEAT = m.Heartbeat(activity="computing")
 HELLO = m.Hello(job="j", worker="w", incarnation=1)
@@ -49,8 +50,8 @@ def commit(seq: int, parts: int = 1) -> m.Commit:
 
 def push(outgoing: Outgoing, seq: int, parts: int = 1) -> None:
     for number in range(parts):
-        outgoing.part(seq, number, part(seq, number))
-    outgoing.commit(commit(seq, parts))
+        outgoing.queue_part(seq, number, part(seq, number))
+    outgoing.queue_commit(commit(seq, parts))
 
 
 def packet(exchange: int) -> Transfer:
@@ -60,9 +61,9 @@ def packet(exchange: int) -> Transfer:
 async def drained(outgoing: Outgoing, most: int = 99) -> list[object]:
     """The messages that are queued."""
     found: list[object] = []
-    while not outgoing.idle and len(found) < most:
+    while not outgoing.queue.idle and len(found) < most:
         try:
-            message = await asyncio.wait_for(outgoing.next(), 0.01)
+            message = await asyncio.wait_for(outgoing.queue.next(), 0.01)
         except TimeoutError:
             break
         found.append(decode_envelope(message, "WorkerMessage"))
@@ -128,13 +129,13 @@ def test_the_server_has_to_say_first_what_it_has_of_open_pushes(said: Said) -> N
     """Pushes until then go out with the rest, once."""
     outgoing = Outgoing()
     outgoing.begin(HELLO)
-    outgoing.part(1, 0, part(1, 0))
+    outgoing.queue_part(1, 0, part(1, 0))
     outgoing.resend(1, 0)
     assert said(outgoing) == ["Hello"]
-    outgoing.part(1, 1, part(1, 1))
+    outgoing.queue_part(1, 1, part(1, 1))
     outgoing.welcome(welcome())
-    outgoing.part(1, 2, part(1, 2))
-    outgoing.commit(commit(1, 3))
+    outgoing.queue_part(1, 2, part(1, 2))
+    outgoing.queue_commit(commit(1, 3))
     assert said(outgoing) == ["Part 1.0", "Part 1.1", "Part 1.2", "Commit 1"]
 
 
@@ -143,7 +144,7 @@ def test_what_the_server_has_is_not_sent_again(said: Said) -> None:
     outgoing = Outgoing()
     for seq in (4, 5, 6):
         push(outgoing, seq, parts=3)
-    outgoing.part(7, 0, part(7))
+    outgoing.queue_part(7, 0, part(7))
     outgoing.begin(HELLO)
     stored = {4: (0, 2), 5: (0, 1, 2), 7: (0,)}
     outgoing.welcome(welcome(*(m.Stored(seq=seq, parts=parts) for seq, parts in stored.items())))
@@ -158,7 +159,7 @@ def test_what_the_server_has_is_not_sent_again(said: Said) -> None:
 def test_a_push_that_only_the_server_knows_is_abandoned(said: Said) -> None:
     """It was abandoned while there was no stream, or on one that broke."""
     outgoing = Outgoing()
-    outgoing.part(1, 0, part(1))
+    outgoing.queue_part(1, 0, part(1))
     outgoing.abandon(1)
     push(outgoing, 2)
     outgoing.begin(HELLO)
@@ -191,7 +192,7 @@ async def test_the_first_part_on_each_stream_has_the_rates_of_the_push() -> None
     rates = (0.1, 0.2)
     for number in range(3):
         header = m.PartHeader(seq=1, assignment=1, part=number, plan=1, payloads=(), learning_rates=rates)
-        outgoing.part(1, number, transfer(header, part_transfer(1, number)))
+        outgoing.queue_part(1, number, transfer(header, part_transfer(1, number)))
     assert await rated() == [(0, rates), (1, ()), (2, ())]
     outgoing.resend(1, 2)
     assert await rated() == [(2, rates)]
@@ -204,20 +205,20 @@ async def test_it_is_the_same_bytes_that_go_out_again() -> None:
     outgoing, sent = Outgoing(), list[list[bytes]]()
     data = np.arange(3000, dtype=np.uint16).view(np.uint8)
     header = m.PartHeader(seq=1, assignment=1, part=0, plan=1, payloads=())
-    outgoing.part(1, 0, Transfer(header, part_transfer(1, 0), [data], 1024))
+    outgoing.queue_part(1, 0, Transfer(header, part_transfer(1, 0), [data], 1024))
     for _ in range(2):
         outgoing.begin(HELLO)
         outgoing.welcome(welcome())
-        sent.append([await outgoing.next() for _ in range(8)])
+        sent.append([await outgoing.queue.next() for _ in range(8)])
         outgoing.end()
     assert sent[0] == sent[1]
 
 
 def test_what_is_short_overtakes_the_chunks_of_a_transfer(kinds: Kinds) -> None:
     outgoing = streaming()
-    outgoing.part(1, 0, part(1, 0, 3000))
-    outgoing.part(1, 1, part(1, 1))
-    outgoing.commit(commit(1, 2))
+    outgoing.queue_part(1, 0, part(1, 0, 3000))
+    outgoing.queue_part(1, 1, part(1, 1))
+    outgoing.queue_commit(commit(1, 2))
     assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
     outgoing.say(BEAT)
     outgoing.report(m.Evaluation(version=1, epoch=1, metrics={}))
@@ -229,44 +230,44 @@ def test_what_is_short_overtakes_the_chunks_of_a_transfer(kinds: Kinds) -> None:
 
 def test_a_pace_holds_back_chunks_and_nothing_that_is_short(kinds: Kinds) -> None:
     outgoing = streaming()
-    outgoing.limit_rate(10_000)  # a chunk takes 0.1 s
+    outgoing.queue.limit_rate(10_000)  # a chunk takes 0.1 s
     for number in range(2):
-        outgoing.part(1, number, part(1, number, 6000))
+        outgoing.queue_part(1, number, part(1, number, 6000))
     assert kinds(outgoing) == ["Hello", "Part 1.0", "Chunk"]
     outgoing.say(BEAT)
     assert kinds(outgoing) == ["Heartbeat"]
-    outgoing.limit_rate(0)
+    outgoing.queue.limit_rate(0)
     assert kinds(outgoing) == [*["Chunk"] * 5, "Part 1.1", *["Chunk"] * 6]
 
 
 def test_a_commit_does_not_wait_for_the_pace(kinds: Kinds) -> None:
     outgoing = streaming()
-    outgoing.limit_rate(1000)
-    outgoing.part(1, 0, part(1, 0, 1024))
-    outgoing.commit(commit(1))
+    outgoing.queue.limit_rate(1000)
+    outgoing.queue_part(1, 0, part(1, 0, 1024))
+    outgoing.queue_commit(commit(1))
     assert kinds(outgoing) == ["Hello", "Part 1.0", "Chunk", "Commit 1"]
 
 
 async def test_another_pace_wakes_who_waits_for_an_older_one() -> None:
     outgoing = streaming()
-    outgoing.limit_rate(10_000)
-    outgoing.part(1, 0, part(1, 0, 2048))
+    outgoing.queue.limit_rate(10_000)
+    outgoing.queue_part(1, 0, part(1, 0, 2048))
     assert len(await drained(outgoing)) == 3
-    waiting = asyncio.ensure_future(outgoing.next())
+    waiting = asyncio.ensure_future(outgoing.queue.next())
     await asyncio.sleep(0)
-    outgoing.limit_rate(0)
+    outgoing.queue.limit_rate(0)
     assert isinstance(decode_envelope(await asyncio.wait_for(waiting, 0.05), "WorkerMessage"), m.Chunk)
 
 
 def test_chunks_go_at_the_pace_also_if_one_is_late() -> None:
     async def seconds() -> float:
         outgoing = streaming()
-        outgoing.limit_rate(100_000)
-        outgoing.part(1, 0, part(1, 0, 20 * 1024))
+        outgoing.queue.limit_rate(100_000)
+        outgoing.queue_part(1, 0, part(1, 0, 20 * 1024))
         began = asyncio.get_running_loop().time()
-        while not outgoing.idle:
+        while not outgoing.queue.idle:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(outgoing.next(), 0.05)
+                await asyncio.wait_for(outgoing.queue.next(), 0.05)
         return asyncio.get_running_loop().time() - began
 
     assert asyncio.run(seconds()) > 0.15
@@ -277,8 +278,8 @@ def test_a_part_says_whether_it_had_to_wait_for_another() -> None:
         outgoing = streaming()
         found: list[bool] = []
         for number in (0, 2):
-            outgoing.part(1, number, part(1, number))
-            outgoing.part(1, number + 1, part(1, number + 1))
+            outgoing.queue_part(1, number, part(1, number))
+            outgoing.queue_part(1, number + 1, part(1, number + 1))
             found += [each.waited for each in await drained(outgoing) if isinstance(each, m.PartHeader)]
         return found
 
@@ -287,8 +288,8 @@ def test_a_part_says_whether_it_had_to_wait_for_another() -> None:
 
 def test_a_stream_that_breaks_in_a_transfer_leaves_nothing_for_the_next(kinds: Kinds) -> None:
     outgoing = streaming()
-    outgoing.part(1, 0, part(1, 0, 3000))
-    outgoing.part(1, 1, part(1, 1))
+    outgoing.queue_part(1, 0, part(1, 0, 3000))
+    outgoing.queue_part(1, 1, part(1, 1))
     assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
     outgoing.say(BEAT)
     outgoing.end()
@@ -300,18 +301,18 @@ def test_a_stream_that_breaks_in_a_transfer_leaves_nothing_for_the_next(kinds: K
 
 def test_what_is_sent_once_is_lost_with_its_stream(said: Said) -> None:
     outgoing = Outgoing()
-    outgoing.send(packet(1))
+    outgoing.queue.put(packet(1))
     outgoing.begin(HELLO)
-    outgoing.send(packet(1))
+    outgoing.queue.put(packet(1))
     assert said(outgoing) == ["Hello", "Packet"]
 
 
 def test_packets_of_an_exchange_that_was_given_up_do_not_go_out(said: Said) -> None:
     outgoing = Outgoing()
     outgoing.begin(HELLO)
-    outgoing.send(packet(1))
-    outgoing.send(packet(2))
-    outgoing.exchange = 2
+    outgoing.queue.put(packet(1))
+    outgoing.queue.put(packet(2))
+    outgoing.queue.exchange = 2
     assert said(outgoing) == ["Hello", "Packet"]
 
 
@@ -326,14 +327,14 @@ def test_a_heartbeat_goes_out_where_there_is_a_stream(said: Said) -> None:
 
 async def test_it_is_idle_when_everything_has_been_written() -> None:
     outgoing = Outgoing()
-    assert outgoing.idle
+    assert outgoing.queue.idle
     outgoing.begin(HELLO)
-    assert not outgoing.idle
-    await outgoing.next()
-    assert not outgoing.idle  # that message is being written
-    waiting = asyncio.create_task(outgoing.next())
+    assert not outgoing.queue.idle
+    await outgoing.queue.next()
+    assert not outgoing.queue.idle  # that message is being written
+    waiting = asyncio.create_task(outgoing.queue.next())
     await asyncio.sleep(0)
-    assert outgoing.idle
+    assert outgoing.queue.idle
     waiting.cancel()
 
 
@@ -352,21 +353,21 @@ def test_of_a_push_under_another_plan_than_the_servers_only_the_commit_is_sent_a
 def test_no_more_goes_out_of_an_unwanted_push_than_its_commit(kinds: Kinds) -> None:
     """Neither what is queued, nor the rest of the part that is being written, nor what is made later."""
     outgoing = streaming()
-    outgoing.part(1, 0, part(1, 0, 3000))
-    outgoing.part(1, 1, part(1, 1))
+    outgoing.queue_part(1, 0, part(1, 0, 3000))
+    outgoing.queue_part(1, 1, part(1, 1))
     assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
     outgoing.unwanted(1)
     outgoing.unwanted(1)
-    outgoing.part(1, 2, part(1, 2))
+    outgoing.queue_part(1, 2, part(1, 2))
     outgoing.resend(1, 0)
-    outgoing.commit(commit(1, 3))
+    outgoing.queue_commit(commit(1, 3))
     push(outgoing, 2)
     assert kinds(outgoing) == ["Commit 1", "Part 2.0", "Chunk", "Commit 2"]
 
 
 def test_an_unwanted_push_that_is_given_up_or_settled_says_no_more(said: Said) -> None:
     outgoing = streaming()
-    outgoing.part(1, 0, part(1))
+    outgoing.queue_part(1, 0, part(1))
     outgoing.unwanted(1)
     outgoing.abandon(1)
     outgoing.unwanted(1)
@@ -395,7 +396,7 @@ def test_a_new_stream_does_not_rely_on_what_was_unwanted_before(said: Said) -> N
     outgoing.begin(HELLO)
     outgoing.welcome(welcome(m.Stored(seq=1, parts=())))
     assert said(outgoing) == ["Hello", "Part 1.0", "Part 1.1", "Commit 1"]
-    outgoing.part(1, 2, part(1, 2))
+    outgoing.queue_part(1, 2, part(1, 2))
     assert said(outgoing) == ["Part 1.2"]
 
 
@@ -406,7 +407,7 @@ def by_turns(*turns: int, credit: int = 0) -> Outgoing:
     """With a stream that has been welcomed, under a plan of as many parts."""
     outgoing = streaming()
     parts = arrange([1] * len(turns), [1] * len(turns), ())
-    outgoing.plan = dataclasses.replace(parts, turns=turns, credit=credit)
+    outgoing.queue.plan = dataclasses.replace(parts, turns=turns, credit=credit)
     return outgoing
 
 
@@ -428,7 +429,7 @@ def test_parts_overtake_one_another_only_so_often(kinds: Kinds) -> None:
     assert kinds(outgoing) == ["Hello"]
     sent: list[str] = []
     for number in range(6):
-        outgoing.part(1, number, part(1, number, 2000))
+        outgoing.queue_part(1, number, part(1, number, 2000))
         sent += kinds(outgoing, 2)
     sent += kinds(outgoing)
     begun = [each for each in sent if each != "Chunk"]
@@ -441,9 +442,9 @@ def test_parts_overtake_one_another_only_so_often(kinds: Kinds) -> None:
 def test_chunks_of_parts_that_overtook_one_another_are_of_the_right_transfer() -> None:
     async def run() -> list[int]:
         outgoing = by_turns(1, 0)
-        outgoing.part(1, 0, part(1, 0, 2000))
+        outgoing.queue_part(1, 0, part(1, 0, 2000))
         found = await drained(outgoing, 3)
-        outgoing.part(1, 1, part(1, 1, 2000))
+        outgoing.queue_part(1, 1, part(1, 1, 2000))
         found += await drained(outgoing)
         return [each.transfer - part_transfer(1, 0) for each in found if isinstance(each, m.Chunk)]
 
@@ -463,9 +464,9 @@ def test_after_a_reconnect_what_is_missing_goes_in_the_order_of_turns(said: Said
 def test_a_damaged_part_that_has_been_overtaken_begins_anew(kinds: Kinds) -> None:
     outgoing = by_turns(1, 0)
     assert kinds(outgoing) == ["Hello"]
-    outgoing.part(1, 0, part(1, 0, 3000))
+    outgoing.queue_part(1, 0, part(1, 0, 3000))
     assert kinds(outgoing, 2) == ["Part 1.0", "Chunk"]
-    outgoing.part(1, 1, part(1, 1, 2000))
+    outgoing.queue_part(1, 1, part(1, 1, 2000))
     assert kinds(outgoing, 2) == ["Part 1.1", "Chunk"]
     outgoing.resend(1, 0)
     assert kinds(outgoing) == ["Chunk", "Part 1.0", *["Chunk"] * 3]
@@ -475,17 +476,17 @@ def test_no_more_goes_out_of_an_unwanted_push_whose_parts_have_overtaken_one_ano
     outgoing = by_turns(2, 1, 0)
     assert kinds(outgoing) == ["Hello"]
     for number in range(3):
-        outgoing.part(1, number, part(1, number, 3000))
+        outgoing.queue_part(1, number, part(1, number, 3000))
         assert kinds(outgoing, 2) == [f"Part 1.{number}", "Chunk"]
     outgoing.unwanted(1)
-    outgoing.commit(commit(1, 3))
+    outgoing.queue_commit(commit(1, 3))
     assert kinds(outgoing) == ["Commit 1"]
 
 
 def test_under_another_plan_a_part_has_no_turn(said: Said) -> None:
     outgoing = by_turns(1, 0)
-    assert outgoing.plan is not None
-    outgoing.plan = dataclasses.replace(outgoing.plan, number=2)
+    assert outgoing.queue.plan is not None
+    outgoing.queue.plan = dataclasses.replace(outgoing.queue.plan, number=2)
     push(outgoing, 1, parts=2)
     assert said(outgoing) == ["Hello", "Part 1.0", "Part 1.1", "Commit 1"]
 
@@ -532,7 +533,7 @@ async def test_who_waits_for_a_credit_wakes_when_it_comes() -> None:
     outgoing = by_turns(0, 1, credit=1)
     push(outgoing, 1, parts=2)
     await drained(outgoing)
-    waiting = asyncio.ensure_future(outgoing.next())
+    waiting = asyncio.ensure_future(outgoing.queue.next())
     await asyncio.sleep(0.01)
     assert not waiting.done()
     outgoing.stored(1, (0,))

@@ -20,9 +20,8 @@ from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.worker.metrics import WorkerMetrics
 from gradwire.worker.session.compression import Compression
 from gradwire.worker.session.connection import Connection
-from gradwire.worker.session.outcomes import MAX_RESENDS
 from gradwire.worker.session.own_state import OwnState
-from gradwire.worker.session.pushing import Pushing
+from gradwire.worker.session.pushes import MAX_RESENDS, Push
 from gradwire.worker.session.receiving import Received, ReceivedPacket
 from gradwire.worker.session.replica import Replica
 from gradwire.worker.session.session import Session
@@ -68,12 +67,12 @@ def push(
     subject.commit(begun(subject, given, gradients(seed) if tensors is None else tensors), 0.5)
 
 
-def begun(subject: Session, given: m.Assignment, tensors: list[torch.Tensor]) -> Pushing:
+def begun(subject: Session, given: m.Assignment, tensors: list[torch.Tensor]) -> Push:
     """A push of which all parts have been sent."""
-    pushing = subject.begin_step(given, PushTerms(samples=4, version=given.version))
+    opened = subject.begin_push(given, PushTerms(samples=4, version=given.version))
     for place in reversed(range(len(tensors))):
-        pushing.add(place, tensors[place])
-    return pushing
+        opened.add(place, tensors[place])
+    return opened
 
 
 def accepted(seq: int) -> m.Outcome:
@@ -140,15 +139,15 @@ def test_an_outcome_that_comes_twice_counts_once() -> None:
 
 
 @pytest.mark.parametrize("reason", [Reason.STALE, Reason.REDUNDANT])
-def test_parts_that_count_of_a_refused_push_are_not_owed_and_the_others_only_if_nobody_sends_them(
+def test_parts_that_count_of_a_refused_openedare_not_owed_and_the_others_only_if_nobody_sends_them(
     reason: Reason,
 ) -> None:
     script = Script()
     subject = session(script, "none", model=nn.Linear(100, 100), in_parts=True)
     given = [torch.randn(100, 100), torch.randn(100)]
     subject.begin()
-    pushing = begun(subject, assignment(1), given)
-    subject.commit(pushing, 0.5)
+    opened = begun(subject, assignment(1), given)
+    subject.commit(opened, 0.5)
     script.messages = [dataclasses.replace(refused(1, reason), counted=(0, 2))]
     subject.next(0)
     whole = torch.cat([each.reshape(-1) for each in given]).numpy()
@@ -184,17 +183,17 @@ def in_parts(script: Script) -> tuple[Session, list[torch.Tensor]]:
     return subject, [torch.randn(100, 100), torch.randn(100)]
 
 
-def test_parts_leave_before_the_push_counts() -> None:
+def test_parts_leave_before_the_openedcounts() -> None:
     script = Script()
     subject, given = in_parts(script)
-    pushing = subject.begin_step(assignment(1), PushTerms(samples=4))
-    pushing.add(1, given[1])
+    opened = subject.begin_push(assignment(1), PushTerms(samples=4))
+    opened.add(1, given[1])
     assert [*script.parts] == [(1, 0)]
-    pushing.add(0, given[0])
+    opened.add(0, given[0])
     assert [*script.parts] == [(1, part) for part in range(4)]
     assert all(header.assignment == 1 for header, _ in script.parts.values())
     assert (script.pushed, subject.open_pushes) == ([], 0)
-    assert subject.commit(pushing, 0.5)
+    assert subject.commit(opened, 0.5)
     ((commit, payloads),) = script.pushed
     assert (commit.seq, commit.parts, commit.samples, subject.open_pushes) == (1, 4, 4, 1)
     assert sum(payload.elements for payload in payloads) == 10_100
@@ -204,9 +203,9 @@ def test_a_damaged_part_is_sent_again_and_nothing_else() -> None:
     """Whether the push has been committed by then or not, and not for ever."""
     script = Script(refused(1, Reason.CHECKSUM, 2), refused(1, Reason.CHUNK, 3), accepted(1))
     subject, given = in_parts(script)
-    pushing = begun(subject, assignment(1), given)
+    opened = begun(subject, assignment(1), given)
     subject.next(0)
-    subject.commit(pushing, 0.5)
+    subject.commit(opened, 0.5)
     subject.next(0)
     assert script.resent == [(1, 2), (1, 3)]
     assert subject.open_pushes == 1
@@ -229,7 +228,7 @@ def test_any_other_refusal_of_a_part_that_is_being_made_is_raised() -> None:
         subject.next(0)
 
 
-def test_what_is_said_of_an_abandoned_push_is_passed_over() -> None:
+def test_what_is_said_of_an_abandoned_openedis_passed_over() -> None:
     script = Script(refused(1, Reason.PAYLOAD), refused(1, Reason.CHECKSUM, 0))
     subject, given = in_parts(script)
     subject.abandon(begun(subject, assignment(1), given))
@@ -249,7 +248,7 @@ def test_an_assignment_is_held_until_its_version_is_whole() -> None:
     given = subject.next(0)
     assert given is not None
     assert (given.version, subject.replica.version) == (2, 2)
-    assert script.at == [1, 2]
+    assert script.at == [0, 1, 2]
     script.messages = [assignment(2, 2), *updates(subject.replica, 3), assignment(3, 9, finished=True)]
     assert subject.next(0) is not None  # it is there already
     for _ in range(4):
@@ -282,11 +281,11 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_changes_nothing() -> None:
     subject, other = session(script), session(calm)
     bad = gradients(1)
     bad[0][0, 0] = float("nan")
-    pushing = subject.begin_step(assignment(1), PushTerms(samples=4))
-    pushing.add(1, bad[1])
+    opened = subject.begin_push(assignment(1), PushTerms(samples=4))
+    opened.add(1, bad[1])
     with pytest.raises(NonFiniteGradient):
-        pushing.add(0, bad[0])
-    subject.abandon(pushing)
+        opened.add(0, bad[0])
+    subject.abandon(opened)
     assert script.abandoned == [1]
     for each in (subject, other):
         each.skip(assignment(1))
@@ -342,7 +341,7 @@ def test_packets_go_to_what_has_registered_for_them() -> None:
 
     handler = Handler()
     subject = session(Script(packet, m.SnapshotRequest(version=5, apply=3), assignment(1, 6, apply=4)))
-    subject.handle_packets(handler)
+    subject.packets.handler = handler
     for _ in range(3):
         subject.next(0)
     assert handler.heard == [packet, (3, 5), 5, (4, 6)]
@@ -385,7 +384,7 @@ def test_an_update_that_was_not_whole_is_forgotten_with_its_plan() -> None:
     assert subject.replica.version == 1
 
 
-def test_a_stale_push_is_put_back_by_the_plan_that_it_was_made_under() -> None:
+def test_a_stale_openedis_put_back_by_the_plan_that_it_was_made_under() -> None:
     """Parts of it that count all the same are numbered by that plan."""
     script = Script()
     subject, given = in_parts(script)
@@ -433,10 +432,10 @@ def test_learning_rates_go_with_every_part_of_their_push() -> None:
     torch.manual_seed(1)
     given = [torch.randn(100, 100), torch.randn(100)]
     for id, rates in ((1, (0.1, 0.2)), (2, ())):
-        pushing = subject.begin_step(assignment(id), PushTerms(samples=4), list(rates))
+        opened = subject.begin_push(assignment(id), PushTerms(samples=4), list(rates))
         for place in (1, 0):
-            pushing.add(place, given[place])
-        subject.commit(pushing, 0.5)
+            opened.add(place, given[place])
+        subject.commit(opened, 0.5)
     found = {(seq, header.learning_rates) for (seq, _), (header, _) in script.parts.items()}
     assert found == {(1, (0.1, 0.2)), (2, ())}
     assert sum(seq == 1 for seq, _ in script.parts) > 2

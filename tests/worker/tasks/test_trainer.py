@@ -18,7 +18,7 @@ from gradwire.proto.refusal import Reason, Refusal, Refused
 from gradwire.settings import JobTerms
 from gradwire.worker.metrics import WorkerMetrics
 from gradwire.worker.session.connection import Connection
-from gradwire.worker.session.outcomes import MAX_RESENDS
+from gradwire.worker.session.pushes import MAX_RESENDS
 from gradwire.worker.session.receiving import Received
 from gradwire.worker.session.replica import Replica
 from gradwire.worker.tasks import Task
