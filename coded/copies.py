@@ -104,7 +104,6 @@ class Drift:
         first.
 
         Args:
-            version: version of the replicas.
             members: the members, in rank order.
             checksums: checksum of each member's replica, in the same order.
 

@@ -85,7 +85,6 @@ class Coded(Mode, Exchanges):
         _paces: seconds that each member takes for a sample, by worker and incarnation: a running mean since
             the last exchange with equal blocks, in which each exchange has half the weight of the next one.
         _choice: choice of the redundancy by measured times.
-        round: the running round; None between rounds.
         _count: number of exchanges so far, which is the number of the last one.
         _applied: number of the exchange whose sum made the version.
         _uncoded: number of exchanges that replaced a broken one.
@@ -361,7 +360,6 @@ class Coded(Mode, Exchanges):
 
         Args:
             member: member that sends the packet.
-            event: the header of the packet.
 
         Raises:
             Refused: PACKET, for an unknown exchange, a packet of another sender, or a wrong number of
@@ -399,7 +397,6 @@ class Coded(Mode, Exchanges):
 
         Args:
             member: member whose packet has arrived.
-            block: index of the block.
             node: node that sent the first checksum of the block.
         """
         if not round_.disagreed:

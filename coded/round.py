@@ -66,11 +66,9 @@ class CodedRound:
     Attributes:
         version: version at which members compute.
         opened_at: time at which the round opened, in seconds of the job's clock.
-        drawn: samples of the round.
         coding: the running exchange, as assignments name it.
         members: worker and incarnation of each member, by node.
         least: smallest number of samples of a block that has any.
-        life: state of the running exchange.
         broken: reason for which the exchange cannot end; empty while it is not broken.
         disagreed: True if members computed the same block differently.
         checksums: node that sent the first checksum of a block, and this checksum, by block.
@@ -138,7 +136,6 @@ class CodedRound:
 
         Args:
             node: node that sends the packet.
-            index: index of the packet.
             checksums: checksum of each block that the packet combines.
 
         Returns:
@@ -196,7 +193,6 @@ class CodedRound:
         """Start another exchange, of whole blocks from nodes that have them, in place of the broken one.
 
         Args:
-            exchange: number of the new exchange.
             listening: nodes that can be sent an assignment now, which are preferred as senders.
         """
         present = self.present

@@ -63,9 +63,6 @@ class StragglerCode:
         There is one for each member, in the order of `present`. Of all possible weights, these have the
         smallest norm.
 
-        Args:
-            present: members whose pushes have arrived.
-
         Raises:
             ValueError: if fewer than members - stragglers members are present.
         """

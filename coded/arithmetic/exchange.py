@@ -46,11 +46,7 @@ class Exchange:
         return not self.missing
 
     def encoded(self, index: int) -> Words:
-        """Return the data of a packet that this node sends: a sum of slices, shape (packet_elements,).
-
-        Args:
-            index: index of the packet in the plan.
-        """
+        """Return the data of a packet that this node sends: a sum of slices, shape (packet_elements,)."""
         packet = self._plan.packets[index]
         assert packet.sender == self._node
         data = np.zeros(self._width, np.uint32)
@@ -65,7 +61,6 @@ class Exchange:
         Ignore a repeated packet.
 
         Args:
-            index: index of the packet in the plan.
             data: the packet's elements, shape (packet_elements,). Not changed.
 
         Raises:
@@ -109,7 +104,6 @@ def packet_elements(elements: int, slices: int) -> int:
     Shorter slices are padded with zeros.
 
     Args:
-        elements: number of elements of a gradient.
         slices: number of slices that each block's gradient is cut into.
     """
     return -(-elements // slices)

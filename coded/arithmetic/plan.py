@@ -55,7 +55,6 @@ class ExchangePlan:
     All processes derive the same plan.
 
     Attributes:
-        nodes: number of nodes.
         slices: number of slices that each block's gradient is cut into.
         holders: nodes that compute each block, ascending, by block.
         blocks: blocks that are exchanged and summed, ascending: all, unless every holder of a block is lost.
@@ -133,7 +132,6 @@ def resent(original: ExchangePlan, senders: Sequence[int], present: Iterable[int
     Nodes that have computed a block also receive it, because their gradient may differ from the sender's.
 
     Args:
-        original: the plan that failed.
         senders: node that sends each block, by block; `NOBODY` leaves the block out of the sum.
         present: nodes that still take part.
     """

@@ -41,7 +41,6 @@ def load(nodes: int, redundancy: int) -> int:
     """Return the load of a node's download in an exchange, in units of one block's gradient.
 
     Args:
-        nodes: number of nodes.
         redundancy: number of nodes that compute each block.
     """
     return comb(nodes - 1, redundancy)
@@ -52,7 +51,6 @@ def step_seconds(times: UncodedTimes, nodes: int, redundancy: int) -> float:
 
     Args:
         times: seconds of a step's phases at redundancy 1.
-        nodes: number of nodes.
         redundancy: number of nodes that compute each block.
     """
     exchanging = times.exchanging * load(nodes, redundancy) / load(nodes, 1) if nodes > 1 else 0.0
@@ -80,8 +78,6 @@ def without_redundancy(nodes: int, redundancy: int, measured: UncodedTimes) -> U
     """Convert the measured times of a step at `redundancy` to predicted times at redundancy 1.
 
     Args:
-        nodes: number of nodes in the step.
-        redundancy: redundancy of the step.
         measured: seconds of the step's phases.
     """
     factor = load(nodes, 1) / load(nodes, redundancy) if nodes > 1 else 1.0
@@ -112,8 +108,6 @@ class AdaptiveRedundancy:
         The first step of a new number of nodes is not recorded either: it is not representative.
 
         Args:
-            nodes: number of nodes in the step.
-            redundancy: redundancy of the step.
             measured: seconds of the step's phases.
         """
         if nodes != self.nodes:

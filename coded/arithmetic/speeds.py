@@ -56,7 +56,6 @@ def block_sizes(
     """Return the number of samples of each block, by block. They add up to `samples`.
 
     Args:
-        samples: number of samples of the batch.
         holders: nodes that compute each block, ascending, by block: every r-subset of the nodes once.
         speeds: samples per second of each node, positive.
         least: smallest number of samples of a block that has any.

@@ -56,7 +56,6 @@ class Accumulation:
 
         Args:
             took: number of batches that the step took.
-            given: number of batches that its assignment had for it.
         """
         if took == self.batches:
             self._last = 0

@@ -13,7 +13,6 @@ class Keep:
     """The metric that decides which evaluated version is the best.
 
     Attributes:
-        metric: name of the metric.
         smallest: True if the smallest value is the best; False if the largest is.
     """
 

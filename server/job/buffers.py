@@ -56,9 +56,6 @@ class Buffers:
     def passed(self, elapsed_s: float) -> None:
         """Begin a new collection if one is due by time. Called only where time decides about evaluations or
         the end.
-
-        Args:
-            elapsed_s: seconds since the job began.
         """
         if self.wanted and elapsed_s >= self.next_s:
             self.number += 1
@@ -71,9 +68,7 @@ class Buffers:
 
         Args:
             member: member that gets the assignment.
-            drawn: samples of the assignment.
             left: number of samples left to draw in the same epoch.
-            roster: the members of the job.
             evaluation: number of an evaluation that is due after this push or a few others; 0 if none is.
 
         Returns:

@@ -102,7 +102,6 @@ class Core:
 
         Args:
             event: the event, of a type in `events`.
-            now: time in seconds of the job's clock, never less than in an earlier call.
 
         Returns:
             The reply to the event's sender, and the actions for the shell to perform in order.
@@ -295,7 +294,6 @@ class Core:
 
         Args:
             reason: cause of the loss, for the log and the status.
-            expected: True if the member is not to be reported as lost.
             away: True if the same incarnation may return.
         """
         state = self.state

@@ -35,8 +35,6 @@ class Asked:
     """The request to one member to evaluate a version, which is still unanswered.
 
     Attributes:
-        by: worker and incarnation of the member.
-        epoch: number of the evaluation.
         version: version of the parameters when the member was asked.
         asked_at: time of the request, in seconds of the job's clock.
         assignment: id of the assignment that carries the request.

@@ -26,8 +26,6 @@ class PushKey(NamedTuple):
     """Identity of a push within a job.
 
     Attributes:
-        worker: id of the worker.
-        incarnation: incarnation of the worker.
         seq: number of the push, which the worker uses only once.
     """
 
@@ -41,8 +39,6 @@ class SnapshotKey(NamedTuple):
     """Identity of a worker's snapshot of its replica.
 
     Attributes:
-        worker: id of the worker.
-        incarnation: incarnation of the worker.
         version: version of the parameters in the snapshot.
     """
 
@@ -59,8 +55,6 @@ class Admission:
     """The reply to `Joined`.
 
     Attributes:
-        rank: rank of the new member, from 0.
-        version: present version of the parameters.
         initialize: True if the worker has to upload the initial parameters.
         epoch: the present epoch, from 0.
         workers: number of members that share a step: the present ones, or the number that the job needs to
@@ -79,7 +73,6 @@ class Decided:
     """The reply to `Pushed`.
 
     Attributes:
-        outcome: outcome of the push.
         repeated: True if the push was decided before, and this is a duplicate.
     """
 
@@ -100,12 +93,7 @@ class Event(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class FromWorker(Event[R]):
-    """An event that a worker caused.
-
-    Attributes:
-        worker: id of the worker.
-        incarnation: incarnation of the worker.
-    """
+    """An event that a worker caused."""
 
     worker: str
     incarnation: int
@@ -129,7 +117,6 @@ class Initialized(FromWorker[None]):
     """The shard has version 0 of the parameters, which a worker has uploaded with its manifest.
 
     Attributes:
-        fingerprint: fingerprint of the model.
         train_samples: number of training samples in an epoch.
         data: checksum of some training samples; 0 if they cannot be compared.
         buffers: True if the model has buffers.
@@ -161,7 +148,6 @@ class Prepared(FromWorker[None]):
     """The worker has loaded its model and is ready for assignments.
 
     Attributes:
-        fingerprint: fingerprint of its model.
         version: version of its replica; None if it has none.
         assigned: id of the last assignment that it received; 0 for none.
         data: checksum of some of its training samples; 0 if they cannot be compared.
@@ -215,8 +201,6 @@ class RatesReceived(FromWorker[None]):
     with other rates.
 
     Attributes:
-        seq: seq of the push.
-        assignment: id of the assignment that the push answers.
         learning_rates: learning rates by parameter group; empty for those of the job.
     """
 
@@ -231,7 +215,6 @@ class Pushed(FromWorker[Decided]):
     """A push is committed, and the shard has all of its parts, which are valid.
 
     Attributes:
-        seq: number of the push.
         assignment: id of the assignment that it answers.
         base_version: version at which it was computed.
         samples: number of samples that it stands for; 0 for a skipped step.
@@ -272,7 +255,6 @@ class MoreWanted(FromWorker[None]):
     """A worker has computed all batches of its assignment, and its script accumulates gradients of more.
 
     Attributes:
-        assignment: id of the assignment.
         batches: number of batches that the worker has of it.
         wanted: number of further batches.
         steps: number of optimizer steps that it has taken with these batches, in local mode; otherwise 0.
@@ -321,7 +303,6 @@ class PacketStarted(FromWorker[Targets]):
     """The header of a coded packet has arrived.
 
     Attributes:
-        exchange: number of the exchange.
         index: index of the packet in the exchange's plan.
         checksums: checksums of the blocks that it combines, one for each; empty where blocks are not
             compared.
@@ -338,7 +319,6 @@ class PacketRelayed(FromWorker[None]):
     """All of a coded packet has been forwarded.
 
     Attributes:
-        exchange: number of the exchange.
         index: index of the packet in the exchange's plan.
     """
 
@@ -349,12 +329,7 @@ class PacketRelayed(FromWorker[None]):
 @stored("packet-damaged")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PacketDamaged(FromWorker[None]):
-    """A coded packet was refused; some of its bytes may have been forwarded.
-
-    Attributes:
-        exchange: number of the exchange.
-        refusal: reason for which the packet was refused.
-    """
+    """A coded packet was refused; some of its bytes may have been forwarded."""
 
     exchange: int
     refusal: Refusal
@@ -385,11 +360,7 @@ OfExchange = PacketRelayed | PacketDamaged | SnapshotReceived
 @stored("copied")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotInstalled(Event[None]):
-    """The shard has carried out an `InstallSnapshot`: its parameters are at this version.
-
-    Attributes:
-        version: version of the snapshot.
-    """
+    """The shard has carried out an `InstallSnapshot`: its parameters are at this version."""
 
     version: int
 
@@ -397,13 +368,7 @@ class SnapshotInstalled(Event[None]):
 @stored("evaluated")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationReported(FromWorker[None]):
-    """A worker has evaluated a version.
-
-    Attributes:
-        version: version of the parameters.
-        epoch: number of the evaluation.
-        metrics: values of the metrics, by name.
-    """
+    """A worker has evaluated a version."""
 
     version: int
     epoch: int
@@ -417,7 +382,6 @@ class Left(FromWorker[None]):
 
     Attributes:
         failed: True if it leaves because of an error.
-        reason: reason, in words.
     """
 
     failed: bool
@@ -427,11 +391,7 @@ class Left(FromWorker[None]):
 @stored("stop-requested")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopRequested(FromWorker[None]):
-    """The worker's script ends the job early.
-
-    Attributes:
-        reason: reason, in words.
-    """
+    """The worker's script ends the job early."""
 
     reason: str
 
@@ -461,7 +421,6 @@ class Stopping(Event[None]):
     """The server shuts down.
 
     Attributes:
-        reason: reason, in words.
         failed: True if the shard has failed and can apply no more pushes.
     """
 
@@ -474,23 +433,14 @@ class Stopping(Event[None]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestInitialize:
-    """Ask a worker to upload the initial parameters.
-
-    Attributes:
-        worker: id of the worker.
-    """
+    """Ask a worker to upload the initial parameters."""
 
     worker: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """Keep this version: its evaluation is the best so far.
-
-    Attributes:
-        epoch: number of the evaluation.
-        version: version of the parameters.
-    """
+    """Keep this version: its evaluation is the best so far."""
 
     epoch: int
     version: int
@@ -501,8 +451,6 @@ class Assign:
     """Send a member an assignment, after the parameters of its version.
 
     Attributes:
-        worker: id of the worker.
-        assignment: the assignment.
         has: version of the member's replica. If it is one less than the assignment's, the update suffices.
             None and other versions but the assignment's own need a snapshot.
     """
@@ -520,8 +468,6 @@ class Adopt:
     stored.
 
     Attributes:
-        plan: number of the plan.
-        version: present version of the parameters.
         members: version of the replica of each connected member, by worker id. Members get the updates up to
             `version` before the plan.
     """
@@ -537,7 +483,6 @@ class Contribution:
     """One push among those that produce a version.
 
     Attributes:
-        key: identity of the push.
         rank: rank of the slot that the push fills; contributions are summed in rank order.
         samples: number of samples that it stands for; 0 for a skipped step.
         loss: mean training loss over these samples; None if unknown.
@@ -598,8 +543,6 @@ class Substitute:
     Attributes:
         lost: id of the lost member's assignment.
         assignment: id of the substitute's assignment.
-        worker: id of the substitute.
-        incarnation: incarnation of the substitute.
     """
 
     lost: int
@@ -613,9 +556,6 @@ class Substitute:
 class Exclude:
     """Exclude these assignments from the open round: its parts no longer wait for them, and their stored
     parts are not summed.
-
-    Attributes:
-        assignments: ids of the assignments.
     """
 
     assignments: tuple[int, ...]
@@ -654,11 +594,7 @@ class Apply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drop:
-    """Discard a push or a snapshot that will not be applied.
-
-    Attributes:
-        key: identity of the push or snapshot.
-    """
+    """Discard a push or a snapshot that will not be applied."""
 
     key: PushKey | SnapshotKey
 
@@ -685,8 +621,6 @@ class RequestSnapshot:
     """Ask a worker for a snapshot of its replica.
 
     Attributes:
-        worker: id of the worker.
-        version: version of the snapshot.
         apply: number of the exchange whose sum the worker applies first, if it has not.
     """
 
@@ -697,11 +631,7 @@ class RequestSnapshot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstallSnapshot:
-    """Replace the server's parameters by a snapshot that has arrived.
-
-    Attributes:
-        key: identity of the snapshot.
-    """
+    """Replace the server's parameters by a snapshot that has arrived."""
 
     key: SnapshotKey
 
@@ -722,8 +652,6 @@ class Disconnect:
     """Close a worker's stream.
 
     Attributes:
-        worker: id of the worker.
-        incarnation: incarnation of the worker.
         refusal: reason that the worker is told.
         final: True if the worker must not reconnect.
     """
@@ -739,7 +667,6 @@ class Report:
     """Tell operators and members which members the job waits for.
 
     Attributes:
-        ranks: ranks of the awaited members.
         seconds: seconds of waiting so far.
         text: message for the log and the status.
         usual: True if healthy jobs wait like this too; then no warning is logged.
@@ -756,9 +683,6 @@ class LossReported:
     """Log the loss of a member.
 
     Attributes:
-        name: rank and worker, for the message.
-        worker: id of the worker.
-        rank: rank of the member.
         reason: cause of the loss.
     """
 
@@ -773,7 +697,6 @@ class Note:
     """Write a line to the log.
 
     Attributes:
-        text: the line.
         warning: True to log it as a warning.
     """
 
@@ -783,11 +706,7 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TellEvaluations:
-    """Send all workers the result of an evaluation.
-
-    Attributes:
-        evaluations: the message.
-    """
+    """Send all workers the result of an evaluation."""
 
     evaluations: Evaluations
 

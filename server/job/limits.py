@@ -103,7 +103,6 @@ def why_over(rules: JobSettings, version: int, elapsed_s: float, evaluations: Se
 
     Args:
         version: version of the parameters, which is the number of steps taken.
-        elapsed_s: seconds since the job began.
         evaluations: the last results, at most `EVALUATIONS_REMEMBERED`, oldest first.
     """
     if rules.max_steps and version >= rules.max_steps:

@@ -41,12 +41,7 @@ def fenced(worker: str, incarnation: int, newest: int) -> Refusal:
 
 
 def duplicate_worker(worker: str, heard_s: float) -> Refusal:
-    """Return the refusal of a second live process with one worker id.
-
-    Args:
-        worker: the worker id.
-        heard_s: seconds since the server last heard the first process.
-    """
+    """Return the refusal of a second live process with one worker id."""
     return refusal(
         Reason.DUPLICATE_WORKER,
         worker=worker,
@@ -58,14 +53,7 @@ def duplicate_worker(worker: str, heard_s: float) -> Refusal:
 
 
 def stalled(worker: str, seq: int, part: int, limit_s: float) -> Refusal:
-    """Return the refusal of a part whose chunks have stopped arriving.
-
-    Args:
-        worker: id of the worker.
-        seq: seq of the push.
-        part: index of the part.
-        limit_s: longest time between two chunks, in seconds.
-    """
+    """Return the refusal of a part whose chunks have stopped arriving."""
     return refusal(
         Reason.CHUNK,
         worker=worker,
@@ -89,13 +77,7 @@ def not_a_member(worker: str) -> Refusal:
 
 
 def lease_over(worker: str, silent_s: float, lease_s: float) -> Refusal:
-    """Return the refusal of a member whose lease has expired.
-
-    Args:
-        worker: id of the worker.
-        silent_s: seconds since its last message.
-        lease_s: length of the lease, in seconds.
-    """
+    """Return the refusal of a member whose lease has expired."""
     return refusal(
         Reason.NOT_A_MEMBER,
         worker=worker,
@@ -107,14 +89,7 @@ def lease_over(worker: str, silent_s: float, lease_s: float) -> Refusal:
 
 
 def no_progress(worker: str, activity: str, stalled_s: float, limit_s: float) -> Refusal:
-    """Return the refusal of a member that is suspended, because its training thread hangs.
-
-    Args:
-        worker: id of the worker.
-        activity: activity of the training thread; empty if unknown.
-        stalled_s: seconds without progress.
-        limit_s: seconds without progress that are allowed.
-    """
+    """Return the refusal of a member that is suspended, because its training thread hangs."""
     return refusal(
         Reason.NOT_A_MEMBER,
         worker=worker,
@@ -132,9 +107,6 @@ def wrong_model(
     """Return the refusal of a worker whose model differs from the job's.
 
     Args:
-        worker: id of the worker.
-        fingerprint: fingerprint of the worker's model.
-        expected: fingerprint of the job's model.
         difference: the first difference, in the job's model and in the worker's; empty if it is unknown.
     """
     limit, value = difference
@@ -152,10 +124,7 @@ def accumulation(worker: str, batches: int, other: str, expected: int) -> Refusa
     """Return the refusal of a worker that accumulates another number of batches than the job's others.
 
     Args:
-        worker: id of the worker.
-        batches: number of batches of its optimizer step.
         other: id of the worker that has declared the job's number.
-        expected: that number.
     """
     return refusal(
         Reason.MODEL,
@@ -182,9 +151,6 @@ def undeclared_accumulation(worker: str, took: int, given: int, why: str) -> Ref
     """Return the refusal of an optimizer step of another number of batches than the round was divided for.
 
     Args:
-        worker: id of the worker.
-        took: number of batches that its step takes.
-        given: number of batches that the round has for a step.
         why: option that fixes the division of rounds.
     """
     return refusal(
@@ -199,13 +165,7 @@ def undeclared_accumulation(worker: str, took: int, given: int, why: str) -> Ref
 
 
 def wrong_data(worker: str, data: int, expected: int) -> Refusal:
-    """Return the refusal of a worker whose training data differ from the job's.
-
-    Args:
-        worker: id of the worker.
-        data: checksum of some of the worker's training samples.
-        expected: checksum of the same samples in the job.
-    """
+    """Return the refusal of a worker whose training data differ from the job's."""
     return refusal(
         Reason.MODEL,
         worker=worker,
@@ -220,9 +180,7 @@ def wrong_epoch(worker: str, samples: int, expected: int, batch_size: int) -> Re
     """Return the refusal of a worker whose epochs have another number of samples than the job's.
 
     Args:
-        worker: id of the worker.
         samples: number of samples in the worker's epoch.
-        expected: number of samples in the job's epoch.
         batch_size: samples in a batch, to express both numbers in batches.
     """
 
@@ -244,7 +202,6 @@ def not_the_initializer(worker: str, initializer: str | None) -> Refusal:
     """Return the refusal of initial parameters from a worker that was not asked for them.
 
     Args:
-        worker: id of the worker that sends them.
         initializer: id of the worker that was asked; None if none was.
     """
     return refusal(
@@ -264,13 +221,7 @@ def already_initialized(worker: str) -> Refusal:
 
 
 def sequence(worker: str, seq: int, expected: int) -> Refusal:
-    """Return the refusal of a push whose seq is too small: its outcome is no longer remembered.
-
-    Args:
-        worker: id of the worker.
-        seq: seq of the push.
-        expected: smallest seq that would be accepted.
-    """
+    """Return the refusal of a push whose seq is too small: its outcome is no longer remembered."""
     return refusal(
         Reason.SEQUENCE,
         worker=worker,
@@ -284,12 +235,6 @@ def sequence(worker: str, seq: int, expected: int) -> Refusal:
 def stale(worker: str, seq: int, assignment: int, version: int) -> Refusal:
     """Return the refusal of a push that can no longer become part of a version. The worker keeps the
     gradient.
-
-    Args:
-        worker: id of the worker.
-        seq: seq of the push.
-        assignment: id of the assignment that the push answers.
-        version: present version of the parameters.
     """
     return refusal(
         Reason.STALE,
@@ -302,14 +247,7 @@ def stale(worker: str, seq: int, assignment: int, version: int) -> Refusal:
 
 
 def plan(worker: str, seq: int, given: int, expected: int) -> Refusal:
-    """Return the refusal of a push whose parts belong to another plan than the one in force.
-
-    Args:
-        worker: id of the worker.
-        seq: seq of the push.
-        given: number of the plan of the push.
-        expected: number of the plan in force.
-    """
+    """Return the refusal of a push whose parts belong to another plan than the one in force."""
     return refusal(
         Reason.PLAN,
         worker=worker,
@@ -326,11 +264,7 @@ def learning_rates(
     """Return the refusal of a push whose learning rates differ from those of another push of the round.
 
     Args:
-        worker: id of the worker.
-        seq: seq of the push.
-        given: learning rates of the push, by parameter group; empty for those of the job.
         other: id of the worker that was the first to send rates in the round.
-        expected: learning rates of that worker, by parameter group; empty for those of the job.
     """
     pairs = enumerate(zip_longest(given, expected))
     group, (got, first) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
@@ -361,14 +295,7 @@ def rates_of_workers(worker: str, seq: int) -> Refusal:
 
 
 def redundant(worker: str, seq: int, assignment: int, version: int) -> Refusal:
-    """Return the refusal of a push whose gradient other members push. The worker forgets the gradient.
-
-    Args:
-        worker: id of the worker.
-        seq: seq of the push.
-        assignment: id of the assignment that the push answers.
-        version: present version of the parameters.
-    """
+    """Return the refusal of a push whose gradient other members push. The worker forgets the gradient."""
     return refusal(
         Reason.REDUNDANT,
         worker=worker,
@@ -399,10 +326,6 @@ def parts(worker: str, seq: int, given: int, expected: int, assignment: Assignme
     """Return the refusal of a push with a wrong number of parts.
 
     Args:
-        worker: id of the worker.
-        seq: seq of the push.
-        given: number of parts in the push.
-        expected: number of parts that its assignment asks for.
         assignment: the assignment that the push answers.
     """
     of = (
@@ -422,14 +345,7 @@ def parts(worker: str, seq: int, given: int, expected: int, assignment: Assignme
 
 
 def base_version(worker: str, seq: int, given: int, expected: int) -> Refusal:
-    """Return the refusal of a push that was computed at another version than its assignment names.
-
-    Args:
-        worker: id of the worker.
-        seq: seq of the push.
-        given: version that the push names.
-        expected: version of its assignment.
-    """
+    """Return the refusal of a push that was computed at another version than its assignment names."""
     return refusal(
         Reason.MALFORMED,
         worker=worker,
@@ -441,14 +357,7 @@ def base_version(worker: str, seq: int, given: int, expected: int) -> Refusal:
 
 
 def samples(worker: str, seq: int, given: int, most: int) -> Refusal:
-    """Return the refusal of a push that claims more samples than its assignment has.
-
-    Args:
-        worker: id of the worker.
-        seq: seq of the push.
-        given: number of samples that the push claims.
-        most: number of samples of its assignment.
-    """
+    """Return the refusal of a push that claims more samples than its assignment has."""
     return refusal(
         Reason.MALFORMED,
         worker=worker,
@@ -460,24 +369,13 @@ def samples(worker: str, seq: int, given: int, most: int) -> Refusal:
 
 
 def not_initialized(worker: str, name: str) -> Refusal:
-    """Return the refusal of a message that arrives before the job has its initial parameters.
-
-    Args:
-        worker: id of the worker.
-        name: name of the message.
-    """
+    """Return the refusal of a message that arrives before the job has its initial parameters."""
     text = f"worker {worker!r}: {name} arrived before the initial parameters of the job"
     return Refusal(reason=Reason.NOT_INITIALIZED, worker=worker, message=text)
 
 
 def packet(worker: str, limit: str, value: str) -> Refusal:
-    """Return the refusal of a coded packet that breaks the rules of its exchange.
-
-    Args:
-        worker: id of the worker.
-        limit: the expected packet, in words.
-        value: the packet that arrived, in words.
-    """
+    """Return the refusal of a coded packet that breaks the rules of its exchange."""
     return refusal(
         Reason.PACKET,
         worker=worker,
@@ -492,8 +390,6 @@ def not_of_mode(worker: str, seq: int, *, coded: bool) -> Refusal:
     """Return the refusal of a push of the wrong kind for the job's mode.
 
     Args:
-        worker: id of the worker.
-        seq: seq of the push.
         coded: True if the job is in coded mode, where pushes report an exchange; False where they carry
             tensors.
     """
@@ -503,12 +399,7 @@ def not_of_mode(worker: str, seq: int, *, coded: bool) -> Refusal:
 
 
 def lossy_compressor(worker: str, compressor: str) -> Refusal:
-    """Return the refusal of a worker with a lossy compressor in a job with a straggler code.
-
-    Args:
-        worker: id of the worker.
-        compressor: spec of its compressor.
-    """
+    """Return the refusal of a worker with a lossy compressor in a job with a straggler code."""
     return refusal(
         Reason.PAYLOAD,
         worker=worker,
@@ -527,22 +418,12 @@ def not_coded(worker: str) -> Refusal:
 
 
 def finished(worker: str, how: str) -> Refusal:
-    """Return the refusal of a message to a finished job.
-
-    Args:
-        worker: id of the worker.
-        how: reason for the end of the job.
-    """
+    """Return the refusal of a message to a finished job."""
     text = f"the job has finished: {how}"
     return Refusal(reason=Reason.JOB_FINISHED, worker=worker, message=text)
 
 
 def stopping(worker: str, reason: str) -> Refusal:
-    """Return the refusal of a message while the server shuts down.
-
-    Args:
-        worker: id of the worker; empty for all workers.
-        reason: reason for the shutdown.
-    """
+    """Return the refusal of a message while the server shuts down."""
     text = f"the server is shutting down: {reason}"
     return Refusal(reason=Reason.STOPPING, worker=worker, message=text)

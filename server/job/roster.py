@@ -91,10 +91,8 @@ class Member:
     """One incarnation of a worker that has joined the job, present or departed.
 
     Attributes:
-        worker: id of the worker.
         incarnation: number that distinguishes processes with the same worker id; a later process has a larger
             one.
-        rank: rank of the member, from 0. It is the order in which contributions are summed.
         heard_at: time of the last message from it, in seconds of the job's clock; the lease runs from here.
         compressor: spec of its compressor, for the log.
         activity: activity of its training thread, by its last heartbeat; empty if unknown.
@@ -103,8 +101,6 @@ class Member:
         named_s: value of `stalled_s` when the log last named it; 0 if the log has not, or it has made
             progress since.
         suspended: True from a hang of its training thread until it is ready again.
-        life: state of the member.
-        fingerprint: fingerprint of its model.
         data: checksum of some of its training samples; 0 if unknown.
         train_samples: number of samples in its epoch; 0 if unknown.
         version: version of its replica once it has received all that was sent to it; None without a replica.
@@ -203,7 +199,6 @@ class Roster:
     """The members of a job, present and departed.
 
     Attributes:
-        lease_s: seconds without a message after which a member is lost.
         members: present members, by worker id.
         departed: lost members that may return, by worker id; the last `DEPARTED_MEMBERS` ones.
         ready_members: number of present members that are ready.
@@ -223,10 +218,7 @@ class Roster:
         """Admit a worker to the job, and assign its rank.
 
         Args:
-            worker: id of the worker.
-            incarnation: incarnation of the worker.
             compressor: spec of its compressor, for the log.
-            now: time in seconds of the job's clock.
 
         Returns:
             The member, and the earlier incarnation of the same worker that it replaces; None if it replaces
@@ -307,7 +299,6 @@ class Roster:
         """Return the present member with this identity, and renew its lease.
 
         Args:
-            now: time in seconds of the job's clock.
             revive: True to readmit a member whose lease has expired.
 
         Raises:

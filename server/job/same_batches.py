@@ -28,7 +28,6 @@ class SameBatches:
         It is found once in a job.
 
         Args:
-            worker: id of the worker that trains on the batch.
             batch: checksum of the batch, not 0.
             present: ids of the present members; others are forgotten.
         """

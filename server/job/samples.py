@@ -91,8 +91,6 @@ class Samples:
     """The states of all samples of a job.
 
     Attributes:
-        per_epoch: number of samples in each epoch.
-        epochs: number of epochs of the job.
         least: smallest number of samples that may be drawn at a time, or left in an epoch.
         _epoch: epoch of the fresh samples, from 0.
         _next: position of the first fresh sample in that epoch.
@@ -116,8 +114,6 @@ class Samples:
         """Create the samples of a job that begins with epoch `epoch`, as if all earlier epochs were complete.
 
         Args:
-            per_epoch: number of samples in each epoch.
-            epochs: number of epochs of the job.
             least: smallest number of samples that may be drawn at a time, or left in an epoch.
             epoch: first epoch to train on, from 0.
         """

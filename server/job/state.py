@@ -219,7 +219,6 @@ class JobState:
         Args:
             member: member that gets the work. If it is reconnecting, it gets the assignment when it is back.
             drawn: samples to compute.
-            now: time in seconds of the job's clock.
             counted: number of samples that the push stands for; None for all of `drawn`.
             share: number of samples due to the member, if `drawn` may have fewer.
             terms: other fields of the assignment.
@@ -256,7 +255,6 @@ class JobState:
         """Requeue the samples of batches that a push does not stand for; return the others.
 
         Args:
-            drawn: samples of the work.
             batches: number of samples of each batch of it.
             took: number of batches, from the first, that the push stands for.
             settled: True if the samples were already marked as settled.
@@ -274,7 +272,6 @@ class JobState:
 
         Args:
             member: member that has the work. If it is reconnecting, it gets the assignment when it is back.
-            work: the work.
             more: samples of the same epoch.
             batches: number of samples of each further batch.
             terms: other fields of the assignment that change.
@@ -348,9 +345,7 @@ class JobState:
         """Ask a member for an evaluation, unless it is done or another one is running.
 
         Args:
-            epoch: number of the evaluation.
             assignment: id of the assignment that carries the request.
-            now: time in seconds of the job's clock.
 
         Returns:
             True if the member was asked.

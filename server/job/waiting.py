@@ -22,7 +22,6 @@ class Awaited:
     """A condition that the job waits for.
 
     Attributes:
-        ranks: ranks of the missing members.
         subject: text without times, which is the same for repeated reports of one condition.
         text: message for the log and the status; empty if the job waits for nothing.
         usual: True if healthy jobs wait like this too, while members start or end; then no warning is logged.
@@ -54,10 +53,6 @@ def report(state: JobState, waiting: Awaited, now: float) -> list[e.Action]:
 def describe_waiting(state: JobState, now: float) -> Awaited:
     """Return the condition that the job waits for before training, and after it. During training, its mode
     knows.
-
-    Args:
-        state: state of the job.
-        now: time in seconds of the job's clock.
     """
     waited = state.waited(now)
     members = state.roster.members
@@ -102,7 +97,6 @@ def waiting_for(state: JobState, members: Sequence[tuple[int, Name]], now: float
 
     Args:
         members: rank in the round, and worker and incarnation, of each awaited member.
-        now: time in seconds of the job's clock.
     """
     ranks = tuple(rank for rank, _ in members)
     names = ", ".join(describe(state, name, rank, now) for rank, name in members)
@@ -126,12 +120,6 @@ def describe_reunion(state: JobState, now: float) -> Awaited:
 def describe(state: JobState, name: Name, rank: int, now: float) -> str:
     """Return a text about an awaited member: its rank, worker, connection, activity, and when it was last
     heard.
-
-    Args:
-        state: state of the job.
-        name: worker and incarnation of the member.
-        rank: rank of the member in its round, from 0.
-        now: time in seconds of the job's clock.
     """
     member = state.roster.present(name)
     if member is None:

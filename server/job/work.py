@@ -49,11 +49,9 @@ class AssignedWork:
 
     Attributes:
         assignment: the assignment, as the member receives it.
-        drawn: samples of the assignment.
         given_at: time of the assignment, in seconds of the job's clock.
         share: number of samples due to the member; at the end of an epoch `drawn` may have fewer.
         counted: number of samples that the push stands for; None for all of `drawn`.
-        life: state of the work.
         interrupted: True if the member's stream broke since, so the time that it takes is no measure.
         asked: number of further batches that the member waits for; 0 while it computes.
         stepped: number of optimizer steps that it had taken when it asked, in local mode.
@@ -93,7 +91,6 @@ class AssignedWork:
         """Add samples of the same epoch to the work, as further batches.
 
         Args:
-            more: the samples.
             batches: number of samples of each further batch.
             terms: other fields of the assignment that change.
         """

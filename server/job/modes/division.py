@@ -247,9 +247,6 @@ def divide_batches(
     the same, however many of them an optimizer step takes.
 
     Args:
-        wanted: options of the mode.
-        samples: samples of the job, to draw from.
-        batch_size: number of samples in a batch.
         steps: number of batches of each member that are drawn together.
         idle: number of members that can take part.
         late: number of other members, which still compute for a round that has closed.
@@ -293,8 +290,6 @@ def divide(
     """Draw a round's samples and divide them among its members.
 
     Args:
-        wanted: options of the mode.
-        samples: samples of the job, to draw from.
         each: number of samples for a member.
         idle: number of members that can take part.
         late: number of other members, which still compute for a round that has closed.

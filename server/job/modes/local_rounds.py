@@ -41,7 +41,6 @@ class LocalRounds(Rounds):
     """The mode `local`.
 
     Attributes:
-        options: options of the mode.
         _last_steps: local steps of each member in the last round; 1 before the first.
         _all_steps: local steps of one member in all rounds that have closed.
         _first_loss: mean training loss at the start of the first round; None before.

@@ -47,7 +47,6 @@ class Exchanges(ABC):
         """Return the number of elements in a packet of an exchange; None if the exchange is not running.
 
         Args:
-            exchange: number of the exchange.
             elements: number of elements in a gradient.
         """
 

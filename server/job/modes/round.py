@@ -55,8 +55,6 @@ class Slot:
 
     Attributes:
         rank: rank of the slot's first member; contributions are summed in rank order.
-        member: worker and incarnation of the present member.
-        work: id of the present member's assignment.
     """
 
     rank: int
@@ -77,7 +75,6 @@ class Round:
         rate_factor: factor of the base learning rate.
         evaluations: number of the last evaluation that was done when the round opened; 0 before the first.
         local_rates: learning rate of each local step; empty if all are the same, or a script chooses them.
-        division: shares of the slots.
         parts: True if the shard may step parts before the round closes.
         steps: number of steps that the member with the most samples takes, as planned.
         begun: True once the shard has started to step parts.
@@ -85,8 +82,6 @@ class Round:
         rates: learning rates of the step, by parameter group; empty for those of the job.
         rated_by: id of the worker that was the first to send its rates; empty before.
         local_rates_of: learning rates of scripts' last local steps, by slot.
-        life: state of the round.
-        slots: the slots.
         slot_of: index of the slot, by id of the assignment.
         contributions: accepted pushes, by slot.
         answered: number of samples behind each contribution, by slot.
@@ -144,14 +139,7 @@ class Round:
         return self.division.complete(self.answered, lost, len(self.open))
 
     def fill(self, number: int, rank: int, member: Name, work: int) -> None:
-        """Assign slot `number` to a member. The number after the last one adds a slot.
-
-        Args:
-            number: index of the slot.
-            rank: rank of the member.
-            member: worker and incarnation of the member.
-            work: id of the member's assignment.
-        """
+        """Assign slot `number` to a member. The number after the last one adds a slot."""
         slot = Slot(rank=rank, member=member, work=work)
         self.slots[number : number + 1] = [slot]
         self.slot_of[work] = number

@@ -62,7 +62,6 @@ class Rounds(Mode):
     Attributes:
         sharing: how members share the samples of a round.
         in_parts: True if the shard may step a part as soon as every member has pushed it.
-        round: the open or closed round; None between rounds.
         _next_steps: number of local steps in the next round, where workers are told before it opens; 0
             otherwise.
         _told: orders to the shard that leave with the next actions.
