@@ -70,9 +70,10 @@ format: .venv/.dev ## apply what lint asks for
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# .venv/.run and .venv/.dev are stamps: the checkout is installed with that extra, as these two files now say.
-.venv/.%: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip install -q -c constraints.txt -e '.[$*]'
+# .venv/.run and .venv/.dev are stamps: the checkout is installed with that extra, as these files now say; with `dev`
+# the papers are, too.
+.venv/.%: pyproject.toml papers/pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip install -q -c constraints.txt -e '.[$*]' $(if $(filter dev,$*),-e ./papers)
 	@touch $@
 
 $(BIN)/python:
@@ -126,5 +127,5 @@ $(CACHE)/pins/.installed:
 	@touch $@
 
 clean: ## remove what make made, except runs/
-	rm -rf .venv $(CACHE) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(CACHE) build dist *.egg-info papers/build papers/*.egg-info .mypy_cache .pytest_cache .ruff_cache
 	rm -rf compressors/kernels/__pycache__  # where numba keeps the compiled kernels

@@ -30,7 +30,8 @@ from .common.spec import Length, Spec, SpecError, parse_length, parse_spec, unkn
 from .optim.optimizer import parse_optimizer
 
 DEFAULT_PORT = 50051
-BUILT_IN_TASKS = ("digits", "characters", "cifar10", "cifar100", "mnist", "hyperspectral")
+BUILT_IN_TASKS = ("digits", "characters")
+_OF_PAPERS = ("cifar10", "cifar100", "mnist", "hyperspectral")
 
 # Each declares an option in one group of --help.
 training = partial(option, group="training")
@@ -54,6 +55,11 @@ def parse_task(text: str) -> Spec:
     if colon and all(part.isidentifier() for part in (*module.split("."), function)):
         return spec
     if spec.name not in BUILT_IN_TASKS and plugins.find("task", spec.name) is None:
+        if spec.name in _OF_PAPERS:
+            raise SpecError(
+                f"task {spec.name!r} is one of the package gradwire-papers, which is not installed; "
+                "pip install ./papers in a checkout of Gradwire brings it"
+            )
         names = plugins.names("task", BUILT_IN_TASKS)
         raise SpecError(f"{unknown('task', spec.name, names)}; name your own module:function[:key=value,...]")
     return spec

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..common.exits import Exit
 from ..deploy.daemons import loopback, server_arguments, worker_arguments
@@ -196,3 +197,23 @@ def train(settings: RunSettings, directory: Path) -> RunResult:
     with Interrupt() as interrupt:
         plan = RunPlan(settings=settings, directory=directory)
         return result_of(settings, run_plan(plan, Watcher(), interrupt))
+
+
+def train_job(mbit: float = 0.0, **options: Any) -> RunResult:
+    """Train a job as gc-run does, in a folder that is gone afterwards.
+
+    Args:
+        mbit: Mbit/s of the link of each process in each direction, which needs root; 0 for this machine's
+            loopback.
+        options: options of gc-run by name, such as task, workers, seed.
+
+    Raises:
+        RunError: the run fails.
+        BenchError: it fails behind shaped links.
+    """
+    settings = RunSettings(**options)
+    with tempfile.TemporaryDirectory() as folder:
+        if not mbit:
+            return train(settings, Path(folder))
+        with Star(nodes_of(settings.workers), mbit) as star:
+            return result_of(settings, run_job(settings, Path(folder), star=star))

@@ -5,7 +5,7 @@ The tensors are those of `planning.models`.
 `task` computes for a given number of seconds per step: a third of it forward, the rest backward, divided
 among the tensors by their multiplications. Weights have the initial spread of He et al. Gradients are noise,
 different in every step, as large as the weights of their tensor. The loss follows a given curve.
-Alternatively `task` computes with the real network (`worker.tasks.networks`), on images that are noise.
+Alternatively `task` computes with the real network, one of those in papers/, on images that are noise.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,6 @@ from torch.nn import functional
 
 from ..planning.models import Shape, tensors
 from ..worker.tasks import Task
-from ..worker.tasks.networks import NETWORKS, noise
 from ..worker.tasks.task import TaskSpecError
 from .traces import TraceWriter
 
@@ -124,11 +125,6 @@ class Layers(nn.Module):
         return passed.sum() + self._loss**self._steps
 
 
-def _real(model: str) -> nn.Module:
-    network = NETWORKS[model]
-    return network.make(3, network.classes)
-
-
 def task(
     model: str = "4x1048576",
     seconds: float = 0.0,
@@ -151,12 +147,21 @@ def task(
         TaskSpecError: if the model is unknown, or has no real network.
     """
     shapes(model)
-    if real and model not in NETWORKS:
-        raise TaskSpecError(f"real: expected a model that is one of {', '.join(NETWORKS)}, got {model!r}")
-    images, labels = noise(model, real) if real else (torch.zeros(1, 1), torch.zeros(1))
+    images, labels = torch.zeros(1, 1), torch.zeros(1)
+    build: Callable[[], nn.Module] = partial(Layers, model, seconds, loss)
+    if real:
+        try:
+            from gradwire_papers.networks import NETWORKS, noise
+        except ImportError:
+            remedy = "pip install ./papers in a checkout of Gradwire brings them"
+            raise TaskSpecError(f"real: the networks are those of gradwire-papers; {remedy}") from None
+        if model not in NETWORKS:
+            raise TaskSpecError(f"real: expected a model that is one of {', '.join(NETWORKS)}, got {model!r}")
+        images, labels = noise(model, real)
+        build = NETWORKS[model].build
 
     def make() -> nn.Module:
-        network = _real(model) if real else Layers(model, seconds, loss)
+        network = build()
         if trace:
             TraceWriter(network, Path(trace))
         return network

@@ -29,11 +29,13 @@ from gradwire.server.checks import SPECS
 from gradwire.server.metrics import ServerMetrics
 from gradwire.settings import COMMANDS
 from gradwire.worker.metrics import WorkerMetrics
+from gradwire_papers.cli import parser as papers_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SCRIPTS = frozenset(PROJECT["scripts"])
-EXTRAS = frozenset(PROJECT["optional-dependencies"])
+PAPERS = tomllib.loads((ROOT / "papers" / "pyproject.toml").read_text())["project"]
+SCRIPTS = frozenset((*PROJECT["scripts"], *PAPERS["scripts"]))
+EXTRAS = frozenset((*PROJECT["optional-dependencies"], *PAPERS["optional-dependencies"]))
 TARGETS = frozenset(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
 SETTINGS: Mapping[str, type] = {command: cls for cls, command in COMMANDS.items()}
 VARIABLES = {
@@ -45,7 +47,7 @@ FOREIGN = frozenset({"--index-url", "--plain"})  # of pip, and of examples/ddp_d
 # Where the code is; tests and examples have names of their own.
 ROOMS = ("benchmarks", "coded", "compressors", "ddp", "deploy", "planning", "proto", "server", "worker")
 
-_FILE = re.compile(rf"({'|'.join((*ROOMS, 'docs', 'tests', 'examples'))})(/[\w.-]+)+")
+_FILE = re.compile(rf"({'|'.join((*ROOMS, 'docs', 'tests', 'examples', 'papers'))})(/[\w.-]+)+")
 _CODE_BLOCK = re.compile(r"^```[\s\S]*?^```|(?:^ {4,}\S.*\n)+", re.M)
 _INLINE = re.compile(r"`([^`]+)`")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
@@ -61,6 +63,8 @@ def flags_of(command: str) -> frozenset[str]:
         return frozenset({each.flag for each in options} | undoing | common)
     if command == "gc-bench":
         return frozenset({"--help", "--version"})
+    if command == "gc-paper":
+        return frozenset(flag for action in papers_parser()._actions for flag in action.option_strings)  # pyright: ignore[reportPrivateUsage]
     bench = command.removeprefix("gc-bench ")
     actions = (parser_of(bench) if bench in BENCHES else PARSERS[command]())._actions  # pyright: ignore[reportPrivateUsage]
     return frozenset(flag for action in actions for flag in action.option_strings)
@@ -69,7 +73,7 @@ def flags_of(command: str) -> frozenset[str]:
 @cache
 def every_flag() -> frozenset[str]:
     """Return the options of every command, and those that the examples declare for themselves."""
-    commands = {*SETTINGS, *PARSERS, *(f"gc-bench {name}" for name in BENCHES)}
+    commands = {*SETTINGS, *PARSERS, "gc-paper", *(f"gc-bench {name}" for name in BENCHES)}
     examples = {
         flag
         for path in (ROOT / "examples").rglob("*.py")
@@ -278,6 +282,8 @@ def _refused(line: str) -> Iterator[str]:
                 read(SETTINGS[command], COMMANDS, argv=arguments, environ={}, parsers=SPECS)
             elif command == "gc-bench":
                 parser_of(arguments[0]).parse_args(arguments[1:])
+            elif command == "gc-paper":
+                papers_parser().parse_args(arguments)
             else:
                 PARSERS[command]().parse_args(arguments)
     except (UsageError, argparse.ArgumentTypeError) as error:

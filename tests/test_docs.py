@@ -25,7 +25,14 @@ from . import claims
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *DOCS.rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+        *(ROOT / "papers").rglob("*.md"),
+    ]
+)
 RECORDS = sorted((ROOT / "records").glob("*.md"))  # of their date: what they name may be gone
 
 
@@ -136,7 +143,7 @@ def test_every_command_and_benchmark_and_each_of_their_options_has_a_row() -> No
     overview = (REFERENCE / "commands.md").read_text().split("\n## ")[0]
     for command in claims.SCRIPTS:
         assert re.search(rf"^\| \[?`{command}( NAME)?`", overview, re.M), command
-        assert command == "gc-bench" or f"options of {command}" in asked_for
+        assert command in ("gc-bench", "gc-paper") or f"options of {command}" in asked_for
 
 
 BASE_ROOMS = "common", "storage", "optim"

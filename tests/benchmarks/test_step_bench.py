@@ -23,7 +23,6 @@ from gradwire.benchmarks.star import Star
 from gradwire.benchmarks.step import HEADINGS, cells, summarize
 from gradwire.benchmarks.traces import ComputedStep, read
 from gradwire.common.exits import Exit
-from gradwire.worker.tasks.networks import NETWORKS
 from gradwire.worker.tasks.task import TaskSpecError
 
 
@@ -52,30 +51,6 @@ def test_the_layer_tables_have_the_sizes_of_their_papers(model: str, tensors: in
 def test_a_model_that_is_not_known_is_refused(model: str) -> None:
     with pytest.raises(TaskSpecError, match=r"expected one of vgg16, .* or NxSIZE"):
         shapes(model)
-
-
-@pytest.mark.parametrize("model", NETWORKS)
-def test_a_real_network_has_the_tensors_of_its_layer_table(model: str) -> None:
-    found = task(model, real=1).model()
-    assert [tuple(parameter.shape) for parameter in found.parameters()] == shapes(model)
-
-
-def test_a_real_network_has_gradients_that_are_traced_and_the_same_images_everywhere(tmp_path: Path) -> None:
-    work, again = task("resnet20", real=2, trace=str(tmp_path)), task("resnet20", real=2)
-    samples = work.batch(np.array([5, 8]))
-    assert all(map(torch.equal, samples, again.batch(np.array([1, 0]))))
-    network = work.model()
-    found: Any = work.loss(network, samples)
-    found.backward()
-    assert all(weight.grad is not None and weight.grad.any() for weight in network.parameters())
-    ((step,),) = read(tmp_path)
-    assert len(step.produced) == len(shapes("resnet20"))
-    assert step.began < step.produced[-1] < step.produced[0] == step.ended
-
-
-def test_what_is_no_resnet_has_no_real_network() -> None:
-    with pytest.raises(TaskSpecError, match=r"one of resnet20, .*, got 'vgg16'"):
-        task("vgg16", real=1)
 
 
 def test_layers_take_their_time_and_yield_gradients_from_the_last_to_the_first(tmp_path: Path) -> None:

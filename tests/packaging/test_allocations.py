@@ -12,8 +12,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # Programs of their own: they allocate data and networks as a user's script does, and import no user's code.
-OF_THEIR_OWN = ("benchmarks/", "deploy/kubernetes/script/", "docs/", "examples/", "records/", "tests/", ".")
-BUILT_IN_TASKS = ("characters", "digits", "hyperspectral", "images", "networks")
+OF_THEIR_OWN = (
+    "benchmarks/",
+    "deploy/kubernetes/script/",
+    "docs/",
+    "examples/",
+    "papers/",
+    "records/",
+    "tests/",
+    ".",
+)
+BUILT_IN_TASKS = ("characters", "digits")
 ALLOCATES = {
     *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace"),
     *("normal", "ones", "rand", "randint", "randn", "randperm", "scalar_tensor", "tensor", "zeros"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)
 
 # Folders of the checkout that are no part of the package.
-OUTSIDE = {"docs", "examples", "records", "tests", "build", "dist"}
+OUTSIDE = {"docs", "examples", "papers", "records", "tests", "build", "dist"}
 DATA = {".json", ".proto", ".pyi", ".typed"}
 
 

@@ -27,8 +27,6 @@ from .task import Task, TaskError, TaskSpecError
 
 # Exceptions of a task's code. SystemExit too: a script that is not a task must not end the worker silently.
 _RAISED = (Exception, SystemExit)
-# Modules of built-in tasks that do not have the task's name.
-_MODULES = {"cifar10": "images", "cifar100": "images", "mnist": "images"}
 
 
 def load(spec: str) -> Task:
@@ -139,7 +137,7 @@ def _find(spec: str, name: str) -> Callable[..., object]:
     if colon:
         function = _imported(spec, module, attribute)
     elif name in BUILT_IN_TASKS:
-        function = _imported(spec, f".{_MODULES.get(name, name)}", name)
+        function = _imported(spec, f".{name}", name)
     else:
         function = _offered(spec, name)
     if not callable(function):
