@@ -80,11 +80,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 # The generator needs an older protobuf than everything else, hence an environment of its own.
-TOOLS_VERSION := $(shell sed -n 's/^TOOLS_VERSION = "\(.*\)"/\1/p' proto/generate.py)
+TOOLS_VERSION := $(shell sed -n 's/^TOOLS_VERSION = "\(.*\)"/\1/p' tests/proto/generate.py)
 TOOLS := $(CACHE)/protoc-$(TOOLS_VERSION)
 
 check-stubs: $(TOOLS)/.installed ## fail if the committed protobuf stubs are not what the .proto gives
-	PYTHONPATH=.typing $(TOOLS)/bin/python -m gradwire.proto.generate --check
+	$(TOOLS)/bin/python tests/proto/generate.py --check
 
 house: kernels ## write the figures of the house, beside their budget, into CONTRIBUTING.md
 	$(BIN)/python tests/house.py --way --write
@@ -94,7 +94,7 @@ docs: .venv/.dev ## write the tables of options and metrics into the pages of do
 	PYTHONPATH=.typing $(BIN)/python -m gradwire.benchmarks.reference
 
 stubs: $(TOOLS)/.installed ## write the protobuf stubs
-	PYTHONPATH=.typing $(TOOLS)/bin/python -m gradwire.proto.generate
+	$(TOOLS)/bin/python tests/proto/generate.py
 
 $(TOOLS)/.installed:
 	$(PYTHON) -m venv $(TOOLS)

@@ -7,7 +7,7 @@ in this table and nowhere else, so that a file cannot choose which class is inst
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -47,6 +47,18 @@ def stored(name: str) -> Callable[[K], K]:
         return kind
 
     return register
+
+
+def stored_all(module: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Register each class that a module defines under its name.
+
+    Args:
+        module: the module's globals.
+        names: other names for some of the classes.
+    """
+    for name, kind in module.items():
+        if isinstance(kind, type) and kind.__module__ == module["__name__"]:
+            stored(names.get(name, name))(kind)
 
 
 def class_of(name: str) -> type[Any] | None:

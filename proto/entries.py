@@ -35,7 +35,6 @@ def check_label(name: str, kind: str, worker: str) -> None:
 
     Args:
         kind: "tensor" or "entry", for the message.
-        worker: id of the worker, for the message.
     """
     if name == NOT_A_NAME or why_no_label(name, MAX_NAME_CHARACTERS):
         raise refused(
@@ -67,7 +66,6 @@ def check_entries(
 
     Args:
         tensors: tensors of the same manifest, whose names are taken.
-        worker: id of the worker, for the message.
         max_bytes: limit for the bytes of all values.
 
     Raises:

@@ -157,7 +157,6 @@ class Manifest:
         """Check a received manifest, before memory is allocated for it, and return it.
 
         Args:
-            worker: id of the worker, for the message of a refusal.
             max_bytes: limit for the bytes of all tensors and entries.
 
         Raises:

@@ -40,7 +40,6 @@ class MomentValues(TransferBuffer):
         Args:
             moments: list of moments from a header.
             manifest: manifest of the model that the optimizer steps.
-            worker: id of the worker, for the message of a refusal.
 
         Raises:
             Refused: TENSOR, for a moment that its parameter's optimizer does not have, a repeated one, or a

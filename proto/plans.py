@@ -34,10 +34,6 @@ def plan_message(plan: Plan) -> m.PlanAnnouncement:
 def plan_of(message: m.PlanAnnouncement, manifest: Manifest, *, worker: str = "") -> Plan:
     """Return the plan that a message announces, checked against the model.
 
-    Args:
-        manifest: manifest of the model that the plan divides.
-        worker: id of the worker, for the message of a refusal.
-
     Raises:
         Refused: PLAN, naming the field, before memory of the size of the plan is allocated.
     """

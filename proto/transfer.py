@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -18,21 +17,19 @@ import numpy.typing as npt
 from ..common.parts import Part
 from ..compressors import (
     AbsentPayload,
-    CodeFormat,
     DenseFormat,
     DensePayload,
-    IndexCoding,
     LinearPayload,
     Payload,
     PayloadError,
     QuantizedPayload,
     SparsePayload,
     ValuePayload,
-    check_announcement,
     payload_bytes,
     validate,
 )
 from . import messages as m
+from .announced import NO_BYTES, announced_payloads, invalid, names_of
 from .manifest import Manifest
 from .messages import (
     AbsentHeader,
@@ -47,12 +44,6 @@ from .refusal import Reason, Refused, refused
 from .wire import CHUNK_BYTES, crc32c, encode_chunk
 
 Bytes = npt.NDArray[np.uint8]
-
-# The enums of the wire and those of `compressors` have members of the same names.
-_FORMATS = {m.DenseEncoding[format.name]: format for format in DenseFormat}
-_CODE_FORMATS = {m.CodeEncoding[format.name]: format for format in CodeFormat}
-_CODINGS = {m.IndexEncoding[coding.name]: coding for coding in IndexCoding}
-_NO_BYTES = np.empty(0, np.uint8)
 
 PACKETS = 1 << 63  # least transfer number of a coded packet
 MAX_ARRIVING = 4  # limit for a worker's unfinished parts, each overtaken by the next
@@ -164,7 +155,6 @@ def encode_chunks(
     """Yield chunk messages with the bytes of a transfer, in chunks of `chunk_bytes`; the last may be shorter.
 
     Args:
-        transfer: number of the transfer.
         parts: bytes of the transfer, in pieces that are laid end to end.
         checksums: checksum of each chunk, from `chunk_checksums`; None to compute each with its chunk.
     """
@@ -193,123 +183,16 @@ def _chunks(parts: Sequence[Bytes], chunk_bytes: int) -> Iterator[list[Bytes]]:
         yield pieces
 
 
-def _empty_payload(header: PayloadHeader) -> Payload:
-    """Return the payload that a header announces, without its bytes. Raise PayloadError if the header is
-    invalid.
-    """
-    payload: Payload
-    if isinstance(header.kind, SparseHeader):
-        sparse = header.kind
-        if sparse.coding not in _CODINGS:
-            raise PayloadError("coding", "gaps, bitmap or seeded", str(int(sparse.coding)))
-        payload = SparsePayload(
-            elements=header.elements,
-            count=sparse.count,
-            coding=_CODINGS[sparse.coding],
-            low_bits=sparse.low_bits,
-            index_bytes=sparse.index_bytes,
-            seed=sparse.seed,
-            values=_empty_values(sparse.values, sparse.count),
-            data=_NO_BYTES,
-        )
-    elif isinstance(header.kind, AbsentHeader):
-        payload = AbsentPayload(elements=header.elements)
-    else:
-        payload = _empty_values(header.kind, header.elements)
-    check_announcement(payload)
-    return payload
-
-
-def _empty_values(header: DenseHeader | QuantizedHeader | LinearHeader | None, elements: int) -> ValuePayload:
-    """Return the payload of values that a header announces, without its bytes."""
-    match header:
-        case DenseHeader(format=code) if code in _FORMATS:
-            return DensePayload(format=_FORMATS[code], elements=elements, data=_NO_BYTES)
-        case QuantizedHeader(format=code, levels=levels, sizes=sizes) if code in _CODE_FORMATS:
-            return QuantizedPayload(
-                format=_CODE_FORMATS[code],
-                elements=elements,
-                levels=np.array(levels, np.float32),
-                sizes=_block_sizes(sizes, elements),
-                data=_NO_BYTES,
-            )
-        case LinearHeader(bits=bits, bucket=bucket):
-            return LinearPayload(elements=elements, bits=bits, bucket=bucket, data=_NO_BYTES)
-        case _:
-            expected = "dense, quantized, linear, sparse or absent, of a known format"
-            raise PayloadError("kind", expected, "none that this side knows")
-
-
-def _block_sizes(sizes: Sequence[int], elements: int) -> npt.NDArray[np.int64] | None:
-    """Return the sizes of a quantized payload's blocks; None for one block."""
-    if not sizes:
-        return None
-    if max(sizes) > elements:
-        raise PayloadError("sizes", f"blocks of at most {elements} elements", str(max(sizes)))
-    return np.array(sizes, np.int64)
-
-
-def announced_payloads(
-    headers: Sequence[PayloadHeader], part: Part, manifest: Manifest, *, worker: str
-) -> list[Payload]:
-    """Check the headers of a part's payloads, and return the payloads, still without bytes.
-
-    The payloads must lie end to end over the part's elements, none of them empty. An absent payload must
-    stand for whole tensors, as far as they lie in the part. A part without headers contributes nothing; the
-    list is empty then. No memory is allocated for the bytes.
-
-    Args:
-        part: the part of the plan that the headers describe.
-        manifest: manifest of the model.
-        worker: id of the worker, for the message of a refusal.
-
-    Raises:
-        Refused: ELEMENTS or PAYLOAD, naming the tensor.
-    """
-    total = sum(header.elements for header in headers)
-    if not headers:  # the part contributes nothing
-        return []
-    if total != part.elements or not all(header.elements for header in headers):
-        limit, value = f"payloads of {part.elements} elements, none empty", f"{total} elements"
-        where = manifest.tensor_at(part.start)
-        raise refused(Reason.ELEMENTS, worker=worker, field=f"part from {where}", limit=limit, value=value)
-    payloads: list[Payload] = []
-    at = part.start
-    for header in headers:
-        try:
-            payloads.append(_empty_payload(header))
-        except PayloadError as error:
-            raise _refused(error, worker, manifest.tensor_at(at)) from None
-        end = at + header.elements
-        if isinstance(payloads[-1], AbsentPayload):
-            for border in (at, end):
-                if border not in (part.start, part.end) and not manifest.between_tensors(border):
-                    where, limit = (
-                        manifest.tensor_at(border),
-                        "a tensor that is absent as a whole or not at all",
-                    )
-                    raise refused(
-                        Reason.PAYLOAD, worker=worker, field=where, limit=limit, value="an absent piece of it"
-                    )
-        at = end
-    return payloads
-
-
 def part_assembly(
     transfer: int, headers: Sequence[PayloadHeader], part: Part, manifest: Manifest, *, worker: str
 ) -> Assembly:
     """Check the headers of a part's payloads, and return an assembly that receives their bytes.
 
-    Args:
-        transfer: transfer number of the part.
-        part: the part of the plan that the headers describe.
-        worker: id of the worker, for the message of a refusal.
-
     Raises:
         Refused: ELEMENTS or PAYLOAD, before memory is allocated.
     """
     payloads = announced_payloads(headers, part, manifest, worker=worker)
-    names = _names(payloads, part, manifest)
+    names = names_of(payloads, part, manifest)
     return Assembly(transfer, payloads, chunk_bytes=CHUNK_BYTES, worker=worker, names=names)
 
 
@@ -320,8 +203,6 @@ def received_payloads(
 
     Args:
         data: bytes of all payloads, end to end.
-        part: the part of the plan that the headers describe.
-        worker: id of the worker, for the message of a refusal.
 
     Raises:
         Refused: ELEMENTS, PAYLOAD or NON_FINITE, naming the tensor; CHUNK if `data` has another number of
@@ -332,13 +213,7 @@ def received_payloads(
     if data.size != size:
         limit, value = f"{size} bytes", f"{data.size} bytes"
         raise refused(Reason.CHUNK, worker=worker, field="payloads", limit=limit, value=value)
-    return _checked(payloads, data, _names(payloads, part, manifest), worker)
-
-
-def _names(payloads: Sequence[Payload], part: Part, manifest: Manifest) -> list[str]:
-    """Return the name of the tensor in which each payload begins."""
-    starts = accumulate((payload.elements for payload in payloads), initial=part.start)
-    return [manifest.tensor_at(at) for at, _ in zip(starts, payloads, strict=False)]
+    return _checked(payloads, data, names_of(payloads, part, manifest), worker)
 
 
 def _checked(announced: Sequence[Payload], data: Bytes, names: Sequence[str], worker: str) -> list[Payload]:
@@ -354,32 +229,19 @@ def _checked(announced: Sequence[Payload], data: Bytes, names: Sequence[str], wo
         try:
             validate(filled)
         except PayloadError as error:
-            raise _refused(error, worker, name) from None
+            raise invalid(error, worker, name) from None
         whole.append(filled)
     return whole
 
 
 def values_assembly(transfer: int, manifest: Manifest, *, worker: str) -> Assembly:
-    """Return an assembly that receives the values of all tensors of a manifest, as float32.
-
-    Args:
-        transfer: number of the transfer.
-        worker: id of the worker, for the message of a refusal.
-    """
+    """Return an assembly that receives the values of all tensors of a manifest, as float32."""
     payloads: list[Payload] = [
-        DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=_NO_BYTES)
+        DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=NO_BYTES)
         for spec in manifest.specs
     ]
     names = [f"tensor {spec.name!r}" for spec in manifest.specs]
     return Assembly(transfer, payloads, chunk_bytes=CHUNK_BYTES, worker=worker, names=names)
-
-
-def _refused(error: PayloadError, worker: str, field: str) -> Refused:
-    """Return the refusal of an invalid payload."""
-    reason = Reason.NON_FINITE if "finite" in error.limit else Reason.PAYLOAD
-    return refused(
-        reason, worker=worker, field=f"{field} {error.field}", limit=error.limit, value=error.value
-    )
 
 
 @dataclasses.dataclass(eq=False)
@@ -390,10 +252,8 @@ class ChunkValidator:
     its end. Every other chunk is refused.
 
     Attributes:
-        transfer: number of the transfer.
         size: bytes of the whole transfer.
         chunk_bytes: bytes of every chunk but the last.
-        worker: id of the worker, for the message of a refusal.
     """
 
     transfer: int
@@ -480,7 +340,6 @@ class Assembly(TransferBuffer):
         """Args:
         payloads: payloads that the header announces, without bytes.
         chunk_bytes: bytes of every chunk but the last.
-        worker: id of the worker, for the message of a refusal.
         names: name of the tensor in which each payload begins, for messages.
         """
         size = sum(map(payload_bytes, payloads))

@@ -84,7 +84,6 @@ def encode_chunk(transfer: int, offset: int, parts: Sequence[Bytes], checksum: i
     """Return an envelope message whose body is a chunk with the parts, laid end to end, as its data.
 
     Args:
-        transfer: number of the transfer.
         offset: number of bytes of the transfer before this chunk.
         checksum: CRC-32C of the transfer up to the end of this chunk.
     """

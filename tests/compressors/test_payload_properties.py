@@ -42,11 +42,12 @@ from gradwire.compressors.feedback import FeedbackState
 from gradwire.compressors.indices import decode_indices, seeded_payload
 from gradwire.compressors.kernels import linear_reference, reference, sparse
 from gradwire.proto import messages as m
+from gradwire.proto.announced import announced_payloads
 from gradwire.proto.convert import decode as from_wire
 from gradwire.proto.convert import encode as to_wire
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refused
-from gradwire.proto.transfer import Assembly, announced_payloads, encode_chunks, payload_header
+from gradwire.proto.transfer import Assembly, encode_chunks, payload_header
 from gradwire.proto.wire import decode_envelope
 
 Bytes = npt.NDArray[np.uint8]

@@ -22,12 +22,13 @@ from gradwire.common.parts import Part
 from gradwire.compressors import Payload, PayloadError, decode, payload_bytes, reduce_payloads
 from gradwire.proto import convert, wire
 from gradwire.proto import messages as m
+from gradwire.proto.announced import announced_payloads
 from gradwire.proto.convert import MalformedError
 from gradwire.proto.job import job_terms
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.plans import plan_message, plan_of
 from gradwire.proto.refusal import Refused
-from gradwire.proto.transfer import announced_payloads, encode_chunks, payload_header, received_payloads
+from gradwire.proto.transfer import encode_chunks, payload_header, received_payloads
 from gradwire.server.durable import journal
 from gradwire.server.streams.arriving import ArrivingParts
 from gradwire.storage import values

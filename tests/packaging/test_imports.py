@@ -69,7 +69,6 @@ NOWHERE = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 READS = {"argv", "environ", "getenv"}
 # Programs, beside every cli.py and the benchmarks.
 ENTRY_POINTS = {
-    PurePosixPath("proto/generate.py"),
     PurePosixPath("deploy/child.py"),
     PurePosixPath("deploy/doctor.py"),
     PurePosixPath("deploy/plan.py"),

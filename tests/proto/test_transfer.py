@@ -18,6 +18,7 @@ from gradwire.compressors import (
     QuantizedPayload,
 )
 from gradwire.proto import messages as m
+from gradwire.proto.announced import announced_payloads
 from gradwire.proto.convert import MalformedError
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refused
@@ -25,7 +26,6 @@ from gradwire.proto.transfer import (
     MAX_PARTS,
     PACKETS,
     Assembly,
-    announced_payloads,
     chunk_checksums,
     digest,
     encode_chunks,

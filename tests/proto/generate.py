@@ -1,6 +1,6 @@
 """Generate the Python code from gradwire.proto, or check that the committed files still match it.
 
-    python -m gradwire.proto.generate [--check]
+    python tests/proto/generate.py [--check]
 
 protoc generates gradwire_pb2.py and its stub. This file generates messages.py from the same descriptors:
 
@@ -11,8 +11,7 @@ protoc generates gradwire_pb2.py and its stub. This file generates messages.py f
 The head of the .proto says which fields may be left out.
 
 Generated code must not be newer than the oldest protobuf runtime that pyproject.toml admits. So
-`grpcio-tools` is pinned to `TOOLS_VERSION`, whose protoc generates code for 5.29. It needs the checkout, not
-a wheel.
+`grpcio-tools` is pinned to `TOOLS_VERSION`, whose protoc generates code for 5.29.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from __future__ import annotations
 import argparse
 import filecmp
 import importlib.metadata
+import json
 import re
 import subprocess
 import sys
@@ -37,7 +37,7 @@ from google.protobuf.descriptor_pb2 import (
 )
 
 TOOLS_VERSION = "1.71.2"
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SOURCE = "gradwire/proto/gradwire.proto"
 GENERATED = ("proto/gradwire_pb2.py", "proto/gradwire_pb2.pyi", "proto/messages.py")
 
@@ -52,7 +52,8 @@ VIEWS = {
 _HEAD = '''\
 """The messages of {package} as plain dataclasses. Made from gradwire.proto by `make stubs`: do not edit.
 
-Server and worker work with these and never see a protobuf class; `convert` maps between the two.
+gradwire.proto describes each field and value. Server and worker work with these classes and never see one of
+protobuf's; `convert` maps between the two. All may be in stored files, under their names.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..common.naming import LabelledEnum
-from ..common.stored import stored
+from ..common.stored import stored_all
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,50 +101,39 @@ class Messages:
                 unions.append(self._union(message))
             else:
                 parts.append("\n".join(self._message(i, message)))
-        return "\n\n".join([*parts, "\n".join(unions) + "\n"])
+        named = f"stored_all(globals(), {json.dumps(STORED)})\n"
+        return "\n\n".join([*parts, "\n".join(unions), named])
 
     def _enum(self, place: int, enum: EnumDescriptorProto) -> Iterator[str]:
         """Yield the lines of an IntEnum."""
         prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", enum.name).upper() + "_"
-        yield f'@stored("{enum.name}")'
         yield f"class {enum.name}(LabelledEnum):"
-        values = (value.name.removeprefix(prefix) for value in enum.value)
-        yield from self._docstring(
-            (5, place), [(name, self._comments.get((5, place, 2, j), "")) for j, name in enumerate(values)]
-        )
+        yield from self._docstring((5, place))
         for value in enum.value:
             yield f"    {value.name.removeprefix(prefix)} = {value.number}"
         yield ""
 
     def _message(self, place: int, message: DescriptorProto) -> Iterator[str]:
         """Yield the lines of a dataclass."""
-        yield f'@stored("{STORED.get(message.name, message.name)}")'
         equality = ", eq=False" if message.name in VIEWS else ""
         yield f"@dataclass(frozen=True, kw_only=True, slots=True{equality})"
         yield f"class {message.name}:"
-        fields = list(self._fields(place, message))
-        body = [*self._docstring((4, place), [(name, comment) for name, _, comment in fields])]
-        body += [line for _, line, _ in fields]
+        body = [*self._docstring((4, place)), *self._fields(place, message)]
         yield from body or ["    pass"]
         yield ""
 
-    def _fields(self, place: int, message: DescriptorProto) -> Iterator[tuple[str, str, str]]:
-        """Yield name, declaration and comment of each of a dataclass's fields."""
+    def _fields(self, place: int, message: DescriptorProto) -> Iterator[str]:
+        """Yield the declaration of each of a dataclass's fields."""
         oneofs: set[int] = set()
         for j, field in enumerate(message.field):
-            comment = self._comments.get((4, place, 2, j), "")
             if not field.HasField("oneof_index") or field.proto3_optional:
-                required = comment.removeprefix(MAY_BE_LEFT_OUT) == comment
+                required = not self._comments.get((4, place, 2, j), "").startswith(MAY_BE_LEFT_OUT)
                 hint, default = self._type(message, field, required=required)
-                given = f" = {default}" if default else ""
-                line = f"    {field.name}: {hint}{given}"
-                yield field.name, line, comment.removeprefix(MAY_BE_LEFT_OUT).strip()
+                yield f"    {field.name}: {hint}" + (f" = {default}" if default else "")
             elif field.oneof_index not in oneofs:  # at its first member
                 oneofs.add(field.oneof_index)
-                comment = self._comments.get((4, place, 8, field.oneof_index), "")
                 name = message.oneof_decl[field.oneof_index].name
-                line = f"    {name}: {_members(message, field.oneof_index)} | None"
-                yield name, line, comment
+                yield f"    {name}: {_members(message, field.oneof_index)} | None"
 
     def _type(
         self, message: DescriptorProto, field: FieldDescriptorProto, *, required: bool
@@ -173,26 +163,13 @@ class Messages:
             line = line.replace(" = ", " = (\n    ") + "\n)"
         return line
 
-    def _docstring(self, path: Sequence[int], attributes: Sequence[tuple[str, str]]) -> Iterator[str]:
-        """Yield the lines of the docstring for the declaration at `path`, with its fields or values."""
-        comment = self._comments.get(tuple(path), "")
-        described = [(name, text) for name, text in attributes if text]
-        if comment:
-            *lines, last = textwrap.wrap(f'"""{comment}', WIDTH - 7)
-            yield from (f"    {line}" for line in lines)
-            if described:
-                yield from (f"    {last}", "", "    Attributes:")
-                for name, text in described:
-                    entry = text if text[1:2].isupper() else text[0].lower() + text[1:]  # not "CRC-32C"
-                    yield from textwrap.wrap(
-                        f"{name}: {entry.removesuffix('.')}.",
-                        WIDTH,
-                        initial_indent=" " * 8,
-                        subsequent_indent=" " * 12,
-                    )
-                yield '    """'
-            else:
-                yield from (f"    {last}", '    """') if lines else (f'    {last}"""',)
+    def _docstring(self, path: Sequence[int]) -> Iterator[str]:
+        """Yield the lines of the docstring for the declaration at `path`."""
+        if comment := self._comments.get(tuple(path), ""):
+            lines = textwrap.wrap(f'"""{comment}', WIDTH - 7)
+            yield from (f"    {line}" for line in lines[:-1])
+            yield f'    {lines[-1]}"""' if len(lines) == 1 else f"    {lines[-1]}"
+            yield from ['    """'] if len(lines) > 1 else []
             yield ""
 
 
@@ -215,7 +192,10 @@ def generate(into: Path) -> None:
             check=True,
         )
         file = FileDescriptorSet.FromString(described.read_bytes()).file[0]
-    (into / SOURCE).with_name("messages.py").write_text(Messages(file).text(), encoding="utf-8")
+    # Offsets in the descriptor, which change with each field, and which nothing here reads.
+    stubs = (into / SOURCE).with_name("gradwire_pb2.py")
+    stubs.write_text(re.sub(r"  _globals\['\w+'\]\._serialized_(start|end)=\d+\n", "", stubs.read_text()))
+    stubs.with_name("messages.py").write_text(Messages(file).text(), encoding="utf-8")
 
 
 def drifted() -> list[str]:
