@@ -47,27 +47,21 @@ class DistrustedError(Exception):
     """A forward pass may have used a parameter that it did not wait for. The message says why."""
 
 
-class Stopped(BaseException):
-    """Raised within a forward pass to end it when it is no longer needed. A BaseException, so that no task
-    handles it."""
+class Stopped(BaseException):  # no Exception, so that no task handles it
+    """Raised within a forward pass to end it when it is no longer needed."""
 
 
 class _Watch(TorchFunctionMode):
-    """A torch mode that calls `needed` with the index of each parameter just before its first use.
-
-    Attributes:
-        unseen: index of each parameter that was not used yet, by its id.
-    """
+    """A torch mode that calls `needed` with the index of each parameter just before its first use."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], needed: Callable[[int], None]) -> None:
         super().__init__()
-        self.unseen = {id(parameter): index for index, parameter in enumerate(parameters)}
+        self.unseen = {id(parameter): index for index, parameter in enumerate(parameters)}  # not used yet
         self._needed = needed
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Called for every torch function: announce the parameters among its arguments, then run it."""
         kwargs = kwargs or {}
         if self.unseen and _name(func) not in _ABOUT:
             self._look(args)
@@ -103,11 +97,9 @@ class Early:
     `look_ahead` and the driver make one; the driver uses it or undoes it when the next assignment arrives.
 
     Attributes:
-        expected: assignment that it was begun for.
         after: id of the assignment that was answered just before.
-        undone: the replica's `undone` when the work began; a different value means that its parameters were
-            reset.
-        undo: function that restores everything the work has changed: buffers, random state, optimizer.
+        undone: the replica's `undone` when the work began; another value means that parameters were reset.
+        undo: restores everything the work has changed: buffers, random state, optimizer.
         loss: loss of a forward pass; None for a round.
         step: a round's local steps; None for a forward pass.
     """
@@ -121,13 +113,12 @@ class Early:
 
     @property
     def forward_loss(self) -> torch.Tensor:
-        """Loss of a forward pass, a scalar tensor with a gradient. Only for work that is a forward pass."""
+        """Loss of work that is a forward pass, a scalar tensor with a gradient."""
         assert self.loss is not None
         return self.loss
 
     def fits(self, session: Session, assignment: m.Assignment) -> bool:
-        """Return True if `assignment` is new and equals the expected one, and the replica's parameters were
-        not reset since the work began."""
+        """True if `assignment` is new and as expected, and no parameter was reset since the work began."""
         return (
             session.is_new(assignment)
             and session.replica.undone == self.undone
@@ -136,14 +127,12 @@ class Early:
 
 
 def expected_after(assignment: m.Assignment) -> m.Assignment:
-    """Return the assignment expected after this one: the next version, with the samples that
-    `assignment.next` announces."""
+    """Return the assignment that `assignment.next` announces, at the next version."""
     return replace(assignment, version=assignment.version + 1, ranges=assignment.next, next=())
 
 
 def is_expected(assignment: m.Assignment, expected: m.Assignment) -> bool:
-    """Return True if `assignment` asks for the samples and version of `expected`, and for no evaluation or
-    parts."""
+    """True if `assignment` asks for the samples and version of `expected`, and for no evaluation or parts."""
     return (
         not assignment.finished
         and not assignment.evaluate_epoch
@@ -169,10 +158,8 @@ def look_ahead(
     update.
 
     Args:
-        session: this worker's session, which receives the update.
-        computation: the task.
-        times: times of the step that begins here.
-        expected: the expected assignment.
+        session: receives the update.
+        times: of the step that begins here.
         first_batch: returns the first batch of a number of samples, as a range of positions.
         after: id of the assignment that was answered just before.
         seeds: seeds of the pass's random numbers, besides the job's seed.
@@ -237,7 +224,7 @@ def look_ahead(
 
 
 def _compiled(module: nn.Module) -> bool:
-    """Return True if torch.compile was applied to the module."""
+    """True if torch.compile was applied to the module."""
     in_place: Any = getattr(module, "_compiled_call_impl", None)
     return type(module).__name__ == "OptimizedModule" or in_place is not None
 

@@ -42,16 +42,15 @@ def characters(
     width: int = 128,
     split: str = "",
 ) -> Task:
-    """Return the task. A sample is `context` characters of the text and the character that follows each of
-    them.
+    """Make the task. A sample is `context` characters of the text and the character that follows each.
 
     Args:
         data: a file, or a folder of which all files except hidden ones are read, in the order of their paths;
             None for the standard library.
         characters: largest number of characters to read. The last twentieth validates, the rest trains.
         context: number of characters that the model sees.
-        layers: number of blocks in the model.
-        width: width of the embedding, a multiple of 32; there is one attention head for each 32.
+        layers: number of blocks.
+        width: of the embedding, a multiple of 32; there is one attention head for each 32.
         split: how samples are divided among workers; see `splits.parse_split`. The class of a sample is the
             file in which it begins.
 
@@ -118,14 +117,12 @@ def _attentions(network: nn.Module) -> list[Tensor]:
 
 
 def _expect(holds: bool, otherwise: str) -> None:
-    """Raise TaskSpecError with the message `otherwise` unless `holds`."""
     if not holds:
         raise TaskSpecError(f"task 'characters': {otherwise}")
 
 
 def _read(data: Path | None, most: int) -> tuple[Tensor, list[int]]:
-    """Return the first `most` characters of all files, uint8, shape (characters,), and the end of each
-    file."""
+    """Return the first `most` characters of all files, uint8, (characters,), and the end of each file."""
     text, ends = bytearray(), list[int]()
     try:
         for path in _files(data):
@@ -142,7 +139,6 @@ def _read(data: Path | None, most: int) -> tuple[Tensor, list[int]]:
 
 
 def _files(data: Path | None) -> Iterator[Path]:
-    """Yield the files to read, in order."""
     if data is None:
         yield from sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py"))
     elif data.is_dir():
@@ -155,29 +151,24 @@ def _files(data: Path | None) -> Iterator[Path]:
 
 
 def _samples(text: Tensor, context: int) -> int:
-    """Return the number of samples in a text, which lie end to end; an incomplete one at its end is left
-    out."""
+    """Count the samples in a text, which lie end to end, without an incomplete one at its end."""
     return (len(text) - 1) // context
 
 
 def _windows(text: Tensor, numbers: Tensor, context: int) -> Tensor:
-    """Return the samples with these numbers, each with the character after it: int64, shape (samples, context
-    + 1)."""
+    """Return the samples with these numbers and the character after each, int64, (samples, context + 1)."""
     return text[numbers[:, None] * context + torch.arange(context + 1)].long()
 
 
 def _predicted(network: nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scores of all predictions, shape (predictions, ALPHABET), and the true next characters,
-    (predictions,)."""
+    """Return the scores of all predictions, (predictions, ALPHABET), and the true next characters."""
     scores: Tensor = network(windows[:, :-1])
     return scores.flatten(0, 1), windows[:, 1:].flatten()
 
 
 class Gpt(nn.Module):
-    """The model: maps text, int64 (samples, length), to scores, float32 (samples, length, ALPHABET).
-
-    The scores at a position are those of its next character. The length is at most `context`.
-    """
+    """Maps text, int64 (samples, length), at most `context` long, to scores of the next characters, float32
+    (samples, length, ALPHABET)."""
 
     def __init__(self, context: int, layers: int, width: int) -> None:
         super().__init__()
@@ -199,10 +190,8 @@ class Gpt(nn.Module):
 
 
 class Block(nn.Module):
-    """One block: attention, then two linear layers at each position, both with residual connections.
-
-    Input and output have shape (samples, length, width).
-    """
+    """Attention, then two linear layers at each position, both with residual connections: (samples, length,
+    width) to the same shape."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -21,13 +21,7 @@ class TaskFailedError(Exception):
 
 
 class Computation:
-    """A task with the replica that it trains. The driver and the trainer call it.
-
-    Every call of the user's code may raise TaskFailedError.
-
-    Attributes:
-        indices: function that returns the indices of an assignment's samples.
-    """
+    """A task with the replica that it trains. Every call of the user's code may raise TaskFailedError."""
 
     def __init__(
         self,
@@ -39,11 +33,8 @@ class Computation:
     ) -> None:
         """
         Args:
-            task: the task.
-            replica: this worker's copy of the parameters, with the model.
-            device: device of the model.
-            seed: the job's seed.
-            doing: function that is called with the current activity whenever the task makes progress.
+            seed: the job's.
+            doing: called with the current activity whenever the task makes progress.
         """
         self._doing = doing
         self._task = task
@@ -53,12 +44,9 @@ class Computation:
         self._shards = Shards(seed, replica.manifest.train_samples, task.split)
 
     def forward(self, indices: Indices, seeds: Sequence[int]) -> torch.Tensor:
-        """Return the mean loss over some samples, a scalar tensor for `backward`. Earlier gradients are
-        cleared.
+        """Clear the gradients, and return the mean loss over some samples, a scalar tensor for `backward`.
 
-        Args:
-            indices: indices of the samples.
-            seeds: seeds of random numbers such as dropout's, besides the job's seed.
+        `seeds` seed random numbers such as dropout's, beside the job's seed.
         """
         self._draw(seeds)
         return self._forward(indices)
@@ -80,15 +68,8 @@ class Computation:
         return self._shards.of(assignment)
 
     def combined_loss(self, version: int, parts: Sequence[CodedPart]) -> float:
-        """Compute the gradients of a round that is coded for stragglers, and return the mean loss over its
-        parts.
-
-        Each part takes one backward pass. The sum of the parts' gradients, weighted as the code says, is left
-        in `grad`.
-
-        Args:
-            version: version of the parameters.
-            parts: parts of the samples that this worker computes.
+        """Leave in `grad` the sum of the parts' gradients, weighted as the code for stragglers says, by one
+        backward pass for each part. Return the mean loss over the parts.
         """
         samples, total = sum(len(part.indices) for part in parts), 0.0
         for number, part in enumerate(parts):
@@ -99,7 +80,6 @@ class Computation:
         return total
 
     def _draw(self, seeds: Sequence[int]) -> None:
-        """Seed torch from the job's seed and `seeds`."""
         words = np.random.SeedSequence([self._seed, *seeds]).generate_state(1)
         torch.manual_seed(int(words[0]))
 
@@ -120,11 +100,7 @@ class Computation:
         return found
 
     def backward(self, loss: torch.Tensor, *, weight: float | None = None) -> float:
-        """Add the gradients of `loss` to those in `grad`, and return the loss as a number.
-
-        Args:
-            loss: scalar tensor from `forward`.
-            weight: factor of the added gradients; None for 1.
+        """Add the gradients of `loss`, times `weight` (None for 1), to `grad`; return the loss as a number.
 
         Raises:
             ModelError: the user's code has added, replaced or converted parameters.
@@ -145,8 +121,7 @@ class Computation:
         self._replica.check()
 
     def snapshot(self) -> ModelSnapshot:
-        """Return a copy of everything that a forward pass changes besides gradients: buffers and random
-        state."""
+        """Copy everything that a forward pass changes besides gradients: buffers and random state."""
         return ModelSnapshot(self._replica.model, self._device)
 
     def evaluate(self) -> dict[str, float]:
@@ -200,11 +175,7 @@ class ModelSnapshot:
 
 
 def guarded(name: str, compute: Callable[[], Any]) -> Any:
-    """Run a user's code and return its result.
-
-    Args:
-        name: name of the code, for the message, such as "task 'digits': evaluate".
-        compute: the code.
+    """Run a user's code, which messages call `name`, such as "task 'digits': evaluate".
 
     Raises:
         TaskFailedError: the code raised an exception, which is its cause.

@@ -30,7 +30,7 @@ LARGEST_PIXEL = 16.0
 
 
 def digits(model: Literal["mlp", "cnn"] = "mlp", split: str = "") -> Task:
-    """Return the task of classifying handwritten digits.
+    """Make the task of classifying handwritten digits.
 
     Args:
         model: `mlp`, 64-256-128-10 with ReLU; `cnn`, two convolutions and two linear layers.
@@ -75,8 +75,7 @@ def digits(model: Literal["mlp", "cnn"] = "mlp", split: str = "") -> Task:
 
 
 def _load() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return training images, validation images (float32, (n, 64), 0 to 1), and their labels (int64,
-    (n,))."""
+    """Return images that train and that validate (float32, (n, 64), 0 to 1), and their labels (int64)."""
     rows = np.loadtxt(_data_file(), delimiter=",")
     images = torch.as_tensor(rows[:, :-1] / LARGEST_PIXEL, dtype=torch.float32)
     labels = torch.as_tensor(rows[:, -1], dtype=torch.int64)
@@ -87,10 +86,9 @@ def _load() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _data_file() -> Path:
-    """Return the path of a CSV file with a row for each image: 64 pixels from 0 to 16, and the digit.
+    """Find a CSV file with a row for each image: 64 pixels from 0 to 16, and the digit.
 
-    It is found without importing scikit-learn, which takes more than a second of CPU at the start of every
-    worker.
+    scikit-learn is not imported, which takes more than a second of CPU at the start of every worker.
     """
     found = find_spec("sklearn")
     for folder in (found.submodule_search_locations if found is not None else None) or ():
@@ -104,25 +102,14 @@ def _data_file() -> Path:
 
 
 def _mlp() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(64, 256),
-        nn.ReLU(),
-        nn.Linear(256, 128),
-        nn.ReLU(),
-        nn.Linear(128, 10),
-    )
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def _cnn() -> nn.Module:
     return nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)),
-        nn.Conv2d(1, 16, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * 4 * 4, 64),
-        nn.ReLU(),
+        *(nn.Conv2d(1, 16, kernel_size=3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(16, 32, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(32 * 4 * 4, 64), nn.ReLU()),
         nn.Linear(64, 10),
     )

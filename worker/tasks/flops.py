@@ -17,12 +17,11 @@ def layer_flops(model: nn.Module, run: Callable[[], object]) -> dict[str, float]
     """Return the floating-point operations of linear and convolution layers by name of their weight.
 
     Each weight counts two operations for each position of the output (of the input for transposed
-    convolutions). A layer that is used several times counts each use. Layers of other kinds, and layers that
-    the pass does not reach, are left out.
+    convolutions), at each use. Other layers, and layers that the pass does not reach, are left out.
 
     Args:
-        model: the model; it is in evaluation mode during the pass, and its gradients are off.
-        run: function that runs one forward pass over one sample.
+        model: in evaluation mode during the pass, with gradients off.
+        run: runs one forward pass over one sample.
     """
     flops: dict[str, float] = {}
 

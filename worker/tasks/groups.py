@@ -41,10 +41,10 @@ def task_groups(task: Task, model: nn.Module, job: JobTerms) -> ParameterGroups:
 
 
 def workers_optimizer(replica: Replica, job: JobTerms) -> Optimizer:
-    """Return the job's optimizer for the replica's parameters, for modes in which workers take its steps.
+    """Return the job's optimizer for modes in which workers take its steps.
 
-    Call its `follow` with the learning rate of each assignment. A group with a rate of its own takes that
-    rate times the ratio of its own rate to the job's.
+    Its `follow` takes the learning rate of each assignment. A group with a rate of its own multiplies that by
+    the ratio of its rate to the job's.
 
     Raises:
         TaskError: a group has a rate of its own and the job's learning rate is 0.

@@ -54,8 +54,7 @@ def check_task(spec: str) -> None:
     """Import the function that `spec` names and check its options, without making the task.
 
     Raises:
-        TaskSpecError: there is no such task, or it does not accept these options.
-        TaskError: the module raised an exception while it was imported.
+        TaskSpecError, TaskError: as for `load`.
     """
     named = _parse(spec)
     _arguments(spec, _find(spec, named.name), named.options)
@@ -75,8 +74,7 @@ def load_allowed(spec: str, *, own: str, allowed: Sequence[str]) -> Task:
 
     Raises:
         UsageError: the options do not allow this task. No module was imported, or only one that they allow.
-        TaskSpecError: there is no such task, or it does not accept these options.
-        TaskError: the task raised an exception while loading, or its function returned no usable `Task`.
+        TaskSpecError, TaskError: as for `load`.
     """
     named = _parse(spec)
     if own:
@@ -131,8 +129,7 @@ def _parse(spec: str) -> Spec:
 
 
 def _find(spec: str, name: str) -> Callable[..., object]:
-    """Import the function of a task, `name` or `module:name`; raise TaskSpecError or TaskError if that
-    fails."""
+    """Import the function of a task, `name` or `module:name`; raise TaskSpecError or TaskError."""
     module, colon, attribute = name.partition(":")
     if colon:
         function = _imported(spec, module, attribute)
@@ -148,7 +145,6 @@ def _find(spec: str, name: str) -> Callable[..., object]:
 
 
 def _offered(spec: str, name: str) -> object:
-    """Load the object that another distribution declares as the task `name`."""
     point = plugins.find("task", name)
     assert point is not None, "`parse_task` has found it"
     try:
@@ -185,8 +181,7 @@ def _is_or_is_above(missing: str | None, module: str) -> bool:
 
 
 def _arguments(spec: str, function: Callable[..., object], options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keyword arguments for the task's function, converted by its annotations; raise
-    TaskSpecError."""
+    """Return the function's keyword arguments, converted by its annotations; raise TaskSpecError."""
     signature = _signature(spec, function)
     parameters = {
         name: parameter

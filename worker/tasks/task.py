@@ -47,7 +47,7 @@ class Task:
     the spec alone: the same samples under the same indices on every machine, in every process.
 
     Attributes:
-        name: name for people, in logs and tables.
+        name: for people, in logs and tables.
         train_samples: number of samples in one epoch; their indices are 0 … train_samples - 1.
         model: returns a new model with float32 parameters on the CPU. The caller has seeded torch from the
             job's seed, and moves the model to its device.
