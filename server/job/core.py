@@ -416,11 +416,19 @@ class Core:
     def _more_wanted(self, event: e.MoreWanted, now: float) -> list[e.Action]:
         member = self._sender(event, now)
         work = member.work
-        if work is not None and work.id == event.assignment:
-            return [*self.mode.more(member, work, event), *self._advance(now)]
-        # It no longer has this work. The gradients of its batches go into its next step.
-        deciding.reclaim(self.state, member, event.assignment, event.batches)
-        return self._advance(now)
+        answer: list[e.Action] = []
+        if not self.mode.pushes_parts:
+            raise Refused(refusals.not_extended(member.worker))
+        if work is None or work.id != event.assignment:
+            # It no longer has this work. The gradients of its batches go into its next step.
+            deciding.reclaim(self.state, member, event.assignment, event.batches)
+        elif work.late:
+            deciding.end_late(self.state, self.mode, member, work, event.batches)
+        elif event.batches < len(work.batches):  # the extended assignment was lost with a stream
+            answer = [self.state.send(member, work.assignment)]
+        else:
+            answer = self.mode.more(member, work, event)
+        return [*answer, *self._advance(now)]
 
     def _apply_started(self, event: e.ApplyStarted, now: float) -> list[e.Action]:
         self.mode.apply_started(event.version, whole=event.whole)

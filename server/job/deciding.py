@@ -47,10 +47,14 @@ def decide(state: JobState, mode: Mode, member: Member, event: e.Pushed, now: fl
         version = None
         redundant = not revoked and (mode.shares_samples or event.assignment in member.succeeded)
     else:
-        # 4. A push for the member's work: the mode decides.
+        # 4. A push for the member's work: the mode decides, unless it is too late.
         event = _check(state, mode, work, event)
-        state.roster.relieve(member)
-        version = mode.take(member, work, event, now)
+        if work.late:
+            end_late(state, mode, member, work, event.batches or len(work.batches))
+            version = None
+        else:
+            state.roster.relieve(member)
+            version = mode.take(member, work, event, now)
         redundant = version is None and work.assignment.stragglers > 0
     if version is None:
         state.stale_pushes += 1
@@ -83,6 +87,14 @@ def _check(state: JobState, mode: Mode, work: AssignedWork, event: e.Pushed) -> 
         mode.check_rates(event)
         mode.check_batches(work, event)
     return event
+
+
+def end_late(state: JobState, mode: Mode, member: Member, work: AssignedWork, took: int) -> None:
+    """End the late work of a member, which keeps the gradient of the first `took` batches."""
+    if not work.shared:
+        state.requeue_rest(work.drawn, work.batches, took, settled=True)
+    state.roster.relieve(member)
+    mode.freed(member)
 
 
 def reinstate(state: JobState, mode: Mode, member: Member, assigned: int) -> None:

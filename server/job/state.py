@@ -19,7 +19,7 @@ from .roster import Member, Roster
 from .same_batches import SameBatches
 from .samples import Drawn, Samples
 from .schedule import Constant, Passed
-from .work import AssignedWork
+from .work import AssignedWork, WorkLife
 
 LOST_REMEMBERED = 256  # number of lost members that the status lists
 ACTIVITIES = 16  # most activities whose longest times are recorded: workers choose the names
@@ -248,6 +248,21 @@ class JobState:
         self.note_stall(member)
         member.activity, member.stalled_s = "", 0.0
         return [self.send(member, assignment)] if member.listening else []
+
+    def revoke(self, member: Member, *, requeue: bool = True) -> None:
+        """Take a member's work from it. It gets the work back if it returns in time, unless others share it.
+
+        Args:
+            requeue: True to draw the samples again.
+        """
+        work = self.roster.relieve(member)
+        if work is None:
+            return
+        if requeue:
+            self.samples.give_back(work.drawn, settled=work.late)
+        if not work.shared:
+            work.become(WorkLife.REVOKED)
+            member.revoked = work
 
     def requeue_rest(
         self, drawn: Drawn, batches: tuple[int, ...], took: int, *, settled: bool = False

@@ -251,20 +251,17 @@ class Arrivals(Mode):
         self._idle.add(member.worker)
         return []
 
+    def freed(self, member: Member) -> None:
+        self._idle.add(member.worker)
+
     # ---- further batches
 
     def more(self, member: Member, work: AssignedWork, event: e.MoreWanted) -> list[e.Action]:
         state = self._state
-        if not work.late and event.batches < len(work.batches):  # the extension was lost with a stream
-            return [state.send(member, work.assignment)]
-        if work.late or not state.samples.has_more_of(work.drawn.epoch):
+        if not state.samples.has_more_of(work.drawn.epoch):
             # The gradients of its batches go into the member's next step.
-            answer: list[e.Action] = []
-            if work.late:
-                state.requeue_rest(work.drawn, work.batches, event.batches, settled=True)
-            else:
-                self._settle(work.drawn)
-                answer = state.exhaust(member, work)
+            self._settle(work.drawn)
+            answer = state.exhaust(member, work)
             state.roster.relieve(member)
             self._idle.add(member.worker)
             return answer
@@ -288,10 +285,7 @@ class Arrivals(Mode):
     def take(self, member: Member, work: AssignedWork, event: e.Pushed, now: float) -> int | None:
         state = self._state
         took, given = event.batches or len(work.batches), len(work.batches)
-        work.drawn = state.requeue_rest(work.drawn, work.batches, took, settled=work.late)
-        if work.late:  # its version is no longer kept, or its plan no longer in force
-            self._idle.add(member.worker)
-            return None
+        work.drawn = state.requeue_rest(work.drawn, work.batches, took)
         clock = self._clock(member)
         if event.samples:
             state.accumulation.learn(took, given)
@@ -365,11 +359,7 @@ class Arrivals(Mode):
         self._held_back.discard(member.worker)
         self._index_clock(member)
         self._unindex_time(member.worker)
-        work = self._state.roster.relieve(member)
-        if work is not None:
-            self._state.samples.give_back(work.drawn, settled=work.late)
-            work.become(WorkLife.REVOKED)
-            member.revoked = work
+        self._state.revoke(member)
 
     # ---- applying
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Self
 
 from ....common.stored import stored
 from ....proto.shares import share, sizes
@@ -26,23 +26,19 @@ from ....proto.straggler_code import parts_of, straggler_code
 from ..samples import Drawn, Samples
 
 
-class Sharing(Protocol):
-    """How the members of a round share its samples: the options of `sync`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharing:
+    """How the members of a round share its samples.
 
-    @property
-    def backup(self) -> int:
-        """Number of members without whose pushes a round may close."""
-        ...
+    Attributes:
+        backup: number of members without whose pushes a round may close.
+        redundancy: number of members that compute the same samples, and push a slice each.
+        stragglers: number of members without whose pushes a round may close because of a straggler code.
+    """
 
-    @property
-    def redundancy(self) -> int:
-        """Number of members that compute the same samples, and push a slice each."""
-        ...
-
-    @property
-    def stragglers(self) -> int:
-        """Number of members without whose pushes a round may close because of a straggler code."""
-        ...
+    backup: int = 0
+    redundancy: int = 1
+    stragglers: int = 0
 
 
 @stored("round-part")
@@ -69,6 +65,10 @@ class SampleShare:
     slices: int = 0
     stragglers: int = 0
     batches: tuple[int, ...] = ()
+
+    def steps(self, at_once: int) -> int:
+        """Return the number of optimizer steps that a script takes with it, at `at_once` batches each."""
+        return -(-len(self.batches) // at_once)
 
     def with_more(self, more: SampleShare) -> SampleShare:
         """Return this share followed by the batches of another one of the same slot."""
@@ -262,8 +262,7 @@ def divide_batches(
     for _ in range(times):
         if found is not None and not samples.has_more_of(found.parts[0].drawn.epoch):
             break
-        each = batch_size * steps
-        more = divide(wanted, samples, each, idle, late, in_parts=in_parts, everybody=True)
+        more = divide(wanted, samples, batch_size, steps, idle, late, in_parts=in_parts, everybody=True)
         if more is None:
             break
         most, fewest = (by(part.drawn.count for part in more.parts) for by in (max, min))
@@ -280,7 +279,8 @@ def divide_batches(
 def divide(
     wanted: Sharing,
     samples: Samples,
-    each: int,
+    batch_size: int,
+    steps: int,
     idle: int,
     late: int,
     *,
@@ -290,7 +290,7 @@ def divide(
     """Draw a round's samples and divide them among its members.
 
     Args:
-        each: number of samples for a member.
+        steps: number of batches for a member.
         idle: number of members that can take part.
         late: number of other members, which still compute for a round that has closed.
         in_parts: True to step a plain round part by part.
@@ -301,7 +301,7 @@ def divide(
         The division; None if no samples are left. At the end of an epoch it may have fewer shares than
             members.
     """
-    most, left, enough = each * idle, samples.left_of_epoch, idle * samples.least
+    most, left, enough = batch_size * steps * idle, samples.left_of_epoch, idle * samples.least
     if everybody and most < left < most + enough and left // 2 >= enough:
         most = left // 2
     drawn = samples.draw(most)

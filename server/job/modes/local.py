@@ -58,7 +58,6 @@ from ....optim.optimizer import parse_optimizer
 from ....optim.steps import Muon, OptimizerOptions, Sgd
 from ....settings import ServerSettings
 from .options import ModeOptions, needs_mean, needs_workers, steps_by_coordinate
-from .sync import SyncOptions
 
 if TYPE_CHECKING:
     from ..state import JobState
@@ -200,7 +199,13 @@ class LocalOptions(ModeOptions):
     def create(self, state: JobState) -> Mode:
         from .local_rounds import LocalRounds
 
-        return LocalRounds(state, SyncOptions(), self.steps_parts(state.rules), options=self)
+        return LocalRounds(
+            state,
+            in_parts=self.steps_parts(state.rules),
+            next_steps=self.next_steps,
+            begins_early=self.delayed,
+            elastic=self.elastic > 0,
+        )
 
     @property
     def workers_step(self) -> bool:

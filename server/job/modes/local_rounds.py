@@ -7,33 +7,15 @@ which counts local steps here; the server averages the changes, at a factor of 1
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from ....common.stored import DERIVED
 from ..loss_history import mean_loss
-from .division import Division, SampleShare
+from .division import Division
 from .round import Round
 from .rounds import Rounds
-
-
-class Interval(Protocol):
-    """The options that rounds of local steps need."""
-
-    @property
-    def delayed(self) -> bool:
-        """True if workers begin the next round's steps early."""
-        ...
-
-    @property
-    def elastic(self) -> float:
-        """α of elastic averaging; 0 without."""
-        ...
-
-    def next_steps(self, loss_ratio: float, rate_ratio: float, time_ratio: float) -> int:
-        """Return the number of local steps in the next round."""
-        ...
 
 
 @dataclass
@@ -41,6 +23,9 @@ class LocalRounds(Rounds):
     """The mode `local`.
 
     Attributes:
+        next_steps: returns the number of steps in the next round, from the ratios of losses, rates and times
+            (`LocalOptions.next_steps`).
+        elastic: True if the server adds up the members' differences.
         _last_steps: local steps of each member in the last round; 1 before the first.
         _all_steps: local steps of one member in all rounds that have closed.
         _first_loss: mean training loss at the start of the first round; None before.
@@ -49,7 +34,8 @@ class LocalRounds(Rounds):
         _exchange_s: seconds of a round without its steps, a running mean over rounds; NaN before.
     """
 
-    options: Interval = field(kw_only=True, metadata=DERIVED)
+    next_steps: Callable[[float, float, float], int] = field(kw_only=True, metadata=DERIVED)
+    elastic: bool = field(kw_only=True, metadata=DERIVED)
     _last_steps: int = 1
     _all_steps: int = 0
     _first_loss: float | None = None
@@ -58,10 +44,6 @@ class LocalRounds(Rounds):
     _exchange_s: float = math.nan
 
     takes_local_steps: ClassVar[bool] = True
-
-    @property
-    def begins_early(self) -> bool:
-        return self.options.delayed
 
     @property
     def steps(self) -> int:
@@ -79,15 +61,12 @@ class LocalRounds(Rounds):
         factor = self._state.rate_factor(self._state.samples.progress, self._all_steps + 0.5)
         ratio = self._loss / self._first_loss if self._first_loss else math.nan
         times = self._exchange_s / self._step_s if self._step_s > 0 else math.nan
-        return self.options.next_steps(ratio, 1 / factor if factor else math.inf, times)
+        return self.next_steps(ratio, 1 / factor if factor else math.inf, times)
 
     def _planned(self, division: Division) -> int:
         if self._state.rules.script:
-            return max(map(self._steps_of, division.parts))
+            return max(part.steps(self._state.accumulation.batches) for part in division.parts)
         return -(-max(part.samples for part in division.parts) // self._state.rules.batch_size)
-
-    def _steps_of(self, part: SampleShare) -> int:
-        return -(-len(part.batches) // self._state.accumulation.batches)
 
     def _opened(self, steps: int) -> None:
         self._last_steps = steps
@@ -110,7 +89,7 @@ class LocalRounds(Rounds):
         return 1.0
 
     def _weights(self, round_: Round) -> Mapping[int, float] | None:
-        if self.options.elastic:  # the sum of the differences of those that have answered
+        if self.elastic:  # the sum of the differences of those that have answered
             return dict.fromkeys(round_.answered, 1.0)
         return super()._weights(round_)
 

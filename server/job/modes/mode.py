@@ -76,11 +76,15 @@ class Mode(ABC):
 
     @abstractmethod
     def take(self, member: Member, work: AssignedWork, event: e.Pushed, now: float) -> int | None:
-        """Decide on a push for `work`, which the member no longer has.
+        """Decide on a push for `work`, which is not late, and which the member no longer has.
 
         Returns:
             The version that the push becomes part of; None if it is too late.
         """
+
+    def freed(self, member: Member) -> None:
+        """Called when a member has answered late work, and has none any more."""
+        return
 
     @abstractmethod
     def too_late(self, work: AssignedWork) -> bool:
@@ -145,8 +149,9 @@ class Mode(ABC):
         return
 
     def more(self, member: Member, work: AssignedWork, event: e.MoreWanted) -> list[e.Action]:
-        """Called when a member has computed all batches of `work`, and its script accumulates gradients of
-        more: extend the work, now or with the next `advance`, or end it if its epoch has no samples left.
+        """Called when a member has computed all batches of `work`, which is not late, and its script
+        accumulates gradients of more: extend the work, now or with the next `advance`, or end it if its epoch
+        has no samples left.
 
         Returns:
             Actions that answer at once.

@@ -31,7 +31,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ....common.stored import stored
+from ....proto.refusal import Refused
 from .. import events as e
+from .. import refusals
 from ..roster import Name
 from ..transitions import move
 from .division import Division, InParts, Sliced, StragglerCoded
@@ -76,6 +78,7 @@ class Round:
         evaluations: number of the last evaluation that was done when the round opened; 0 before the first.
         local_rates: learning rate of each local step; empty if all are the same, or a script chooses them.
         parts: True if the shard may step parts before the round closes.
+        local_steps: local steps of a member in earlier rounds; None where members take one step.
         steps: number of steps that the member with the most samples takes, as planned.
         begun: True once the shard has started to step parts.
         unfilled: True if lost slots stay empty: all parts are stepped, or no member could take the slots.
@@ -103,6 +106,7 @@ class Round:
     division: Division | InParts | Sliced | StragglerCoded
     parts: bool = False
     steps: int = 1
+    local_steps: int | None = None
     begun: bool = False
     unfilled: bool = False
     rates: tuple[float, ...] = ()
@@ -171,6 +175,37 @@ class Round:
         self.contributions[number] = contribution
         self.answered[number] = contribution.samples
         self.open.discard(number)
+
+    @property
+    def members(self) -> dict[int, tuple[str, int, int]]:
+        """Worker, incarnation and number of samples of each member, by id of its assignment."""
+        pairs = zip(self.slots, self.division.parts, strict=False)
+        return {slot.work: (*slot.member, part.samples) for slot, part in pairs}
+
+    def check_rates(self, worker: str, seq: int, rates: tuple[float, ...]) -> None:
+        """Raise Refused if a push has other learning rates than the first one of the round."""
+        if not self.rated_by:
+            self.rates, self.rated_by = rates, worker
+        elif rates != self.rates:
+            raise Refused(refusals.learning_rates(worker, seq, rates, self.rated_by, self.rates))
+
+    @property
+    def unequal_local_rates(self) -> str:
+        """A warning that names two members whose local steps had unequal learning rates; empty if there are
+        none."""
+        rates = sorted(self.local_rates_of.items())
+        others = [number for number, each in rates if each != rates[0][1]]
+        if not others:
+            return ""
+        named = [
+            f"rank {self.slots[number].rank} ({self.slots[number].member[0]}) "
+            f"{', '.join(f'{rate:g}' for rate in self.local_rates_of[number])}"
+            for number in (rates[0][0], others[0])
+        ]
+        return (
+            f"version {self.version + 1}: local steps have unequal learning rates: {'; '.join(named)}. "
+            "Choose rates that are equal on all ranks, by job.follow, job.progress or job.evaluation"
+        )
 
     def close(self) -> None:
         """Close the round: the shard gets its `Apply`."""

@@ -26,17 +26,15 @@ A worker that computes or loads ahead is told the samples that it will get in th
 changes (`_following`). These are not drawn yet. So a worker is told none at the end of an epoch, after
 samples were requeued, or for a substitute.
 
-Scripts that accumulate gradients (`accumulation`) may ask for further batches. Which samples they get must
-not depend on the order in which they ask: work is extended once every open slot has asked, in rank order
-(`_extend`). If the epoch has none left, those that have taken local steps push them, and the work of the
-others ends without a push. A round of which no push is left is dissolved, without a version.
+A round of which no push is left, because the epoch has no further batches (`slots.extend`), is dissolved,
+without a version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ....common.stored import DERIVED
 from ....proto.messages import Range
@@ -44,10 +42,10 @@ from ....proto.refusal import Refused
 from .. import events as e
 from .. import refusals
 from ..roster import Member
-from ..samples import Drawn
 from ..state import JobState
 from ..waiting import Awaited, waiting_for
-from ..work import AssignedWork, WorkLife
+from ..work import AssignedWork
+from . import slots
 from .division import Division, SampleShare, Sharing, divide, divide_batches
 from .mode import Mode
 from .round import Round, RoundLife, Slot
@@ -62,6 +60,7 @@ class Rounds(Mode):
     Attributes:
         sharing: how members share the samples of a round.
         in_parts: True if the shard may step a part as soon as every member has pushed it.
+        begins_early: True if members begin the next round's steps before they have this one's version.
         _next_steps: number of local steps in the next round, where workers are told before it opens; 0
             otherwise.
         _told: orders to the shard that leave with the next actions.
@@ -70,8 +69,9 @@ class Rounds(Mode):
     """
 
     _state: JobState = field(metadata=DERIVED)
-    sharing: Sharing = field(metadata=DERIVED)
-    in_parts: bool = field(metadata=DERIVED)
+    sharing: Sharing = field(default=Sharing(), metadata=DERIVED)
+    in_parts: bool = field(default=False, metadata=DERIVED)
+    begins_early: bool = field(default=False, metadata=DERIVED)
     round: Round | None = None
     _next_steps: int = 0
     _told: list[ToShard] = field(default_factory=list[ToShard])
@@ -85,18 +85,13 @@ class Rounds(Mode):
         return self.round is None and not self._told
 
     @property
-    def begins_early(self) -> bool:
-        """True if members begin the next round's steps before they have this one's version."""
-        return False
-
-    @property
     def shares_samples(self) -> bool:
         return self.sharing.redundancy > 1 or self.sharing.stragglers > 0
 
     def advance(self, now: float) -> list[e.Action]:
-        extended = self._extend(now)
+        extended = slots.extend(self._state, self.sharing, self.round, now) if self.round is not None else []
         if self.round is not None and self.round.empty and self.round.life is RoundLife.OPEN:
-            self._settle(self.round)
+            slots.settle(self._state, self.round)
             self.round = None
         told, self._told = self._told, []
         return [*told, *extended, *self._open_or_fill(now), *self._close(now)]
@@ -111,17 +106,18 @@ class Rounds(Mode):
         ready = state.roster.ready()
         idle = [member for member in ready if member.work is None]
         if self.round is not None:
-            return self._fill(self.round, idle, now)
+            return slots.fill(state, self.round, idle, now)
         if not idle or not state.may_step():
             return []
         # Divide the next samples among the idle members.
         steps, at_once = self._next_steps or self._steps(), state.accumulation.batches
         late = len(ready) - len(idle)
+        drawing = self.sharing, state.samples, state.rules.batch_size, steps, len(idle), late
         if state.rules.script:  # its schedulers count the steps of its own member
-            division = self._divide_batches(steps, len(idle), late, times=at_once, in_parts=self.in_parts)
+            local, in_parts = self.takes_local_steps, self.in_parts
+            division = divide_batches(*drawing, times=at_once, local=local, in_parts=in_parts)
         else:
-            each = state.rules.batch_size * steps
-            division = divide(self.sharing, state.samples, each, len(idle), late, in_parts=self.in_parts)
+            division = divide(*drawing, in_parts=self.in_parts)
         if division is None:
             return []
         planned = self._planned(division)
@@ -139,6 +135,7 @@ class Rounds(Mode):
             division=division,
             parts=self.in_parts,
             steps=planned,
+            local_steps=self.steps if self.takes_local_steps else None,
             total_steps=self._total_steps(division, planned, steps),
         )
         self._opened(steps)
@@ -147,14 +144,16 @@ class Rounds(Mode):
         following: list[tuple[Range, ...]] = []
         if (self.in_parts or self.begins_early) and not late and at_once == 1:
             each = state.rules.batch_size * (self._next_steps or steps)
-            following = self._following(round_, each, len(idle))
+            following = slots.following(state, round_, each, len(idle))
         actions: list[e.Action] = []
         for number, (member, part) in enumerate(zip(idle, division.parts, strict=False)):
             due = state.evaluation_due
             evaluate = number == 0 and state.ask_for_evaluation(member, due, state.assignments + 1, now)
             due = due if evaluate else 0
             expected = following[number] if number < len(following) else ()
-            actions += self._assign_slot(round_, number, member, part, now, evaluate_epoch=due, next=expected)
+            actions += slots.assign(
+                state, round_, number, member, part, now, evaluate_epoch=due, next=expected
+            )
         if state.version == 0 and (why := state.why_warmup_is_long(round_.total_steps)):
             actions.append(e.Note(text=why, warning=True))
         if division.note and division.note != self._note:
@@ -162,23 +161,10 @@ class Rounds(Mode):
             actions.append(e.Note(text=division.note))
         # The assignments precede `Open`, so members get this version before parts of the next one.
         if round_.parts:
-            members = {
-                slot.work: (*slot.member, part.samples)
-                for slot, part in zip(round_.slots, division.parts, strict=False)
-            }
             at_server = self._server_factor(round_)
-            actions.append(e.Open(version=round_.version + 1, members=members, rate_factor=at_server))
+            actions.append(e.Open(version=round_.version + 1, members=round_.members, rate_factor=at_server))
         state.wait_from(now)
         return actions
-
-    def _divide_batches(self, steps: int, idle: int, late: int, **terms: Any) -> Division | None:
-        """Draw and divide samples for scripts; `terms` are more arguments of `divide_batches`."""
-        state = self._state
-        return divide_batches(
-            *(self.sharing, state.samples, state.rules.batch_size, steps, idle, late),
-            local=self.takes_local_steps,
-            **terms,
-        )
 
     def _total_steps(self, division: Division, planned: int, steps: int) -> int:
         """Return the number of steps of the whole job (`JobState.total_steps`).
@@ -204,10 +190,6 @@ class Rounds(Mode):
         """Return the number of steps of the member with the most samples in a round."""
         return 1
 
-    def _steps_of(self, part: SampleShare) -> int:
-        """Return the number of optimizer steps that a script takes with a share."""
-        return 1
-
     def _opened(self, steps: int) -> None:
         """Called when a round of that number of steps has opened."""
 
@@ -227,90 +209,10 @@ class Rounds(Mode):
     def _closed(self, round_: Round, now: float) -> None:
         """Called when a round closes, before its samples are settled."""
 
-    def _following(self, round_: Round, each: int, members: int) -> list[tuple[Range, ...]]:
-        """Return the samples of each slot in the next round, if the same members are idle then.
-
-        Returns:
-            Nothing at the end of an epoch, because a member evaluates before the next one.
-        """
-        drawn = self._state.samples.peek(each * members)
-        if not self._state.may_step(ahead=1):
-            return []
-        if drawn is None or drawn.epoch != round_.division.parts[0].drawn.epoch:
-            return []
-        return [part.ranges for part in drawn.divided(members, self._state.samples.least)]
-
     def apply_started(self, version: int, *, whole: bool) -> None:
         if self.round is not None and self.round.version == version - 1:
             self.round.begun = True
             self.round.unfilled |= whole
-
-    def _assign_slot(
-        self, round_: Round, number: int, member: Member, part: SampleShare, now: float, **terms: Any
-    ) -> list[e.Action]:
-        """Assign slot `number` of a round to a member. `terms` are more fields of its assignment."""
-        at_once = self._state.accumulation.batches
-        if len(part.batches) > 1 or at_once > 1:
-            terms |= {"batches": part.batches, "accumulate": at_once}
-        if at_once > 1:
-            terms["steps"] = self._steps_of(part)
-        actions = self._state.assign_samples(
-            member,
-            part.drawn,
-            now,
-            counted=part.samples,
-            position=part.position,
-            world=part.world,
-            progress=round_.progress,
-            total_steps=round_.total_steps,
-            learning_rate=self._state.rules.learning_rate * round_.rate_factor,
-            local_rates=round_.local_rates,
-            evaluations=round_.evaluations,
-            local_steps=self.steps if self.takes_local_steps else 0,
-            slice=part.slice,
-            slices=part.slices,
-            stragglers=part.stragglers,
-            **terms,
-        )
-        round_.fill(number, member.rank, member.id, self._state.assignments)
-        return actions
-
-    def _fill(self, round_: Round, idle: Sequence[Member], now: float) -> list[e.Action]:
-        """Assign the slots of lost members that the round needs to idle members."""
-        actions: list[e.Action] = []
-        # Once parts are stepped, the round's version cannot be sent to another member, so a substitute must
-        # have it. If no ready member has it, the round closes without the lost members' parts.
-        if round_.parts:
-            ready = self._state.roster.ready()
-            have = [each for each in ready if each.version == round_.version]
-            if not have and not round_.open:
-                left = tuple(round_.slots[each].work for each in round_.vacant)
-                round_.unfilled = True
-                return [e.Exclude(assignments=left)]
-            idle = [member for member in have if member.work is None and member.listening]
-        for number, member in zip(sorted(round_.vacant), idle, strict=False):
-            slot = round_.slots[number]
-            holder = self._holder(slot)
-            if holder is not None:
-                self._state.roster.relieve(holder)
-                holder.succeed(slot.work)
-            lost = f"rank {slot.rank} ({slot.member[0]}) is lost"
-            text = f"{lost}: {member.name} computes its part of version {round_.version + 1}"
-            actions.append(e.Note(text=text))
-            rank = slot.rank
-            assigned = self._assign_slot(round_, number, member, round_.division.parts[number], now)
-            round_.slots[number].rank = rank  # contributions are summed in the order of the slots
-            if round_.parts:
-                actions.append(_substitute(slot.work, round_.slots[number]))
-            actions += assigned
-        return actions
-
-    def _holder(self, slot: Slot) -> Member | None:
-        """Return the member of a slot, if it still has the work for it; None otherwise."""
-        member = self._state.roster.get(slot.member)
-        if member is None or member.work is None or member.work.id != slot.work:
-            return None
-        return member
 
     def resume(self, member: Member, assigned: int, now: float) -> list[e.Action]:
         state, work, round_ = self._state, member.work, self.round
@@ -327,26 +229,21 @@ class Rounds(Mode):
             state.ask_for_evaluation(member, assignment.evaluate_epoch, assignment.id, now)
             return [state.send(member, assignment)]
         if not member.still_computes(work, assigned):
-            self._revoke(member)  # the assignment never arrived, so no push will answer it
+            self._state.revoke(
+                member, requeue=not work.shared
+            )  # the assignment never arrived, so no push will answer it
         return []
 
     def _reopen(self, round_: Round, number: int) -> None:
         """Return a slot to its member, which was lost and is back."""
         if round_.parts and number in round_.lost:
             slot = round_.slots[number]
-            self._told.append(_substitute(slot.work, slot))
+            self._told.append(slots.substitute(slot.work, slot))
         round_.reopen(number)
 
     # ---- further batches
 
     def more(self, member: Member, work: AssignedWork, event: e.MoreWanted) -> list[e.Action]:
-        if work.late:  # the gradients of its batches go into the member's next step
-            if not work.shared:
-                self._state.requeue_rest(work.drawn, work.batches, event.batches, settled=True)
-            self._state.roster.relieve(member)
-            return []
-        if event.batches < len(work.batches):  # the extended assignment was lost with a stream
-            return [self._state.send(member, work.assignment)]
         round_ = self.round
         assert round_ is not None
         if (why := self._fixed(round_)) and self._state.samples.has_more_of(work.drawn.epoch):
@@ -368,53 +265,9 @@ class Rounds(Mode):
             return "--overlap both"
         return f"redundancy={self.sharing.redundancy}" if self.shares_samples else ""
 
-    def _extend(self, now: float) -> list[e.Action]:
-        """Give members further batches, or end their work, once no member of the round computes."""
-        round_, state = self.round, self._state
-        if round_ is None or round_.life is not RoundLife.OPEN:
-            return []
-        asking: list[tuple[int, Member, AssignedWork]] = []
-        for number in sorted(round_.open):
-            member = self._holder(round_.slots[number])
-            if member is None or member.work is None or not member.work.asked:
-                return []
-            asking.append((number, member, member.work))
-        if not asking:
-            return []
-        state.wait_from(now)
-        epoch = asking[0][2].drawn.epoch
-        if not state.samples.has_more_of(epoch):
-            return [action for each in asking for action in self._end_or_push(round_, *each)]
-        wanted = max(work.asked for _, _, work in asking)
-        steps, times = (wanted, 1) if self.takes_local_steps else (1, wanted)
-        more = self._divide_batches(steps, len(asking), 0, times=times)
-        assert more is not None
-        actions: list[e.Action] = []
-        for (number, member, work), part in zip(asking, more.parts, strict=False):
-            round_.division = round_.division.with_part(number, round_.division.parts[number].with_more(part))
-            terms: dict[str, Any] = {"steps": work.assignment.steps or round_.steps}
-            actions += state.extend(member, work, part.drawn, part.batches, **terms)
-        return actions
-
-    def _end_or_push(self, round_: Round, number: int, member: Member, work: AssignedWork) -> list[e.Action]:
-        """End the work of a slot, because the epoch has no further batches. Local steps that were taken are
-        pushed."""
-        answer = self._state.exhaust(member, work)
-        if not work.stepped:
-            if round_.parts:
-                self._told.append(e.Exclude(assignments=(work.id,)))
-            self._state.roster.relieve(member)
-            round_.end(number)
-        return answer
-
     # ---- taking pushes
 
     def take(self, member: Member, work: AssignedWork, event: e.Pushed, now: float) -> int | None:
-        if work.late:
-            if not work.shared:
-                took = event.batches or len(work.batches)
-                self._state.requeue_rest(work.drawn, work.batches, took, settled=True)
-            return None
         round_ = self.round
         assert round_ is not None
         number = round_.slot_of[work.id]
@@ -460,11 +313,7 @@ class Rounds(Mode):
             raise Refused(refusals.rates_of_workers(event.worker, event.seq))
         if isinstance(event, e.RatesReceived) and not round_.parts:
             return
-        if not round_.rated_by:
-            round_.rates, round_.rated_by = rates, event.worker
-        elif rates != round_.rates:
-            others = round_.rated_by, round_.rates
-            raise Refused(refusals.learning_rates(event.worker, event.seq, rates, *others))
+        round_.check_rates(event.worker, event.seq, rates)
 
     def holds(self, key: e.PushKey) -> bool:
         if self.round is None or self.round.life is not RoundLife.OPEN:
@@ -479,7 +328,7 @@ class Rounds(Mode):
         if work is None:
             return
         if work.late:
-            self._revoke(member)
+            self._state.revoke(member, requeue=not work.shared)
             return
         assert round_ is not None
         round_.lose(round_.slot_of[work.id])
@@ -492,29 +341,8 @@ class Rounds(Mode):
             self.round = None
             if round_.parts:
                 self._told.append(e.Exclude(assignments=tuple(slot.work for slot in round_.slots)))
-            for drawn, slots in round_.division.portions():
-                self._give_back(round_, drawn, slots)
-
-    def _give_back(self, round_: Round, drawn: Drawn, slots: Sequence[int]) -> None:
-        """Requeue samples without any contribution, and revoke their work."""
-        self._state.samples.give_back(drawn)
-        for number in slots:
-            member = self._holder(round_.slots[number])
-            if member is not None:
-                self._remember_revoked(member)
-
-    def _revoke(self, member: Member) -> None:
-        """Revoke the late work of a member. Its samples are drawn again, unless other members have them."""
-        assert member.work is not None
-        if not member.work.shared:
-            self._state.samples.give_back(member.work.drawn, settled=True)
-        self._remember_revoked(member)
-
-    def _remember_revoked(self, member: Member) -> None:
-        work = self._state.roster.relieve(member)
-        if work is not None and not work.shared:
-            work.become(WorkLife.REVOKED)
-            member.revoked = work
+            for portion in round_.division.portions():
+                slots.give_back(self._state, round_, *portion)
 
     # ---- closing
 
@@ -549,7 +377,7 @@ class Rounds(Mode):
         ]
         self._state.wait_from(now)
         self._closed(round_, now)
-        self._settle(round_)
+        slots.settle(self._state, round_)
         members = [
             member
             for member in self._state.roster.listening()
@@ -571,44 +399,10 @@ class Rounds(Mode):
     def _name_unequal_rates(self, round_: Round) -> list[e.Action]:
         """Warn, once in a job, of scripts whose local steps have unequal learning rates: the server averages
         their changes, and cannot see which of the rates is meant."""
-        rates = sorted(round_.local_rates_of.items())
-        others = [number for number, each in rates if each != rates[0][1]]
-        if not others or self._warned_of_rates:
+        if self._warned_of_rates or not (text := round_.unequal_local_rates):
             return []
         self._warned_of_rates = True
-        named = [
-            f"rank {round_.slots[number].rank} ({round_.slots[number].member[0]}) "
-            f"{', '.join(f'{rate:g}' for rate in round_.local_rates_of[number])}"
-            for number in (rates[0][0], others[0])
-        ]
-        text = (
-            f"version {round_.version + 1}: local steps have unequal learning rates: {'; '.join(named)}. "
-            "Choose rates that are equal on all ranks, by job.follow, job.progress or job.evaluation"
-        )
         return [e.Note(text=text, warning=True)]
-
-    def _settle(self, round_: Round) -> None:
-        """Settle or requeue the samples of a round that has closed."""
-        for drawn, slots in round_.division.portions():
-            # 1. Every slot of these samples is lost without a contribution: requeue them. Once the shard has
-            # started to step, a part may contain a lost member's gradient, so they must not be drawn again.
-            answered = round_.begun or any(number in round_.contributions for number in slots)
-            if not answered and all(number in round_.lost for number in slots):
-                self._give_back(round_, drawn, slots)
-                continue
-            # 2. All other samples are settled: a contribution has their gradient, or a late member keeps it
-            # in its residual.
-            self._state.samples.settle(drawn)
-            for number in slots:
-                member = self._holder(round_.slots[number])
-                if member is None or member.work is None:
-                    continue
-                if number in round_.lost or member.work.asked:  # who asks gets other work as the answer
-                    self._state.roster.relieve(member)
-                else:
-                    member.work.become(WorkLife.LATE)
-        if round_.took != (0, 0):
-            self._state.accumulation.learn(*round_.took)
 
     def done(self, event: e.Published | e.SnapshotInstalled) -> None:
         round_ = self.round
@@ -635,10 +429,5 @@ class Rounds(Mode):
 
     def _asks(self, slot: Slot) -> bool:
         """Return True if the member of a slot waits for further batches."""
-        holder = self._holder(slot)
+        holder = slots.holder(self._state, slot)
         return holder is not None and holder.work is not None and holder.work.asked > 0
-
-
-def _substitute(lost: int, slot: Slot) -> e.Substitute:
-    worker, incarnation = slot.member
-    return e.Substitute(lost=lost, assignment=slot.work, worker=worker, incarnation=incarnation)

@@ -41,9 +41,11 @@ class SyncOptions(ModeOptions):
     )
 
     def create(self, state: JobState) -> Mode:
+        from .division import Sharing
         from .rounds import Rounds
 
-        return Rounds(state, self, self.steps_parts(state.rules))
+        sharing = Sharing(backup=self.backup, redundancy=self.redundancy, stragglers=self.stragglers)
+        return Rounds(state, sharing, self.steps_parts(state.rules))
 
     @property
     def work(self) -> str:

@@ -16,9 +16,8 @@ from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.server.checks import check
-from gradwire.server.job.modes.division import Sliced, StragglerCoded, divide, largest_divisor
+from gradwire.server.job.modes.division import Sharing, Sliced, StragglerCoded, divide, largest_divisor
 from gradwire.server.job.modes.registry import parse
-from gradwire.server.job.modes.sync import SyncOptions
 from gradwire.server.job.samples import Samples
 from gradwire.server.shard.mean import Push
 from gradwire.server.shard.store import Store
@@ -110,7 +109,7 @@ def test_what_comes_along_outside_of_a_slice_is_added_with_its_weight() -> None:
 
 def test_groups_are_as_large_as_the_members_allow() -> None:
     assert [largest_divisor(n, 4) for n in (1, 2, 3, 4, 5, 6, 8, 9)] == [1, 2, 3, 4, 1, 3, 4, 3]
-    division = divide(SyncOptions(redundancy=4), Samples(100, 2), 4, 6, 0)
+    division = divide(Sharing(redundancy=4), Samples(100, 2), 4, 1, 6, 0)
     assert isinstance(division, Sliced)
     assert [part.slice for part in division.parts] == [0, 1, 2, 0, 1, 2]
     assert [part.position for part in division.parts] == [0, 0, 0, 1, 1, 1]
@@ -119,14 +118,14 @@ def test_groups_are_as_large_as_the_members_allow() -> None:
 
 
 def test_an_epoch_that_ends_may_leave_groups_without_samples() -> None:
-    division = divide(SyncOptions(redundancy=2), Samples(1, 1), 4, 4, 0)
+    division = divide(Sharing(redundancy=2), Samples(1, 1), 4, 1, 4, 0)
     assert isinstance(division, Sliced)
     assert len(division.parts) == 2
 
 
 @pytest.mark.parametrize(("late", "stragglers"), [(0, 2), (1, 1), (2, 0), (3, 0)])
 def test_who_is_late_counts_among_those_that_a_code_does_without(late: int, stragglers: int) -> None:
-    division = divide(SyncOptions(stragglers=2), Samples(100, 2), 4, 5, late)
+    division = divide(Sharing(stragglers=2), Samples(100, 2), 4, 1, 5, late)
     assert division is not None
     assert isinstance(division, StragglerCoded) == (stragglers > 0)
     assert {part.stragglers for part in division.parts} == {stragglers}
