@@ -1,4 +1,4 @@
-"""Benchmarks: the command gc-bench, and what measurements in other packages are made of.
+"""Benchmarks: the command gc-bench, and the functions that measurements of other packages need.
 
 The names in `__all__` are public. `simulate` trains in one process, `train_job` by real daemons. `run_ours`
 times real daemons on shaped links with emulated computation, and `coded` has the measurements of coded

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gradwire.worker.tasks import Task
+from gradwire import Task
 
 ARMS = 3
 VALIDATION_POINTS = 600

@@ -131,7 +131,7 @@ def listed() -> int:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Measure what is chosen, print it, and write pages; return the exit code, 1 if a measurement fails.
+    """Run the chosen measurements, print them and write pages; return the exit code, 1 if one fails.
 
     Raises:
         BenchError: a measurement does not have an option that was given.

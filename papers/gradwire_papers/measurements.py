@@ -1,8 +1,7 @@
 """The functions that measure, by name, and the records of their results.
 
-Several entries of the catalogue may share a measurement, which then runs once. `Record` is an entry of
-papers/docs/results.json, from which `pages` writes the pages, so that one entry can be measured again without
-the others.
+Several entries of the catalogue may share a measurement, which then runs once. papers/docs/results.json holds
+the records, from which `pages` writes the pages. So one measurement can run again without the others.
 """
 
 from __future__ import annotations

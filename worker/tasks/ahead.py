@@ -118,7 +118,7 @@ class Early:
         return self.loss
 
     def fits(self, session: Session, assignment: m.Assignment) -> bool:
-        """True if `assignment` is new and as expected, and no parameter was reset since the work began."""
+        """Return True if `assignment` is new and expected, and no parameter was reset since then."""
         return (
             session.is_new(assignment)
             and session.replica.undone == self.undone
@@ -132,7 +132,7 @@ def expected_after(assignment: m.Assignment) -> m.Assignment:
 
 
 def is_expected(assignment: m.Assignment, expected: m.Assignment) -> bool:
-    """True if `assignment` asks for the samples and version of `expected`, and for no evaluation or parts."""
+    """Return True if `assignment` asks for the work of `expected` alone, without evaluation or parts."""
     return (
         not assignment.finished
         and not assignment.evaluate_epoch
