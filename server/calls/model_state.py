@@ -86,10 +86,10 @@ class StateCalls:
         expected ones."""
         core, member = self._conductor.core, (header.worker, header.incarnation)
         if header.seq:
-            right = core.collects(*member, header.collection)
+            right = core.state.collects(*member, header.collection)
             got = f"buffers of push {header.seq} for collection {header.collection}"
         else:
-            right = core.evaluates(*member, header.epoch)
+            right = core.state.evaluates(*member, header.epoch)
             got = f"buffers of the evaluation of epoch {header.epoch}"
         if right:
             return None

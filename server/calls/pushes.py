@@ -96,7 +96,7 @@ class Pushes:
         key, older = self._key(part.seq), part.plan < known.plan.number
         needed = self._ledger.needs_part(key, part.part, part.assignment)
         unwanted = self._ledger.unwanted(key)
-        if needed and not older and not self._core.unwanted(*self._stream.id, part.assignment):
+        if needed and not older and not self._core.state.unwanted(*self._stream.id, part.assignment):
             self._ledger.rate(self._stream.id, part, max(1, len(known.manifest.groups)))
             self._stream.arriving.begin(part, known.manifest, known.plan)
             return
@@ -234,7 +234,7 @@ class Pushes:
             try:
                 if not unwanted:
                     self._check_parts(commit, parts)
-                elif not self._core.unwanted(*self._stream.id, commit.assignment):
+                elif not self._core.state.unwanted(*self._stream.id, commit.assignment):
                     # The member was assigned these samples again, so its push counts after all.
                     self._ledger.start_over(self._key(commit.seq))
                     again = refusals.given_up(self._stream.worker, commit.seq)

@@ -34,7 +34,7 @@ from ..conductor import Conductor
 from ..durable.journal import JournalError
 from ..durable.resuming import Resumed, put_in
 from ..job import events as e
-from ..job import limits, refusals
+from ..job import initial, limits, refusals
 from ..job.modes.options import ModeOptions
 from ..shard.model_state import Values
 from ..shard.moments import recall_of
@@ -179,7 +179,7 @@ class Service:
         """Handle Initialize: receive the model of the first worker, and open the shard with it."""
         header = await _first(requests, m.InitializeHeader)
         self._check_job(header.job, header.worker, context)
-        why = self._core.check_initialize(header.worker, header.incarnation)
+        why = initial.check_uploader(self._core.state, header.worker, header.incarnation)
         if why is not None:
             raise Refused(why)
         manifest = Manifest.from_message(

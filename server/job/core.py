@@ -8,8 +8,8 @@ continues identically.
 
 `JobState` is the data that all modes share; it decides nothing. A `Mode` decides which samples each member
 gets, and when pushes become a version; its own data are its fields. `Core` has one of each, calls the mode,
-and has the rules that all modes share: here membership, plans and the order of steps, in `deciding` the
-outcomes of pushes, in `initial` the job's model, in `ending` evaluations and the end.
+and has the rules that all modes share: here membership and time, in `advancing` the order of steps, in
+`deciding` the outcomes of pushes, in `initial` the job's model, in `ending` evaluations and the end.
 
 A job (`Phase`):
 
@@ -38,7 +38,7 @@ from ...proto.messages import LostStatus, Phase, Welcome
 from ...proto.refusal import Refusal, Refused
 from ...settings import ServerSettings, parse_evaluate_every
 from ...storage import values
-from . import deciding, ending, initial, progress, refusals
+from . import advancing, deciding, ending, initial, progress, refusals
 from . import events as e
 from .modes.mode import Mode
 from .modes.options import ModeOptions
@@ -46,7 +46,6 @@ from .roster import BROKEN, OPENED, Life, Member, Roster
 from .schedule import parse_schedule
 from .state import LOST_REMEMBERED, JobState
 from .waiting import Awaited, describe_reunion, describe_waiting, report
-from .work import AssignedWork
 
 R = TypeVar("R")
 
@@ -139,32 +138,6 @@ class Core:
             return 0.0
         return state.rules.learning_rate * state.rate_factor(state.samples.progress, self.mode.steps + 0.5)
 
-    def check_initialize(self, worker: str, incarnation: int) -> Refusal | None:
-        """Return the refusal if this worker may not upload the initial parameters now; None if it may."""
-        return initial.check_uploader(self.state, worker, incarnation)
-
-    def collects(self, worker: str, incarnation: int, collection: int) -> bool:
-        """Return True if this worker's present assignment asks for buffers for this collection."""
-        work = self._work_of(worker, incarnation)
-        return work is not None and work.assignment.collection == collection > 0
-
-    def evaluates(self, worker: str, incarnation: int, epoch: int) -> bool:
-        """Return True if this worker was asked for evaluation `epoch` and has not reported it."""
-        asked = self.state.evaluations.asked
-        return asked is not None and (asked.by, asked.epoch) == ((worker, incarnation), epoch)
-
-    def unwanted(self, worker: str, incarnation: int, assignment: int) -> bool:
-        """Return True if a push for this assignment would be refused as stale or redundant if it were
-        committed now.
-
-        Returns:
-            False for a worker that is not a member: it may return and get its work back.
-        """
-        if self.state.roster.present((worker, incarnation)) is None:
-            return False
-        work = self._work_of(worker, incarnation)
-        return work is None or work.id != assignment or work.late
-
     def waiting(self, now: float) -> Awaited:
         """Return the condition that the job waits for now, with the awaited ranks and a text for the log
         and the status."""
@@ -172,10 +145,6 @@ class Core:
         if state.phase is Phase.RUNNING and state.apart and self.mode.quiet:
             return describe_reunion(state, now)
         return self.mode.waiting(now) if state.phase is Phase.RUNNING else describe_waiting(state, now)
-
-    def _work_of(self, worker: str, incarnation: int) -> AssignedWork | None:
-        member = self.state.roster.present((worker, incarnation))
-        return None if member is None else member.work
 
     def _sender(self, event: e.FromWorker[Any], now: float) -> Member:
         """Return the member that sent the event, and renew its lease. Raises Refused."""
@@ -344,60 +313,10 @@ class Core:
         self.state.planned = True
         return self._advance(now)
 
-    def _adopt_plan(self) -> list[e.Action]:
-        """Put the prepared plan in force, unless accepted pushes of the old plan are still to be applied."""
-        state = self.state
-        if not state.plan_due or not self.mode.quiet:
-            return []
-        state.plan, state.planned = state.plan + 1, False
-        self.mode.plan_adopted()
-        members: dict[str, int] = {}
-        for member in state.roster.listening():
-            if member.version is not None:
-                members[member.worker], member.version = member.version, state.version
-        return [
-            e.Note(text=f"plan {state.plan} is in force from version {state.version}"),
-            e.Adopt(plan=state.plan, version=state.version, members=members),
-        ]
-
     # ---- training
 
     def _advance(self, now: float) -> list[e.Action]:
-        """Take all steps that are possible now: assign work, apply complete rounds, change the phase."""
-        return [*self._train(now), *self._paused()]
-
-    def _train(self, now: float) -> list[e.Action]:
-        state, mode = self.state, self.mode
-        if not state.training:
-            return ending.finish(state, mode, now) if state.phase is Phase.FINISHING else []
-        started = state.started_at is not None
-        state.check_limits(now)
-        # 1. Training is complete: evaluate the last version.
-        if started and mode.quiet and state.done:
-            return ending.begin(state, mode, now)
-        # 2. Too few members are ready: wait for more.
-        if mode.quiet and state.roster.ready_members < (1 if started else state.rules.min_workers):
-            self._gather(now)
-            return []
-        # 3. Train.
-        if state.phase is Phase.GATHERING:
-            state.phase = Phase.RUNNING
-            state.wait_from(now)
-        if state.started_at is None:
-            state.started_at = now
-        state.reunion = state.apart
-        actions = [*self._adopt_plan(), *mode.advance(now)]
-        if mode.quiet and state.done:  # the last round was dissolved
-            return [*actions, *self._train(now)]
-        if mode.quiet and not state.roster.ready_members:
-            self._gather(now)
-        return actions
-
-    def _gather(self, now: float) -> None:
-        """Wait for members."""
-        if self.state.phase is Phase.RUNNING:
-            self.state.phase = Phase.GATHERING
-            self.state.wait_from(now)
+        return advancing.advance(self.state, self.mode, now)
 
     def _pushed(self, event: e.Pushed, now: float) -> e.Result[e.Decided]:
         if self.state.phase is Phase.STOPPING:
@@ -408,7 +327,7 @@ class Core:
         return decided
 
     def _rates_received(self, event: e.RatesReceived, now: float) -> list[e.Action]:
-        work = self._work_of(event.worker, event.incarnation)
+        work = self.state.work_of(event.worker, event.incarnation)
         if work is not None and work.id == event.assignment and not work.late:
             self.mode.check_rates(event)
         return []
@@ -475,12 +394,7 @@ class Core:
 
     def _pause_requested(self, event: e.PauseRequested, now: float) -> list[e.Action]:
         self.state.closing = True
-        return self._paused()
-
-    def _paused(self) -> list[e.Action]:
-        """Report a requested pause once no accepted push is left to apply and no round is open."""
-        idle = self.state.phase is not Phase.RUNNING or self.mode.quiet
-        return [e.Paused()] if self.state.closing and idle else []
+        return advancing.paused(self.state, self.mode)
 
     def _restarted(self, event: e.Restarted, now: float) -> list[e.Action]:
         state = self.state
@@ -496,23 +410,27 @@ class Core:
     # ---- time
 
     def _tick(self, event: e.Tick, now: float) -> list[e.Action]:
-        state = self.state
+        state, lease_s = self.state, self.state.rules.lease_seconds
         actions: list[e.Action] = []
+        over = state.phase is Phase.FINISHED
         expired = state.roster.expired(now)
         for member in expired:
             silent = now - member.heard_at
-            reason = f"no message for {silent:.1f} s (lease {state.rules.lease_seconds:g} s)"
-            if member.attached:
-                why = refusals.lease_over(member.worker, silent, state.rules.lease_seconds)
-                actions.append(e.Disconnect(*member.id, refusal=why, final=False))
-            actions += self._remove(member, reason, expected=state.phase is Phase.FINISHED, away=True)
+            reason = f"no message for {silent:.1f} s (lease {lease_s:g} s)"
+            why = refusals.lease_over(member.worker, silent, lease_s)
+            actions += self._expel(member, why, reason, expected=over)
         hanging: list[Member] = []
-        if state.phase is Phase.FINISHED:
-            actions += self._dismiss_hanging()
+        if over:  # the server does not wait for hanging members
+            for member in [each for each in state.roster.by_rank() if progress.hangs(state, each)]:
+                why = ending.over(state, member.worker)
+                actions += self._expel(member, why, progress.describe(member), expected=True, final=True)
         elif state.phase is not Phase.STOPPING:
             hanging = progress.to_suspend(state)
-            for member in hanging:
-                actions += self._suspend(member)
+            for member in hanging:  # its worker reconnects once the training thread makes progress
+                limit_s = progress.limit_of(state, member)
+                why = refusals.no_progress(member.worker, member.activity, member.stalled_s, limit_s)
+                state.suspensions, member.suspended = state.suspensions + 1, True
+                actions += self._expel(member, why, progress.describe(member), expected=False)
             actions += progress.name_slow(state)
         ends = state.phase is Phase.RUNNING and 0 < state.rules.max_seconds <= now - (state.started_at or now)
         if expired or hanging or self.mode.due(now) or (ends and not state.stopped):
@@ -521,22 +439,11 @@ class Core:
             state.wait_from(now)
         return actions + report(state, self.waiting(now), now)
 
-    def _suspend(self, member: Member) -> list[e.Action]:
-        """Stop waiting for a member whose training thread hangs. Its worker reconnects once the thread makes
-        progress."""
-        self.state.suspensions += 1
-        limit_s = progress.limit_of(self.state, member)
-        why = refusals.no_progress(member.worker, member.activity, member.stalled_s, limit_s)
-        member.suspended = True
-        cut = e.Disconnect(*member.id, refusal=why, final=False)
-        return [cut, *self._remove(member, progress.describe(member), expected=False, away=True)]
-
-    def _dismiss_hanging(self) -> list[e.Action]:
-        """Remove hanging members from a finished job, so that the server does not wait for them."""
-        actions: list[e.Action] = []
-        for member in list(self.state.roster.by_rank()):
-            if progress.hangs(self.state, member):
-                why = ending.over(self.state, member.worker)
-                actions.append(e.Disconnect(*member.id, refusal=why, final=True))
-                actions += self._remove(member, progress.describe(member), expected=True, away=False)
-        return actions
+    def _expel(
+        self, member: Member, why: Refusal, reason: str, *, expected: bool, final: bool = False
+    ) -> list[e.Action]:
+        """Disconnect a member, and remove it. It may return unless this is final."""
+        cut: list[e.Action] = []
+        if member.attached:
+            cut.append(e.Disconnect(*member.id, refusal=why, final=final))
+        return [*cut, *self._remove(member, reason, expected=expected, away=not final)]

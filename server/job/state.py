@@ -199,6 +199,33 @@ class JobState:
         most, steps = self.rules.max_steps, self.version + PUSHES_AFTER_PLAN
         return self.planned and self.samples.left >= needed and (not most or steps <= most)
 
+    def work_of(self, worker: str, incarnation: int) -> AssignedWork | None:
+        """Return the work of a present member; None if it has none, or is not a member."""
+        member = self.roster.present((worker, incarnation))
+        return None if member is None else member.work
+
+    def collects(self, worker: str, incarnation: int, collection: int) -> bool:
+        """Return True if this worker's present assignment asks for buffers for this collection."""
+        work = self.work_of(worker, incarnation)
+        return work is not None and work.assignment.collection == collection > 0
+
+    def evaluates(self, worker: str, incarnation: int, epoch: int) -> bool:
+        """Return True if this worker was asked for evaluation `epoch` and has not reported it."""
+        asked = self.evaluations.asked
+        return asked is not None and (asked.by, asked.epoch) == ((worker, incarnation), epoch)
+
+    def unwanted(self, worker: str, incarnation: int, assignment: int) -> bool:
+        """Return True if a push for this assignment would be refused as stale or redundant if it were
+        committed now.
+
+        Returns:
+            False for a worker that is not a member: it may return and get its work back.
+        """
+        if self.roster.present((worker, incarnation)) is None:
+            return False
+        work = self.work_of(worker, incarnation)
+        return work is None or work.id != assignment or work.late
+
     def assign(self, member: Member, assignment: Assignment) -> Assign:
         """Give `assignment` the next id, and return the action that sends it to `member`."""
         self.assignments += 1

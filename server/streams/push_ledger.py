@@ -433,7 +433,7 @@ class PushLedger:
         plan was adopted."""
         for stream in self._streams.values():
             for seq, push in self._account(stream.id).undecided.items():
-                if push.commit is None and self.core.unwanted(*stream.id, push.assignment):
+                if push.commit is None and self.core.state.unwanted(*stream.id, push.assignment):
                     self.stop_push(stream, seq)
 
     # ---- decisions of control

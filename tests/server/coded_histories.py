@@ -28,6 +28,7 @@ from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.shares import block_share
 from gradwire.server.job import events as e
+from gradwire.server.job import initial
 
 SAMPLES, EPOCHS, BATCH, ELEMENTS = 37, 3, 2, 5
 LEASE_S = 10.0
@@ -324,7 +325,7 @@ class Cluster:
                     return
                 self.happen(e.Prepared(**names, fingerprint=b"", version=version, assigned=worker.assigned))
             case ("initialize",):
-                if self.core.check_initialize(worker.name, worker.incarnation) is None:
+                if initial.check_uploader(self.core.state, worker.name, worker.incarnation) is None:
                     self.store = self.versions[0] = self.first
                     self.happen(e.Initialized(**names, fingerprint=b"", train_samples=SAMPLES))
                 elif self.store is None:

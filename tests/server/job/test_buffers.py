@@ -34,7 +34,7 @@ def test_the_last_round_of_an_epoch_brings_them() -> None:
     found: list[list[int]] = []
     for _ in range(10):
         found.append(job.collections("w0", "w1"))
-        assert job.core.collects("w0", 1, found[-1][0]) == (found[-1][0] > 0)
+        assert job.core.state.collects("w0", 1, found[-1][0]) == (found[-1][0] > 0)
         job.round(("w0", "w1"))
     assert found == [*[[0, 0]] * 4, [1, 1], *[[0, 0]] * 4, [2, 2]]
 

@@ -278,7 +278,7 @@ def test_who_comes_back_after_its_place_was_given_is_not_needed() -> None:
     lose(job, "w1")
     come_back(job, "w1")
     assert not job.assignments
-    assert job.core.unwanted("w1", 1, late.id)
+    assert job.core.state.unwanted("w1", 1, late.id)
     job.push("w1", to=late)
     refusal = job.outcome().refusal
     assert refusal is not None

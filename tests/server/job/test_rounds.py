@@ -13,7 +13,7 @@ from gradwire.proto.messages import Decision, Phase
 from gradwire.proto.refusal import Reason
 from gradwire.proto.shares import assigned_samples
 from gradwire.server.job import events as e
-from gradwire.server.job import refusals
+from gradwire.server.job import initial, refusals
 
 # ---- joining
 
@@ -43,8 +43,8 @@ def test_when_the_initialiser_is_lost_another_is_asked() -> None:
     job.ready("b")
     job.step(e.Left(worker="a", incarnation=1, failed=True, reason="crashed"))
     assert job.one(e.RequestInitialize).worker == "b"
-    assert job.core.check_initialize("b", 1) is None
-    refused = job.core.check_initialize("a", 1)
+    assert initial.check_uploader(job.core.state, "b", 1) is None
+    refused = initial.check_uploader(job.core.state, "a", 1)
     assert refused is not None
     assert refused.reason is Reason.NOT_A_MEMBER
 
