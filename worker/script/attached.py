@@ -146,9 +146,7 @@ class Attached:
                 self.optimizer,
                 give_up=ScriptError,
                 batch_size=terms.batch_size,
-                correction=work.correction,
-                overlay=work.overlay,
-                fragments=work.fragments,
+                work=work,
                 final=final,
             )
         if self._steps_here:

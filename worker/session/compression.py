@@ -191,18 +191,17 @@ class Compression:
             wanted = self.compressor.plan.slice(*given)
         elif assignment.parts:
             wanted = frozenset(assignment.parts)
-        return self.compressor.begin(
-            replace(
-                terms,
-                rank=rank,
-                epoch=assignment.progress,
-                workers=assignment.world,
-                wanted=wanted,
-                flush=leaving and not assignment.parts,
-                measured=self._takes_norms
-                and is_measured(assignment.version, self.compressor.wrapping.delay),
-            )
+        delay = self.compressor.wrapping.delay
+        given_terms = replace(
+            terms,
+            rank=rank,
+            epoch=assignment.progress,
+            workers=assignment.world,
+            wanted=wanted,
+            flush=leaving and not assignment.parts,
+            measured=self._takes_norms and is_measured(assignment.version, delay),
         )
+        return self.compressor.begin(given_terms)
 
     def undoable(self, assignment: Assignment) -> bool:
         """Return True if a push that answers the assignment may have to be undone as redundant.

@@ -3,7 +3,7 @@ step.
 
 If the server says which samples are likely to follow (`Assignment.next`), the driver begins the next work
 early: a forward pass while the update arrives (`ahead`; `--overlap both`), or all of the next round's local
-steps (`local:delayed=on`; `worker/training/local`). If another assignment arrives, the early work is undone
+steps (`local:delayed=on`; `worker/training/delayed`). If another assignment arrives, the early work is undone
 completely.
 """
 
@@ -21,10 +21,10 @@ from ...proto import messages as m
 from ..metrics import WorkerMetrics
 from ..session.replica import as_dense
 from ..session.session import Session
-from ..training.fragments import Changes
 from ..training.local import LocalStep, LocalStrategy
 from ..training.sharding import Indices, coded_parts
 from ..training.step import Strategy, TrainingStep
+from ..training.variant import Changes
 from .ahead import DistrustedError, Early, expected_after, look_ahead
 from .computation import Computation, TaskFailedError
 

@@ -29,6 +29,7 @@ from ..session.session import Session
 from ..training.coded import CodedStrategy
 from ..training.gradients import GradientStrategy
 from ..training.local import LocalStrategy
+from ..training.overlapped import OverlappedStrategy
 from ..training.work import CodedExchange, Gradients, Local, Work, parse_work
 from . import Task
 from .computation import Computation, TaskFailedError, guarded
@@ -189,18 +190,14 @@ def _driver(
         case Local():
             optimizer = WorkersOptimizer(workers_optimizer(replica, job), replica.parameters)
             after_last_step = work.elastic or work.clip or work.fragments > 1
-            local = LocalStrategy(
+            strategy = LocalStrategy if job.overlap == "off" or after_last_step else OverlappedStrategy
+            local = strategy(
                 session,
                 metrics,
                 optimizer,
                 give_up=TaskFailedError,
                 batch_size=job.batch_size,
-                correction=work.correction,
-                elastic=work.elastic,
-                overlay=work.overlay,
-                clip=work.clip,
-                fragments=work.fragments,
-                by_tensor=None if job.overlap == "off" or after_last_step else optimizer,
+                work=work,
                 final=job.overlap == "both",
             )
             return TaskDriver(session, computation, metrics, local, optimizer=optimizer, delayed=work.delayed)

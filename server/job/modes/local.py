@@ -33,18 +33,19 @@ member.
 With `--overlap both` the server steps parts early, and the exchange runs beside the last step and the next
 first forward pass. Its time is then unknown, so `by` has to be `loss`.
 
-With `elastic=α` a round ends with elastic averaging (`worker/training/local`), and the server adds the sum of
-the workers' differences to the center: each push has the weight 1 instead of its share of the samples.
+With `elastic=α` a round ends with elastic averaging (`worker/training/elastic`), and the server adds the sum
+of the workers' differences to the center: each push has the weight 1 instead of its share of the samples.
 
 With `overlay=on` a worker begins each round at the global model less its own residual over the number of
-workers (`worker/training/local`). That is where the model would be if all of the worker's changes had been
+workers (`worker/training/overlay`). That is where the model would be if all of the worker's changes had been
 sent. The server takes no part in it.
 
 With `fragments=F` a round exchanges the change of one of F parts of the model, in turn
-(`worker/training/local`). The server steps the tensors whose change has come, and takes no other part in it.
+(`worker/training/fragments`). The server steps the tensors whose change has come, and takes no other part in
+it.
 
 With `delayed=on` workers are told the samples of the next round, and begin its steps early
-(`worker/training/local`). So its H has to be known by then, and is computed one round earlier.
+(`worker/training/delayed`). So its H has to be known by then, and is computed one round earlier.
 """
 
 from __future__ import annotations

@@ -79,4 +79,4 @@ def test_an_elastic_round_without_a_finite_step_moves_nothing(bad: float) -> Non
     run = rounds(elastic(loss=loss), 0, 3)
     assert [commit.samples for commit, _ in run.script.pushed] == [4, 0, 4]
     strategy: Any = run.trainer._driver.strategy  # pyright: ignore[reportPrivateUsage]
-    assert all(bool(each.isfinite().all()) for each in strategy.own)
+    assert all(bool(each.isfinite().all()) for each in strategy.variants[0].own)

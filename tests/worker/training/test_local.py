@@ -21,6 +21,7 @@ from gradwire.worker.session.replica import Replica
 from gradwire.worker.session.session import Session
 from gradwire.worker.tasks.driver import WorkersOptimizer
 from gradwire.worker.training.local import LocalOptimizer, LocalStep, LocalStrategy
+from gradwire.worker.training.work import Local
 
 
 class TooManyError(Exception):
@@ -98,7 +99,7 @@ def test_a_round_is_pushed_with_its_last_step_and_leaves_the_parameters() -> Non
 
 
 def test_steps_after_the_first_pull_back_and_scaled_gradients_are_unscaled() -> None:
-    run = Driven(correction=0.5)
+    run = Driven(work=Local(correction=0.5))
     run.begin(8)
     run.step(16.0, 0.0, 0.0, scale=8.0)
     assert run.moving.tolist() == [0.0, 1.0, 1.0]
@@ -110,7 +111,7 @@ def test_steps_after_the_first_pull_back_and_scaled_gradients_are_unscaled() -> 
 @pytest.mark.parametrize("steps", [1, 2, 4])
 @pytest.mark.parametrize("of_job", ["", "sgd"])
 def test_it_is_descent_with_a_pull_to_where_it_began(of_job: str, steps: int, correction: float) -> None:
-    run, plain = Driven(rate=0.1, of_job=of_job, correction=correction), torch.ones(3)
+    run, plain = Driven(rate=0.1, of_job=of_job, work=Local(correction=correction)), torch.ones(3)
     run.begin(4 * steps)
     for step in range(steps):
         gradient = plain * (1.0 + step)
