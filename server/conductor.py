@@ -52,7 +52,8 @@ from .shard.model_state import Deposit, ModelState, Values
 from .shard.reports import Applied, Final
 from .shard.shard import Shard
 from .shard.store import DivergedError
-from .streams.outbox import WorkerStream
+from .streams.final_parts import FinalParts
+from .streams.outbox import WorkerStream, end_stalled
 from .streams.publishing import Publishing
 from .streams.push_ledger import PushLedger
 from .streams.updates import Broadcast
@@ -147,7 +148,10 @@ class Conductor:
             chosen=self._chosen,
         )
         self.copies: dict[e.SnapshotKey, Assembly] = {}  # their values are not checked yet
-        self.ledger = PushLedger(core, shard, self.streams, self.recorder)
+        self.final_parts = FinalParts()
+        self.ledger = PushLedger(
+            core, shard, self.streams, self.recorder, self.final_parts, lambda event: self.happen(event)
+        )
         self.output = Output(output, shard, self.state, self.recorder, keep_best=keep_best)
         self.finished = asyncio.Event()
         self._stopped = False
@@ -231,23 +235,21 @@ class Conductor:
         self.recorder.evaluated(epoch, values)
         self.state.evaluated(epoch, values)
 
-    def push(self, event: e.Pushed) -> e.Result[e.Decided]:
+    def push(self, event: e.Pushed) -> tuple[m.Outcome, Sequence[e.Action]]:
         """Have control decide on a complete push, and record the decision in ledger, metrics and buffers.
 
         Returns:
-            The reply with the outcome, and the actions, which the caller performs after it has sent the
-            outcome.
+            The outcome, and the actions, which the caller performs after it has sent the outcome.
 
         Raises:
             Refused: control refuses the event.
             JournalError: the decision cannot be journaled, so nothing may follow from it.
         """
-        payloads = self.ledger.payloads(event.key)
         result = self.decide(event)
-        outcome = result.reply.outcome
+        outcome, repeated = result.reply.outcome, result.reply.repeated
         accepted = outcome.decision is m.Decision.ACCEPTED
-        self.ledger.decided(event.key, accepted=accepted and not result.reply.repeated)
-        if not result.reply.repeated:
+        payloads, counted = self.ledger.decided(event.key, outcome, repeated=repeated)
+        if not repeated:
             if accepted:
                 self.metrics.push_accepted(payloads, outcome.version - 1 - event.base_version)
             else:
@@ -256,7 +258,7 @@ class Conductor:
             rank = 0 if member is None else member.rank
             self.state.decided(event.key, accepted=accepted, rank=rank, samples=event.samples)
         failpoints.reached("push.decided")
-        return result
+        return replace(outcome, counted=counted) if counted else outcome, result.actions
 
     def arrived(self, arrival: PartArrival) -> None:
         """Record the arrival of a part, for rate control and planner."""
@@ -413,7 +415,7 @@ class Conductor:
         checked, checksum = self.shard.reported.checked
         assignment = replace(
             action.assignment,
-            parts=self.ledger.asked_parts(action.assignment.id),
+            parts=self.final_parts.asked(action.assignment.id),
             checked=checked,
             checksum=checksum,
         )
@@ -462,9 +464,8 @@ class Conductor:
         ]
         self._publishing.finish_plan(action.version, members)
         self.metrics.plans.inc()
-        self.ledger.forget_parts()
+        self.ledger.adopt_plan()
         self._work(self.shard.adopt(plan))
-        self.ledger.stop_late_pushes()
         for stream, _ in members:
             self._publishing.send_plan_if_stale(stream)
 
@@ -478,12 +479,12 @@ class Conductor:
                 listening.append(worker)
         growing = self._publishing.open(action.version, listening)
         self.rate_control.open((worker for worker, _, _ in action.members.values()), time.monotonic())
-        self.ledger.open_round()
+        self.final_parts.open_round()
         self.shard.open_round(action, growing.add, self._final)
 
     def _final(self, report: Final) -> None:
         """Record a part that is about to be stepped, and tell control about the first and the last one."""
-        self.ledger.final(report)
+        self.final_parts.record(report)
         if report.first or report.last:
             self.happen(e.ApplyStarted(version=report.version, whole=report.last))
 
@@ -491,7 +492,7 @@ class Conductor:
         """Give a lost member's slot to a worker, and determine the parts that a substitute has to push."""
         if action.assignment != action.lost:
             parts = len(self.shard.reported.plan.parts)
-            missing = len(self.ledger.ask_substitute(action.assignment, parts))
+            missing = self.final_parts.ask(action.assignment, parts)
             log.info("worker %r pushes the missing parts: %d of %d", action.worker, missing, parts)
         self.shard.change_round(action)
 
@@ -502,8 +503,6 @@ class Conductor:
         pushes, rates = self.ledger.take(action)
         applying = self.shard.apply(action, pushes, broadcast.add, rates)
         self._work(self._apply(action, broadcast, applying))
-        if action.base_version is None:  # the end of a round makes other pushes late
-            self.ledger.stop_late_pushes()
 
     async def _apply(self, action: e.Apply, broadcast: Broadcast, applying: Awaitable[Applied]) -> None:
         """Complete a version once the shard has applied it: metrics, kept updates, and the call of
@@ -622,7 +621,7 @@ class Conductor:
         while True:
             await asyncio.sleep(TICK_S)
             self.tick()
-            self.ledger.end_stalled(time.monotonic())
+            end_stalled(self.streams.values(), self.core.state.rules.lease_seconds, time.monotonic())
             self._show()
             count_waiting(self.metrics, self.core, self.now(), TICK_S)
 

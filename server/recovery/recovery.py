@@ -145,8 +145,7 @@ class _Replay:
                     conductor.ledger.abandon(key)
             case r.UNWANTED:
                 key = e.PushKey(*_member(fields), fields["seq"])
-                conductor.ledger.needs_part(key, 0, fields["assignment"])
-                conductor.ledger.mark_unwanted(key)
+                conductor.ledger.mark_unwanted(key, fields["assignment"])
             case r.PLAN:
                 assert conductor.shard.reported.manifest is not None
                 message: m.PlanAnnouncement = decode_envelope(fields["plan"], "ServerMessage")
@@ -167,7 +166,7 @@ class _Replay:
                 await self._until_applied(event.version)
                 conductor.happen(event)
             case e.Pushed():
-                conductor.perform(conductor.push(event).actions)
+                conductor.perform(conductor.push(event)[1])
             case e.Tick():
                 conductor.tick()
             case _:
@@ -192,12 +191,7 @@ class _Replay:
             return
         bounds = known.plan.parts[part.part]
         payloads = received_payloads(part.payloads, record.data, bounds, known.manifest, worker=member[0])
-        ledger, checksum = conductor.ledger, fields["checksum"]
-        if fields["carried"]:
-            ledger.restore_part(member, part, checksum, payloads)
-        elif ledger.needs_part(e.PushKey(*member, part.seq), part.part, part.assignment):
-            ledger.rate(member, part, max(1, len(known.manifest.groups)))
-            ledger.store(member, part, checksum, payloads)
+        conductor.ledger.restore_part(member, part, fields["checksum"], payloads)
 
 
 def _member(fields: Mapping[str, Any]) -> r.Member:

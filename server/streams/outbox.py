@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,13 @@ import grpc.aio
 from ...proto.messages import ModelManifest, ServerMessage
 from ...proto.refusal import Refusal
 from ...proto.wire import encode_server, gather
+from ..job import refusals
 from ..shard.store import Encoded
 from .arriving import ArrivingParts
 from .updates import Broadcast
 
 Context = grpc.aio.ServicerContext[Any, Any]
+STALLED_S = 60.0  # longest time without a chunk of a part that has begun
 
 
 @dataclass(slots=True)
@@ -86,6 +88,17 @@ class _UpdateInProgress:
             first = numbers.index(max(numbers)) if self.update.last_first else 0
             self.messages.extend(self.waiting.pop(first).messages)
         return self.messages.popleft()
+
+
+def end_stalled(streams: Iterable[WorkerStream], lease_s: float, now: float) -> None:
+    """End each stream on which a part has begun and no chunk has arrived for `STALLED_S`, or for a lease if
+    that is longer. The worker may send the part again on a new stream. now: seconds of the monotonic
+    clock."""
+    limit_s = max(STALLED_S, lease_s)
+    for stream in streams:
+        part, silent_s = stream.arriving.unfinished, now - stream.chunk_at
+        if part is not None and silent_s > limit_s:
+            stream.outbox.end(refusals.stalled(stream.worker, part.seq, part.part, limit_s), final=False)
 
 
 class Outbox:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pushes import held
 from simulated import (
     DIVIDED,
     ELEMENTS,
@@ -45,6 +46,7 @@ from gradwire.server.shard.local import LocalShard
 from gradwire.server.shard.mean import Push, Share
 from gradwire.server.shard.store import Encoded, Float32, Store
 from gradwire.server.streams.outbox import WorkerStream
+from gradwire.server.streams.push_record import PushLife
 
 LEASE_S = 10.0
 
@@ -238,7 +240,7 @@ class Oracle:
         assert self.accepted.keys() == self.applied.keys(), "D: what was accepted is of the old plan"
         assert not self.sent, "D: parts of a round that is open have gone out"
         self.server._adopt(action)  # pyright: ignore[reportPrivateUsage]
-        assert not self.server.ledger.held, "D: parts of the old plan are left"
+        assert not held(self.server.ledger), "D: parts of the old plan are left"
         self.plan = self.plans[action.plan] = self.shard.reported.plan
         self.waited.clear()
         self.following.clear()
@@ -263,7 +265,7 @@ class Oracle:
         names = [name for name, _, _ in action.members.values()]
         sims = [self.sims[name] for name in names if name in listening and name in self.sims]
         self.following = [(sim, sim.stream) for sim in sims if sim.ready]
-        self.server.ledger.open_round()
+        self.server.final_parts.open_round()
         self.shard.open_round(action, self.sent.append, self.server._final)  # pyright: ignore[reportPrivateUsage]
 
     def check_expected(self) -> None:
@@ -298,7 +300,7 @@ class Oracle:
                     self.replace_member(action)
                 missing = set(range(len(self.plan.parts))) - self.final.keys()
                 self.server._substitute(action)  # pyright: ignore[reportPrivateUsage]
-                asked = self.server.ledger.asked_parts(action.assignment)
+                asked = self.server.final_parts.asked(action.assignment)
                 assert action.assignment == action.lost or set(asked) == missing != set(), f"B: {asked}"
             case e.Exclude():
                 for each in action.assignments:
@@ -496,10 +498,11 @@ class Oracle:
     def check_stored(self) -> None:
         """P: no part is left without owner."""
         ledger = self.server.ledger
-        for key in ledger.held:
+        for key in held(ledger):
             waits = label(key) in self.accepted and label(key) not in self.applied
-            assert key.seq in ledger.open(key[:2]) or waits, f"P: {key} is left in the ledger"
-            assert not ledger.unwanted(key), f"P: {key} is unwanted, and kept"
+            life = ledger.open(key[:2]).get(key.seq)
+            assert waits or life is not None, f"P: {key} is left in the ledger"
+            assert life is not PushLife.UNWANTED, f"P: {key} is unwanted, and kept"
 
     def check_members(self, apply: e.Apply) -> None:
         """In rounds, that it has everybody who was given work for it and is still there, but for backups; by
@@ -541,7 +544,7 @@ class Oracle:
                     assert found == [1] * ELEMENTS, f"C: {sample} was lost: {found}"
         assert set(self.applied) == set(self.accepted), "E: acknowledged, but not applied"
         self.server.forget_gone()
-        for key in self.server.ledger.held:  # of a late worker, which may still be sending
+        for key in held(self.server.ledger):  # of a late worker, which may still be sending
             assert key.seq in self.server.ledger.open(key[:2]), f"P: {key} is left in the ledger"
         evaluated = [each.epoch for each in self.core.state.evaluations.done]
         assert evaluated == sorted(set(evaluated))

@@ -17,6 +17,7 @@ from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
 from gradwire.server.job.events import Apply, Contribution, PushKey
 from gradwire.server.shard.mean import Payloads, Push
 from gradwire.server.shard.store import Float32, Store
+from gradwire.server.streams.push_ledger import PushLedger
 from gradwire.server.streams.updates import Broadcast
 from gradwire.worker.session.replica import Replica
 
@@ -44,6 +45,11 @@ def build(
         plan=plan,
         takes_norms=takes_norms,
     )
+
+
+def held(ledger: PushLedger) -> list[PushKey]:
+    """Keys of the pushes that have stored parts."""
+    return sorted({PushKey(*member, part.seq) for member, part, _, _ in ledger.stored_parts(0)})
 
 
 def dense(*values: float) -> Payload:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pushes import MANIFEST
+from pushes import MANIFEST, held
 from stepping import core_of
 from wired import PLAN, accepted, reasons, wired
 
@@ -17,7 +17,7 @@ from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.transfer import part_transfer
 from gradwire.server.calls.pushes import Pushes
 from gradwire.server.job import events as e
-from gradwire.server.streams.push_ledger import STALLED_S
+from gradwire.server.streams.outbox import STALLED_S, end_stalled
 
 
 async def test_a_duplicate_that_arrives_as_its_round_closes_takes_nothing_away() -> None:
@@ -86,7 +86,7 @@ async def test_an_abandoned_push_never_counts_whatever_overtakes_its_abandon(bef
         *parts, commit = job.push("a")
         job.arrive("a", parts[: 2 * before])
         assert job.arrive("a", [m.Abandon(seq=1)]) == []
-        assert len(job.conductor.ledger.held) == 0
+        assert len(held(job.conductor.ledger)) == 0
         assert job.arrive("a", parts[2 * before :]) == []
         assert reasons(job.arrive("a", [commit])) == [(1, None, Reason.SEQUENCE)]
         assert job.core.state.accepted_pushes == 0
@@ -110,9 +110,9 @@ async def test_a_part_has_the_time_of_a_lease_to_go_on() -> None:
     async with wired("sync", "a", lease_seconds=3 * STALLED_S) as job:
         job.arrive("a", [job.part(0)[0]])
         outbox, began = job.conductor.streams["a"].outbox, job.conductor.streams["a"].chunk_at
-        job.conductor.ledger.end_stalled(began + 3 * STALLED_S)
+        end_stalled([job.conductor.streams["a"]], 3 * STALLED_S, began + 3 * STALLED_S)
         assert outbox.ended_with is None
-        job.conductor.ledger.end_stalled(began + 3 * STALLED_S + 1)
+        end_stalled([job.conductor.streams["a"]], 3 * STALLED_S, began + 3 * STALLED_S + 1)
         assert outbox.ended_with is not None
 
 
@@ -120,17 +120,17 @@ async def test_a_part_of_which_nothing_follows_ends_its_stream_and_comes_again()
     async with wired("sync", "a") as job:
         header, chunk = job.part(0)
         job.arrive("a", [header])
-        outbox, ledger = job.conductor.streams["a"].outbox, job.conductor.ledger
+        outbox = job.conductor.streams["a"].outbox
         began = job.conductor.streams["a"].chunk_at
-        ledger.end_stalled(began + STALLED_S)
+        end_stalled(job.conductor.streams.values(), 10.0, began + STALLED_S)
         assert outbox.ended_with is None
-        ledger.end_stalled(began + STALLED_S + 1)
+        end_stalled(job.conductor.streams.values(), 10.0, began + STALLED_S + 1)
         assert outbox.ended_with is not None
         assert not outbox.final
         assert "worker 'a', push 1, part 0: expected the rest of it" in outbox.ended_with.message
         job.attach("a")
         assert accepted(job.arrive("a", [header, chunk, *job.part(1), *job.part(2), job.commit("a")])) == [1]
-        ledger.end_stalled(began + 1000)
+        end_stalled(job.conductor.streams.values(), 10.0, began + 1000)
         assert job.conductor.streams["a"].outbox.ended_with is None, "nothing is on its way"
         await job.reach(1)
 
@@ -140,7 +140,7 @@ async def test_a_push_with_other_bytes_than_it_committed_has_to_come_again() -> 
         *parts, _ = job.push("a")
         wrong, right = job.commit("a", (1.0, 2.0, 1.0)), job.commit("a")
         assert reasons(job.arrive("a", [*parts, wrong])) == [(1, None, Reason.CHECKSUM)]
-        assert len(job.conductor.ledger.held) == 0
+        assert len(held(job.conductor.ledger)) == 0
         assert accepted(job.arrive("a", [*parts, right])) == [1]
         await job.reach(1)
 
@@ -177,7 +177,7 @@ async def test_a_worker_whose_lease_is_over_comes_back_to_what_it_had_sent() -> 
         job.conductor.happen(e.Prepared("a", 1, fingerprint=b"m", version=0, assigned=commit.assignment))
         assert job.conductor.ledger.stored(("a", 1)) == (m.Stored(seq=1, parts=(0, 1, 2)),)
         assert reasons(job.arrive("a", [commit])) == [(1, None, Reason.STALE)], "its samples were given back"
-        assert len(job.conductor.ledger.held) == 0
+        assert len(held(job.conductor.ledger)) == 0
         assert accepted(job.arrive("a", job.push("a", seq=2))) == [1]
         await job.reach(1)
 
@@ -185,7 +185,7 @@ async def test_a_worker_whose_lease_is_over_comes_back_to_what_it_had_sent() -> 
 async def test_what_a_member_that_is_gone_had_not_committed_is_forgotten() -> None:
     async with wired("sync", "a") as job:
         job.arrive("a", job.part(0))
-        assert len(job.conductor.ledger.held) == 1
+        assert len(held(job.conductor.ledger)) == 1
         job.conductor.happen(e.Detached("a", 1))
         job.conductor.happen(e.Joined("a", 2, compressor="none"))
         job.conductor.forget_gone()
@@ -279,5 +279,5 @@ async def test_nothing_is_applied_by_a_server_that_stops_because_it_cannot() -> 
         await job.conductor.stop("it cannot go on")
         assert job.core.state.version == 0
         job.conductor.failed.clear()
-        assert job.conductor.ledger.held == [e.PushKey("a", 1, 1)]
-        job.conductor.ledger.forget_parts()
+        assert held(job.conductor.ledger) == [e.PushKey("a", 1, 1)]
+        job.conductor.ledger.adopt_plan()

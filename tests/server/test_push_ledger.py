@@ -7,6 +7,8 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+from pushes import held
+from wired import accepted, wired
 
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal, Refused
@@ -14,17 +16,60 @@ from gradwire.proto.transfer import digest
 from gradwire.server.durable.recorder import Recorder
 from gradwire.server.job.events import Apply, Contribution, PushKey
 from gradwire.server.shard.reports import Final
-from gradwire.server.streams.push_ledger import MAX_OPEN, PushLedger, PushLife
+from gradwire.server.streams.final_parts import FinalParts
+from gradwire.server.streams.outbox import WorkerStream
+from gradwire.server.streams.push_ledger import MAX_OPEN, PushLedger
+from gradwire.server.streams.push_record import Due, PushLife, PushRecord
 
 MEMBER = ("w", 1)
 CHECKSUMS = {0: 11, 1: 22, 2: 33}
 
 
-def ledger_of(through: int = 0) -> PushLedger:
-    """Return one without a journal, whose shard has no open round. through: last seq that was decided on."""
-    core, shard = MagicMock(), MagicMock()
-    core.state.roster.get.return_value.last_seq = through
-    return PushLedger(core, shard, {}, Recorder())
+class Ledger(PushLedger):
+    """One without a journal, whose shard takes everything, and the stream of its only member."""
+
+    def __init__(self, through: int = 0) -> None:
+        """through: last seq that was decided on."""
+        core: Any = MagicMock()
+        self.known: Any = MagicMock()
+        self.control = core
+        core.state.plan = self.known.reported.plan.number = 1
+        core.state.roster.get.return_value.last_seq = through
+        core.state.roster.members = {}
+        core.unwanted.return_value = core.state.rules.script = False
+        self.known.reported.manifest.groups = [0, 1]
+        self.stream = WorkerStream(*MEMBER, MagicMock(ended_with=None), MagicMock())
+        self.parts = FinalParts()
+        super().__init__(core, self.known, {"w": self.stream}, Recorder(), self.parts, MagicMock())
+
+    def needs(self, seq: int, part: int, **changes: Any) -> bool:
+        return self.arrive(self.stream, header(part, seq=seq, **changes))
+
+    def send(self, seq: int, *parts: int) -> Due | None:
+        """Parts arrive whole. Return the last answer."""
+        due = None
+        for part in parts:
+            assert self.needs(seq, part)
+            due = self.store(self.stream, header(part, seq=seq), CHECKSUMS[part], [])
+        return due
+
+    def declare(self, seq: int, checksums: dict[int, int] = CHECKSUMS) -> Due | None:
+        return self.commit(self.stream, commit(seq, checksums))
+
+    def handed_on(self) -> list[int]:
+        """Seqs in the order in which they are due; each is accepted at once."""
+        seqs: list[int] = []
+        while (due := self.next(self.stream)) is not None:
+            assert due.refusal is None
+            outcome = m.Outcome(seq=due.event.seq, decision=m.Decision.ACCEPTED, version=1)
+            self.decided(key(due.event.seq), outcome, repeated=False)
+            seqs.append(due.event.seq)
+        return seqs
+
+    @property
+    def through(self) -> int:
+        members = self.image()["members"]
+        return 0 if MEMBER not in members else members[MEMBER]["through"]
 
 
 def key(seq: int) -> PushKey:
@@ -48,136 +93,113 @@ def commit(seq: int, checksums: dict[int, int] = CHECKSUMS) -> m.Commit:
     )
 
 
-def send(ledger: PushLedger, seq: int, *parts: int) -> None:
-    """Parts arrive whole."""
-    for part in parts:
-        assert ledger.needs_part(key(seq), part, 1)
-        assert ledger.store(MEMBER, header(part, seq=seq), CHECKSUMS[part], [])
-
-
-def handed_on(ledger: PushLedger) -> list[int]:
-    """Seqs in the order in which they are complete; each is decided on at once."""
-    seqs: list[int] = []
-    while (complete := ledger.next(MEMBER, 1)) is not None:
-        given, parts = complete
-        assert parts == frozenset(CHECKSUMS)
-        ledger.decided(key(given.seq), accepted=True)
-        seqs.append(given.seq)
-    return seqs
-
-
 @pytest.mark.parametrize("when", range(4))
 def test_a_push_is_handed_on_with_its_last_part_wherever_its_commit_comes(when: int) -> None:
-    ledger = ledger_of(4)
+    ledger = Ledger(4)
     for part in range(3):
         if part == when:
-            ledger.commit(MEMBER, commit(7))
-        assert handed_on(ledger) == []
-        send(ledger, 7, part)
+            assert ledger.declare(7) is None
+        last = ledger.send(7, part)
+        assert (last is not None) == (part == 2 and when < 3)
     if when == 3:
-        assert handed_on(ledger) == []
-        ledger.commit(MEMBER, commit(7))
-    assert handed_on(ledger) == [7]
-    assert (ledger.through(MEMBER), ledger.stored(MEMBER)) == (7, ())
+        assert ledger.declare(7) is not None
+    assert ledger.handed_on() == [7]
+    assert (ledger.through, ledger.stored(MEMBER)) == (7, ())
 
 
 @pytest.mark.parametrize("before", range(4))
 def test_an_abandoned_push_is_over_whatever_comes_of_it_before_or_after(before: int) -> None:
     """Before its parts, after half of them, and after the last."""
-    ledger = ledger_of()
-    send(ledger, 1, *range(before))
+    ledger = Ledger()
+    ledger.send(1, *range(before))
     ledger.abandon(key(1))
-    assert ledger.is_closed(key(1))
-    assert not any(ledger.needs_part(key(1), part, 1) for part in range(3))
-    assert not ledger.store(MEMBER, header(2, seq=1), 33, []), "a part that was being scanned meanwhile"
-    assert (list(ledger.open(MEMBER)), ledger.stored(MEMBER), ledger.next(MEMBER, 1)) == ([], (), None)
-    send(ledger, 2, 0, 1, 2)
-    ledger.commit(MEMBER, commit(2))
-    assert handed_on(ledger) == [2]
+    assert not any(ledger.needs(1, part) for part in range(3))
+    ledger.store(ledger.stream, header(2), 33, [])  # it was being scanned meanwhile
+    assert (ledger.open(MEMBER), ledger.stored(MEMBER), held(ledger)) == ({}, (), [])
+    ledger.send(2, 0, 1, 2)
+    ledger.declare(2)
+    assert ledger.handed_on() == [2]
 
 
 def test_duplicates_of_parts_and_commits_are_of_no_use_and_do_no_harm() -> None:
-    ledger = ledger_of()
-    send(ledger, 1, 0, 1)
-    ledger.commit(MEMBER, commit(1))
-    ledger.commit(MEMBER, commit(1))
-    assert not ledger.needs_part(key(1), 0, 1)
-    assert ledger.store(MEMBER, header(0, seq=1), 11, []), "two copies of it were being scanned"
+    ledger = Ledger()
+    ledger.send(1, 0, 1)
+    ledger.declare(1)
+    ledger.declare(1)
+    assert not ledger.needs(1, 0)
+    ledger.store(ledger.stream, header(0), 12, [])  # two copies of it were being scanned
     assert ledger.stored(MEMBER) == (m.Stored(seq=1, parts=(0, 1)),)
-    send(ledger, 1, 2)
-    assert handed_on(ledger) == [1]
-    assert not ledger.needs_part(key(1), 0, 1), "decided on"
-    assert ledger.is_closed(key(1))
+    ledger.send(1, 2)
+    assert ledger.handed_on() == [1]
+    assert not ledger.needs(1, 0), "decided on"
+    ledger.control.roster.get.return_value.last_seq = 1
+    again = ledger.declare(1)
+    assert again is not None
+    assert (again.event.seq, again.refusal) == (1, None), "control repeats its outcome"
 
 
 def test_a_part_that_was_refused_is_wanted_again_and_holds_up_its_push() -> None:
-    ledger = ledger_of()
-    send(ledger, 1, 0, 2)
-    assert ledger.needs_part(key(1), 1, 1)  # and it is damaged: nothing is stored
-    ledger.commit(MEMBER, commit(1))
-    assert handed_on(ledger) == []
-    send(ledger, 1, 1)
-    assert handed_on(ledger) == [1]
+    ledger = Ledger()
+    ledger.send(1, 0, 2)
+    assert ledger.needs(1, 1)  # and it is damaged: nothing is stored
+    ledger.declare(1)
+    assert ledger.handed_on() == []
+    ledger.send(1, 1)
+    assert ledger.handed_on() == [1]
 
 
 def test_a_later_push_waits_for_an_earlier_one_whose_part_comes_again() -> None:
-    ledger = ledger_of()
-    send(ledger, 1, 0, 1)
-    ledger.commit(MEMBER, commit(1))
-    send(ledger, 2, 0, 1, 2)
-    ledger.commit(MEMBER, commit(2))
-    assert handed_on(ledger) == []
-    send(ledger, 1, 2)
-    assert handed_on(ledger) == [1, 2]
+    ledger = Ledger()
+    ledger.send(1, 0, 1)
+    ledger.declare(1)
+    ledger.send(2, 0, 1, 2)
+    ledger.declare(2)
+    assert ledger.handed_on() == []
+    ledger.send(1, 2)
+    assert ledger.handed_on() == [1, 2]
 
 
 def test_a_later_push_that_is_given_up_does_not_end_an_earlier_one() -> None:
-    ledger = ledger_of()
-    send(ledger, 1, 0, 1)
-    send(ledger, 3, 0)
+    ledger = Ledger()
+    ledger.send(1, 0, 1)
+    ledger.send(3, 0)
     ledger.abandon(key(3))
-    assert ledger.is_closed(key(3))
-    assert not ledger.is_closed(key(1))
+    assert not ledger.needs(3, 1)
     assert ledger.stored(MEMBER) == (m.Stored(seq=1, parts=(0, 1)),)
-    ledger.commit(MEMBER, commit(1))
-    send(ledger, 1, 2)
-    assert handed_on(ledger) == [1]
-    assert ledger.is_closed(key(2)), "nothing had come of it when a later one was given up"
+    ledger.declare(1)
+    ledger.send(1, 2)
+    assert ledger.handed_on() == [1]
+    assert not ledger.needs(2, 0), "nothing had come of it when a later one was given up"
 
 
 @pytest.mark.parametrize("checksums", [{**CHECKSUMS, 1: 23}, {0: 11, 1: 22}, {0: 22, 1: 11, 2: 33}])
 def test_what_is_stored_has_to_be_what_was_committed(checksums: dict[int, int]) -> None:
-    ledger = ledger_of()
-    send(ledger, 1, 0, 1, 2)
-    ledger.commit(MEMBER, commit(1, checksums))
-    with pytest.raises(Refused) as caught:
-        ledger.next(MEMBER, 1)
-    assert caught.value.refusal.reason is Reason.CHECKSUM
-    ledger.start_over(key(1))
-    assert (handed_on(ledger), ledger.stored(MEMBER)) == ([], (m.Stored(seq=1, parts=()),))
-    send(ledger, 1, 0, 1, 2)
-    assert handed_on(ledger) == [], "its commit has to come again as well"
-    ledger.commit(MEMBER, commit(1))
-    assert handed_on(ledger) == [1]
+    ledger = Ledger()
+    ledger.send(1, 0, 1, 2)
+    due = ledger.declare(1, checksums)
+    assert due is not None
+    assert due.refusal is not None
+    assert due.refusal.reason is Reason.CHECKSUM
+    assert (ledger.handed_on(), ledger.stored(MEMBER)) == ([], (m.Stored(seq=1, parts=()),))
+    ledger.send(1, 0, 1, 2)
+    assert ledger.handed_on() == [], "its commit has to come again as well"
+    ledger.declare(1)
+    assert ledger.handed_on() == [1]
 
 
 def test_a_push_without_parts_needs_only_its_commit() -> None:
-    ledger = ledger_of()
-    ledger.commit(MEMBER, commit(5, {}))
-    complete = ledger.next(MEMBER, 1)
-    assert complete is not None
-    assert complete == (commit(5, {}), frozenset())
+    assert Ledger().declare(5, {}) is not None
 
 
 @pytest.mark.parametrize("kind", ["part", "commit"])
 def test_open_pushes_have_a_quota(kind: str) -> None:
     def begin(seq: int) -> None:
         if kind == "part":
-            assert ledger.needs_part(key(seq), 0, 1)
+            assert ledger.needs(seq, 0)
         else:
-            ledger.commit(MEMBER, commit(seq))
+            ledger.declare(seq)
 
-    ledger = ledger_of()
+    ledger = Ledger()
     for seq in range(1, MAX_OPEN + 1):
         begin(seq)
     with pytest.raises(Refused) as caught:
@@ -189,12 +211,13 @@ def test_open_pushes_have_a_quota(kind: str) -> None:
 
 
 def test_why_a_push_was_refused_is_remembered_for_a_while() -> None:
-    ledger, why = ledger_of(), Refusal(reason=Reason.NON_FINITE, message="not finite")
+    ledger, why = Ledger(), Refusal(reason=Reason.NON_FINITE, message="not finite")
     for seq in range(1, 100):
-        assert ledger.needs_part(key(seq), 0, 1)
+        assert ledger.needs(seq, 0)
         ledger.refuse(key(seq), why)
-    assert ledger.refusal(key(99)) is why
-    assert [seq for seq in range(1, 100) if ledger.refusal(key(seq))] == list(range(100 - MAX_OPEN, 100))
+    answers = {seq: ledger.declare(seq) for seq in range(1, 100)}
+    known = [seq for seq, due in answers.items() if due is not None and due.refusal is why and due.repeated]
+    assert known == list(range(100 - MAX_OPEN, 100))
 
 
 def test_the_digest_depends_on_which_part_has_which_checksum() -> None:
@@ -217,93 +240,125 @@ def test_the_digest_depends_on_which_part_has_which_checksum() -> None:
     ],
 )
 def test_learning_rates_that_there_cannot_be_are_refused(rates: tuple[float, ...], words: str) -> None:
-    ledger = ledger_of()
-    for seq in (1, 2):
-        assert ledger.needs_part(key(seq), 0, 3)
+    push = PushRecord()
     with pytest.raises(Refused, match=words) as caught:
-        ledger.rate(MEMBER, header(0, learning_rates=rates), 2)
+        push.take_rates("w", header(0, learning_rates=rates), 2)
     assert caught.value.refusal.reason is Reason.GROUP
-    for part in range(2):
-        ledger.rate(MEMBER, header(part, learning_rates=(0.1, 0.0)), 2)
-        ledger.rate(MEMBER, header(part, seq=2), 2)
-    ledger.rate(MEMBER, header(1), 2)
-    assert ledger.rates(key(1)) == (0.1, 0.0)
+    push.take_rates("w", header(0, learning_rates=(0.1, 0.0)), 2)
+    push.take_rates("w", header(1), 2)
+    assert push.rates == (0.1, 0.0)
     for others in ((0.1, 0.3), (0.1,)):
         with pytest.raises(Refused, match="part 1 learning_rates: expected those of the push's first part"):
-            ledger.rate(MEMBER, header(1, learning_rates=others), 2)
+            push.take_rates("w", header(1, learning_rates=others), 2)
 
 
 def test_one_rate_is_that_of_all_groups() -> None:
-    ledger = ledger_of()
-    assert ledger.needs_part(key(1), 0, 3)
-    ledger.rate(MEMBER, header(0, learning_rates=(0.1,)), 3)
-    assert ledger.rates(key(1)) == (0.1, 0.1, 0.1)
+    push = PushRecord()
+    push.take_rates("w", header(0, learning_rates=(0.1,)), 3)
+    assert push.rates == (0.1, 0.1, 0.1)
 
 
 # ---- the life of a push
 
 
 def test_an_accepted_push_keeps_its_parts_until_an_order_takes_them() -> None:
-    ledger = ledger_of()
-    send(ledger, 1, 0, 1, 2)
-    ledger.commit(MEMBER, commit(1))
+    ledger = Ledger()
+    ledger.send(1, 0, 1, 2)
+    ledger.declare(1)
     assert ledger.open(MEMBER) == {1: PushLife.COMMITTED}
-    assert handed_on(ledger) == [1]
-    assert (ledger.open(MEMBER), ledger.held) == ({}, [key(1)])
+    assert ledger.handed_on() == [1]
+    assert (ledger.open(MEMBER), held(ledger)) == ({}, [key(1)])
     ledger.abandon(key(1))  # which is over
     contributions = tuple(Contribution(key=key(1), rank=0, samples=n, loss=0.0) for n in (0, 1))
     order = Apply(version=1, contributions=contributions, rate_factor=1.0, opened_at=0.0)
     assert ledger.take(order) == ([{}, {0: [], 1: [], 2: []}], ())
-    assert ledger.held == []
+    assert held(ledger) == []
 
 
 @pytest.mark.parametrize("committed", [False, True])
 def test_an_unwanted_push_keeps_nothing_and_is_handed_on_without_parts(committed: bool) -> None:
-    ledger = ledger_of()
-    send(ledger, 1, 0, 1)
+    ledger = Ledger()
+    ledger.send(1, 0, 1)
     if committed:
-        ledger.commit(MEMBER, commit(1))
-    ledger.mark_unwanted(key(1))
-    ledger.mark_unwanted(key(1))
-    assert (ledger.open(MEMBER), ledger.held) == ({1: PushLife.UNWANTED}, [])
-    assert not ledger.needs_part(key(1), 2, 1)
-    ledger.commit(MEMBER, commit(1))
-    assert ledger.next(MEMBER, 1) == (commit(1), frozenset())
-    ledger.start_over(key(1))
+        ledger.declare(1)
+    ledger.control.unwanted.return_value = True
+    assert not ledger.needs(1, 2)
+    assert not ledger.needs(1, 2)
+    assert (ledger.open(MEMBER), held(ledger)) == ({1: PushLife.UNWANTED}, [])
+    due = ledger.declare(1)
+    assert due is not None
+    assert due.refusal is None
+    ledger.control.unwanted.return_value = False
+    due = ledger.declare(1)
+    assert due is not None
+    assert due.refusal is not None
+    assert due.refusal.reason is Reason.CHUNK, "all of it has to come again"
     assert ledger.open(MEMBER) == {1: PushLife.OPEN}
-    send(ledger, 1, 0, 1, 2)
-    ledger.commit(MEMBER, commit(1))
-    assert handed_on(ledger) == [1]
+    ledger.send(1, 0, 1, 2)
+    ledger.declare(1)
+    assert ledger.handed_on() == [1]
 
 
 def test_the_image_of_a_ledger_and_the_parts_carried_over_make_the_same_ledger() -> None:
-    ledger, other = ledger_of(), ledger_of()
-    send(ledger, 1, 0, 1, 2)
-    ledger.commit(MEMBER, commit(1))
-    assert handed_on(ledger) == [1]
-    send(ledger, 2, 1)
-    ledger.rate(MEMBER, header(1, seq=2, learning_rates=(0.5,)), 1)
-    send(ledger, 3, 0)
-    ledger.mark_unwanted(key(3))
+    ledger, other = Ledger(), Ledger()
+    ledger.send(1, 0, 1, 2)
+    ledger.declare(1)
+    assert ledger.handed_on() == [1]
+    assert ledger.needs(2, 1, learning_rates=(0.5,))
+    ledger.store(ledger.stream, header(1, seq=2), 22, [])
+    ledger.send(3, 0)
+    ledger.mark_unwanted(key(3), 1)
     other.restore(ledger.image())
-    for member, part, checksum, payloads in ledger.stored_parts(1):
-        other.restore_part(member, part, checksum, payloads)
+    for stored in ledger.stored_parts(1):
+        other.restore_part(*stored)
     assert other.open(MEMBER) == ledger.open(MEMBER) == {2: PushLife.OPEN, 3: PushLife.UNWANTED}
     assert other.stored(MEMBER) == ledger.stored(MEMBER)
-    assert (other.through(MEMBER), other.held) == (1, [key(1), key(2)])
-    assert other.rates(key(2)) == (0.5,)
+    assert (other.image(), held(other)) == (ledger.image(), [key(1), key(2)])
 
 
 def test_parts_that_count_are_remembered_until_their_push_is_applied_as_a_whole() -> None:
-    ledger = ledger_of()
-    assert (ledger.ask_substitute(9, 3), ledger.asked_parts(9)) == ((), ()), "no round is open"
-    ledger.open_round()
+    ledger = Ledger()
+    parts = ledger.parts
+    assert (parts.ask(9, 3), parts.asked(9)) == (0, ()), "no round is open"
+    parts.open_round()
     for part in (2, 0):
-        ledger.final(Final(version=1, part=part, keys=(key(1), key(2)), first=part == 2, last=False))
-    assert ledger.ask_substitute(9, 4) == ledger.asked_parts(9) == (1, 3)
-    assert ledger.asked_parts(8) == ()
+        parts.record(Final(version=1, part=part, keys=(key(1), key(2)), first=part == 2, last=False))
+    assert (parts.ask(9, 4), parts.asked(9), parts.asked(8)) == (2, (1, 3), ())
     contribution = Contribution(key=key(1), rank=0, samples=0, loss=0.0)
     ledger.take(Apply(version=1, contributions=(contribution,), rate_factor=1.0, opened_at=0.0))
-    assert not ledger.counted_parts(key(1))
-    assert ledger.counted_parts(key(2)) == {0, 2}
-    assert ledger.asked_parts(9) == (), "its round is closed"
+    assert (parts.of(key(1)), parts.of(key(2))) == ((), (0, 2))
+    assert parts.asked(9) == (), "its round is closed"
+
+
+async def test_an_ordinary_push_asks_the_ledger_six_questions() -> None:
+    """From its first header to its version; three parts ask two of them three times."""
+    async with wired("sync", "a") as job:
+        ledger, asked, inside = job.conductor.ledger, list[str](), list[str]()
+
+        def counted(name: str) -> Any:
+            method = getattr(ledger, name)
+
+            def call(*arguments: Any, **named: Any) -> Any:
+                if not inside:
+                    asked.append(name)
+                inside.append(name)
+                try:
+                    return method(*arguments, **named)
+                finally:
+                    inside.pop()
+
+            return call
+
+        async def applied(version: int) -> None:
+            upto.append(list(asked))
+            await publish(version)
+
+        upto, publish = list[list[str]](), job.conductor.applied
+        job.conductor.applied = applied
+        with pytest.MonkeyPatch.context() as patch:
+            for name in dir(PushLedger):
+                if not name.startswith("_") and callable(getattr(PushLedger, name)):
+                    patch.setattr(ledger, name, counted(name))
+            assert accepted(job.arrive("a", job.push("a"))) == [1]
+            await job.reach(1)
+        assert upto == [["arrive", "store"] * 3 + ["commit", "decided", "take", "next"]]

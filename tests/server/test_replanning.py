@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pushes import MANIFEST, cut_plan, dense
+from pushes import MANIFEST, cut_plan, dense, held
 from wired import Message, Wired, accepted, both, reasons, wired
 
 from gradwire.common.parts import arrange
@@ -71,16 +71,16 @@ async def test_a_push_under_the_old_plan_is_stale_and_waits_for_none_of_its_part
         work = job.core.state.roster.members["a"].work
         assert work is not None
         job.arrive("a", [*job.part(0), *job.part(1, damaged=True), job.commit("a")])
-        assert len(job.conductor.ledger.held) == 1
+        assert len(held(job.conductor.ledger)) == 1
         job.conductor.replan(WHOLE)
         assert job.core.state.plan == 2
-        assert len(job.conductor.ledger.held) == 0
+        assert len(held(job.conductor.ledger)) == 0
         (stored,) = job.conductor.ledger.stored(("a", 1))
         assert stored.parts == ()
         assert reasons(job.arrive("a", job.part(1)[:1])) == [(1, None, Reason.STALE)]
         assert job.arrive("a", job.part(1)[1:]) == [], "what is left of it is ignored"
         assert job.arrive("a", job.part(2)) == []
-        assert len(job.conductor.ledger.held) == 0
+        assert len(held(job.conductor.ledger)) == 0
         assert accepted(job.arrive("a", adopted(job, "a", 2))) == [1]
         assert await job.reach(1) == [-3, -3, -3]
 
@@ -108,14 +108,14 @@ async def test_a_part_that_is_being_looked_at_as_the_plan_changes_is_not_stored(
     async with wired("async", "a") as job:
         header, *_ = job.part(0, float("nan"))
         assert isinstance(header, m.PartHeader)
-        job.conductor.ledger.needs_part(e.PushKey("a", 1, 1), 0, header.assignment)
+        assert job.conductor.ledger.arrive(job.conductor.streams["a"], header)
         job.conductor.replan(WHOLE)
 
         def finish() -> Any:
             raise AssertionError("it does not matter what it holds")
 
         Pushes(job.conductor, job.conductor.streams["a"])._store(header, 0, finish)  # pyright: ignore[reportPrivateUsage]
-        assert len(job.conductor.ledger.held) == 0
+        assert len(held(job.conductor.ledger)) == 0
         assert job.conductor.ledger.stored(("a", 1)) == (m.Stored(seq=1, parts=()),)
         job.arrive("a", [m.Abandon(seq=1)])
 

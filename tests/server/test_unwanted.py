@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pushes import held
 from wired import Message, Wired, accepted, hints, reasons, wired
 
 from gradwire.proto import messages as m
@@ -26,12 +27,12 @@ async def test_a_push_is_unwanted_as_soon_as_its_round_has_closed() -> None:
         push, come = late(job)
         assert hints(job, "c") == [1], "at once, not with its next part"
         assert await job.reach(1) == [-1, -1, -1]
-        assert len(job.conductor.ledger.held) == 0
+        assert len(held(job.conductor.ledger)) == 0
         assert job.arrive("c", push[come : come + 1]) == [], "the rest of the part that was arriving"
         assert hints(job, "c") == [1]
         assert job.arrive("c", push[come + 1 : -1]) == []
         assert hints(job, "c") == [1], "once on each stream"
-        assert len(job.conductor.ledger.held) == 0
+        assert len(held(job.conductor.ledger)) == 0
         assert reasons(job.arrive("c", push[-1:])) == [(1, None, Reason.STALE)]
 
 
@@ -76,10 +77,10 @@ async def test_what_was_unwanted_is_asked_for_again_where_it_would_be_accepted()
         work = job.core.state.roster.relieve(member)
         assert work is not None
         job.arrive("a", push[2:4])
-        assert (hints(job, "a"), job.conductor.ledger.held) == ([1], [])
+        assert (hints(job, "a"), held(job.conductor.ledger)) == ([1], [])
         job.core.state.roster.assign(member, work)
         job.arrive("a", push[4:-1])
-        assert (hints(job, "a"), job.conductor.ledger.held) == ([1], []), "what is dropped once stays dropped"
+        assert (hints(job, "a"), held(job.conductor.ledger)) == ([1], []), "dropped is dropped"
         assert reasons(job.arrive("a", push[-1:])) == [(1, None, Reason.CHUNK)]
         assert accepted(job.arrive("a", push)) == [1]
         assert await job.reach(1) == [-1, -1, -1]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pushes import MANIFEST, assembly, build, cut_plan, dense
+from pushes import MANIFEST, assembly, build, cut_plan, dense, held
 from stepping import core_of
 
 from gradwire.proto import messages as m
@@ -138,7 +138,7 @@ async def wired(mode: str, workers: Sequence[str], **rules: Any) -> AsyncGenerat
     await job.open()
     yield job
     assert not job.conductor.failed.is_set(), job.conductor.failure
-    assert len(job.conductor.ledger.held) == 0
+    assert len(held(job.conductor.ledger)) == 0
     job.shard.close()
 
 
