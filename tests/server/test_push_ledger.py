@@ -132,7 +132,7 @@ def test_duplicates_of_parts_and_commits_are_of_no_use_and_do_no_harm() -> None:
     ledger.send(1, 2)
     assert ledger.handed_on() == [1]
     assert not ledger.needs(1, 0), "decided on"
-    ledger.control.roster.get.return_value.last_seq = 1
+    ledger.control.state.roster.get.return_value.last_seq = 1
     again = ledger.declare(1)
     assert again is not None
     assert (again.event.seq, again.refusal) == (1, None), "control repeats its outcome"
