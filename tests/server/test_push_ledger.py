@@ -36,7 +36,7 @@ class Ledger(PushLedger):
         core.state.plan = self.known.reported.plan.number = 1
         core.state.roster.get.return_value.last_seq = through
         core.state.roster.members = {}
-        core.unwanted.return_value = core.state.rules.script = False
+        core.state.unwanted.return_value = core.state.rules.script = False
         self.known.reported.manifest.groups = [0, 1]
         self.stream = WorkerStream(*MEMBER, MagicMock(ended_with=None), MagicMock())
         self.parts = FinalParts()
@@ -281,14 +281,14 @@ def test_an_unwanted_push_keeps_nothing_and_is_handed_on_without_parts(committed
     ledger.send(1, 0, 1)
     if committed:
         ledger.declare(1)
-    ledger.control.unwanted.return_value = True
+    ledger.control.state.unwanted.return_value = True
     assert not ledger.needs(1, 2)
     assert not ledger.needs(1, 2)
     assert (ledger.open(MEMBER), held(ledger)) == ({1: PushLife.UNWANTED}, [])
     due = ledger.declare(1)
     assert due is not None
     assert due.refusal is None
-    ledger.control.unwanted.return_value = False
+    ledger.control.state.unwanted.return_value = False
     due = ledger.declare(1)
     assert due is not None
     assert due.refusal is not None
