@@ -245,7 +245,12 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
     if any(run.predicted_step_seconds for run in runs):
         row("  predicted during the run", lambda run: run.predicted_step_seconds, _milliseconds)
     table.add_section()
+    mode = registry.parse(result.mode)
+    in_rounds = not mode.staleness_unit and all(run.steps for run in runs)
+    each = f"  of a worker in a {unit}"
     row("bytes up", lambda run: run.wire_bytes_up, size, _fewer)
+    if in_rounds:
+        row(each, lambda run: size(run.wire_bytes_up / run.steps / run.workers))
     against = "  against float32 every round" if result.local_steps else "  against bare float32"
     row(against, lambda run: _fewer(run.wire_bytes_up, run.raw_bytes_up))
     row(
@@ -253,13 +258,14 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
         lambda run: ratio(run.compressed_raw_bytes_up, run.compressed_payload_bytes_up),
     )
     row("bytes down", lambda run: run.wire_bytes_down, size, _fewer)
+    if in_rounds:
+        row(each, lambda run: size(run.wire_bytes_down / run.steps / run.workers))
     row(against, lambda run: _fewer(run.wire_bytes_down, run.raw_bytes_down))
     if result.local_steps:
         row(
             "rounds per local step",
             lambda run: f"{run.steps / run.local_steps:.2f} ({run.steps} of {run.local_steps})",
         )
-    mode = registry.parse(result.mode)
     if mode.staleness_unit:
         row(f"largest staleness, {mode.staleness_unit}", lambda run: run.largest_staleness)
     if not mode.pushes_parts:  # coded mode; its baseline does not exchange
