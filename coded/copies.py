@@ -1,5 +1,13 @@
 """The server's copy of the parameters that the workers have, and the comparison of the workers' replicas.
 
+The parameters are at the workers. The server has a copy from the member with the lowest rank. It gets one at
+the end of each epoch, at the end of the job, and of any version that a member needs, for which the next round
+waits.
+
+If all members with the current version are lost, training waits for one of them to return with it. Once other
+members are ready to train, it waits for at most `HOPE_LEASES` leases. Then it continues from the copy, and
+the samples trained on since are drawn again.
+
 The copy:
 
     installed | has `version`; `since` lists the samples | -> asked
@@ -20,6 +28,7 @@ from ..server.job import events as e
 from ..server.job.roster import Member, Name
 from ..server.job.samples import Drawn, Samples
 
+HOPE_LEASES = 3  # leases for which members wait for departed ones that have the only current version
 DRIFT_VERSIONS = 100  # versions after which replicas that differ are replaced, if no epoch ends before
 
 
@@ -33,6 +42,8 @@ class ServerCopy:
         asked: worker and incarnation that was asked for the current version; None if none was.
         loading: version that is being installed; None if none is.
         due: True if a new copy is wanted though no member needs it.
+        hoping_since: time from which members have waited for departed ones that have the version; None if
+            they do not wait.
         since: samples trained on after `version`, each with the version that resulted.
     """
 
@@ -40,6 +51,7 @@ class ServerCopy:
     asked: Name | None = None
     loading: int | None = None
     due: bool = False
+    hoping_since: float | None = None
     since: list[tuple[int, Drawn]] = field(default_factory=list[tuple[int, Drawn]])
 
     def request(self, able: Iterable[Member], version: int, apply: int) -> list[e.Action]:
@@ -58,6 +70,35 @@ class ServerCopy:
             self.asked = member.id
             return [e.RequestSnapshot(worker=member.worker, version=version, apply=apply)]
         return []
+
+    def wants(self, worker: str, version: int, current: int, *, leaving: bool) -> bool:
+        """Return True if this worker's snapshot of a version should be installed.
+
+        Args:
+            current: current version.
+            leaving: True if the worker sends it without a request, because it leaves.
+        """
+        if leaving:
+            idle = self.asked is None and self.loading is None
+            return idle and self.version < version <= current
+        return self.asked is not None and self.asked[0] == worker and version == current
+
+    def hopes(self, now: float, ready: int, lease_s: float) -> bool:
+        """Return True while training waits for departed members, which have the only current version.
+
+        Args:
+            ready: number of other members that are ready to train.
+            lease_s: length of a lease.
+        """
+        if not ready:
+            self.hoping_since = None
+        elif self.hoping_since is None:
+            self.hoping_since = now
+        return not self.gives_up(now, lease_s)
+
+    def gives_up(self, now: float, lease_s: float) -> bool:
+        """Return True once members have waited for `HOPE_LEASES` leases."""
+        return self.hoping_since is not None and now - self.hoping_since > HOPE_LEASES * lease_s
 
     def forget(self, member: Member) -> None:
         """Forget the request to a member, because the request or its answer may be lost."""
@@ -94,10 +135,12 @@ class Drift:
     Attributes:
         names: worker and incarnation of each member whose replica differs.
         since: version at which replicas began to differ.
+        found: number of members that differed in the last comparison.
     """
 
     names: set[Name] = field(default_factory=set[Name])
     since: int = 0
+    found: int = 0
 
     def compare(self, version: int, members: Sequence[Member], checksums: Sequence[int]) -> list[e.Action]:
         """Compare the members' replicas by their checksums, and record the members that differ from the
@@ -116,7 +159,7 @@ class Drift:
         new = ids - self.names
         if not self.names:
             self.since = version
-        self.names = ids
+        self.names, self.found = ids, len(ids)
         if not new:
             return []
         names = ", ".join(member.name for member in differing)

@@ -16,13 +16,7 @@ that no present member has is left out, and its samples are drawn again. An exch
 - a member returns on another stream, and has missed packets;
 - members computed a block differently, as the checksums in their packets show.
 
-The parameters are at the workers. The server has a copy from the member with the lowest rank (`copies`). It
-gets one at the end of each epoch, at the end of the job, and of any version that a member needs, for which
-the next round waits.
-
-If all members with the current version are lost, training waits for one of them to return with it. Once other
-members are ready to train, it waits for at most `HOPE_LEASES` leases. Then it continues from the copy, and
-the samples trained on since are drawn again.
+The parameters are at the workers; the server has an occasional copy (`copies`).
 
 Invariants:
 
@@ -35,43 +29,27 @@ Invariants:
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..common.stored import DERIVED, stored
-from ..proto.messages import Coding
+from ..common.stored import DERIVED
 from ..proto.refusal import Refused
 from ..server.job import events as e
 from ..server.job import refusals
 from ..server.job.modes.mode import Exchanges, Mode
 from ..server.job.roster import Member, Name
-from ..server.job.samples import Drawn
 from ..server.job.state import JobState
 from ..server.job.waiting import Awaited, describe, waiting_for
 from ..server.job.work import AssignedWork
-from .arithmetic import (
-    MAX_NODES,
-    AdaptiveRedundancy,
-    UncodedTimes,
-    block_sizes,
-    packet_elements,
-    plan,
-    possible,
-)
-from .copies import Drift, ServerCopy
-from .round import CodedRound, ExchangeLife, ExchangeReport
+from .arithmetic import MAX_NODES, packet_elements
+from .blocks import Blocks
+from .copies import HOPE_LEASES, Drift, ServerCopy
+from .round import Clipping, CodedRound, ExchangeLife, ExchangeReport
 
 MAX_DAMAGED = 3  # A member is removed if more exchanges in a row fail because of its packets.
 SAID_DISAGREEMENTS = 4  # Steps in a row with differing gradients of a block, before the log has the remedy.
-WARM_UP, RENEWED = 5, 50  # Exchanges after which speeds are measured anew: once, and again and again.
-HOPE_LEASES = 3  # Leases for which members wait for departed ones that have the only current version.
-
-# The mode saves objects of these classes. They are named here, because the arithmetic imports nothing.
-stored("step-times")(UncodedTimes)
-stored("redundancy-choice")(AdaptiveRedundancy)
 
 
 @dataclass
@@ -79,49 +57,30 @@ class Coded(Mode, Exchanges):
     """The mode `coded`.
 
     Attributes:
-        redundancy: largest number of workers that compute each block, as far as the number of members allows;
-            None to choose it by measured times.
-        by_speed: True to size the blocks by the speeds of their workers.
-        _paces: seconds that each member takes for a sample, by worker and incarnation: a running mean since
-            the last exchange with equal blocks, in which each exchange has half the weight of the next one.
-        _choice: choice of the redundancy by measured times.
+        _blocks: decides how many members compute each block, and the sizes of blocks.
         _count: number of exchanges so far, which is the number of the last one.
         _applied: number of the exchange whose sum made the version.
         _uncoded: number of exchanges that replaced a broken one.
-        _last_redundancy: redundancy of the last round; 0 before.
-        _clipped: number of clipped gradient elements, of all workers.
-        _drifting: number of members whose replicas differed in the last round.
         _have_sum: members that have the sum of the last round, by worker and incarnation.
-        _hoping_since: time from which members have waited for departed ones that have the version; None if
-            they do not wait.
-        _clipped_steps: number of steps in which gradient elements were clipped.
+        _clipping: gradient elements that were clipped.
         _damaged_by: number of exchanges in a row that failed because of a member, by worker and incarnation.
         _disagreements: number of rounds in a row in which members computed a block differently.
         _copy: the server's copy of the parameters.
         _drift: members whose replicas differ.
-        _noted: number of nodes and redundancy that the log names last.
     """
 
     _state: JobState = field(metadata=DERIVED)
-    redundancy: int | None = field(metadata=DERIVED)
-    by_speed: bool = field(default=False, metadata=DERIVED)
-    _paces: dict[Name, float] = field(default_factory=dict[Name, float])
-    _choice: AdaptiveRedundancy = field(default_factory=AdaptiveRedundancy)
+    _blocks: Blocks
     round: CodedRound | None = None
     _count: int = 0
     _applied: int = 0
     _uncoded: int = 0
-    _last_redundancy: int = 0
-    _clipped: int = 0
-    _drifting: int = 0
     _have_sum: set[Name] = field(default_factory=set[Name])
-    _hoping_since: float | None = None
-    _clipped_steps: int = 0
+    _clipping: Clipping = field(default_factory=Clipping)
     _damaged_by: Counter[Name] = field(default_factory=Counter[Name])
     _disagreements: int = 0
     _copy: ServerCopy = field(default_factory=ServerCopy)
     _drift: Drift = field(default_factory=Drift)
-    _noted: tuple[int, int] = (0, 0)
 
     @property
     def exchanges(self) -> Exchanges:
@@ -134,14 +93,14 @@ class Coded(Mode, Exchanges):
     @property
     def status(self) -> Mapping[str, int]:
         return {
-            "redundancy": self._last_redundancy,
+            "redundancy": self._blocks.redundancy,
             "uncoded_exchanges": self._uncoded,
-            "clipped_elements": self._clipped,
+            "clipped_elements": self._clipping.elements,
         }
 
     @property
     def gauges(self) -> Mapping[str, float]:
-        return {**super().gauges, "drifting": self._drifting, "uncoded_exchanges": self._uncoded}
+        return {**super().gauges, "drifting": self._drift.found, "uncoded_exchanges": self._uncoded}
 
     @property
     def quiet(self) -> bool:
@@ -162,38 +121,25 @@ class Coded(Mode, Exchanges):
         return [member for member in self._state.roster.departed.values() if self._is_current(member)]
 
     def due(self, now: float) -> bool:
-        since = self._hoping_since
-        return since is not None and now - since > HOPE_LEASES * self._state.rules.lease_seconds
+        return self._copy.gives_up(now, self._state.rules.lease_seconds)
 
     # ---- assigning work
 
     def advance(self, now: float) -> list[e.Action]:
+        state = self._state
         actions: list[e.Action] = []
         if self.round is not None and self.round.life is ExchangeLife.BROKEN:
             actions += self._exchange_again(self.round, now)
         if self.round is not None and self.round.complete:
             actions += self._close(self.round, now)
         if self.round is None and not self._copied and not self._kept:
-            if self._waits_for_departed(now):
+            if self._away() and self._copy.hopes(now, state.roster.ready_members, state.rules.lease_seconds):
                 return actions
             actions += self._restart_from_copy()
-        self._hoping_since = None
+        self._copy.hoping_since = None
         if self.round is None:
             actions += self._open(now)
         return actions
-
-    def _waits_for_departed(self, now: float) -> bool:
-        """Return True while training waits for departed members that have the only current version.
-
-        It waits until another member is ready to train, and for `HOPE_LEASES` leases from then on.
-        """
-        if not self._away():
-            return False
-        if not self._state.roster.ready_members:
-            self._hoping_since = None
-        elif self._hoping_since is None:
-            self._hoping_since = now
-        return not self.due(now)
 
     def _open(self, now: float) -> list[e.Action]:
         state = self._state
@@ -210,67 +156,21 @@ class Coded(Mode, Exchanges):
         drawn = state.samples.draw(state.rules.batch_size * len(ready)) if state.may_step() else None
         if drawn is None:
             return actions
-        nodes = len(ready)
-        redundancy = self._redundancy_for(nodes)
-        if (nodes, redundancy) != self._noted:
-            self._noted = nodes, redundancy
-            members = f"{nodes} member{'' if nodes == 1 else 's'}"
-            text = f"{members} exchange with redundancy {redundancy}{self._why(nodes, redundancy)}"
-            less = self.redundancy is not None and redundancy < self.redundancy
-            actions.append(e.Note(text=text, warning=less and nodes > 1))
         self._count += 1
-        # A speed measured while a worker warmed up or was disturbed would stay wrong: with few samples, or
-        # none, no better one is measured. So blocks are equal again from time to time.
-        if self._count == WARM_UP or self._count % RENEWED == 0:
-            self._paces = {}
+        coding, note = self._blocks.divide(
+            self._count, drawn.count, [each.id for each in ready], state.samples.least
+        )
+        actions += note
         self.round = round_ = CodedRound(
             version=state.version,
             opened_at=now,
             drawn=drawn,
-            coding=Coding(
-                exchange=self._count,
-                redundancy=redundancy,
-                sizes=self._sizes(drawn, redundancy, [member.id for member in ready]),
-            ),
+            coding=coding,
             members={node: member.id for node, member in enumerate(ready)},
             least=state.samples.least,
         )
         state.wait_from(now)
         return actions + self._assign(round_, now, evaluate=True)
-
-    def _sizes(self, drawn: Drawn, redundancy: int, nodes: list[Name]) -> tuple[int, ...]:
-        """Return the number of samples of each block; empty for equal blocks, until every node's speed is
-        measured."""
-        if not self.by_speed or not all(name in self._paces for name in nodes):
-            return ()
-        speeds = [1 / self._paces[name] for name in nodes]
-        return block_sizes(
-            drawn.count, plan(len(nodes), redundancy).holders, speeds, self._state.samples.least
-        )
-
-    def _measure_paces(self, round_: CodedRound) -> None:
-        """Take the seconds per sample of each member from its report, and forget those of other members."""
-        known = {name: self._paces[name] for name in round_.members.values() if name in self._paces}
-        for node, report in round_.reports.items():
-            seconds = report.exchanged.computing_seconds
-            if report.samples and math.isfinite(seconds) and seconds > 0:
-                name, pace = round_.members[node], seconds / report.samples
-                known[name] = (known[name] + pace) / 2 if name in known else pace
-        self._paces = known
-
-    def _redundancy_for(self, nodes: int) -> int:
-        if self.redundancy is None:
-            return self._choice.next(nodes)
-        return max(r for r in possible(nodes) if r <= self.redundancy)
-
-    def _why(self, nodes: int, redundancy: int) -> str:
-        typical = self._choice.typical
-        if self.redundancy is not None:
-            return f": {self.redundancy} is more than possible" if redundancy < self.redundancy else ""
-        if typical is None or self._choice.nodes != nodes:
-            return ": no step has been measured yet"
-        times = f"{typical.computing:.3g} s of computing and {typical.exchanging:.3g} s of exchanging"
-        return f": without redundancy a step would take {times}; the fastest choice is being determined"
 
     def _assign(self, round_: CodedRound, now: float, *, evaluate: bool) -> list[e.Action]:
         """Assign the running exchange to every present member."""
@@ -355,39 +255,20 @@ class Coded(Mode, Exchanges):
         return packet_elements(elements, round_.plan.slices)
 
     def targets(self, member: Member, event: e.PacketStarted) -> e.Targets:
-        """Return the workers that get a packet; None if its exchange is over, or the packet was relayed
-        before.
-
-        Args:
-            member: member that sends the packet.
-
-        Raises:
-            Refused: PACKET, for an unknown exchange, a packet of another sender, or a wrong number of
-                checksums.
-        """
         round_ = self.round
         if event.exchange > self._count:
             limit = f"an exchange up to {self._count}"
             raise Refused(refusals.packet(member.worker, limit, str(event.exchange)))
         if round_ is None or event.exchange != round_.coding.exchange:
             return None
-        node = round_.node_of(member.id)
-        packets = round_.plan.packets
-        if event.index >= len(packets) or packets[event.index].sender != node:
-            limit = f"one of the {len(packets)} of exchange {event.exchange} that this worker has to send"
-            raise Refused(refusals.packet(member.worker, limit, f"packet {event.index}"))
-        if event.index in round_.relayed:
+        begun = round_.begin(member.id, event)
+        if begun is None:
             return None
-        expected = len(packets[event.index].terms) if round_.compares else 0
-        if len(event.checksums) != expected:
-            limit = f"{expected} checksums in packet {event.index}"
-            raise Refused(refusals.packet(member.worker, limit, f"{len(event.checksums)}"))
-        assert node is not None  # only a node of the round sends a packet
-        round_.begun.add(event.index)
+        node, packet = begun
         differing = round_.differing(node, event.index, event.checksums) if round_.compares else None
         if differing is not None:
             self._break_disagreed(round_, member, *differing)
-        names = [round_.members[target] for target in packets[event.index].targets]
+        names = [round_.members[target] for target in packet.targets]
         targets = [self._state.roster.present(name) for name in names]
         return tuple(target.worker for target in targets if target is not None and target.listening)
 
@@ -416,13 +297,17 @@ class Coded(Mode, Exchanges):
         if round_ is None or node is None or round_.coding.exchange != event.exchange:
             return []
         why = f"a packet of {member.name} was refused ({event.refusal.message})"
-        round_.fail(why)
-        self._damaged_by[member.id] += 1
-        if self._damaged_by[member.id] <= MAX_DAMAGED:
+        if not self._blame(round_, member, why):
             return []
         limit = f"at least one of {MAX_DAMAGED + 1} exchanges in a row that succeeds"
         refusal = refusals.packet(member.worker, limit, why)
         return [e.Disconnect(*member.id, refusal=refusal, final=True)]
+
+    def _blame(self, round_: CodedRound, member: Member, why: str) -> bool:
+        """Break the exchange because of a member. Return True if that has repeated too often."""
+        round_.fail(why)
+        self._damaged_by[member.id] += 1
+        return self._damaged_by[member.id] > MAX_DAMAGED
 
     def take(self, member: Member, work: AssignedWork, event: e.Pushed, now: float) -> int | None:
         round_ = self.round
@@ -433,9 +318,7 @@ class Coded(Mode, Exchanges):
             self._damaged_by.pop(member.id, None)
         else:  # without a new exchange, the other members would wait for its other packets forever
             why = f"{member.name} has not sent all of its packets"
-            round_.fail(why)
-            self._damaged_by[member.id] += 1
-            if self._damaged_by[member.id] > MAX_DAMAGED:
+            if self._blame(round_, member, why):
                 self._drop_member(round_, member, node, why)
                 return None
         round_.reports[node] = ExchangeReport(event.samples, event.loss, event.exchanged)
@@ -508,26 +391,20 @@ class Coded(Mode, Exchanges):
         self._have_sum = {member.id for member in members}
         self.round, self._copy.asked = None, None
         self._copy.due |= state.epoch > epochs
-        computing = max(report.exchanged.computing_seconds for report in reports)
-        if self.by_speed:
-            self._measure_paces(round_)
-        if not round_.irregular and not round_.lost and math.isfinite(computing) and computing >= 0:
-            measured = UncodedTimes(computing, max(0.0, now - round_.opened_at - computing))
-            self._choice.note(len(reports), round_.coding.redundancy, measured)
+        self._blocks.measured(round_, now)
         closed = e.ExchangeCompleted(
             samples=sum(part.count for part in round_.parts),
             loss=round_.loss,
             opened_at=round_.opened_at,
             redundancy=round_.coding.redundancy,
         )
-        self._last_redundancy = round_.coding.redundancy
-        clipped = sum(report.exchanged.clipped for report in reports)
-        self._clipped += clipped
         checksums = [report.exchanged.crc32c for report in reports]
-        actions = [closed, *self._drift.compare(state.version, members, checksums)]
-        if clipped:
-            actions += self._warn_of_clipping(clipped)
-        self._drifting = len(self._drift.names)
+        clipped = sum(report.exchanged.clipped for report in reports)
+        actions = [
+            closed,
+            *self._drift.compare(state.version, members, checksums),
+            *self._clipping.add(state.version, clipped),
+        ]
         if self._copy.due or self._drift.is_due(state.version):
             for member in members:  # a drifted member gets the server's copy before the next round
                 if member.id in self._drift.names:
@@ -536,23 +413,8 @@ class Coded(Mode, Exchanges):
             self._drift.names = set()
         return actions
 
-    def _warn_of_clipping(self, clipped: int) -> list[e.Action]:
-        self._clipped_steps += 1
-        if self._clipped_steps & (self._clipped_steps - 1):  # the 1st, 2nd, 4th, 8th, …
-            return []
-        text = (
-            f"version {self._state.version}: {clipped} gradient elements outside ±10 were clipped "
-            f"(steps with clipping so far: {self._clipped_steps}); gradients are sums over the samples of a "
-            "block: use a smaller --batch-size, more redundancy, or another mode"
-        )
-        return [e.Note(text=text, warning=True)]
-
     def wants_copy(self, worker: str, version: int, *, leaving: bool = False) -> bool:
-        asked = self._copy.asked
-        if leaving:
-            idle = asked is None and self._copy.loading is None
-            return idle and self._copy.version < version <= self._state.version
-        return asked is not None and asked[0] == worker and version == self._state.version
+        return self._copy.wants(worker, version, self._state.version, leaving=leaving)
 
     def _restart_from_copy(self) -> list[e.Action]:
         """Make the server's copy the next version, because no member has the current version any more."""

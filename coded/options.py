@@ -36,9 +36,10 @@ class CodedOptions(ModeOptions):
     )
 
     def create(self, state: JobState) -> Mode:
+        from .blocks import Blocks
         from .exchanges import Coded
 
-        return Coded(state, redundancy=self.copies, by_speed=self.blocks == "speed")
+        return Coded(state, Blocks(most=self.copies, by_speed=self.blocks == "speed"))
 
     @property
     def workers_step(self) -> bool:

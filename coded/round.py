@@ -18,12 +18,15 @@ from enum import Enum
 
 from ..common.stored import DERIVED, stored
 from ..proto.messages import Coding, Exchanged
+from ..proto.refusal import Refused
 from ..proto.shares import block_share
+from ..server.job import events as e
+from ..server.job import refusals
 from ..server.job.loss_history import mean_loss
 from ..server.job.roster import Name
 from ..server.job.samples import Drawn
 from ..server.job.transitions import move
-from .arithmetic import NOBODY, ExchangePlan, plan, resent
+from .arithmetic import NOBODY, ExchangePlan, PlannedPacket, plan, resent
 
 
 @stored("exchange-life")
@@ -130,6 +133,29 @@ class CodedRound:
         """True if the exchange's packets have checksums of blocks that several nodes compute."""
         return self.coding.redundancy > 1 and not self.coding.senders
 
+    def begin(self, sender: Name, event: e.PacketStarted) -> tuple[int, PlannedPacket] | None:
+        """Begin a packet of the running exchange. Return the node that sends it, and its plan.
+
+        Returns:
+            None if the packet was relayed before.
+
+        Raises:
+            Refused: PACKET, for a packet of another sender, or a wrong number of checksums.
+        """
+        node, packets = self.node_of(sender), self.plan.packets
+        if event.index >= len(packets) or packets[event.index].sender != node:
+            limit = f"one of the {len(packets)} of exchange {event.exchange} that this worker has to send"
+            raise Refused(refusals.packet(sender[0], limit, f"packet {event.index}"))
+        if event.index in self.relayed:
+            return None
+        packet = packets[event.index]
+        expected = len(packet.terms) if self.compares else 0
+        if len(event.checksums) != expected:
+            limit = f"{expected} checksums in packet {event.index}"
+            raise Refused(refusals.packet(sender[0], limit, f"{len(event.checksums)}"))
+        self.begun.add(event.index)
+        return packet.sender, packet
+
     def differing(self, node: int, index: int, checksums: Sequence[int]) -> tuple[int, int] | None:
         """Record the checksums of a packet's blocks, and find a block that two nodes have computed
         differently.
@@ -227,3 +253,31 @@ class CodedRound:
         bounds = [block_share(self.coding, total, block, count, self.least) for block in blocks]
         parts = [self.drawn.part(*each) for each in bounds]
         return [part for part in parts if part.count]
+
+
+@stored("clipping")
+@dataclass
+class Clipping:
+    """Gradient elements that were clipped, because fixed point has no larger ones.
+
+    Attributes:
+        elements: number of elements, of all workers.
+        steps: number of steps with such elements.
+    """
+
+    elements: int = 0
+    steps: int = 0
+
+    def add(self, version: int, elements: int) -> list[e.Action]:
+        """Add the elements of the step that made `version`. Return a warning for the 1st, 2nd, 4th, 8th, …
+        step with any."""
+        self.elements += elements
+        self.steps += elements > 0
+        if not elements or self.steps & (self.steps - 1):
+            return []
+        text = (
+            f"version {version}: {elements} gradient elements outside ±10 were clipped "
+            f"(steps with clipping so far: {self.steps}); gradients are sums over the samples of a "
+            "block: use a smaller --batch-size, more redundancy, or another mode"
+        )
+        return [e.Note(text=text, warning=True)]

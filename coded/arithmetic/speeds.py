@@ -17,9 +17,10 @@ that over all samples, independent of the sizes, so the mean stays exact.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import comb, floor
 
 # Shorter stretches of u come from rounding, and smaller differences of speed count as none. A division by the
@@ -71,30 +72,29 @@ def block_sizes(
     weights = [(1 - uneven) / len(holders)] * len(holders)
     if uneven > SHORTEST:
         rest = [min(1.0, max(0.0, even + (each - even) / uneven)) for each in wanted]
-        for subset, length in _systematic(rest, redundancy).items():
+        for subset, length in _lengths_of_subsets(rest, redundancy).items():
             weights[number[subset]] += uneven * length
     return _whole(samples, weights, least)
 
 
-def _systematic(lengths: Sequence[float], redundancy: int) -> dict[tuple[int, ...], float]:
-    """Return the total length of the u in [0, 1) that name each subset of nodes, by subset.
+def _lengths_of_subsets(stretches: Sequence[float], redundancy: int) -> dict[tuple[int, ...], float]:
+    """Return how long the block of each subset of `redundancy` nodes is, as a fraction of the batch.
+
+    Stretches of 0.5, 0.5 and 1 end at 0.5, 1 and 2. A u below 0.5 names the nodes at u and u + 1, which are 0
+    and 2; a larger one names 1 and 2. So each of these two subsets gets one half.
 
     Args:
-        lengths: length of each node's stretch, 0 to 1; they add up to `redundancy`.
-        redundancy: number of nodes in a subset.
+        stretches: fraction of each node, 0 to 1; they add up to `redundancy`.
     """
-    ends: list[float] = []
-    for length in lengths:
-        ends.append((ends[-1] if ends else 0.0) + length)
-    cuts = sorted({0.0, 1.0, *(end - floor(end) for end in ends)})
+    ends = [*accumulate(stretches)]
     found = defaultdict[tuple[int, ...], float](float)
-    for start, end in pairwise(cuts):
-        if end - start < SHORTEST:
+    # Where u or u + 1 or … passes the end of a stretch, the next subset begins.
+    borders = sorted({0.0, 1.0, *(end - floor(end) for end in ends)})
+    for begin, end in pairwise(borders):
+        if end - begin < SHORTEST:
             continue
-        middle = (start + end) / 2
-        points = [middle + turn for turn in range(redundancy)]
-        subset = tuple(next(node for node, last in enumerate(ends) if point < last) for point in points)
-        found[subset] += end - start
+        u = (begin + end) / 2
+        found[tuple(bisect_right(ends, u + turn) for turn in range(redundancy))] += end - begin
     return found
 
 

@@ -23,7 +23,7 @@ from stepping import Refuse, Relay, copied, core_of, step, written
 
 from gradwire.benchmarks.schemes import SCHEMES
 from gradwire.coded.arithmetic import Exchange, ExchangePlan, plan, planning_with, resent
-from gradwire.coded.exchanges import HOPE_LEASES
+from gradwire.coded.copies import HOPE_LEASES
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.shares import block_share
