@@ -45,11 +45,7 @@ AWAY_S = 3.0  # seconds without a server after which a leaving worker gives up; 
 
 
 class _Signalled(BaseException):
-    """Raised in the main thread by SIGTERM and SIGINT; a BaseException so that no task swallows it.
-
-    Attributes:
-        number: number of the signal.
-    """
+    """Raised in the main thread by SIGTERM and SIGINT; a BaseException so that no task swallows it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -68,10 +64,7 @@ class _Signals:
     """
 
     def __init__(self, leave_s: float) -> None:
-        """
-        Args:
-            leave_s: `--leave-seconds`, seconds in which to push the residuals; 0 to leave at once.
-        """
+        """leave_s: `--leave-seconds`, seconds in which to push the residuals; 0 to leave at once."""
         self._leave_s = leave_s
         self._signalled_at = 0.0
         self.received: int | None = None
@@ -149,10 +142,6 @@ def check(settings: WorkerSettings) -> tuple[CompressorSpec, bool] | None:
 def run(effective: Effective[WorkerSettings], own: tuple[CompressorSpec, bool] | None) -> int:
     """Run the worker until the job is done, and return the exit code.
 
-    Args:
-        effective: options of the command.
-        own: result of `check`.
-
     Raises:
         UsageError: the port for probes cannot be listened on.
     """
@@ -217,10 +206,8 @@ def _train(
     own: tuple[CompressorSpec, bool] | None,
 ) -> tuple[Exit, str]:
     """Join the job, load its task and train it to the end. Return the exit code and the reason to leave with.
-
-    Args:
-        own: this worker's own compressor, and True if it is to be turned off where it loses time; None to
-            take the job's.
+    own: this worker's own compressor, and True if it is to be turned off where it loses time; None to take
+    the job's.
     """
     device = _choose_device(settings.device)
     try:

@@ -67,11 +67,8 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
     residual_norm = gauge("residual_norm", "Euclidean norm of the residuals, measured every 50 steps")
 
     def __init__(self, compressor: str) -> None:
-        """
-        Args:
-            compressor: name of the compressor without options, the value of the label `compressor`; empty if
-                the job is to name it.
-        """
+        """compressor: name of the compressor without options, the value of the label `compressor`; empty if
+        the job is to name it."""
         super().__init__()
         self.name_compressor(compressor or "unattributed")
         self._stepped_at: float | None = None

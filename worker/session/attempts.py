@@ -52,7 +52,7 @@ class BrokenError(Exception):
 
     Attributes:
         remedy: action that helps if attempts do not.
-        unclear: whether gRPC gives no reason. A proxy that refuses a long request is often reported so.
+        unclear: True if gRPC gives no reason. A proxy that refuses a long request is often reported so.
     """
 
     def __init__(self, text: str, remedy: str = RUNNING, *, unclear: bool = False) -> None:
@@ -69,11 +69,7 @@ class Attempts:
     """
 
     def __init__(self, address: str, allowed_s: float) -> None:
-        """
-        Args:
-            address: the server's address, for messages.
-            allowed_s: seconds after the first failure after which `pause` gives up.
-        """
+        """allowed_s: seconds after the first failure after which `pause` gives up."""
         self._address = address
         self._allowed_s = allowed_s
         self._furthest = 0
@@ -93,7 +89,7 @@ class Attempts:
 
     @property
     def over(self) -> bool:
-        """Whether the time limit has passed."""
+        """True if the time limit has passed."""
         return self._failed_s >= self._allowed_s
 
     @property
@@ -116,10 +112,6 @@ class Attempts:
 
     async def pause(self, reason: str, remedy: str = RUNNING) -> None:
         """Wait before the next attempt, and sometimes log a warning.
-
-        Args:
-            reason: error of the last attempt, for the warning.
-            remedy: action that helps, for the error at the end.
 
         Raises:
             UnreachableError: the time limit has passed, so no attempt should follow.

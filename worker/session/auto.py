@@ -35,7 +35,7 @@ class Auto:
     The methods `waited`, `compressed` and `begin` report events; `begin` also decides when a window ends.
 
     Attributes:
-        choice: whether units are compressed at present, and whether that is a trial.
+        choice: True if units are compressed at present, and whether that is a trial.
     """
 
     def __init__(
@@ -48,10 +48,8 @@ class Auto:
         """
         Args:
             compressor: compressor whose `send_whole` is called with the units to send as float32.
-            name: name of the compressor, for the log.
             sent: returns the bytes written to the network so far, and the seconds so far during which there
                 were bytes to write.
-            clock: returns monotonic seconds.
         """
         self.choice = Choice()
         self._compressor, self._name, self._sent, self._clock = compressor, name, sent, clock
@@ -83,11 +81,6 @@ class Auto:
 
         A tensor's gradient completes its unit, or, for a compressor that needs the whole model, all units. In
         the second case the seconds are divided among the units in proportion to their elements.
-
-        Args:
-            index: index of the tensor whose gradient completed the parts.
-            seconds: duration of compressing.
-            sent: payloads of the completed parts, by number of the part.
         """
         plan, number = self._compressor.plan, self._compressor.unit_of[index]
         units = [number] if sent.keys() <= {*plan.units[number].parts} else range(len(plan.units))
@@ -99,11 +92,7 @@ class Auto:
                 self._bytes[each] = sum(one.data.size for part in unit.parts for one in sent[part])
 
     def begin(self, version: int) -> None:
-        """Note that a step begins. If a window ends here, first decide which units are compressed.
-
-        Args:
-            version: version at which the step is computed.
-        """
+        """Note that a step begins. If a window ends here, first decide which units are compressed."""
         now = self._clock()
         if self._began is not None:
             if self._skip:

@@ -44,11 +44,6 @@ class Binding:
     """Keeps a model's parameters in the replica's memory; the replica creates it and calls it."""
 
     def __init__(self, model: nn.Module, named: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """
-        Args:
-            model: model that is trained.
-            named: parameters that the job trains, with their names, each once.
-        """
         self._model = model
         self._names = [plain_name(name) for name, _ in named]
         self._parameters: list[torch.Tensor] = [parameter for _, parameter in named]
@@ -67,11 +62,8 @@ class Binding:
         self._compare_with_model()
 
     def bind(self, views: Sequence[torch.Tensor]) -> None:
-        """Make each parameter a view of the replica's memory.
-
-        Args:
-            views: memory of each parameter, in order, which holds its values already.
-        """
+        """Make each parameter a view of the replica's memory. views: memory of each parameter, in order,
+        which holds its values already."""
         self._views = views
         for parameter, view in zip(self._parameters, views, strict=True):
             parameter.data = view
@@ -109,20 +101,15 @@ class Binding:
 
     def wrote(self, indices: Iterable[int] | None = None) -> None:
         """Note that Gradwire itself has written to parameters, so that `check_writes` does not warn of them.
-
-        Args:
-            indices: indices of the parameters; None for all of them.
-        """
+        indices: indices of the parameters; None for all of them."""
         for index in range(len(self._parameters)) if indices is None else indices:
             self._versions[index] = self._parameters[index]._version  # pyright: ignore[reportPrivateUsage]
 
     def check_writes(self, version: int) -> None:
         """Warn once if code other than Gradwire's has written to a parameter in place.
 
-        torch does not count writes through `.data` or numpy; the drift check detects those.
-
-        Args:
-            version: version of the next drift check, for the warning.
+        torch does not count writes through `.data` or numpy; the drift check detects those. version: version
+        of the next drift check, for the warning.
         """
         if "written" in self._warned:
             return

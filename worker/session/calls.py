@@ -53,9 +53,7 @@ class Calls:
     """A worker's calls to the server. The loop's thread serves one owner.
 
     Attributes:
-        worker: name of this worker.
         incarnation: number of this process among those with the same name; later ones are larger.
-        progress: progress of the owner's thread, which heartbeats report.
     """
 
     def __init__(
@@ -73,13 +71,8 @@ class Calls:
         """Start the event loop's thread; nothing is sent yet.
 
         Args:
-            address: the server's host and port.
-            worker: name of this worker.
-            incarnation: number of this process, larger than those of earlier processes with the same name.
             connect_s: seconds for which `join` tries to reach the server.
             give_up_s: seconds for which later calls try to reach the server.
-            sent: counts bytes written to the network.
-            received: counts bytes read from the network.
             files: paths of the files for TLS and a token, by `Target`'s name of the argument; None for none.
         """
         self.worker, self.incarnation = worker, incarnation
@@ -107,7 +100,6 @@ class Calls:
         """Upload the initial parameters.
 
         Args:
-            manifest: names, shapes and groups of the tensors.
             values: one flat uint8 array per tensor, with the bytes of its float32 values.
             state: bytes of buffers and frozen parameters, by name; None if there are none.
             least_samples: smallest number of samples that a batch may have.
@@ -163,8 +155,6 @@ class Calls:
         Late buffers are no error: the server drops them.
 
         Args:
-            entries: names, shapes and dtypes of the buffers.
-            values: bytes of each buffer, by name.
             of: the push or evaluation to which the buffers belong: further fields of `StateHeader`.
 
         Raises:
@@ -183,7 +173,6 @@ class Calls:
         """Download the job's buffers, and its frozen parameters if they differ from this worker's.
 
         Args:
-            manifest: the model's entries.
             epoch: number of the evaluation (`Assignment.evaluate_epoch`) for which the buffers are; 0 for the
                 newest buffers.
             frozen: SHA-256 of this worker's frozen parameters.
@@ -214,9 +203,6 @@ class Calls:
 
     def get_optimizer(self, manifest: Manifest) -> tuple[int, Moments]:
         """Download the state of the server's optimizer.
-
-        Args:
-            manifest: names and shapes of the tensors.
 
         Returns:
             The version of the parameters to which the state belongs, and the state by tensor.

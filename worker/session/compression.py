@@ -82,13 +82,7 @@ def compression_of(
 
     Args:
         spec: compressor that the user requested; unless `auto`, it is adapted to the optimizer.
-        auto: whether `--compressor auto` may send float32 where compressing is slower.
-        optimizer: options of the job's optimizer.
-        local: whether workers take the optimizer's steps (work `local`).
-        specs: names and shapes of the tensors, in manifest order.
-        rule: selects the tensors to compress.
-        terms: the job's terms: seed, overlap and fusion.
-        rank: this worker's rank, from 0.
+        auto: True if `--compressor auto` may send float32 where compressing is slower.
         fragments: number of fragments of the model, of which each push holds one.
 
     Raises:
@@ -117,7 +111,6 @@ class Compression:
     """Begins each step's compression with the parts, rank and scale that its assignment requests.
 
     Attributes:
-        compressor: compressor of the whole model, with the residual ledger.
         carried: changes of local steps that wait for the turn of their fragment, by tensor; empty for none.
             They are replaced, never altered.
     """
@@ -127,10 +120,9 @@ class Compression:
     ) -> None:
         """
         Args:
-            compressor: compressor of the whole model.
-            in_parts: whether parts count before their commit (`--overlap both`), so that a substitute may
+            in_parts: True if parts count before their commit (`--overlap both`), so that a substitute may
                 push the remaining parts of this worker's push.
-            takes_norms: whether the server measures the norms of gradients.
+            takes_norms: True if the server measures the norms of gradients.
         """
         self.compressor = compressor
         self.carried: Sequence[torch.Tensor | None] = ()
@@ -150,7 +142,7 @@ class Compression:
 
     @property
     def empty(self) -> bool:
-        """Whether there is neither a residual nor a carried change."""
+        """True if there is neither a residual nor a carried change."""
         return self.ledger.empty and all(each is None for each in self.carried)
 
     def drop(self) -> None:
@@ -172,9 +164,7 @@ class Compression:
         """Begin to compress the gradients that answer an assignment.
 
         Args:
-            assignment: selects the parts to send.
-            terms: samples, seeds and number of the step; the assignment decides the rest.
-            leaving: whether to send the whole residual too, of all parts, as float32. Ignored if the
+            leaving: True to send the whole residual too, of all parts, as float32. Ignored if the
                 assignment names the parts to send, because the lost worker's other parts count already.
 
         Returns:

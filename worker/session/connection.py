@@ -90,11 +90,6 @@ class Connection(Calls):
     def join(self, software: str, compressor: str, compressors: Sequence[str]) -> m.JoinResponse:
         """Join the job as a member, and open the stream, which stays open from now on.
 
-        Args:
-            software: version of this software, for messages.
-            compressor: spec of the compressor that this worker uses.
-            compressors: names of the compressors that this worker supports.
-
         Returns:
             The server's reply: job, terms, limits and rank.
 
@@ -120,30 +115,18 @@ class Connection(Calls):
         return reply
 
     def ready(self, manifest: Manifest, *, restored: bool = False, accumulate: int = 0) -> None:
-        """Tell the server that this worker can take work.
-
-        Args:
-            manifest: the model's tensors and entries, by which the server checks that models agree.
-            restored: whether the worker continues from its own saved state.
-            accumulate: number of batches that an optimizer step of a script takes; 0 if not declared.
-        """
+        """Tell the server that this worker can take work. accumulate: number of batches that an optimizer
+        step of a script takes; 0 if not declared."""
         self.progress.begun = True
         self._soon(self._outgoing.ready, manifest, restored, accumulate)
 
     def saved(self, version: int, error: str) -> None:
         """Report that this worker's own state of a version is saved, or not. Lost if the stream breaks.
-
-        Args:
-            version: version that the server requested.
-            error: reason why the state was not saved; "" if it was.
-        """
+        error: reason why the state was not saved; "" if it was."""
         self._soon(self._outgoing.say, m.Saved(version=version, error=error[:MAX_ERROR_CHARACTERS]))
 
     def next(self, timeout_s: float) -> Incoming | None:
         """Wait for the next message from the server, and return it; None if none arrives in time.
-
-        Args:
-            timeout_s: seconds to wait at most.
 
         Raises:
             Refused: the server has ended the membership.
@@ -165,7 +148,6 @@ class Connection(Calls):
         """Queue a part of a push for sending, and keep it for resending until the push is settled.
 
         Args:
-            header: header of the part.
             payloads: payloads of the part. No thread may write to them until the push is settled.
 
         Returns:
@@ -196,21 +178,13 @@ class Connection(Calls):
         self._soon(self._outgoing.settle, seq)
 
     def resend(self, seq: int, part: int | None) -> None:
-        """Send a push again, because it arrived damaged.
-
-        Args:
-            seq: number of the push.
-            part: number of the damaged part; None to send the whole push.
-        """
+        """Send a push again, because it arrived damaged. part: number of the damaged part; None to send the
+        whole push."""
         self._soon(self._outgoing.resend, seq, part)
 
     def send(self, header: m.Packet | m.Snapshot, data: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Queue a coded packet or a snapshot for sending. It is lost if the stream breaks.
-
-        Args:
-            header: header of the packet or snapshot.
-            data: bytes that follow the header, flat uint8. No thread may write to them until they are sent.
-        """
+        """Queue a coded packet or a snapshot for sending. It is lost if the stream breaks. data: bytes that
+        follow the header, flat uint8. No thread may write to them until they are sent."""
         number = packet_transfer(header) if isinstance(header, m.Packet) else header.version
         transfer = Transfer(header, number, data, self._reply.limits.chunk_bytes)
         self._soon(self._outgoing.queue.put, transfer)
@@ -243,11 +217,8 @@ class Connection(Calls):
         self._soon(note)
 
     def reopen_without_replica(self, drifted: int) -> None:
-        """Open a new stream that reports no version, so that the server sends a snapshot.
-
-        Args:
-            drifted: version at which the replica differed from the server's parameters.
-        """
+        """Open a new stream that reports no version, so that the server sends a snapshot. drifted: version at
+        which the replica differed from the server's parameters."""
 
         def reopen() -> None:
             self._outgoing.version, self._outgoing.drifted = None, drifted
@@ -260,11 +231,7 @@ class Connection(Calls):
         self._soon(self._outgoing.report, evaluation)
 
     def stop_job(self, reason: str) -> None:
-        """Ask the server to end the job, now and on each new stream.
-
-        Args:
-            reason: text for the server's log.
-        """
+        """Ask the server to end the job, now and on each new stream."""
         self._soon(self._outgoing.stop, m.Stop(reason=reason))
 
     def ask(self, request: m.More) -> None:
@@ -279,10 +246,6 @@ class Connection(Calls):
         """Leave the job: tell the server, if there is a stream, and wait a few seconds for it to close.
 
         A second call does nothing.
-
-        Args:
-            reason: text for the server's log.
-            failed: whether the worker leaves because of an error.
         """
         if self._left:
             return
@@ -309,12 +272,7 @@ class Connection(Calls):
 
 
 def connection_of(settings: WorkerSettings, metrics: WorkerMetrics) -> Connection:
-    """Create a connection from a worker's options; it has not joined a job yet.
-
-    Args:
-        settings: address, name, time limits and files for TLS and a token.
-        metrics: counts the bytes on the wire.
-    """
+    """Create a connection from a worker's options; it has not joined a job yet."""
     return Connection(
         parse_address(settings.server),
         worker=settings.worker_id or own_name(),

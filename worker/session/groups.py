@@ -56,12 +56,10 @@ def parameter_groups(
     Muon, each group is divided by the rule of `optim/matrices`, which the log tells.
 
     Args:
-        model: model whose parameters are grouped.
         given: one mapping per group, as for `torch.optim`. `params` is a parameter of the model, or several.
             `lr` is the learning rate that the schedule scales; without it, the job's. Other keys are options
             of the optimizer, by their name in `--optimizer` or in torch. With Muon, `optimizer` may say which
             optimizer steps the group: "muon" or "adamw".
-        options: options of the job's optimizer, which a group's options override.
 
     Raises:
         ValueError: a parameter is not the model's, or is in two groups; or an option is unknown or invalid.

@@ -12,10 +12,5 @@ log = logging.getLogger("gradwire.worker")
 
 
 def tell_of_kernels(connection: Connection, level: int = logging.INFO) -> None:
-    """Log the first compilation of a kernel, and report each as the worker's activity, from now on.
-
-    Args:
-        connection: connection whose `activity` is set.
-        level: level of the log lines.
-    """
+    """Log the first compilation of a kernel, and report each as the worker's activity, from now on."""
     tell_of_compiling(partial(log.log, level), partial(setattr, connection, "activity"))

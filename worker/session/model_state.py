@@ -57,9 +57,6 @@ class ModelEntries:
 
     def __init__(self, model: nn.Module, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         """
-        Args:
-            model: model that is trained.
-            parameters: trained parameters, with their names.
 
         Raises:
             ModelError: `model.state_dict()` raises an exception.
@@ -121,19 +118,16 @@ class ModelEntries:
 
     @property
     def has_buffers(self) -> bool:
-        """Whether the model has buffers that belong to the job's state."""
+        """True if the model has buffers that belong to the job's state."""
         return any(entry.kind is EntryKind.BUFFER for entry in self.entries)
 
     @property
     def has_values(self) -> bool:
-        """Whether there are entries with values of their own: buffers or frozen parameters."""
+        """True if there are entries with values of their own: buffers or frozen parameters."""
         return any(entry.kind is not EntryKind.TIED for entry in self.entries)
 
     def values(self, *, frozen: bool) -> dict[str, Bytes]:
         """Return copies of the buffers' bytes, by name: flat uint8.
-
-        Args:
-            frozen: whether to return the frozen parameters too.
 
         Raises:
             ModelError: an entry is missing, or its shape or dtype has changed since the job began.

@@ -28,9 +28,7 @@ class _UnsettledPush:
 
     Attributes:
         plan: number of the plan that its parts belong to; 0 before the first part.
-        parts: the parts that were queued, by number.
-        commit: the commit; None before it was queued.
-        unwanted: whether the server does not need the parts, unless it requests the push again.
+        unwanted: True if the server does not need the parts, unless it requests the push again.
     """
 
     plan: int = 0
@@ -69,11 +67,8 @@ class Outgoing:
 
     def begin(self, hello: m.Hello, *, ready: bool = True) -> None:
         """Begin a new stream: queue `Hello`, `Ready`, the last evaluation and the last request for batches.
-        Pushes wait for `welcome`.
-
-        Args:
-            hello: first message of the stream.
-            ready: whether the owner's thread can take work; if not, `Ready` waits for `wake`.
+        Pushes wait for `welcome`. ready: True if the owner's thread can take work; if not, `Ready` waits for
+        `wake`.
         """
         self.queue.begin()
         self._welcome = False
@@ -93,9 +88,6 @@ class Outgoing:
         1. A push that the server knows and this worker does not was abandoned: send `Abandon` again.
         2. A push under another plan than the server's: send only the commit.
         3. Any other push: send the parts that the server lacks, and the commit.
-
-        Args:
-            welcome: the server's list of the parts that it has, and its plan.
         """
         self._welcome = True
         known = {each.seq: frozenset(each.parts) for each in welcome.stored}
@@ -123,8 +115,7 @@ class Outgoing:
         """Tell the server, now and on each new stream, that this worker can take work.
 
         Args:
-            manifest: the model's tensors and entries.
-            restored: whether the worker continues from its own saved state.
+            restored: True if the worker continues from its own saved state.
             accumulate: number of batches that an optimizer step of a script takes; 0 if not declared.
         """
         self.manifest, self._restored, self._sleeps = manifest, restored, False
@@ -158,13 +149,7 @@ class Outgoing:
     # ---- pushes
 
     def queue_part(self, seq: int, number: int, transfer: Transfer) -> None:
-        """Queue a part of a push, and keep it for resending until the push is settled.
-
-        Args:
-            seq: number of the push.
-            number: number of the part in its plan.
-            transfer: header and bytes of the part.
-        """
+        """Queue a part of a push, and keep it for resending until the push is settled."""
         self.wake()
         push = self._pushes.setdefault(seq, _UnsettledPush())
         push.parts[number] = transfer
@@ -204,12 +189,8 @@ class Outgoing:
         self.queue.answered({(seq, part) for part in parts})
 
     def resend(self, seq: int, part: int | None) -> None:
-        """Send a push without an outcome, or one part of it, again; the queued copy is dropped.
-
-        Args:
-            seq: number of the push.
-            part: number of the part; None for all parts and the commit.
-        """
+        """Send a push without an outcome, or one part of it, again; the queued copy is dropped. part: number
+        of the part; None for all parts and the commit."""
         push = self._pushes.get(seq)
         if push is None or not self._welcome:
             return

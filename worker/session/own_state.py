@@ -31,8 +31,6 @@ class OwnState:
         """
         Args:
             where: path or URL below which each worker has a folder for each job.
-            job: id of the job.
-            worker: name of the worker.
 
         Raises:
             BackendError: the URL cannot be reached.
@@ -47,9 +45,6 @@ class OwnState:
 
         A worker that is restarted alone finds the job at a later version than its own state. States of later
         versions than the job's belong to versions that the server has lost, and are not used.
-
-        Args:
-            version: version of the job.
 
         Returns:
             The state's version, and the state as it was given to `write`; None if there is none.
@@ -80,7 +75,6 @@ class OwnState:
         """Write a state on another thread, and remove older ones.
 
         Args:
-            version: version of the parameters to which the state belongs.
             tree: state, as values that `storage.values` can write.
             done: called at the end with the error's text, or "" after success; usually on the other thread.
         """

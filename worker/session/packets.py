@@ -50,12 +50,8 @@ class Packets:
         self._connection, self._replica, self._metrics = connection, replica, metrics
 
     def send(self, header: m.Packet, words: npt.NDArray[np.uint32]) -> None:
-        """Send a coded packet. If the stream breaks it is lost, and the server repeats the exchange.
-
-        Args:
-            header: header of the packet.
-            words: words of the packet: uint32, shape (header.elements,).
-        """
+        """Send a coded packet. If the stream breaks it is lost, and the server repeats the exchange. words:
+        words of the packet: uint32, shape (header.elements,)."""
         self._connection.send(header, [words.view(np.uint8)])
         self._metrics.raw_up.inc(words.nbytes)
 
@@ -66,11 +62,9 @@ class Packets:
         self._metrics.version.set(version)
 
     def send_snapshot(self, *, leaving: bool) -> None:
-        """Send a copy of the replica to the server, if it has a version.
-
-        Args:
-            leaving: whether the worker leaves, so that no other worker may have the values; then wait until
-                they are written. False to answer a request of the server.
+        """Send a copy of the replica to the server, if it has a version. leaving: True if the worker leaves,
+        so that no other worker may have the values; then wait until they are written. False to answer a
+        request of the server.
         """
         version = self._replica.version
         if version is None:

@@ -16,10 +16,8 @@ class Progress:
     """Progress of the thread that created this object and calls `moved` and `waiting`.
 
     Attributes:
-        activity: activity of the thread, such as "computing", for people to read.
         stated_s: the job's `--progress-seconds`; 0 for no limit, and before the limit is known.
-        begun: whether the thread works for the job; before that, loading may take any time.
-        stepped: whether the thread has finished a step.
+        begun: True if the thread works for the job; before that, loading may take any time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,11 +32,8 @@ class Progress:
         self._thread = threading.get_ident()
 
     def moved(self, activity: str | None = None) -> None:
-        """Note that the thread makes progress now.
-
-        Args:
-            activity: activity that begins now; None if the activity continues.
-        """
+        """Note that the thread makes progress now. activity: activity that begins now; None if the activity
+        continues."""
         now = self._clock()
         took = now - self._moved_at
         if self.stepped and took > self._longest_s.get(self.activity, 0.0):
@@ -65,7 +60,7 @@ class Progress:
 
     @property
     def may_be_suspended(self) -> bool:
-        """Whether the server may have suspended this worker: the stall exceeds `--progress-seconds`."""
+        """True if the server may have suspended this worker: the stall exceeds `--progress-seconds`."""
         return 0.0 < self.stated_s <= self.stalled_s
 
     @property

@@ -69,11 +69,8 @@ class Push:
     """One push. `Pushes.begin` opens it; gradients are added to it in any order.
 
     Attributes:
-        seq: number of the push.
-        assignment: assignment that the push answers.
         samples: number of samples behind the mean gradients; 0 without gradients.
         checksums: CRC-32C of the bytes of each part that was sent, by number of the part.
-        sent_bytes: bytes of the payloads that were sent.
         compressed: the payloads, and the state that the ledger needs when the outcome arrives; none before
             the commit.
     """
@@ -100,7 +97,6 @@ class Push:
         """Add the gradient of a tensor, and send the parts that it completes. Add each tensor once.
 
         Args:
-            index: index of the tensor in the manifest.
             gradient: gradient; None if the tensor has none. It must not change before the push ends.
 
         Raises:
@@ -144,7 +140,7 @@ class Push:
 
         Args:
             slices: number of slices by which the ledger scales its residual.
-            undoable: whether to keep the state that undoes the step if the push turns out to be redundant.
+            undoable: True to keep the state that undoes the step if the push turns out to be redundant.
         """
         step, plan = self._step, self.plan
         if step is None or plan is None:
@@ -176,13 +172,7 @@ class Pushes:
     def __init__(
         self, connection: Connection, compression: Compression, metrics: WorkerMetrics, auto: Auto | None
     ) -> None:
-        """
-        Args:
-            connection: sends parts and commits, and sends damaged ones again.
-            compression: compresses gradients, and holds the residual ledger.
-            metrics: measures compressing and pushing, and counts outcomes.
-            auto: decides between compressing and float32, and measures both; None for a fixed compressor.
-        """
+        """auto: decides between compressing and float32, and measures both; None for a fixed compressor."""
         self.connection, self.metrics, self.auto = connection, metrics, auto
         self.seq = self.last_accepted = 0
         self._compression = compression
@@ -204,12 +194,10 @@ class Pushes:
         """Open a push of mean gradients.
 
         Args:
-            assignment: assignment that the push answers.
-            terms: samples, seeds and number of the step.
             learning_rates: learning rates of the server's step, by parameter group of the manifest, if the
                 owner has a scheduler. They must be the same at all workers at a version. Empty to use the
                 job's schedule.
-            leaving: whether the push includes the whole residual.
+            leaving: True if the push includes the whole residual.
         """
         if self.auto is not None:
             self.auto.begin(terms.version if terms.step is None else terms.step)
@@ -226,12 +214,8 @@ class Pushes:
         return Push(self.seq, assignment, 0, self, None, ())
 
     def commit(self, push: Push, **answer: Any) -> None:
-        """Declare a push complete, after all of its gradients were added.
-
-        Args:
-            push: the push.
-            answer: the other fields of `Commit`.
-        """
+        """Declare a push complete, after all of its gradients were added. answer: the other fields of
+        `Commit`."""
         self._open = None
         assignment, checksums = push.assignment, push.checksums
         push.close(self._compression.ledger.slices, undoable=self._compression.undoable(assignment))

@@ -29,7 +29,6 @@ class Received:
     """A part of an update whose bytes have all arrived and been checked.
 
     Attributes:
-        update: header of the part.
         payloads: payloads of the part, end to end.
     """
 
@@ -42,7 +41,6 @@ class ReceivedPacket:
     """A coded packet of another worker whose bytes have all arrived.
 
     Attributes:
-        header: exchange, index and number of elements.
         data: the packet's words: uint32, shape (header.elements,).
     """
 
@@ -63,7 +61,6 @@ class Receiver:
         """Check an announced plan and return it; it divides all following updates.
 
         Args:
-            message: the announcement.
             manifest: the model's tensors; None while this worker is not ready.
 
         Raises:
@@ -76,11 +73,6 @@ class Receiver:
 
     def begin_update(self, update: m.Update, manifest: Manifest | None, plan: Plan | None) -> None:
         """Check the header of a part of an update, and allocate memory for its chunks.
-
-        Args:
-            update: the header.
-            manifest: the model's tensors; None while this worker is not ready.
-            plan: last plan that arrived; None before the first.
 
         Raises:
             BrokenError: the part is not of the plan, or this worker is not ready; nothing is allocated.
@@ -98,10 +90,6 @@ class Receiver:
         """Check the header of a coded packet, and allocate memory for its chunks.
 
         Incomplete packets of earlier exchanges are discarded.
-
-        Args:
-            packet: the header.
-            manifest: the model's tensors; None while this worker is not ready.
 
         Returns:
             The packet if it has no elements and is complete already; otherwise None.
@@ -122,9 +110,6 @@ class Receiver:
 
     def add(self, chunk: m.Chunk) -> ReceivedPacket | None:
         """Add a chunk to the packet or part of an update to which it belongs.
-
-        Args:
-            chunk: the chunk.
 
         Returns:
             The chunk's packet if it is complete now; otherwise None. `take_update` returns updates.

@@ -42,9 +42,8 @@ def trained_parameters(
     """Return the parameters that a job trains, with their names, each once.
 
     Args:
-        model: model to train.
         groups: parameter groups, whose parameters count even while they are frozen.
-        masters: whether bfloat16 parameters are allowed.
+        masters: True if bfloat16 parameters are allowed.
 
     Raises:
         ModelError: a parameter has an unsupported dtype, or shares memory with another one.
@@ -91,7 +90,6 @@ class Replica:
     version have arrived; `go_back` undoes that.
 
     Attributes:
-        model: model that is trained.
         parameters: the model's trainable parameters, and frozen ones that are in a parameter group.
         groups: parameter groups, by number; empty for one group with the job's optimizer and learning rate.
         group_of: number of the group of each of `parameters`.
@@ -117,11 +115,9 @@ class Replica:
         """Move the model's parameters into one buffer.
 
         Args:
-            model: model to train.
-            train_samples: number of training samples.
             groups: parameter groups. Their float32 parameters are part of the replica even while frozen.
             data: checksum of a few samples, from `data_checksum`; 0 if it cannot be compared.
-            masters: whether bfloat16 parameters are allowed: the buffer has float32 masters of them. False
+            masters: True if bfloat16 parameters are allowed: the buffer has float32 masters of them. False
                 where workers step the parameters themselves.
 
         Raises:
@@ -186,10 +182,7 @@ class Replica:
 
     def include(self, state: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Add tensors that are not parameters, such as optimizer state, to the replica and its manifest.
-
-        Args:
-            state: names and float32 tensors; they become views of the buffer.
-        """
+        state: names and float32 tensors; they become views of the buffer."""
         self._tensors += [tensor for _, tensor in state]
         added = [Tensor(name=name, shape=tuple(t.shape), dtype=DTYPE, state=True) for name, t in state]
         self.manifest = replace(self.manifest, tensors=(*self.manifest.tensors, *added))
@@ -298,9 +291,8 @@ class Replica:
         """Apply a part of an update, unless the part has that version already or lacks the previous one.
 
         Args:
-            update: header of the part.
             payloads: payloads of the part, end to end: new values or differences.
-            early: whether to keep the previous values, because other parts of the version are missing.
+            early: True to keep the previous values, because other parts of the version are missing.
         """
         has = self._versions[update.part]
         if (has is not None and update.version <= has) or (not update.whole and has != update.version - 1):
@@ -320,11 +312,8 @@ class Replica:
             self._early.clear()
 
     def has_moved(self, index: int) -> bool:
-        """Return True if early parts have changed a tensor's values.
-
-        Args:
-            index: index of the tensor, all of whose parts were applied early.
-        """
+        """Return True if early parts have changed a tensor's values. index: index of the tensor, all of whose
+        parts were applied early."""
         start, end = self.plan.starts[index : index + 2]
         return self._before is None or not torch.equal(self._flat[start:end], self._before[start:end])
 

@@ -28,7 +28,7 @@ class Saving:
     The owner is the training loop or script that drives the session.
 
     Attributes:
-        by_owner: whether the owner calls `write` itself, so that `Session.next` does not.
+        by_owner: True if the owner calls `write` itself, so that `Session.next` does not.
         restored: version of the restored state, until the first work arrives; None without one.
     """
 
@@ -41,15 +41,7 @@ class Saving:
         pushes: Pushes,
         own: OwnState | None,
     ) -> None:
-        """
-        Args:
-            connection: reports to the server which states are written.
-            replica: parameters, at whose version the state is written.
-            compression: holds the residuals and compressors' states.
-            buffers: holds the model's buffers.
-            pushes: pushes without an outcome; while there are any, no state is written.
-            own: files of the state; None if the worker writes none.
-        """
+        """own: files of the state; None if the worker writes none."""
         self.by_owner = False
         self.restored: int | None = None
         self._connection, self._replica, self._compression = connection, replica, compression
@@ -61,11 +53,8 @@ class Saving:
 
     def keep(self, image: Callable[[], Mapping[str, Any]], *, by_owner: bool = False) -> None:
         """Register the function that returns the owner's state, which is written together with the residuals.
-
-        Args:
-            image: returns all state on which the owner's next step depends, as values that `storage.values`
-                can write; called between two steps.
-            by_owner: whether the owner calls `write` itself, so that `Session.next` does not.
+        image: returns all state on which the owner's next step depends, as values that `storage.values` can
+        write; called between two steps.
         """
         self._owner, self.by_owner = image, by_owner
 
@@ -74,11 +63,6 @@ class Saving:
 
         Residuals and buffers belong to one version of the parameters. If the job is at another version, the
         residuals are dropped, a warning is logged, and the buffers will be the job's.
-
-        Args:
-            version: version at which the state was written.
-            tree: state that was written.
-            at: version of the job.
         """
         if version == at:
             self._compression.restore(tree["compression"])
@@ -96,9 +80,6 @@ class Saving:
     def begin_work(self, version: int) -> None:
         """Called when work begins, or a state is written: drop the restored residual and the carried changes
         if they belong to another version.
-
-        Args:
-            version: version at which the work is computed, or the state is written.
         """
         if self.restored not in (None, version):
             log.warning(
@@ -124,7 +105,7 @@ class Saving:
 
     @property
     def due(self) -> bool:
-        """Whether `write` would act now: the requested version is reached, and every push has its outcome."""
+        """True if `write` would act now: the requested version is reached, and every push has its outcome."""
         at = self._replica.version
         return self._wanted is not None and at is not None and at >= self._wanted and not self._pushes
 

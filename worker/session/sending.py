@@ -35,10 +35,8 @@ class Transfer:
     Chunks are framed while they are sent. That overlaps with the network, and makes no second copy.
 
     Attributes:
-        header: header of the part, packet or snapshot.
         number: number of the transfer, which each chunk carries.
         data: the bytes, end to end, flat uint8.
-        chunk_bytes: bytes of each chunk but the last.
         checksums: running CRC-32C at the end of each chunk; None to compute it while sending.
     """
 
@@ -64,10 +62,7 @@ class _TransferInProgress:
     """A transfer that is being written.
 
     Attributes:
-        transfer: the transfer.
         turn: position in the plan's order of sending; 0 without one.
-        messages: the messages that are not written yet.
-        left: number of these messages.
     """
 
     transfer: Transfer
@@ -83,7 +78,7 @@ class SendQueue:
         plan: last plan that arrived; None before the first.
         exchange: number of the exchange of the last assignment; packets of earlier exchanges are not sent.
         sent: bytes written so far, and seconds so far during which there were bytes to write.
-        open: whether there is a stream.
+        open: True if there is a stream.
     """
 
     def __init__(self, unsettled: Container[int]) -> None:
@@ -105,7 +100,7 @@ class SendQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether all queued messages are written, or there is no stream."""
+        """True if all queued messages are written, or there is no stream."""
         return not (self.open and (self._queue or self._urgent or self._sending or self._writing))
 
     def begin(self) -> None:

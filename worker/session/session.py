@@ -64,10 +64,6 @@ class Session:
     abandon the push, and answer with `skip`.
 
     Attributes:
-        replica: the worker's copy of the parameters, at `replica.version`.
-        leaving: whether `leave` was called.
-        packets: sends and receives coded packets.
-        saving: saves and restores this worker's own state.
         evaluations: results of the job's evaluations by number, for scripts.
         best: best value of each metric so far, by name, for scripts.
         local_rates: returns the learning rates of a script's local steps, by group, which commits carry.
@@ -91,14 +87,8 @@ class Session:
     ) -> None:
         """
         Args:
-            connection: connection that has joined the job.
-            replica: the worker's copy of the parameters.
-            compression: compression of gradients of the replica.
-            metrics: the worker's metrics.
-            initialize: whether the server has requested the initial parameters.
             auto: name of the compressor that `--compressor auto` switches off where it loses time; "" for a
                 fixed compressor.
-            buffers: the job's `--buffers`.
             own: files of this worker's own state; None if it writes none.
             earlier: returns the state of an earlier job, with which this worker initializes the job; None
                 without one.
@@ -135,7 +125,7 @@ class Session:
 
     @property
     def last_counts(self) -> bool:
-        """Whether the server has accepted the last push."""
+        """True if the server has accepted the last push."""
         return self._pushes.last_accepted == self._pushes.seq
 
     @property
@@ -168,7 +158,7 @@ class Session:
 
     @property
     def finished_leaving(self) -> bool:
-        """Whether `leave` was called, every push has its outcome, and no residual and no carried change is
+        """True if `leave` was called, every push has its outcome, and no residual and no carried change is
         left."""
         return self.leaving and not self._pushes and self._compression.empty
 
@@ -212,9 +202,6 @@ class Session:
     def next(self, timeout_s: float) -> m.Assignment | None:
         """Receive and process the next message from the server; save this worker's state if that is due.
 
-        Args:
-            timeout_s: seconds to wait for a message at most.
-
         Returns:
             An assignment at whose version the replica is, or one with `finished` set when the job is done.
             None if another message was processed, or if no message arrived in time.
@@ -237,7 +224,6 @@ class Session:
         """Process messages, applying parts of updates early, until one parameter is at a version.
 
         Args:
-            index: index of the parameter.
             version: version to wait for: the one after the replica's.
             timeout_s: seconds between checks whether waiting still makes sense.
 
@@ -329,8 +315,6 @@ class Session:
         """Commit a push, after all of its gradients were added.
 
         Args:
-            push: push from `begin_push`.
-            loss: mean loss of its samples; None if unknown.
             computing_s: seconds that local steps took, where the mode sets their number by it; otherwise 0.
             batches: number of the assignment's batches that the push stands for; 0 for all.
             steps: number of optimizer steps that a script has taken with them; 0 if unknown.
@@ -359,7 +343,6 @@ class Session:
         another assignment, if there are none.
 
         Args:
-            assignment: the assignment.
             batches: number of batches that this worker has of it.
             wanted: number of further batches.
             steps: number of local steps that it has taken with its batches.
@@ -368,22 +351,12 @@ class Session:
         self._connection.ask(request)
 
     def confirm(self, assignment: m.Assignment, samples: int, loss: float, exchanged: m.Exchanged) -> None:
-        """Answer an assignment whose gradients were exchanged as coded packets.
-
-        Args:
-            assignment: assignment to answer.
-            samples: number of samples in this worker's blocks.
-            loss: mean loss of these samples.
-            exchanged: checksum of the sum, and measurements.
-        """
+        """Answer an assignment whose gradients were exchanged as coded packets. samples: number of samples in
+        this worker's blocks."""
         self._answer(self._pushes.empty(assignment), samples, loss, exchanged=exchanged)
 
     def evaluated(self, epoch: int) -> AbstractContextManager[None]:
-        """Return a context in which the model has the job's buffers, for evaluating the server's model.
-
-        Args:
-            epoch: number of the evaluation, `Assignment.evaluate_epoch`.
-        """
+        """Return a context in which the model has the job's buffers, for evaluating the server's model."""
         return self._state.evaluated(epoch)
 
     def report(self, evaluation: m.Evaluation) -> None:
@@ -391,12 +364,7 @@ class Session:
         self._connection.report(evaluation)
 
     def profile(self, times: StepTimes, push: Push) -> None:
-        """Send the measured durations of the last steps, if a profile is due.
-
-        Args:
-            times: the measurements.
-            push: last push, whose size is reported too.
-        """
+        """Send the measured durations of the last steps, if a profile is due."""
         if times.due and not push.assignment.parts:
             densities = self._compression.compressor.sent_shares(push.assignment.progress)
             self._connection.profile(times.profile(densities, push.sent_bytes))
@@ -447,14 +415,7 @@ class Session:
             )
 
     def _answer(self, push: Push, samples: int, loss: float | None, **more: Any) -> None:
-        """Commit a push, after uploading the buffers that belong to it.
-
-        Args:
-            push: the push.
-            samples: number of samples that it counts.
-            loss: mean loss of these samples; None if unknown.
-            more: other fields of `Commit`.
-        """
+        """Commit a push, after uploading the buffers that belong to it."""
         if samples:
             self._state.before_commit(push.seq, push.assignment.collection)
         rates = self.local_rates() if samples else ()

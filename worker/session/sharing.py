@@ -28,11 +28,7 @@ import torch
 
 
 def pairs_on_one_memory(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
-    """Yield the indices of every two tensors that have an element in common.
-
-    Args:
-        tensors: strided tensors.
-    """
+    """Yield the indices of every two tensors that have an element in common."""
     in_order = sorted(range(len(tensors)), key=lambda index: _range(tensors[index]))
     near: list[int] = []  # tensors before this one that may reach into its range
     for index in in_order:
@@ -60,10 +56,7 @@ def repeats_elements(tensor: torch.Tensor) -> bool:
 
 def used_elsewhere(parameters: Sequence[torch.Tensor]) -> list[bool]:
     """Return, for each parameter, whether something besides these parameters uses its memory, or may do so.
-
-    Args:
-        parameters: strided tensors, each once.
-    """
+    parameters: strided tensors, each once."""
     # Old CPU builds of torch do not say how many tensors use a storage.
     any_torch: Any = torch
     users: Callable[[int], int] | None = getattr(any_torch._C, "_storage_Use_Count", None)

@@ -24,12 +24,7 @@ class StateExchange:
     """Uploads and downloads buffers and frozen parameters for one session."""
 
     def __init__(self, connection: Connection, replica: Replica, how: str) -> None:
-        """
-        Args:
-            connection: transfers the values.
-            replica: holds the model's entries.
-            how: the job's `--buffers`: "local" if each worker keeps its own buffers.
-        """
+        """how: the job's `--buffers`: "local" if each worker keeps its own buffers."""
         self._connection = connection
         self._replica = replica
         self._how = how
@@ -57,11 +52,7 @@ class StateExchange:
 
     def before_commit(self, seq: int, collection: int) -> None:
         """Upload the model's buffers, such as BatchNorm's statistics, with a push; do nothing if `collection`
-        is 0.
-
-        Args:
-            seq: number of the push.
-            collection: number of the server's request for buffers, from the assignment; 0 for no request.
+        is 0. collection: number of the server's request for buffers, from the assignment; 0 for no request.
         """
         if collection:
             self._upload(seq=seq, collection=collection)
@@ -71,9 +62,6 @@ class StateExchange:
         """Give the model the job's buffers for the block, and restore this worker's own afterwards.
 
         With `--buffers local`, upload this worker's buffers instead: they become the evaluated ones.
-
-        Args:
-            epoch: number of the evaluation.
         """
         state = self._replica.state
         state.warn_of_new()

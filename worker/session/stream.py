@@ -68,10 +68,8 @@ class Stream:
     Runs on the connection's event loop. Other threads may read the attributes of plain types.
 
     Attributes:
-        outgoing: messages to write.
         incoming: messages that have arrived, and the error that ends the membership, for the owner's thread.
-        reopen: event that makes the worker open a new stream.
-        leaving: whether the worker leaves, so that no new stream follows when this one ends.
+        leaving: True if the worker leaves, so that no new stream follows when this one ends.
         rank: rank that the server assigned last, from 0; it may change when a lost member returns.
         reconnects: number of times that the stream was opened again.
         away_since: monotonic seconds since which no stream has been welcomed; None while one is.
@@ -81,14 +79,7 @@ class Stream:
     def __init__(
         self, address: str, progress: Progress, *, worker: str, incarnation: int, give_up_s: float
     ) -> None:
-        """
-        Args:
-            address: the server's address, for messages.
-            progress: progress of the owner's thread, which heartbeats report.
-            worker: name of this worker.
-            incarnation: number of this process among those with the same name.
-            give_up_s: seconds without a usable stream after which the connection ends.
-        """
+        """give_up_s: seconds without a usable stream after which the connection ends."""
         self.outgoing = Outgoing()
         self.incoming: queue.SimpleQueue[Incoming | BaseException] = queue.SimpleQueue()
         self.reopen = asyncio.Event()
@@ -103,12 +94,8 @@ class Stream:
     async def run(self, client: Client, request: m.JoinRequest, reply: m.JoinResponse) -> None:
         """Keep a stream open until the worker leaves or an error ends the membership.
 
-        The error is put into `incoming`.
-
-        Args:
-            client: makes the calls.
-            request: request to repeat if the server does not know this member any more.
-            reply: the server's reply to the first join request.
+        The error is put into `incoming`. request: request to repeat if the server does not know this member
+        any more.
         """
         try:
             attempts = Attempts(self._address, self._give_up_s)
@@ -153,13 +140,8 @@ class Stream:
             self.incoming.put(error)
 
     async def _one_stream(self, stub: Stub, reply: m.JoinResponse, progress: asyncio.Event) -> None:
-        """Run one Exchange call, from Hello to its end. Raises BrokenError or Refused.
-
-        Args:
-            stub: makes the call.
-            reply: the server's reply to the join: job and limits.
-            progress: event to set once the server has decided something on this stream.
-        """
+        """Run one Exchange call, from Hello to its end. Raises BrokenError or Refused. progress: event to set
+        once the server has decided something on this stream."""
         call = stub.exchange()
         outgoing = self.outgoing
         self.reopen.clear()
@@ -221,7 +203,6 @@ class Stream:
         """Read the messages of one stream until it ends, and put them into `incoming`.
 
         Args:
-            call: messages of the stream.
             progress: event to set once the server has decided something: an outcome or a new assignment.
 
         Raises:
@@ -293,12 +274,8 @@ class Stream:
                 self.incoming.put(arrived)
 
     async def say_goodbye(self, message: m.Leave, running: asyncio.Task[None]) -> None:
-        """Send the last message, and wait a few seconds until the server has closed the stream.
-
-        Args:
-            message: message to send.
-            running: task of `run`, which ends with the stream.
-        """
+        """Send the last message, and wait a few seconds until the server has closed the stream. running: task
+        of `run`, which ends with the stream."""
         # A first stream carries the goodbye even before its welcome; a later one without a welcome is lost.
         lost = self.reconnects > 0 and self.away_since is not None
         if lost or not self.outgoing.say(message):

@@ -36,7 +36,6 @@ class StepTimes:
     ) -> None:
         """
         Args:
-            tensors: number of tensors of the model.
             clock: returns seconds.
             processor: returns the seconds of processor time that this thread has used.
         """
@@ -66,11 +65,7 @@ class StepTimes:
         self._backward_s = [0.0] * self._tensors
 
     def used(self, index: int) -> None:
-        """Called before the first use of a tensor, and before waiting for it: end the previous tensor's time.
-
-        Args:
-            index: index of the tensor.
-        """
+        """Called before the first use of a tensor and the wait for it: end the previous tensor's time."""
         self._add_forward()
         self._using = index
 
@@ -93,21 +88,14 @@ class StepTimes:
         self._mark()
 
     def gradient(self, index: int) -> None:
-        """Called when backward has produced a tensor's gradient: add the time since the last to the tensor's.
-
-        Args:
-            index: index of the tensor.
-        """
+        """Called when backward has produced a tensor's gradient: add the time since the last one."""
         passed = self._computed()
         if self._backward_s:
             self._backward_s[index] += passed
 
     def gradients(self, sizes: Sequence[int]) -> None:
-        """Called when backward has produced all gradients at once: divide the time among the tensors.
-
-        Args:
-            sizes: number of elements of each tensor, to which its time is proportional.
-        """
+        """Called when backward has produced all gradients at once: divide the time among the tensors. sizes:
+        number of elements of each tensor, to which its time is proportional."""
         passed, elements = self._computed(), sum(sizes)
         if self._backward_s:
             for index, size in enumerate(sizes):
@@ -150,16 +138,12 @@ class StepTimes:
 
     @property
     def due(self) -> bool:
-        """Whether enough steps were measured for a profile: 5 for the first one, 50 for each further one."""
+        """True if enough steps were measured for a profile: 5 for the first one, 50 for each further one."""
         return self._steps >= (FULL if self._reported else FIRST)
 
     def profile(self, densities: Sequence[float], sent_bytes: int) -> m.Profile:
-        """Return the mean durations of the measured steps; after 50 steps, start measuring anew.
-
-        Args:
-            densities: share of each tensor's elements that is sent, for the message `Profile`.
-            sent_bytes: bytes of the payloads of the last push.
-        """
+        """Return the mean durations of the measured steps; after 50 steps, start measuring anew. densities:
+        share of each tensor's elements that is sent, for the message `Profile`."""
         steps = self._steps
         *forward, unassigned = (each / steps for each in self._forward)
         backward = [each / steps for each in self._backward]

@@ -19,12 +19,6 @@ class Updates:
     """Takes the replica from version to version, and reports each version to the connection."""
 
     def __init__(self, replica: Replica, connection: Connection, metrics: WorkerMetrics) -> None:
-        """
-        Args:
-            replica: replica to update.
-            connection: hears which version the replica has.
-            metrics: counts bytes, drifts and the time of applying.
-        """
         self._replica = replica
         self._connection = connection
         self._metrics = metrics
@@ -41,11 +35,8 @@ class Updates:
     def add(self, received: Received, *, early: bool) -> None:
         """Collect a part of an update, and apply the update once all of its parts have arrived.
 
-        Parts wait because the server may still request work at the present version.
-
-        Args:
-            received: part, checked.
-            early: whether to apply the part at once. The replica can restore the previous values.
+        Parts wait because the server may still request work at the present version. early: True to apply the
+        part at once. The replica can restore the previous values.
         """
         update = received.update
         if self._replica.version is None and not update.whole:
@@ -74,9 +65,6 @@ class Updates:
 
     def invalidate_if_drifted(self, assignment: m.Assignment) -> bool:
         """Compare the replica's last checksum with the server's; if they differ, request a snapshot.
-
-        Args:
-            assignment: carries the server's checksum and its version.
 
         Returns:
             True if the checksums differ, so that the replica is invalid until the snapshot arrives.

@@ -31,7 +31,7 @@ class WaitingLog:
         Args:
             text: sentence from the server that names the workers; details in parentheses are left out, and
                 the reason why one was lost is not.
-            starting: whether the job has no version yet, so that the level is INFO and not WARNING. It is
+            starting: True if the job has no version yet, so that the level is INFO and not WARNING. It is
                 WARNING all the same if INFO is disabled, as in a script without logging: no wait may be
                 silent.
         """

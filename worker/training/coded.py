@@ -63,20 +63,13 @@ class CodedStrategy(Strategy):
     Attributes:
         least: smallest number of samples that a block may have.
         cuts: indices at which a flat array of all elements is split into the parameters.
-        elements: number of elements of all parameters.
     """
 
     def __init__(
         self, session: Session, metrics: WorkerMetrics, optimizer: Optimizer, *, give_up: type[Exception]
     ) -> None:
-        """Include the optimizer's state in the replica, so that snapshots contain it.
-
-        Args:
-            session: sends packets, confirmations and snapshots.
-            metrics: counts the steps that contribute nothing, and clipped elements.
-            optimizer: optimizer of the replica's parameters, which takes its learning rates from assignments.
-            give_up: exception raised after `MAX_UNUSABLE` steps in a row that contributed nothing.
-        """
+        """Include the optimizer's state in the replica, so that snapshots contain it. optimizer: optimizer of
+        the replica's parameters, which takes its learning rates from assignments."""
         super().__init__(session, metrics, give_up=give_up)
         self._replica = replica = session.replica
         self.least = replica.state.least_samples
@@ -92,7 +85,7 @@ class CodedStrategy(Strategy):
 
     @property
     def busy(self) -> bool:
-        """Whether an exchange is incomplete: other workers wait for this one's packets, or it for theirs."""
+        """True if an exchange is incomplete: other workers wait for this one's packets, or it for theirs."""
         step = self._step
         return step is not None and (step.exchange is None or not step.exchange.complete)
 
@@ -100,11 +93,8 @@ class CodedStrategy(Strategy):
         """Begin the step that answers an assignment.
 
         If the assignment repeats the exchange of the present step's gradients, return the present step: its
-        blocks are not computed again, and its packets are sent at once.
-
-        Args:
-            assignment: assignment with samples, at whose version the replica is.
-            samples: number of samples assigned to all workers of the round.
+        blocks are not computed again, and its packets are sent at once. samples: number of samples assigned
+        to all workers of the round.
         """
         self.session.mark_answered(assignment)
         step = self._step
@@ -139,9 +129,6 @@ class CodedStrategy(Strategy):
         """Send this worker's packets of the exchange that the step's assignment names.
 
         Confirm the exchange at once if this worker needs no packet of another worker.
-
-        Args:
-            step: step whose blocks are all computed.
         """
         self.session.doing("exchanging")
         with self.metrics.during("encoding"):
@@ -200,11 +187,7 @@ class CodedStrategy(Strategy):
         """Take the optimizer's step to `version` with the sum of an exchange, as the server has ordered.
 
         Nothing happens if the replica is not at the previous version, or if the exchange is not the present
-        one or is incomplete.
-
-        Args:
-            exchange: number of the exchange whose sum all workers have; 0 for none.
-            version: version that the step produces.
+        one or is incomplete. exchange: number of the exchange whose sum all workers have; 0 for none.
         """
         step, replica = self._step, self._replica
         if not exchange or replica.version == version or step is None or step.exchange is None:
@@ -250,12 +233,6 @@ class CodedStep(TrainingStep):
     """
 
     def __init__(self, strategy: CodedStrategy, assignment: m.Assignment, samples: int) -> None:
-        """
-        Args:
-            strategy: strategy that sends the packets.
-            assignment: assignment to answer.
-            samples: number of samples assigned to all workers of the round.
-        """
         super().__init__(strategy, assignment, 0)
         self._strategy = strategy
         self._began = time.perf_counter()
@@ -285,7 +262,6 @@ class CodedStep(TrainingStep):
         """Add the present block's gradient to its sum; after the last block, send the packets.
 
         Args:
-            loss: mean loss of the block.
             scale: ignored: only scripts scale gradients, and scripts do not take this work.
             evaluate: ignored: only scripts pass a closure.
 

@@ -48,15 +48,8 @@ class GradientStrategy(Strategy):
     ) -> None:
         """
         Args:
-            session: receives the pushes.
-            metrics: counts the steps that contribute nothing.
-            give_up: exception raised after `MAX_UNUSABLE` steps in a row that contributed nothing.
-            single: whether each push makes a version of its own.
-            final: whether the server uses parts before their push is committed.
-            overlap: whether parts leave during the backward pass.
-            rates: returns the learning rates that a push carries, by parameter group.
-            user_steps: whether the user's code runs between backward and `push`, and may change gradients.
-            remedy: advice, appended to the warning that a gradient arrived twice.
+            overlap: True if parts leave during the backward pass.
+            user_steps: True if the user's code runs between backward and `push`, and may change gradients.
         """
         super().__init__(session, metrics, give_up=give_up, single=single, final=final)
         self.rates = rates

@@ -40,18 +40,13 @@ class GradientHooks:
     Attributes:
         error: exception raised by a hook during the present pass; None if there was none. It is kept here
             because autograd would raise it as another type.
-        repeated: whether a gradient arrived twice during the present pass.
+        repeated: True if a gradient arrived twice during the present pass.
     """
 
     def __init__(
         self, parameters: Sequence[torch.Tensor], times: StepTimes, *, checked: bool = False
     ) -> None:
-        """
-        Args:
-            parameters: parameters of the replica, in its order.
-            times: measures when each gradient arrives.
-            checked: whether to take checksums, so that `changed` can be called.
-        """
+        """checked: True to take checksums, so that `changed` can be called."""
         self.error: Exception | None = None
         self.repeated = False
         self._parameters = parameters

@@ -53,12 +53,8 @@ class LocalOptimizer(Protocol):
     """The optimizer whose steps a worker takes. Its state, such as momentum, persists from round to round."""
 
     def step_here(self, evaluate: Callable[[], Any] | None) -> None:
-        """Take one step on the replica's parameters, in place.
-
-        Args:
-            evaluate: closure that computes the gradients, which the optimizer may call several times; None
-                if the gradients are computed already.
-        """
+        """Take one step on the replica's parameters, in place. evaluate: closure that computes the gradients,
+        which the optimizer may call several times; None if the gradients are computed already."""
         ...
 
     def copy_state(self) -> Any:
@@ -74,8 +70,6 @@ class LocalStrategy(Strategy):
     """The strategy of work `local`: takes rounds of local steps, and pushes the change that each has made.
 
     Attributes:
-        optimizer: takes the local steps.
-        work: the job's parameters of local steps.
         variants: variants of each round, in the order in which they move the parameters at its start.
         rates: learning rates of the server's step, by parameter group; empty to use the mode's own.
     """
@@ -93,19 +87,8 @@ class LocalStrategy(Strategy):
         final: bool = False,
         rates: tuple[float, ...] = (),
     ) -> None:
-        """
-        Args:
-            session: receives the pushes.
-            metrics: counts the steps that contribute nothing.
-            optimizer: takes the local steps.
-            give_up: exception raised after `MAX_UNUSABLE` steps in a row that contributed nothing.
-            batch_size: largest number of samples of a local step; None to take all of an assignment's
-                samples in one step.
-            work: the job's parameters of local steps; None for plain ones.
-            single: whether each push makes a version of its own.
-            final: whether the server uses parts before their push is committed.
-            rates: learning rates of the server's step, by parameter group; empty to use the mode's own.
-        """
+        """batch_size: largest number of samples of a local step; None to take all of an assignment's samples
+        in one step."""
         super().__init__(session, metrics, give_up=give_up, single=single, final=final)
         self.optimizer, self.rates = optimizer, rates
         self.work = work or Local()
@@ -129,7 +112,6 @@ class LocalStrategy(Strategy):
 
         Args:
             expected: assignment that follows unless a member or an evaluation intervenes.
-            samples: number of samples of the expected assignment.
             before: this worker's change of the previous round, which the replica lacks.
         """
         return LocalStep(self, expected, self.batches(samples), early=Delayed(before))
@@ -170,7 +152,6 @@ class LocalStep(TrainingStep):
     ) -> None:
         """
         Args:
-            strategy: strategy of this work.
             assignment: assignment to answer, or the expected one.
             bounds: batches, as ranges of positions among the assignment's samples.
             early: further variant of a round that begins before its assignment has arrived, so that the last

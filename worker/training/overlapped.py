@@ -41,8 +41,6 @@ class TensorOptimizer(LocalOptimizer, Protocol):
         """Take one step on a copy of one parameter, in place.
 
         Args:
-            index: index of the parameter in the replica.
-            parameter: the copy.
             gradient: its gradient, dense float32.
 
         Returns:
@@ -61,7 +59,6 @@ class LastStep:
     It receives gradients from `GradientHooks`, and passes changes to a push.
 
     Attributes:
-        push: push that receives the changes.
         changes: changes that were passed on, by index of the tensor; None for a tensor without one.
     """
 
@@ -75,8 +72,6 @@ class LastStep:
     ) -> None:
         """
         Args:
-            push: push that receives the changes.
-            optimizer: takes the steps.
             parameters: parameters after the earlier steps of the round.
             start: parameters at the round's start.
             pull: share of its distance from `start` by which the step is pulled back.
@@ -111,9 +106,8 @@ class LastStep:
         """Pass on the change of a tensor's earlier steps.
 
         Args:
-            index: number of the tensor.
-            reached: whether an earlier step had a gradient of it.
-            pulled: whether the correction of this step applies, although the step has no gradient of it.
+            reached: True if an earlier step had a gradient of it.
+            pulled: True if the correction of this step applies, although the step has no gradient of it.
         """
         if not reached:
             return self.pass_on(index, None)

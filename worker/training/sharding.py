@@ -25,12 +25,7 @@ class Shards:
     """Finds the samples of assignments. Caches the order of one epoch, and one worker's share of a split."""
 
     def __init__(self, seed: int, train_samples: int, split: SampleSplit | None = None) -> None:
-        """
-        Args:
-            seed: the job's seed.
-            train_samples: number of samples in an epoch.
-            split: how samples are divided among workers; None for samples that are distributed alike.
-        """
+        """split: how samples are divided among workers; None for samples that are distributed alike."""
         self._seed, self._samples, self._split = seed, train_samples, split
         self._epoch, self._order = -1, np.empty(0, np.int64)
         self._of = (-1, -1, -1)  # epoch, position and world of `_order` in a split
@@ -79,7 +74,6 @@ class CodedPart:
 
     Attributes:
         number: number of the part in the round, from 0.
-        indices: indices of the part's training samples.
         weight: factor by which this member multiplies the mean gradient over these samples.
     """
 
@@ -92,10 +86,7 @@ def coded_parts(indices: Indices, assignment: Assignment) -> list[CodedPart]:
     """Return the parts of a round with straggler codes that one member computes.
 
     The weighted sum of the parts' mean gradients has the size of a mean over all samples of these parts.
-
-    Args:
-        indices: indices of all samples of the round.
-        assignment: assignment of the member; its position and number of stragglers select the parts.
+    assignment: assignment of the member; its position and number of stragglers select the parts.
     """
     code = straggler_code(assignment.world, assignment.stragglers)
     numbers = parts_of(assignment.position, assignment.world, assignment.stragglers)
@@ -120,8 +111,6 @@ def batches(samples: int, batch_size: int, least: int = 1) -> list[slice]:
     """Divide an assignment's samples into as few batches as `batch_size` allows, as evenly as possible.
 
     Args:
-        samples: number of samples, 1 or more.
-        batch_size: largest number of samples in a batch.
         least: smallest number of samples in a batch, unless `samples` itself is smaller. It may make
             batches larger than `batch_size`.
 

@@ -71,7 +71,6 @@ def parse_split(text: str, labels: Indices) -> SampleSplit | None:
 
     Args:
         text: `classes:K`, `dirichlet:ALPHA`, or empty for samples that are distributed alike.
-        labels: see `SampleSplit`.
 
     Returns:
         The split; None for an empty text.

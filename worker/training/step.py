@@ -75,11 +75,9 @@ class Strategy(ABC):
     """Turns assignments of one kind of work into training steps, and keeps the state that the steps share.
 
     Attributes:
-        session: the worker's session, which receives the pushes.
-        metrics: the worker's metrics.
-        single: whether each push makes a version of its own, so that a worker may compute several times, or
+        single: True if each push makes a version of its own, so that a worker may compute several times, or
             never, at one version.
-        final: whether the server uses parts before their push is committed, so that no part that has left
+        final: True if the server uses parts before their push is committed, so that no part that has left
             can be taken back.
         times: durations of the forward and backward passes, by tensor.
         steps: number of pushes committed so far.
@@ -96,14 +94,6 @@ class Strategy(ABC):
         single: bool = False,
         final: bool = False,
     ) -> None:
-        """
-        Args:
-            session: receives the pushes.
-            metrics: counts the steps that contribute nothing.
-            give_up: exception raised after `MAX_UNUSABLE` steps in a row that contributed nothing.
-            single: whether each push makes a version of its own.
-            final: whether the server uses parts before their push is committed.
-        """
         self.session = session
         self.metrics = metrics
         self.single, self.final = single, final
@@ -122,7 +112,6 @@ class Strategy(ABC):
 
         Args:
             assignment: assignment with samples, at whose version the replica is.
-            samples: number of samples assigned, at least 1.
 
         Returns:
             The step, with its first batch open.
@@ -134,17 +123,13 @@ class Strategy(ABC):
         return slice(0, samples)
 
     def stop_overlap(self, why: str) -> None:
-        """Send parts only after the backward pass from now on, and warn of that.
-
-        Args:
-            why: reason, a clause for the warning.
-        """
+        """Send parts only after the backward pass from now on, and warn of that."""
         log.warning("from now on gradients leave after the backward pass, not during it: %s", why)
         self.hooks = None
 
     @property
     def busy(self) -> bool:
-        """Whether an exchange of coded packets is incomplete, so that this worker must not leave yet."""
+        """True if an exchange of coded packets is incomplete, so that this worker must not leave yet."""
         return False
 
     def image(self) -> dict[str, Any]:
@@ -187,8 +172,6 @@ class Strategy(ABC):
         """Begin the push that answers an assignment.
 
         Args:
-            assignment: assignment to answer.
-            samples: number of samples behind the gradients.
             learning_rates: learning rates of the server's step, by parameter group; empty to use the job's
                 schedule.
 
@@ -201,14 +184,8 @@ class Strategy(ABC):
         return self.session.begin_push(assignment, terms, learning_rates)
 
     def commit(self, push: Push, loss: float | None, of: TrainingStep, *, computing_s: float = 0.0) -> None:
-        """Commit a push, and count it.
-
-        Args:
-            push: push with all gradients.
-            loss: mean loss of its samples; None if unknown.
-            of: step that the push answers.
-            computing_s: seconds that local steps took, where the mode sets their number by it; otherwise 0.
-        """
+        """Commit a push, and count it. computing_s: seconds that local steps took, where the mode sets their
+        number by it; otherwise 0."""
         self.steps += 1
         sent = self.session.commit(
             push, loss, computing_s=computing_s, batches=of.covered, steps=of.counted_steps
@@ -221,9 +198,6 @@ class Strategy(ABC):
 
     def count_unusable(self, why: str) -> None:
         """Count a step that contributes nothing.
-
-        Args:
-            why: reason, a clause for the error's message.
 
         Raises:
             The strategy's `give_up`: this was the `MAX_UNUSABLE`th such step in a row.
@@ -253,19 +227,12 @@ class TrainingStep(ABC):
     continues with `extend`, `finish` or `end`, as the answer says.
 
     Attributes:
-        assignment: assignment that the step answers.
         samples: number of samples that the answer counts.
-        open: whether another batch is to be computed.
+        open: True if another batch is to be computed.
         at: number of batches before the present one.
     """
 
     def __init__(self, strategy: Strategy, assignment: m.Assignment, samples: int) -> None:
-        """
-        Args:
-            strategy: strategy of this kind of work.
-            assignment: assignment to answer.
-            samples: number of samples that count so far.
-        """
         self.assignment = assignment
         self.samples: int = samples
         self.open = True
@@ -277,12 +244,12 @@ class TrainingStep(ABC):
 
     @property
     def lacking(self) -> bool:
-        """Whether another batch is to be computed, and the assignment has none left."""
+        """True if another batch is to be computed, and the assignment has none left."""
         return False
 
     @property
     def last(self) -> bool:
-        """Whether the present batch is the last one of the assignment, which may have further optimizer
+        """True if the present batch is the last one of the assignment, which may have further optimizer
         steps."""
         return True
 
@@ -380,11 +347,7 @@ class TrainingStep(ABC):
 
     @abstractmethod
     def skip(self, why: str) -> None:
-        """Leave out the present batch; after the last batch, answer the assignment.
-
-        Args:
-            why: reason, a clause for the log.
-        """
+        """Leave out the present batch; after the last batch, answer the assignment."""
 
     def withdraw(self) -> bool:
         """Abandon the push that `follow` has begun, if any; the step may begin another push.
@@ -396,7 +359,7 @@ class TrainingStep(ABC):
 
     @property
     def sent(self) -> bool:
-        """Whether parts of the push that `follow` has begun were sent."""
+        """True if parts of the push that `follow` has begun were sent."""
         return False
 
     def _contribute_nothing(self, why: str, push: Push | None = None, loss: float | None = None) -> bool:
@@ -404,11 +367,6 @@ class TrainingStep(ABC):
 
         1. Parts of the push that were sent count already: send the remaining parts empty, and commit.
         2. Otherwise: abandon the push, and answer the assignment without samples.
-
-        Args:
-            why: the value that is not finite, a clause for the log.
-            push: push that was begun; None if there is none.
-            loss: mean loss of the step; None if unknown.
 
         Returns:
             True if parts that were sent count all the same.

@@ -39,7 +39,7 @@ class Variant:
         Args:
             changes: changes of the round, by tensor. They are not altered.
             version: version of the round.
-            everything: whether nothing may be kept, because the worker leaves.
+            everything: True if nothing may be kept, because the worker leaves.
 
         Raises:
             NonFiniteGradient: a change that would be kept contains an infinity or a NaN.

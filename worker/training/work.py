@@ -13,7 +13,7 @@ class Gradients:
     """Work `gradients`: a worker pushes the mean gradient of each assignment's samples.
 
     Attributes:
-        single: whether each push makes a version of its own, so that a worker may compute several times, or
+        single: True if each push makes a version of its own, so that a worker may compute several times, or
             never, at one version.
     """
 
@@ -27,10 +27,10 @@ class Local:
     Attributes:
         correction: λ, 0 to 1: share of its distance from the round's first model by which each local step
             is pulled back.
-        delayed: whether the local steps of the next round begin while the changes of this round are
+        delayed: True if the local steps of the next round begin while the changes of this round are
             exchanged.
         elastic: α of elastic averaging, 0 to 1; 0 without it.
-        overlay: whether a round begins with this worker's share of its own residual already applied.
+        overlay: True if a round begins with this worker's share of its own residual already applied.
         clip: largest Euclidean norm of the gradient of each local step of a task; 0 for no limit.
         fragments: number of fragments of the model, of which each round exchanges one.
     """
