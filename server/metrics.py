@@ -51,15 +51,13 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
     info = gauge("info", "always 1; the labels name version, mode and job", "version", "mode", "job")
     _wire_bytes = counter(
         "wire_bytes",
-        "bytes on the wire without those of Status; `compressor` is that of the downlink for direction "
-        "`down`, and `unattributed` for calls outside of a worker's stream",
+        "bytes on the wire without those of Status; `unattributed` outside of a worker's stream",
         "direction",
         "compressor",
     )
     _raw_bytes = counter(
         "raw_bytes",
-        "float32 bytes of accepted pushes, of updates and snapshots sent, and of the initial parameters; in "
-        "coded mode of packets and snapshots",
+        "the same tensors as float32: accepted pushes, updates, snapshots, initial parameters",
         "direction",
         "compressor",
     )
@@ -69,60 +67,47 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
     _samples = counter("samples", "training samples in closed rounds")
     repeated_samples = counter(
         "repeated_samples",
-        "samples trained on twice, because a worker returned after its lease with a push for samples that "
-        "had been reassigned",
+        "samples trained on twice, because a worker returned after its lease",
     )
     lost_members = counter("members_lost", "members lost before the job was finished")
     suspensions = counter("suspensions", "times that a member was suspended because its training thread hung")
-    stalled_seconds = gauge(
-        "stalled_seconds", "longest time for which a member's training thread has made no progress"
-    )
+    stalled_seconds = gauge("stalled_seconds", "longest time without progress of a member's training thread")
     round_seconds = histogram("round_seconds", "time from a round's opening to its version")
     passed_over = counter(
         "rounds_passed_over",
-        "rounds with fewer gradients than `--aggregation` needs, which left the parameters unchanged",
+        "rounds with fewer gradients than `--aggregation` needs",
     )
     reduce_seconds = histogram("reduce_seconds", "time of reduction, optimizer step and encoding of a round")
     waiting_seconds = counter(
         "waiting_seconds",
-        "time for which rounds waited for missing or slow members beyond twice the median of the last "
-        "rounds, and beyond 1 s; the usual waiting of a healthy round is not included",
+        "time of rounds beyond twice the median of the last ones and beyond 1 s",
     )
     staleness_versions = histogram(
         "staleness_versions",
-        "staleness of accepted pushes: versions applied since the one that the gradient was computed at; 0 "
-        "in sync and local mode",
+        "versions applied between an accepted push and its base; 0 in sync and local mode",
         _STEPS,
     )
     staleness_clocks = histogram(
         "staleness_clocks", "stale mode: clocks that an applied push was behind the newest one", _STEPS
     )
-    staleness_bound = gauge(
-        "staleness_bound_clocks", "stale mode: the bound, which no applied push exceeds; NaN in other modes"
-    )
-    staleness_largest = gauge(
-        "staleness_largest_versions", "greatest staleness of all accepted pushes, in versions"
-    )
+    staleness_bound = gauge("staleness_bound_clocks", "stale mode: the bound; NaN in other modes")
+    staleness_largest = gauge("staleness_largest_versions", "greatest staleness of accepted pushes")
     staleness_largest_clocks = gauge(
-        "staleness_largest_clocks", "stale mode: greatest staleness of all applied pushes, in clocks"
+        "staleness_largest_clocks", "stale mode: greatest staleness of applied pushes"
     )
     checkpoint_version = gauge(
         "checkpoint_version", "with --state: version of the last checkpoint; NaN before the first"
     )
     checkpoint_bytes = gauge("checkpoint_bytes", "with --state: size of the last checkpoint, in bytes")
     journal_bytes = gauge(
-        "journal_bytes", "with --state: size of the journal since the last complete checkpoint, in bytes"
+        "journal_bytes", "with --state: size of the journal since the last whole checkpoint, in bytes"
     )
     checkpoint_failures = counter("checkpoint_failures", "checkpoints that could not be written")
-    local_steps = gauge(
-        "local_steps", "local mode: local steps of the last opened round (H); 1 in the other modes"
-    )
-    redundancy = gauge(
-        "redundancy", "coded mode: number of workers that computed each block in the last round"
-    )
+    local_steps = gauge("local_steps", "local mode: local steps of the last opened round; 1 in other modes")
+    redundancy = gauge("redundancy", "coded mode: workers that computed each block in the last round")
     uncoded_exchanges = counter(
         "uncoded_exchanges",
-        "coded mode: exchanges that could not complete, and were replaced by sending whole gradients",
+        "coded mode: exchanges replaced by whole gradients",
     )
     drifting = gauge(
         "drifting_replicas",
@@ -130,40 +115,32 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
     )
     plans = counter("plans", "new plans put in force")
     parts = gauge("parts", "number of parts in the plan")
-    forward_seconds = gauge("forward_seconds", "time of a step's forward pass, mean of the workers")
-    backward_seconds = gauge("backward_seconds", "time of a step's backward pass, mean of the workers")
+    forward_seconds = gauge("forward_seconds", "forward pass of a step, mean of the workers")
+    backward_seconds = gauge("backward_seconds", "backward pass of a step, mean of the workers")
     compressing_share = gauge(
-        "compressing_share", "fraction of the time between steps that compressing takes, mean of the workers"
+        "compressing_share", "fraction of the time between steps that compressing takes"
     )
-    predicted_step_seconds = gauge(
-        "predicted_step_seconds", "predicted time of a step by the last measurements; 0 if unknown"
-    )
-    link_part_seconds = gauge("link_part_seconds", "upload time of a part regardless of its size (alpha)")
-    link_byte_seconds = gauge(
-        "link_byte_seconds", "additional upload time of each byte of a part, with all workers sending (beta)"
-    )
+    predicted_step_seconds = gauge("predicted_step_seconds", "predicted time of a step; 0 if unknown")
+    link_part_seconds = gauge("link_part_seconds", "upload time of a part of any size (alpha)")
+    link_byte_seconds = gauge("link_byte_seconds", "additional upload time of each byte of a part (beta)")
     members = gauge("members", "members that hold a lease")
     missing = gauge(
         "round_missing_members",
-        "members that others wait for: those of the open round that have not pushed; in stale mode the "
-        "slowest",
+        "members that others wait for",
     )
     version = gauge("version", "parameter version")
     epoch = gauge("epoch", "completed epochs, with the fraction of the running one")
     phase = gauge("phase", "1 for the present phase of the job, 0 for all others", "phase")
     gradient_norm = gauge(
         "gradient_norm",
-        "Euclidean norm of the last version's mean gradient before `--clip-norm` scales it; NaN without "
-        "`--clip-norm`",
+        "norm of the last mean gradient before `--clip-norm`; NaN without",
     )
     certificate_expiry = gauge(
         "certificate_expiry_seconds",
-        "end of the validity of `--tls-cert`, in seconds since the epoch; NaN without TLS",
+        "end of the validity of `--tls-cert`, since the epoch; NaN without TLS",
     )
     loss = gauge("train_loss", "sample-weighted mean training loss of the last round")
-    learning_rate = gauge(
-        "learning_rate", "learning rate of the next step, by the job's schedule; NaN where scripts set it"
-    )
+    learning_rate = gauge("learning_rate", "learning rate of the next step; NaN where scripts set it")
     _validation = gauge("validation", f"metrics of the last evaluation, for at most {NAMES} names", "metric")
 
     def __init__(self, downlink: str) -> None:

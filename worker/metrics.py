@@ -24,15 +24,13 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
     )
     _wire = counter(
         "wire_bytes",
-        "bytes sent (up) and received (down); `compressor` is `unattributed` until a worker without its own "
-        "has heard the job's",
+        "bytes sent (up) and received (down)",
         "direction",
         "compressor",
     )
     _raw = counter(
         "raw_bytes",
-        "bytes as float32 of accepted pushes and of uploaded initial parameters (up), and of applied updates "
-        "(down)",
+        "the same tensors as float32",
         "direction",
         "compressor",
     )
@@ -41,11 +39,11 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
     skipped = counter("skipped_steps", "steps skipped because the gradient was not finite")
     spikes = counter(
         "spikes",
-        "tensors whose gradient was more than 100 times as large as usual, and was sent uncompressed",
+        "tensors whose gradient was more than 100 times as large as usual",
     )
     clipped = counter(
         "clipped_elements",
-        "coded mode: elements of gradients that were outside ±10 and were clipped",
+        "coded mode: elements of gradients outside ±10",
     )
     ahead = counter(
         "ahead_rounds",
@@ -56,8 +54,8 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
     drifts = counter("drifts", "replicas replaced because their checksum differed from the server's")
     seconds = counter(
         "seconds",
-        "seconds of the training thread by activity: `computing`, `compressing`, `pushing`, `waiting`, "
-        "`applying`, `evaluating`; in coded mode `encoding` and `decoding`",
+        "seconds of the training thread: `computing`, `compressing`, `pushing`, `waiting`, `applying`, "
+        "`evaluating`, `encoding` or `decoding`",
         "activity",
     )
     step_seconds = histogram("step_seconds", "seconds from one assignment to the next")
