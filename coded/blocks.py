@@ -27,18 +27,16 @@ class Blocks:
 
     Attributes:
         most: largest redundancy, as far as the number of members allows; None to choose it by measured times.
-        by_speed: True to size the blocks by the speeds of their workers.
         _paces: seconds that each member takes for a sample: a running mean since the last exchange with equal
             blocks, in which each exchange has half the weight of the next one.
         _choice: choice of the redundancy by measured times.
-        _noted: number of nodes and redundancy that the log names last.
     """
 
     most: int | None
-    by_speed: bool = False
+    by_speed: bool = False  # True to size the blocks by the speeds of their workers
     _paces: dict[Name, float] = field(default_factory=dict[Name, float])
     _choice: AdaptiveRedundancy = field(default_factory=AdaptiveRedundancy)
-    _noted: tuple[int, int] = (0, 0)
+    _noted: tuple[int, int] = (0, 0)  # number of nodes and redundancy that the log names last
 
     @property
     def redundancy(self) -> int:

@@ -38,19 +38,16 @@ class ServerCopy:
     """The server's copy of the parameters, in coded mode.
 
     Attributes:
-        version: version of the installed copy.
         asked: worker and incarnation that was asked for the current version; None if none was.
-        loading: version that is being installed; None if none is.
-        due: True if a new copy is wanted though no member needs it.
         hoping_since: time from which members have waited for departed ones that have the version; None if
             they do not wait.
         since: samples trained on after `version`, each with the version that resulted.
     """
 
-    version: int = 0
+    version: int = 0  # version of the installed copy
     asked: Name | None = None
-    loading: int | None = None
-    due: bool = False
+    loading: int | None = None  # version that is being installed; None if none is
+    due: bool = False  # True if a new copy is wanted though no member needs it
     hoping_since: float | None = None
     since: list[tuple[int, Drawn]] = field(default_factory=list[tuple[int, Drawn]])
 
@@ -134,13 +131,11 @@ class Drift:
 
     Attributes:
         names: worker and incarnation of each member whose replica differs.
-        since: version at which replicas began to differ.
-        found: number of members that differed in the last comparison.
     """
 
     names: set[Name] = field(default_factory=set[Name])
-    since: int = 0
-    found: int = 0
+    since: int = 0  # version at which replicas began to differ
+    found: int = 0  # number of members that differed in the last comparison
 
     def compare(self, version: int, members: Sequence[Member], checksums: Sequence[int]) -> list[e.Action]:
         """Compare the members' replicas by their checksums, and record the members that differ from the

@@ -57,30 +57,22 @@ class Coded(Mode, Exchanges):
     """The mode `coded`.
 
     Attributes:
-        _blocks: decides how many members compute each block, and the sizes of blocks.
-        _count: number of exchanges so far, which is the number of the last one.
-        _applied: number of the exchange whose sum made the version.
-        _uncoded: number of exchanges that replaced a broken one.
         _have_sum: members that have the sum of the last round, by worker and incarnation.
-        _clipping: gradient elements that were clipped.
         _damaged_by: number of exchanges in a row that failed because of a member, by worker and incarnation.
-        _disagreements: number of rounds in a row in which members computed a block differently.
-        _copy: the server's copy of the parameters.
-        _drift: members whose replicas differ.
     """
 
     _state: JobState = field(metadata=DERIVED)
-    _blocks: Blocks
+    _blocks: Blocks  # decides how many members compute each block, and the sizes of blocks
     round: CodedRound | None = None
-    _count: int = 0
-    _applied: int = 0
-    _uncoded: int = 0
+    _count: int = 0  # number of exchanges so far, which is the number of the last one
+    _applied: int = 0  # number of the exchange whose sum made the version
+    _uncoded: int = 0  # number of exchanges that replaced a broken one
     _have_sum: set[Name] = field(default_factory=set[Name])
-    _clipping: Clipping = field(default_factory=Clipping)
+    _clipping: Clipping = field(default_factory=Clipping)  # gradient elements that were clipped
     _damaged_by: Counter[Name] = field(default_factory=Counter[Name])
-    _disagreements: int = 0
-    _copy: ServerCopy = field(default_factory=ServerCopy)
-    _drift: Drift = field(default_factory=Drift)
+    _disagreements: int = 0  # number of rounds in a row in which members computed a block differently
+    _copy: ServerCopy = field(default_factory=ServerCopy)  # the server's copy of the parameters
+    _drift: Drift = field(default_factory=Drift)  # members whose replicas differ
 
     @property
     def exchanges(self) -> Exchanges:

@@ -47,17 +47,11 @@ _TRANSITIONS = {
 @stored("exchange-report")
 @dataclass(frozen=True, slots=True)
 class ExchangeReport:
-    """A member's report that it has the sum of an exchange.
+    """A member's report that it has the sum of an exchange."""
 
-    Attributes:
-        samples: number of samples that the member computed.
-        loss: mean training loss over these samples; None if unknown.
-        exchanged: times, checksum of the replica and number of clipped elements.
-    """
-
-    samples: int
-    loss: float | None
-    exchanged: Exchanged
+    samples: int  # number of samples that the member computed
+    loss: float | None  # mean training loss over these samples; None if unknown
+    exchanged: Exchanged  # times, checksum of the replica and number of clipped elements
 
 
 @stored("coded-round")
@@ -67,18 +61,8 @@ class CodedRound:
     exchange; the others last for the round.
 
     Attributes:
-        version: version at which members compute.
-        opened_at: time at which the round opened, in seconds of the job's clock.
-        coding: the running exchange, as assignments name it.
-        members: worker and incarnation of each member, by node.
-        least: smallest number of samples of a block that has any.
-        broken: reason for which the exchange cannot end; empty while it is not broken.
-        disagreed: True if members computed the same block differently.
         checksums: node that sent the first checksum of a block, and this checksum, by block.
-        begun: indices of packets whose headers have arrived.
-        relayed: indices of packets that were relayed whole.
         reports: reports of members that have the sum, by node.
-        lost: nodes whose members are lost.
         irregular: True if the round's time is not comparable: an exchange was replaced, or a member
             evaluates.
         _plan: plan of the running exchange; empty until it is needed.
@@ -86,20 +70,20 @@ class CodedRound:
         _nodes: node of each member; empty until it is needed.
     """
 
-    version: int
-    opened_at: float
+    version: int  # version at which members compute
+    opened_at: float  # time at which the round opened, in seconds of the job's clock
     drawn: Drawn
-    coding: Coding
-    members: dict[int, Name]
-    least: int = 1
+    coding: Coding  # the running exchange, as assignments name it
+    members: dict[int, Name]  # worker and incarnation of each member, by node
+    least: int = 1  # smallest number of samples of a block that has any
     life: ExchangeLife = ExchangeLife.EXCHANGING
-    broken: str = ""
-    disagreed: bool = False
+    broken: str = ""  # reason for which the exchange cannot end; empty while it is not broken
+    disagreed: bool = False  # True if members computed the same block differently
     checksums: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
-    begun: set[int] = field(default_factory=set[int])
-    relayed: set[int] = field(default_factory=set[int])
+    begun: set[int] = field(default_factory=set[int])  # indices of packets whose headers have arrived
+    relayed: set[int] = field(default_factory=set[int])  # indices of packets that were relayed whole
     reports: dict[int, ExchangeReport] = field(default_factory=dict[int, ExchangeReport])
-    lost: set[int] = field(default_factory=set[int])
+    lost: set[int] = field(default_factory=set[int])  # nodes whose members are lost
     irregular: bool = False
     _plan: list[ExchangePlan] = field(default_factory=list[ExchangePlan], metadata=DERIVED)
     _unsent: dict[int, int] = field(default_factory=dict[int, int], metadata=DERIVED)
@@ -258,15 +242,10 @@ class CodedRound:
 @stored("clipping")
 @dataclass
 class Clipping:
-    """Gradient elements that were clipped, because fixed point has no larger ones.
+    """Gradient elements that were clipped, because fixed point has no larger ones."""
 
-    Attributes:
-        elements: number of elements, of all workers.
-        steps: number of steps with such elements.
-    """
-
-    elements: int = 0
-    steps: int = 0
+    elements: int = 0  # number of elements, of all workers
+    steps: int = 0  # number of steps with such elements
 
     def add(self, version: int, elements: int) -> list[e.Action]:
         """Add the elements of the step that made `version`. Return a warning for the 1st, 2nd, 4th, 8th, …

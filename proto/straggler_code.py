@@ -39,11 +39,10 @@ class StragglerCode:
 
     Attributes:
         matrix: coefficient B of each part in each member's push, shape (members, parts), of equal sides.
-        stragglers: number s of members whose pushes may be missing.
     """
 
     matrix: Float64
-    stragglers: int
+    stragglers: int  # number s of members whose pushes may be missing
 
     @property
     def members(self) -> int:

@@ -38,14 +38,12 @@ class PlannedPacket:
     """One packet of an exchange plan.
 
     Attributes:
-        sender: node that encodes and sends the packet.
         targets: nodes that receive the packet. Each holds all blocks of `terms` but one.
-        terms: (block, slice) pairs whose gradients the packet sums.
     """
 
-    sender: int
+    sender: int  # node that encodes and sends the packet
     targets: tuple[int, ...]
-    terms: tuple[tuple[int, int], ...]
+    terms: tuple[tuple[int, int], ...]  # (block, slice) pairs whose gradients the packet sums
 
 
 @dataclass(frozen=True)
@@ -55,17 +53,14 @@ class ExchangePlan:
     All processes derive the same plan.
 
     Attributes:
-        slices: number of slices that each block's gradient is cut into.
-        holders: nodes that compute each block, ascending, by block.
         blocks: blocks that are exchanged and summed, ascending: all, unless every holder of a block is lost.
-        packets: all packets; an index into them names a packet on the wire.
     """
 
     nodes: int
-    slices: int
-    holders: tuple[tuple[int, ...], ...]
+    slices: int  # number of slices that each block's gradient is cut into
+    holders: tuple[tuple[int, ...], ...]  # nodes that compute each block, ascending, by block
     blocks: tuple[int, ...]
-    packets: tuple[PlannedPacket, ...]
+    packets: tuple[PlannedPacket, ...]  # all packets; an index into them names a packet on the wire
 
     @cached_property
     def held(self) -> tuple[frozenset[int], ...]:

@@ -26,15 +26,10 @@ from .plan import is_possible
 
 @dataclass(frozen=True, slots=True)
 class UncodedTimes:
-    """The durations of the two phases of a step, usually at redundancy 1.
+    """The durations of the two phases of a step, usually at redundancy 1."""
 
-    Attributes:
-        computing: seconds that a worker computes gradients.
-        exchanging: seconds from the end of computing until the exchange is complete.
-    """
-
-    computing: float
-    exchanging: float
+    computing: float  # seconds that a worker computes gradients
+    exchanging: float  # seconds from the end of computing until the exchange is complete
 
 
 def load(nodes: int, redundancy: int) -> int:
@@ -86,11 +81,7 @@ def without_redundancy(nodes: int, redundancy: int, measured: UncodedTimes) -> U
 
 @dataclass
 class AdaptiveRedundancy:
-    """The control's choice of each step's redundancy in coded mode, by the times of recent steps.
-
-    Attributes:
-        nodes: number of nodes in the remembered steps, 0 before the first.
-    """
+    """The control's choice of each step's redundancy in coded mode, by the times of recent steps."""
 
     REMEMBERED: ClassVar[int] = 9  # steps
     FEWEST: ClassVar[int] = 3  # steps before the redundancy may change
@@ -98,7 +89,7 @@ class AdaptiveRedundancy:
         0.9  # change only if the predicted step is shorter than this share of the present one
     )
 
-    nodes: int = 0
+    nodes: int = 0  # number of nodes in the remembered steps, 0 before the first
     _times: list[UncodedTimes] = field(default_factory=list[UncodedTimes])
     _chosen: int = 1
 

@@ -20,19 +20,12 @@ from . import refusals
 @stored("accumulation")
 @dataclass
 class Accumulation:
-    """The number of batches that an optimizer step is expected to take.
+    """The number of batches that an optimizer step is expected to take."""
 
-    Attributes:
-        batches: the number; 1 without accumulation.
-        declared: number that a worker has declared; 0 if none has.
-        declared_by: worker that was the first to declare it; empty if none has.
-        _last: number of batches that the last step took, if it was another one; otherwise 0.
-    """
-
-    batches: int = 1
-    declared: int = 0
-    declared_by: str = ""
-    _last: int = 0
+    batches: int = 1  # the number; 1 without accumulation
+    declared: int = 0  # number that a worker has declared; 0 if none has
+    declared_by: str = ""  # worker that was the first to declare it; empty if none has
+    _last: int = 0  # number of batches that the last step took, if it was another one; otherwise 0
 
     def declare(self, worker: str, batches: int) -> None:
         """Note the number that a worker declares; 0 if it declares none.

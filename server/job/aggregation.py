@@ -44,13 +44,9 @@ class Mean:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Median:
-    """The aggregation `median`: the median of each coordinate.
+    """The aggregation `median`: the median of each coordinate."""
 
-    Attributes:
-        by_coordinate: True, because each coordinate is computed by itself.
-    """
-
-    by_coordinate: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True  # True, because each coordinate is computed by itself
 
     @property
     def fewest(self) -> int:
@@ -60,16 +56,11 @@ class Median:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trimmed:
-    """The aggregation `trimmed`: the mean of each coordinate without its lowest and highest values.
+    """The aggregation `trimmed`: the mean of each coordinate without its lowest and highest values."""
 
-    Attributes:
-        by_coordinate: True, because each coordinate is computed by itself.
-        wrong: number of faulty workers that it tolerates, 1 to 1000.
-    """
+    by_coordinate: ClassVar[bool] = True  # True, because each coordinate is computed by itself
 
-    by_coordinate: ClassVar[bool] = True
-
-    wrong: int = 1
+    wrong: int = 1  # number of faulty workers that it tolerates, 1 to 1000
 
     def __post_init__(self) -> None:
         if not 1 <= self.wrong <= 1000:
@@ -86,11 +77,10 @@ class Krum(Trimmed):
     """The aggregation `krum`: the one gradient with the smallest distances to its nearest neighbours.
 
     Attributes:
-        by_coordinate: False, because distances depend on all coordinates.
         wrong: number of faulty workers that it tolerates, 1 to 1000.
     """
 
-    by_coordinate: ClassVar[bool] = False
+    by_coordinate: ClassVar[bool] = False  # False, because distances depend on all coordinates
 
     @property
     def fewest(self) -> int:

@@ -10,14 +10,10 @@ from .limits import SMALLER_IS_BETTER
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The metric that decides which evaluated version is the best.
-
-    Attributes:
-        smallest: True if the smallest value is the best; False if the largest is.
-    """
+    """The metric that decides which evaluated version is the best."""
 
     metric: str
-    smallest: bool
+    smallest: bool  # True if the smallest value is the best; False if the largest is
 
     def better(self, value: float, best: float | None) -> bool:
         """Return True if `value` is better than `best`, the best value so far (None before the first).

@@ -32,19 +32,15 @@ class Buffers:
     """Decides which assignments ask for the worker's buffers.
 
     Attributes:
-        wanted: True if the model has buffers and the job collects them.
         first_alone: True if only the member of lowest rank contributes buffers (`--buffers rank0`).
-        number: number of the last collection; 0 before the first.
-        epoch: first epoch, from 0, without a collection at its end.
-        evaluation: number of the last evaluation that has a collection.
         next_s: time at which the next collection by time is due, in seconds since the job began.
     """
 
-    wanted: bool = False
+    wanted: bool = False  # True if the model has buffers and the job collects them
     first_alone: bool = False
-    number: int = 0
-    epoch: int = 0
-    evaluation: int = 0
+    number: int = 0  # number of the last collection; 0 before the first
+    epoch: int = 0  # first epoch, from 0, without a collection at its end
+    evaluation: int = 0  # number of the last evaluation that has a collection
     next_s: float = EVERY_S
 
     def joined(self, member: Member) -> None:

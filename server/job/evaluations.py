@@ -32,21 +32,14 @@ BEST_REMEMBERED = 256  # workers choose the names of metrics
 @stored("asked-evaluation")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """The request to one member to evaluate a version, which is still unanswered.
-
-    Attributes:
-        version: version of the parameters when the member was asked.
-        asked_at: time of the request, in seconds of the job's clock.
-        assignment: id of the assignment that carries the request.
-        progress: epochs trained on until the request, with a fraction.
-    """
+    """The request to one member to evaluate a version, which is still unanswered."""
 
     by: Name
     epoch: int
-    version: int
-    asked_at: float
-    assignment: int
-    progress: float = 0.0
+    version: int  # version of the parameters when the member was asked
+    asked_at: float  # time of the request, in seconds of the job's clock
+    assignment: int  # id of the assignment that carries the request
+    progress: float = 0.0  # epochs trained on until the request, with a fraction
 
 
 @stored("evaluations")
@@ -55,14 +48,12 @@ class Evaluations:
     """The evaluations of a job that are done, and the one that a member is asked for.
 
     Attributes:
-        begun: number of the last evaluation before the job began; 0 if there was none.
-        asked: the request that is unanswered; None if there is none.
         done: results of the last `EVALUATIONS_REMEMBERED` evaluations, in the order of their numbers.
         best: best value of each metric so far, by name, of the first `BEST_REMEMBERED` names.
     """
 
-    begun: int = 0
-    asked: Asked | None = None
+    begun: int = 0  # number of the last evaluation before the job began; 0 if there was none
+    asked: Asked | None = None  # the request that is unanswered; None if there is none
     done: list[EpochStatus] = field(default_factory=list[EpochStatus])
     best: dict[str, float] = field(default_factory=dict[str, float])
 

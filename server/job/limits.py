@@ -19,15 +19,10 @@ EVALUATIONS_REMEMBERED = 1024  # only the last ones, so that memory stays bounde
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlyStop:
-    """The options of `--early-stop`: end the job when a metric stops improving.
+    """The options of `--early-stop`: end the job when a metric stops improving."""
 
-    Attributes:
-        patience: number of evaluations in a row without a new best value after which the job ends.
-        delta: amount by which a value has to exceed the best one to count as better.
-    """
-
-    patience: int = 5
-    delta: float = 0.0
+    patience: int = 5  # number of evaluations in a row without a new best value after which the job ends
+    delta: float = 0.0  # amount by which a value has to exceed the best one to count as better
 
     def __post_init__(self) -> None:
         if not 1 <= self.patience < EVALUATIONS_REMEMBERED:

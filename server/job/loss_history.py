@@ -30,17 +30,13 @@ class LossHistory:
 
     Attributes:
         points: complete points, oldest first: last version, number of samples, sum of the samples' losses.
-        each: number of steps in a point; doubled whenever there are `POINTS` points.
-        steps: number of steps in the incomplete last point.
-        samples: number of samples in the incomplete last point.
-        total: sum of the samples' losses in the incomplete last point.
     """
 
     points: list[tuple[int, int, float]] = field(default_factory=list[tuple[int, int, float]])
-    each: int = 1
-    steps: int = 0
-    samples: int = 0
-    total: float = 0.0
+    each: int = 1  # number of steps in a point; doubled whenever there are `POINTS` points
+    steps: int = 0  # number of steps in the incomplete last point
+    samples: int = 0  # number of samples in the incomplete last point
+    total: float = 0.0  # sum of the samples' losses in the incomplete last point
 
     def add(self, version: int, samples: int, loss: float) -> None:
         """Add the step that produced `version`. A step without samples or with a loss that is not finite is

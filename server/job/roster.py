@@ -94,28 +94,17 @@ class Member:
         incarnation: number that distinguishes processes with the same worker id; a later process has a larger
             one.
         heard_at: time of the last message from it, in seconds of the job's clock; the lease runs from here.
-        compressor: spec of its compressor, for the log.
-        activity: activity of its training thread, by its last heartbeat; empty if unknown.
-        stalled_s: seconds without progress of its training thread, by its last heartbeat.
         first: True if it had not finished its first step at its last heartbeat. The first step takes longer.
         named_s: value of `stalled_s` when the log last named it; 0 if the log has not, or it has made
             progress since.
-        suspended: True from a hang of its training thread until it is ready again.
-        data: checksum of some of its training samples; 0 if unknown.
-        train_samples: number of samples in its epoch; 0 if unknown.
         version: version of its replica once it has received all that was sent to it; None without a replica.
-        pushes: number of its accepted pushes.
-        empty: number of its last accepted pushes, in a row, that contribute nothing.
         work: its work; None while it has none. Only `Roster.assign` and `Roster.relieve` change it.
         revoked: the last work revoked because the member was lost; None if there is none, or it was resolved.
         succeeded: ids of its last assignments that substitutes took over.
-        collection: number of the last collection of buffers that it was asked to contribute to.
-        newcomer: number of assignments until it takes over the job's buffers; 0 if it has.
         after: version that its last push became part of. It gets work once that version is published.
         clock: number of its accepted pushes, counted from the clock of the slowest member when it joined;
             None before its first work.
         pace: the share of samples that fits its speed; None before its first work, and in rounds.
-        last_seq: seq of its last decided push; 0 before the first.
         outcomes: outcomes of its last decided pushes, by seq.
     """
 
@@ -123,28 +112,28 @@ class Member:
     incarnation: int
     rank: int
     heard_at: float
-    compressor: str = ""
-    activity: str = ""
-    stalled_s: float = 0.0
+    compressor: str = ""  # spec of its compressor, for the log
+    activity: str = ""  # activity of its training thread, by its last heartbeat; empty if unknown
+    stalled_s: float = 0.0  # seconds without progress of its training thread, by its last heartbeat
     first: bool = True
     named_s: float = 0.0
-    suspended: bool = False
+    suspended: bool = False  # True from a hang of its training thread until it is ready again
     life: Life = Life.JOINED
     fingerprint: bytes = b""
-    data: int = 0
-    train_samples: int = 0
+    data: int = 0  # checksum of some of its training samples; 0 if unknown
+    train_samples: int = 0  # number of samples in its epoch; 0 if unknown
     version: int | None = None
-    pushes: int = 0
-    empty: int = 0
+    pushes: int = 0  # number of its accepted pushes
+    empty: int = 0  # number of its last accepted pushes, in a row, that contribute nothing
     work: AssignedWork | None = None
     revoked: AssignedWork | None = None
     succeeded: list[int] = field(default_factory=list[int])
-    collection: int = 0
-    newcomer: int = 0
+    collection: int = 0  # number of the last collection of buffers that it was asked to contribute to
+    newcomer: int = 0  # number of assignments until it takes over the job's buffers; 0 if it has
     after: int = 0
     clock: int | None = None
     pace: ShareFit | None = None
-    last_seq: int = 0
+    last_seq: int = 0  # seq of its last decided push; 0 before the first
     outcomes: OrderedDict[int, Outcome] = field(default_factory=OrderedDict[int, Outcome])
 
     @property
@@ -199,16 +188,14 @@ class Roster:
     """The members of a job, present and departed.
 
     Attributes:
-        members: present members, by worker id.
         departed: lost members that may return, by worker id; the last `DEPARTED_MEMBERS` ones.
-        ready_members: number of present members that are ready.
         computing: number of members that compute at each version; versions without any are left out.
     """
 
     lease_s: float
-    members: dict[str, Member] = field(default_factory=dict[str, Member])
+    members: dict[str, Member] = field(default_factory=dict[str, Member])  # present members, by worker id
     departed: OrderedDict[str, Member] = field(default_factory=OrderedDict[str, Member])
-    ready_members: int = 0
+    ready_members: int = 0  # number of present members that are ready
     computing: Counter[int] = field(default_factory=Counter[int])
     _in_order: list[Member] = field(default_factory=list[Member], metadata=DERIVED)  # empty: to be sorted
 

@@ -31,15 +31,10 @@ from ...proto.shares import draws, share
 @stored("drawn-samples")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
-    """Samples that were drawn together to be assigned.
+    """Samples that were drawn together to be assigned."""
 
-    Attributes:
-        epoch: epoch of the samples, from 0.
-        ranges: ranges of positions in the epoch's permutation.
-    """
-
-    epoch: int
-    ranges: tuple[Range, ...]
+    epoch: int  # epoch of the samples, from 0
+    ranges: tuple[Range, ...]  # ranges of positions in the epoch's permutation
 
     @property
     def count(self) -> int:
@@ -91,22 +86,18 @@ class Samples:
     """The states of all samples of a job.
 
     Attributes:
-        least: smallest number of samples that may be drawn at a time, or left in an epoch.
-        _epoch: epoch of the fresh samples, from 0.
-        _next: position of the first fresh sample in that epoch.
         _returned: returned samples, by epoch.
-        _unsettled: number of unsettled samples, by epoch.
         completed: number of epochs of which all samples have been settled. It never falls, even if settled
             samples are returned.
     """
 
     per_epoch: int
     epochs: int
-    least: int = 1
-    _epoch: int = 0
-    _next: int = 0
+    least: int = 1  # smallest number of samples that may be drawn at a time, or left in an epoch
+    _epoch: int = 0  # epoch of the fresh samples, from 0
+    _next: int = 0  # position of the first fresh sample in that epoch
     _returned: dict[int, list[Range]] = field(default_factory=dict[int, list[Range]])
-    _unsettled: Counter[int] = field(default_factory=Counter[int])
+    _unsettled: Counter[int] = field(default_factory=Counter[int])  # number of unsettled samples, by epoch
     completed: int = 0
 
     @classmethod

@@ -32,29 +32,13 @@ class JobState:
 
     Attributes:
         initializer: worker and incarnation that was asked for the initial parameters; None if none was.
-        fingerprint: fingerprint of the job's model; empty before it has one.
-        data: checksum of some training samples; 0 if unknown.
         samples: the samples of the job; none before `Initialized`.
-        version: version of the parameters; each step of the optimizer makes the next one.
-        earlier_steps: steps that the script took before version 0, in a job that ended.
-        plan: number of the plan in force.
-        planned: True while the next plan is prepared and waits to come into force.
         started_at: time of the first assignment, in seconds of the job's clock; None before. From then on,
             one ready member is enough to train.
-        assignments: number of assignments so far, which is the id of the last one.
-        best: value of the `--keep` metric of the best version; None before the first.
         lost: the last `LOST_REMEMBERED` lost members, oldest first.
-        unlogged: True once the log has named a member that does not know its training loss.
-        stale_pushes: number of pushes refused as stale or redundant.
-        repeated_samples: number of samples trained on by a lost member, and again by another one.
         longest_stalled_s: longest seconds without progress from which a training thread recovered, by
             activity.
-        suspensions: number of times that a member was suspended for lack of progress.
-        elapsed_s: seconds since `started_at`, when the limits were last checked.
         closing: True once the server will stop, so no more work is assigned.
-        reunion: True from a restart of the server until all members have returned or are lost.
-        stopped: reason for which the job ends before its last epoch; empty if it does not.
-        last_evaluation: number of the evaluation of the last version; 0 before the end.
         waiting_since: time from which the job has waited for its present condition; None before the first.
         reported: subject and time of the last report about waiting; None if there was none since.
     """
@@ -66,31 +50,31 @@ class JobState:
     roster: Roster
     phase: Phase = Phase.EMPTY
     initializer: tuple[str, int] | None = None
-    fingerprint: bytes = b""
-    data: int = 0
+    fingerprint: bytes = b""  # fingerprint of the job's model; empty before it has one
+    data: int = 0  # checksum of some training samples; 0 if unknown
     samples: Samples = field(default_factory=lambda: Samples(0, 0))
-    version: int = 0
-    earlier_steps: int = 0
-    plan: int = 1
-    planned: bool = False
+    version: int = 0  # version of the parameters; each step of the optimizer makes the next one
+    earlier_steps: int = 0  # steps that the script took before version 0, in a job that ended
+    plan: int = 1  # number of the plan in force
+    planned: bool = False  # True while the next plan is prepared and waits to come into force
     started_at: float | None = None
-    assignments: int = 0
+    assignments: int = 0  # number of assignments so far, which is the id of the last one
     evaluations: Evaluations = field(default_factory=Evaluations)
     accumulation: Accumulation = field(default_factory=Accumulation)
     buffers: Buffers = field(default_factory=Buffers)
-    best: float | None = None
+    best: float | None = None  # value of the `--keep` metric of the best version; None before the first
     lost: list[LostStatus] = field(default_factory=list[LostStatus])
     accepted_pushes: int = 0
-    unlogged: bool = False
-    stale_pushes: int = 0
-    repeated_samples: int = 0
+    unlogged: bool = False  # True once the log has named a member that does not know its training loss
+    stale_pushes: int = 0  # number of pushes refused as stale or redundant
+    repeated_samples: int = 0  # number of samples trained on by a lost member, and again by another one
     longest_stalled_s: dict[str, float] = field(default_factory=dict[str, float])
-    suspensions: int = 0
-    elapsed_s: float = 0.0
+    suspensions: int = 0  # number of times that a member was suspended for lack of progress
+    elapsed_s: float = 0.0  # seconds since `started_at`, when the limits were last checked
     closing: bool = field(default=False, metadata=DERIVED)
-    reunion: bool = False
-    stopped: str = ""
-    last_evaluation: int = 0
+    reunion: bool = False  # True from a restart of the server until all members have returned or are lost
+    stopped: str = ""  # reason for which the job ends before its last epoch; empty if it does not
+    last_evaluation: int = 0  # number of the evaluation of the last version; 0 before the end
     waiting_since: float | None = None
     reported: tuple[str, float] | None = None
 

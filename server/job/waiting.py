@@ -22,18 +22,15 @@ class Awaited:
     """A condition that the job waits for.
 
     Attributes:
-        subject: text without times, which is the same for repeated reports of one condition.
-        text: message for the log and the status; empty if the job waits for nothing.
         usual: True if healthy jobs wait like this too, while members start or end; then no warning is logged.
-        for_others: True if the job waits for members; False if only this server is at work.
         seconds: seconds of waiting so far; None for the time since `JobState.waiting_since`.
     """
 
     ranks: tuple[int, ...] = ()
-    subject: str = ""
-    text: str = ""
+    subject: str = ""  # text without times, which is the same for repeated reports of one condition
+    text: str = ""  # message for the log and the status; empty if the job waits for nothing
     usual: bool = False
-    for_others: bool = True
+    for_others: bool = True  # True if the job waits for members; False if only this server is at work
     seconds: float | None = None
 
 

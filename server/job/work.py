@@ -48,24 +48,18 @@ class AssignedWork:
     """An assignment that a member has not answered yet.
 
     Attributes:
-        assignment: the assignment, as the member receives it.
-        given_at: time of the assignment, in seconds of the job's clock.
-        share: number of samples due to the member; at the end of an epoch `drawn` may have fewer.
-        counted: number of samples that the push stands for; None for all of `drawn`.
         interrupted: True if the member's stream broke since, so the time that it takes is no measure.
-        asked: number of further batches that the member waits for; 0 while it computes.
-        stepped: number of optimizer steps that it had taken when it asked, in local mode.
     """
 
-    assignment: Assignment
+    assignment: Assignment  # the assignment, as the member receives it
     drawn: Drawn
-    given_at: float
-    share: int = 0
-    counted: int | None = None
+    given_at: float  # time of the assignment, in seconds of the job's clock
+    share: int = 0  # number of samples due to the member; at the end of an epoch `drawn` may have fewer
+    counted: int | None = None  # number of samples that the push stands for; None for all of `drawn`
     life: WorkLife = WorkLife.ASSIGNED
     interrupted: bool = False
-    asked: int = 0
-    stepped: int = 0
+    asked: int = 0  # number of further batches that the member waits for; 0 while it computes
+    stepped: int = 0  # number of optimizer steps that it had taken when it asked, in local mode
 
     @property
     def id(self) -> int:

@@ -55,16 +55,10 @@ class Arrivals(Mode):
 
     Attributes:
         bound: number of clocks that a member may be ahead of the slowest; None for no bound.
-        inverse: True to divide a gradient by its staleness in versions.
         compensated: True if the shard keeps the versions at which gradients are being computed.
-        _promised: version of the newest accepted push.
-        _newest: clock of the newest accepted push; -1 before the first.
         _queue: orders for accepted pushes that wait for the shard, oldest first.
-        _applying: worker and incarnation whose push is being applied; None while none is.
         _largest_staleness: largest staleness of an accepted push, in clocks if bounded, else in versions.
         _stuck_since: time from which members have waited for the slowest, in seconds of the job's clock.
-        _epoch_version: version with which the last epoch was complete.
-        _idle: workers that may get work.
         _held_back: workers that are too far ahead of the slowest.
         _held_at: clock of the slowest member when `_held_back` was filled.
         _visible: clocks that other members can see, by worker.
@@ -75,16 +69,16 @@ class Arrivals(Mode):
 
     _state: JobState = field(metadata=DERIVED)
     bound: int | None = field(metadata=DERIVED)
-    inverse: bool = field(metadata=DERIVED)
+    inverse: bool = field(metadata=DERIVED)  # True to divide a gradient by its staleness in versions
     compensated: bool = field(metadata=DERIVED)
-    _promised: int = 0
-    _newest: int = -1
+    _promised: int = 0  # version of the newest accepted push
+    _newest: int = -1  # clock of the newest accepted push; -1 before the first
     _queue: deque[e.Apply] = field(default_factory=deque[e.Apply])
-    _applying: Name | None = None
+    _applying: Name | None = None  # worker and incarnation whose push is being applied; None while none is
     _largest_staleness: int = 0
     _stuck_since: float = 0.0
-    _epoch_version: int = 0
-    _idle: set[str] = field(default_factory=set[str], metadata=DERIVED)
+    _epoch_version: int = 0  # version with which the last epoch was complete
+    _idle: set[str] = field(default_factory=set[str], metadata=DERIVED)  # workers that may get work
     _held_back: set[str] = field(default_factory=set[str], metadata=DERIVED)
     _held_at: int = field(default=0, metadata=DERIVED)
     _visible: dict[str, int] = field(default_factory=dict[str, int], metadata=DERIVED)

@@ -31,13 +31,11 @@ class Sharing:
     """How the members of a round share its samples.
 
     Attributes:
-        backup: number of members without whose pushes a round may close.
-        redundancy: number of members that compute the same samples, and push a slice each.
         stragglers: number of members without whose pushes a round may close because of a straggler code.
     """
 
-    backup: int = 0
-    redundancy: int = 1
+    backup: int = 0  # number of members without whose pushes a round may close
+    redundancy: int = 1  # number of members that compute the same samples, and push a slice each
     stragglers: int = 0
 
 
@@ -47,24 +45,18 @@ class SampleShare:
     """The share of one slot of a round.
 
     Attributes:
-        drawn: samples of the slot's assignment; in a straggler code all samples of the round.
-        samples: number of samples that the slot's push stands for.
-        position: index of the slot's piece of the samples, a field of `Assignment`.
-        world: number of pieces that the samples are divided into, a field of `Assignment`.
-        slice: index of the slice of each tensor that the slot's push carries, a field of `Assignment`.
         slices: number of slices of each tensor; 0 if tensors are not sliced. A field of `Assignment`.
         stragglers: number of stragglers that the code tolerates; 0 without a code. A field of `Assignment`.
-        batches: number of samples of each batch of a script; empty for a task.
     """
 
-    drawn: Drawn
-    samples: int
-    position: int
-    world: int
-    slice: int = 0
+    drawn: Drawn  # samples of the slot's assignment; in a straggler code all samples of the round
+    samples: int  # number of samples that the slot's push stands for
+    position: int  # index of the slot's piece of the samples, a field of `Assignment`
+    world: int  # number of pieces that the samples are divided into, a field of `Assignment`
+    slice: int = 0  # index of the slice of each tensor that the slot's push carries, a field of `Assignment`
     slices: int = 0
     stragglers: int = 0
-    batches: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()  # number of samples of each batch of a script; empty for a task
 
     def steps(self, at_once: int) -> int:
         """Return the number of optimizer steps that a script takes with it, at `at_once` batches each."""
@@ -83,17 +75,11 @@ class SampleShare:
 @stored("division")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Division:
-    """The shares of a plain round: each member computes samples of its own.
+    """The shares of a plain round: each member computes samples of its own."""
 
-    Attributes:
-        parts: one share for each slot, in rank order.
-        needed: number of pushes that suffice to close the round.
-        note: difference between the division and the options, for the log; empty if there is none.
-    """
-
-    parts: tuple[SampleShare, ...]
-    needed: int
-    note: str = ""
+    parts: tuple[SampleShare, ...]  # one share for each slot, in rank order
+    needed: int  # number of pushes that suffice to close the round
+    note: str = ""  # difference between the division and the options, for the log; empty if there is none
 
     def with_part(self, slot: int, part: SampleShare) -> Self:
         """Return the division with another share for a slot."""

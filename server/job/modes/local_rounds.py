@@ -26,20 +26,16 @@ class LocalRounds(Rounds):
         next_steps: returns the number of steps in the next round, from the ratios of losses, rates and times
             (`LocalOptions.next_steps`).
         elastic: True if the server adds up the members' differences.
-        _last_steps: local steps of each member in the last round; 1 before the first.
-        _all_steps: local steps of one member in all rounds that have closed.
-        _first_loss: mean training loss at the start of the first round; None before.
-        _loss: mean training loss at the start of the last closed round; NaN before.
         _step_s: seconds of one local step of the slowest member, a running mean over rounds; NaN before.
         _exchange_s: seconds of a round without its steps, a running mean over rounds; NaN before.
     """
 
     next_steps: Callable[[float, float, float], int] = field(kw_only=True, metadata=DERIVED)
     elastic: bool = field(kw_only=True, metadata=DERIVED)
-    _last_steps: int = 1
-    _all_steps: int = 0
-    _first_loss: float | None = None
-    _loss: float = math.nan
+    _last_steps: int = 1  # local steps of each member in the last round; 1 before the first
+    _all_steps: int = 0  # local steps of one member in all rounds that have closed
+    _first_loss: float | None = None  # mean training loss at the start of the first round; None before
+    _loss: float = math.nan  # mean training loss at the start of the last closed round; NaN before
     _step_s: float = math.nan
     _exchange_s: float = math.nan
 

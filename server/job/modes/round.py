@@ -53,13 +53,9 @@ _TRANSITIONS = {RoundLife.OPEN: frozenset({RoundLife.CLOSED}), RoundLife.CLOSED:
 @stored("round-place")
 @dataclass(kw_only=True, slots=True)
 class Slot:
-    """The share of a round that one member computes.
+    """The share of a round that one member computes."""
 
-    Attributes:
-        rank: rank of the slot's first member; contributions are summed in rank order.
-    """
-
-    rank: int
+    rank: int  # rank of the slot's first member; contributions are summed in rank order
     member: Name
     work: int
 
@@ -70,20 +66,12 @@ class Round:
     """One round: its slots, in rank order, and the state of each slot, by its index.
 
     Attributes:
-        version: version at which members compute.
-        opened_at: time at which the round opened, in seconds of the job's clock.
-        progress: epochs trained on when the round opened, with a fraction.
         total_steps: number of steps of the whole job, if the number of members stays; 0 if only time ends it.
-        rate_factor: factor of the base learning rate.
         evaluations: number of the last evaluation that was done when the round opened; 0 before the first.
         local_rates: learning rate of each local step; empty if all are the same, or a script chooses them.
-        parts: True if the shard may step parts before the round closes.
         local_steps: local steps of a member in earlier rounds; None where members take one step.
-        steps: number of steps that the member with the most samples takes, as planned.
-        begun: True once the shard has started to step parts.
         unfilled: True if lost slots stay empty: all parts are stepped, or no member could take the slots.
         rates: learning rates of the step, by parameter group; empty for those of the job.
-        rated_by: id of the worker that was the first to send its rates; empty before.
         local_rates_of: learning rates of scripts' last local steps, by slot.
         slot_of: index of the slot, by id of the assignment.
         contributions: accepted pushes, by slot.
@@ -91,26 +79,23 @@ class Round:
         computing: seconds and number of samples of each member's local steps, by slot.
         stepped: number of optimizer steps that each member's script has taken, by slot.
         took: largest number of batches that an optimizer step took, and the number that was expected.
-        open: slots that are neither answered, lost nor ended.
-        lost: slots whose members are lost.
-        ended: slots whose work has ended without a push.
     """
 
-    version: int
-    opened_at: float
-    progress: float
+    version: int  # version at which members compute
+    opened_at: float  # time at which the round opened, in seconds of the job's clock
+    progress: float  # epochs trained on when the round opened, with a fraction
     total_steps: int = 0
-    rate_factor: float
+    rate_factor: float  # factor of the base learning rate
     evaluations: int = 0
     local_rates: tuple[float, ...] = ()
     division: Division | InParts | Sliced | StragglerCoded
-    parts: bool = False
-    steps: int = 1
+    parts: bool = False  # True if the shard may step parts before the round closes
+    steps: int = 1  # number of steps that the member with the most samples takes, as planned
     local_steps: int | None = None
-    begun: bool = False
+    begun: bool = False  # True once the shard has started to step parts
     unfilled: bool = False
     rates: tuple[float, ...] = ()
-    rated_by: str = ""
+    rated_by: str = ""  # id of the worker that was the first to send its rates; empty before
     local_rates_of: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
     life: RoundLife = RoundLife.OPEN
     slots: list[Slot] = field(default_factory=list[Slot])
@@ -120,9 +105,9 @@ class Round:
     computing: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
     stepped: dict[int, int] = field(default_factory=dict[int, int])
     took: tuple[int, int] = (0, 0)
-    open: set[int] = field(default_factory=set[int])
-    lost: set[int] = field(default_factory=set[int])
-    ended: set[int] = field(default_factory=set[int])
+    open: set[int] = field(default_factory=set[int])  # slots that are neither answered, lost nor ended
+    lost: set[int] = field(default_factory=set[int])  # slots whose members are lost
+    ended: set[int] = field(default_factory=set[int])  # slots whose work has ended without a push
 
     @property
     def vacant(self) -> list[int]:

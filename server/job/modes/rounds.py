@@ -58,25 +58,22 @@ class Rounds(Mode):
     """The mode `sync`: a member takes one step in a round.
 
     Attributes:
-        sharing: how members share the samples of a round.
         in_parts: True if the shard may step a part as soon as every member has pushed it.
         begins_early: True if members begin the next round's steps before they have this one's version.
         _next_steps: number of local steps in the next round, where workers are told before it opens; 0
             otherwise.
         _told: orders to the shard that leave with the next actions.
-        _note: the last log line about the division of rounds.
-        _warned_of_rates: True once the log has named members whose local steps have unequal rates.
     """
 
     _state: JobState = field(metadata=DERIVED)
-    sharing: Sharing = field(default=Sharing(), metadata=DERIVED)
+    sharing: Sharing = field(default=Sharing(), metadata=DERIVED)  # how members share the samples of a round
     in_parts: bool = field(default=False, metadata=DERIVED)
     begins_early: bool = field(default=False, metadata=DERIVED)
     round: Round | None = None
     _next_steps: int = 0
     _told: list[ToShard] = field(default_factory=list[ToShard])
-    _note: str = ""
-    _warned_of_rates: bool = False
+    _note: str = ""  # the last log line about the division of rounds
+    _warned_of_rates: bool = False  # True once the log has named members whose local steps have unequal rates
 
     takes_local_steps: ClassVar[bool] = False  # a member takes several steps, at the learning rate of the job
 

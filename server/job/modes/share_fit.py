@@ -28,13 +28,12 @@ class ShareFit:
     """The share of samples of one worker, fitted to its speed.
 
     Attributes:
-        share: number of samples that it gets at a time.
         answers: seconds that its last answers took since the share changed, at most `ENOUGH` of them.
         whole: seconds for a whole share, until the first smaller share has been judged; None otherwise.
         fixed: True if a smaller share does not help, because the worker's time does not depend on samples.
     """
 
-    share: int
+    share: int  # number of samples that it gets at a time
     answers: list[float] = field(default_factory=list[float])
     whole: float | None = None
     fixed: bool = False
