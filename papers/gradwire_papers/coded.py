@@ -16,14 +16,7 @@ SCHEMES = ("coded", "uncoded", "unicast", "multicast", "summed")
 
 
 def exchanged(conditions: Conditions, *, nodes: Sequence[int], steps: int, mbit: float = MBIT) -> Result:
-    """Repeat figures 9 and 11: bytes of a step by scheme and redundancy.
-
-    Args:
-        conditions: not used.
-        nodes: numbers of workers.
-        steps: number of steps.
-        mbit: Mbit/s of each link in each direction.
-    """
+    """Repeat figures 9 and 11: bytes of a step by scheme and redundancy, with each number of `nodes`."""
     check_network()
     rows: list[list[str]] = []
     lines: dict[str, tuple[list[float], list[float]]] = {}
@@ -63,15 +56,7 @@ def exchanged(conditions: Conditions, *, nodes: Sequence[int], steps: int, mbit:
 def redundancies(
     conditions: Conditions, *, workers: int, steps: int, mbit: float = MBIT, faster: float = 1.0
 ) -> Result:
-    """Repeat figures 12 and 13: seconds of a step by redundancy.
-
-    Args:
-        conditions: not used.
-        workers: number of workers.
-        steps: number of steps.
-        mbit: Mbit/s of each link in each direction.
-        faster: divisor of the emulated computation.
-    """
+    """Repeat figures 12 and 13: seconds of a step by redundancy. `faster` divides the computation."""
     check_network()
     rows: list[list[str]] = []
     panels: list[Panel] = []
@@ -108,13 +93,7 @@ def redundancies(
 
 
 def times(conditions: Conditions, *, nodes: Sequence[int], mbit: float = MBIT) -> Result:
-    """Repeat figures 8, 10, 14 and 15: time to an accuracy of SSGD, ASGD and CSSGD.
-
-    Args:
-        conditions: the first seed.
-        nodes: numbers of workers.
-        mbit: Mbit/s of each link in each direction.
-    """
+    """Repeat figures 8, 10, 14 and 15: time to an accuracy of SSGD, ASGD and CSSGD, with the first seed."""
     check_network()
     with tempfile.TemporaryDirectory() as folder:
         found = coded.accuracy_part(nodes, conditions.seeds[0], mbit, Path(folder))

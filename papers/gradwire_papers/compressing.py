@@ -110,13 +110,8 @@ def cells(row: CompressingRow) -> list[str]:
 
 
 def compressors(ratio: int) -> dict[str, tuple[str, int]]:
-    """Return the spec of each of our compressors and its delay in batches, by the thesis's name for it.
-
-    The specs have no warm-up in the first epochs.
-
-    Args:
-        ratio: number of elements for each that is sent.
-    """
+    """Return the spec of each of our compressors, without warm-up, and its delay in batches, by the thesis's
+    name for it."""
     plain = {"GCAC": "gcac", "L1": "l1", "Top-K": "topk", "DGC": "dgc"}
     fixed = {"GCAC": "", "L1": "", "Top-K": "", "DGC": ",warmup=0"}
     found = {name: (f"{each}:ratio={ratio}{fixed[name]}", 1) for name, each in plain.items()}
@@ -145,12 +140,7 @@ class Compressing:
 
 
 def compressing_seconds(setup: Setup, compressors: Mapping[str, tuple[str, int]]) -> dict[str, float]:
-    """Time each compressor alternately, in one thread, and return the seconds per batch by name.
-
-    Args:
-        setup: model whose shapes are compressed.
-        compressors: spec and delay of each compressor, by name.
-    """
+    """Time each compressor (spec and delay) in turn, in one thread; return the seconds per batch by name."""
     set_threads(1)
     torch.set_num_threads(1)
 
@@ -171,13 +161,7 @@ def compressing_seconds(setup: Setup, compressors: Mapping[str, tuple[str, int]]
 
 
 def rows_of(setup: Setup, share: float, ratio: int) -> Iterator[CompressingRow]:
-    """Measure each compressor on one model, and yield a row for each.
-
-    Args:
-        setup: model, links and number of steps.
-        share: communication as a fraction of the uncompressed step, 0 to 1.
-        ratio: elements for each that is sent.
-    """
+    """Measure each compressor on one model, and yield a row for each."""
     found = compressors(ratio)
     compressing = compressing_seconds(setup, found)
     exchange = exchange_seconds(setup, BASELINE)
@@ -210,16 +194,7 @@ def measured(
     workers: int = WORKERS,
     mbit: float = MBIT,
 ) -> Result:
-    """Repeat tables 3.5 and 4.5 of the thesis.
-
-    Args:
-        conditions: not used.
-        models: names of the models.
-        shares: communication as a fraction of the uncompressed step, 0 to 1.
-        steps: number of measured steps.
-        workers: number of workers.
-        mbit: Mbit/s of each link in each direction.
-    """
+    """Repeat tables 3.5 and 4.5 of the thesis. Arguments as for `of_methods`."""
     check_network()
     found = [
         row

@@ -116,22 +116,12 @@ def cells(row: MethodRow, method: Method) -> list[str]:
 
 
 def computation(exchange_seconds: float, share: float) -> float:
-    """Return the seconds of computation for which an exchange takes a given fraction of both together.
-
-    Args:
-        exchange_seconds: seconds of the exchange.
-        share: fraction, 0 to 1.
-    """
+    """Return the seconds of computation for which an exchange takes the fraction `share` of both together."""
     return exchange_seconds * (1 - share) / share
 
 
 def exchange_seconds(setup: Setup, method: Method) -> float:
-    """Measure the seconds of a step's upload, processing and download, with hardly any computation.
-
-    Args:
-        setup: model and links; its computation is replaced by a pause between exchanges.
-        method: method to train with.
-    """
+    """Measure the seconds of a step's upload, processing and download, with a pause as computation."""
     quick = replace(setup, seconds=PAUSE_S, fusion=method.fusion)
     found = run_ours(quick, method.compressor, "auto", "off")
     return found.step_seconds - found.computing_seconds
@@ -144,7 +134,7 @@ def record(setup: Setup, method: Method) -> Recorded:
 
 
 def split(recorded: Recorded, first: int, last: int) -> tuple[float, float]:
-    """Return the mean duration and the mean computation of the steps `first` to `last` - 1, in seconds."""
+    """Return the mean seconds of the steps `first` to `last` - 1, and those of their computation."""
     steps = last - first
     whole = fmean((trace[last].began - trace[first].began) / steps for trace in recorded.traces)
     computing = fmean(step.seconds for trace in recorded.traces for step in trace[first:last])
@@ -176,10 +166,9 @@ def measure(
     """Measure each method with the same model and computation, and return a row for each.
 
     Args:
-        setup: model, links and emulated computation.
         share: communication as a fraction of the first method's step, for the rows.
         methods: the first is the baseline.
-        take: function that trains with a method and returns its timings.
+        take: trains with a method and returns its timings.
     """
     found: list[MethodRow] = []
     for method in methods:
@@ -228,10 +217,10 @@ def of_methods(
     """Measure the methods of a paper on each model.
 
     Args:
-        models: names of the models.
-        measured: function from a setup to rows and methods, for each share.
+        models: layer tables of `gradwire.planning.tensors`.
+        measured: function from a setup to rows and methods, for each share. A share is communication as a
+            fraction of the uncompressed step, 0 to 1.
         steps: number of measured steps.
-        workers: number of workers.
         mbit: Mbit/s of each link in each direction.
         remark: function from all rows to a remark, printed on standard error.
     """

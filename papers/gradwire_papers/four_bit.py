@@ -36,7 +36,6 @@ TABLE_3: Mapping[int, Mapping[str, float]] = {
     2: {"baseline": 113.7, "2Bit": 93.1, "4Bit": 95.3},
 }
 MODEL = "inception-cifar"
-SHARES = [0.25, 0.45]
 # Least and largest share of communication that the paper's speed-ups imply.
 BOTH_WAYS = (0.18, 0.29)
 PUSH_ONLY = (0.37, 0.58)
@@ -45,13 +44,7 @@ COMPRESSORS = {"2Bit": "2bit", "4Bit": "4bit:levels=groups"}
 
 
 def methods(model: str, workers: int, share: float) -> list[Method]:
-    """Return the methods. They have the paper's speed-ups if the conditions are like the paper's.
-
-    Args:
-        model: name of the model.
-        workers: number of workers.
-        share: communication as a fraction of the uncompressed step, 0 to 1.
-    """
+    """Return the methods. They have the paper's speed-ups if the conditions are like the paper's."""
     tables = [speedups(table[workers]) for table in (TABLE_2, TABLE_3) if workers in table]
 
     def paper(name: str, *ranges: tuple[float, float]) -> tuple[float, ...]:
@@ -84,17 +77,8 @@ def measured(
     workers: int = 0,
     mbit: float = MBIT,
 ) -> Result:
-    """Repeat tables 2 and 3 of the paper.
-
-    Args:
-        conditions: not used.
-        models: names of the models.
-        shares: communication as a fraction of the uncompressed step, 0 to 1.
-        nodes: numbers of workers, unless `workers` is given.
-        steps: number of measured steps.
-        workers: the only number of workers; 0 for `nodes`.
-        mbit: Mbit/s of each link in each direction.
-    """
+    """Repeat tables 2 and 3 of the paper. `nodes`, the numbers of workers, counts unless `workers` is
+    given. Arguments as for `of_methods`."""
     numbers = [workers] if workers else nodes
 
     def of(setup: Setup) -> Iterator[tuple[list[MethodRow], list[Method]]]:

@@ -29,14 +29,7 @@ TABLE_1 = {
 
 
 def gradients_of(task: Task, *, steps: int, batch: int, rate: float = 0.1) -> dict[str, torch.Tensor]:
-    """Train for some steps with plain SGD in this process, and return the gradients of the last step by name.
-
-    Args:
-        task: the task.
-        steps: number of steps.
-        batch: samples of a step.
-        rate: learning rate.
-    """
+    """Train with plain SGD in this process; return the gradients of the last step by name."""
     torch.manual_seed(1)
     torch.set_num_threads(1)
     network = task.model()
@@ -55,10 +48,7 @@ def gradients_of(task: Task, *, steps: int, batch: int, rate: float = 0.1) -> di
 def layers(conditions: Conditions, *, model: str, steps: int) -> Result:
     """Repeat figures 2 to 5 of the 4-bit paper: large gradients and mean gradient of each layer.
 
-    Args:
-        conditions: files.
-        model: network of the task cifar10.
-        steps: number of steps, the last of which counts.
+    `model` is a network of the task cifar10. The last of `steps` counts.
     """
     task = conditions.task(f"cifar10:model={model}", f"cifar10:synthetic=200,model={model}")
     found = gradients_of(load_task(task), steps=steps, batch=32)
@@ -180,12 +170,7 @@ def exact_centroid(values: torch.Tensor) -> float:
 
 
 def centroid(conditions: Conditions, *, elements: int) -> Result:
-    """Repeat table 3.6 of the thesis: the time of the exact centroid and that of GCAC's selection.
-
-    Args:
-        conditions: not used.
-        elements: size of the layer, odd.
-    """
+    """Repeat table 3.6 of the thesis: the time of the exact centroid and that of GCAC's selection."""
     torch.set_num_threads(1)
     set_threads(1)
     generator = torch.Generator().manual_seed(1)

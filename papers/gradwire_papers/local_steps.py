@@ -118,16 +118,8 @@ def measured(
     workers: int = WORKERS,
     mbit: float = MBIT,
 ) -> Result:
-    """Repeat figures 15 and 16 of the paper.
-
-    Args:
-        conditions: not used.
-        models: names of the models.
-        steps: least number of measured steps.
-        shares: communication as a fraction of the step of SSGD, 0 to 1; empty for the paper's.
-        workers: number of workers.
-        mbit: Mbit/s of each link in each direction.
-    """
+    """Repeat figures 15 and 16 of the paper. Without `shares` the paper's count. Arguments as for
+    `of_methods`."""
 
     def of(setup: Setup) -> Iterator[tuple[list[MethodRow], list[Method]]]:
         found = methods(setup.model)

@@ -74,17 +74,13 @@ VALUE_BYTES = 2
 MESSAGES = 8  # number of messages in a step of MGS
 WHOLE = 1 << 40  # bytes of a message that no model exceeds
 SHORT_S = 1.0  # a step of fewer seconds is short
+UNLIMITED = 1e6  # Mbit/s
 SECOND_PLAN = 50  # steps before the server's second plan
 SIMULATED = ("resnet110", "vgg16-cifar")
 
 
 def methods(model: str, elements: int) -> list[Method]:
-    """Return the methods, with the paper's speed-ups if the paper has the model.
-
-    Args:
-        model: name of the model.
-        elements: number of its elements, for the size of MGS's messages.
-    """
+    """Return the methods, with the paper's speed-ups if the paper has the model."""
     paper = speedups(TABLE_1[model]) if model in TABLE_1 else {}
     message = max(1, elements // RATIO * VALUE_BYTES // MESSAGES)
 
@@ -103,23 +99,13 @@ def methods(model: str, elements: int) -> list[Method]:
 
 
 def part_bytes(sizes: Sequence[int]) -> int:
-    """Return the size of a part that cuts no tensor: the bytes of the largest tensor as float32.
-
-    The first parts then also measure the link.
-
-    Args:
-        sizes: number of elements of each tensor.
-    """
+    """Return the bytes of a part that cuts no tensor, for tensors of these numbers of elements. The first
+    parts then also measure the link."""
     return 4 * max(sizes)
 
 
 def layers_at(model: str, seconds: float) -> list[Layer]:
-    """Return the layers of a model at the densities by norms, for planners.
-
-    Args:
-        model: name of the model.
-        seconds: seconds of a step's computation, forward and backward.
-    """
+    """Return the layers of a model at the densities by norms, for planners; a step computes for `seconds`."""
     found = tensors(model)
     densities, work = densities_of(model), sum(tensor.multiplications for tensor in found)
     shares = [tensor.multiplications / work for tensor in found]
@@ -157,13 +143,8 @@ def link_of(setup: Setup) -> Link:
 
 
 def sparse_error(setup: Setup, method: Method, parts: int) -> float:
-    """Return the fraction of the square norm of the sparse tensors' gradients that a method does not send.
-
-    Args:
-        setup: model, workers, links and seconds of computation.
-        method: the method, whose units the planner makes.
-        parts: number of parts in the run's last plan.
-    """
+    """Return the fraction of the square norm of the sparse tensors' gradients that a method does not send in
+    units like those of a plan with this number of parts."""
     if method.compressor == "none":
         return 0.0
     layers, link, fusion = layers_at(setup.model, setup.seconds), link_of(setup), parse_fusion(method.fusion)
@@ -176,16 +157,11 @@ def sparse_error(setup: Setup, method: Method, parts: int) -> float:
 
 
 def simulated(setup: Setup, method: Method) -> StepTimings:
-    """Return the simulated step of a method.
-
-    Args:
-        setup: model, workers, links and seconds of computation.
-        method: the method; densities by norms are replaced by `ratio=RATIO`.
-    """
+    """Return the simulated step of a method, with `ratio=RATIO` in place of densities by norms."""
     found = tensors(setup.model)
     work = sum(tensor.multiplications for tensor in found)
     shares = [setup.seconds * tensor.multiplications / work for tensor in found]
-    bandwidth = setup.mbit * 1e6 / 8
+    bandwidth = (setup.mbit or UNLIMITED) * 1e6 / 8
     profile = JobProfile(
         shapes=[tensor.shape for tensor in found],
         forward_s=[each / 3 for each in shares],
@@ -211,12 +187,7 @@ def simulated(setup: Setup, method: Method) -> StepTimings:
 
 
 def rows_of(setup: Setup, shares: Sequence[float]) -> Iterator[tuple[list[MethodRow], list[Method]]]:
-    """Measure or simulate all methods on one model, and yield rows and methods for each share.
-
-    Args:
-        setup: model, links and number of steps.
-        shares: communication as a fraction of the uncompressed step, 0 to 1.
-    """
+    """Measure or simulate all methods on one model, and yield rows and methods for each share."""
     sizes = [tensor.elements for tensor in tensors(setup.model)]
     found, by_daemons = methods(setup.model, sum(sizes)), setup.model not in SIMULATED
     setup = replace(setup, part_bytes=part_bytes(sizes))
@@ -249,14 +220,5 @@ def measured(
     workers: int = WORKERS,
     mbit: float = MBIT,
 ) -> Result:
-    """Repeat table 1 of the paper.
-
-    Args:
-        conditions: not used.
-        models: names of the models.
-        shares: communication as a fraction of the uncompressed step, 0 to 1.
-        steps: number of measured steps.
-        workers: number of workers.
-        mbit: Mbit/s of each link in each direction.
-    """
+    """Repeat table 1 of the paper. Arguments as for `of_methods`."""
     return of_methods(models, lambda setup: rows_of(setup, shares), steps=steps, workers=workers, mbit=mbit)

@@ -80,15 +80,7 @@ def seconds_to(
 def measured(
     conditions: Conditions, *, task: str, epochs: int, mbit: float, workers: int = WORKERS
 ) -> Result:
-    """Repeat figure 2 of the paper: train a task with each method and every seed behind shaped links.
-
-    Args:
-        conditions: seeds.
-        task: spec of the task.
-        epochs: number of epochs.
-        mbit: Mbit/s of each link in each direction.
-        workers: number of workers.
-    """
+    """Repeat figure 2 of the paper: train a task with each method and every seed behind shaped links."""
     check_network()
     sizes = [each.numel() for each in load_task(task).model().parameters()]
     rows: list[list[str]] = []

@@ -40,8 +40,6 @@ def accuracies(
         conditions: seeds and files.
         theirs: the paper's numbers by spec of the compressor. The first is the baseline.
         files, otherwise: spec of the task with the user's files, and without; see `Conditions.task`.
-        epochs: number of epochs.
-        workers: number of simulated workers.
         batch: samples of each worker in a step.
         decay: factor of the learning rate from one epoch to the next.
         downlink: spec of the compressor of updates.
@@ -150,8 +148,6 @@ def modes(
         conditions: seeds and files.
         theirs: the paper's numbers by spec of the mode.
         files, otherwise: spec of the task, as for `accuracies`.
-        epochs: number of epochs.
-        workers: number of workers.
         rates: number of learning rates, each a tenth of the one before it, for equally many epochs.
     """
     task = conditions.task(files, otherwise)
