@@ -171,7 +171,7 @@ class Run:
 
     @property
     def residual(self) -> torch.Tensor:
-        return self.trainer.session._compression.ledger.residual  # pyright: ignore[reportPrivateUsage]
+        return self.trainer.session.compression.ledger.residual
 
     def empty_parts(self) -> list[int]:
         return sorted(part for (_, part), (_, payloads) in self.script.parts.items() if not payloads)

@@ -186,20 +186,12 @@ class Calls:
         """
         request = m.GetStateRequest(job=self._reply.job.id, epoch=epoch, frozen=frozen, worker=self.worker)
 
-        async def download(stub: Stub, attempts: Attempts) -> dict[str, Bytes]:
-            values: EntryValues | None = None
-            async for message in _counted(stub.get_state(request), attempts):
-                if isinstance(message, m.StateHeader) and values is None:
-                    values = EntryValues(of_kind(manifest.entries, frozen=message.frozen), worker=self.worker)
-                elif isinstance(message, m.Chunk) and values is not None:
-                    values.add(message)
-                else:
-                    raise BrokenError("expected the model's state, got another message from the server")
-            if values is None or not values.complete:
-                raise BrokenError("the server's answer is incomplete")
-            return values.finish()
+        def values_of(header: m.StateHeader) -> EntryValues:
+            return EntryValues(of_kind(manifest.entries, frozen=header.frozen), worker=self.worker)
 
-        return self._call(self._again(download))
+        found: dict[str, Bytes]
+        _, found = self._download(lambda stub: stub.get_state(request), m.StateHeader, values_of)
+        return found
 
     def get_optimizer(self, manifest: Manifest) -> tuple[int, Moments]:
         """Download the state of the server's optimizer.
@@ -213,20 +205,34 @@ class Calls:
         """
         request = m.GetOptimizerRequest(job=self._reply.job.id, worker=self.worker)
 
-        async def download(stub: Stub, attempts: Attempts) -> tuple[int, Moments]:
-            values: MomentValues | None = None
-            version = 0
-            async for message in _counted(stub.get_optimizer(request), attempts):
-                if isinstance(message, m.OptimizerHeader) and values is None:
-                    version = message.version
-                    values = MomentValues(message.moments, manifest, worker=self.worker)
+        def values_of(header: m.OptimizerHeader) -> MomentValues:
+            return MomentValues(header.moments, manifest, worker=self.worker)
+
+        header, found = self._download(lambda stub: stub.get_optimizer(request), m.OptimizerHeader, values_of)
+        return header.version, found
+
+    def _download(
+        self,
+        call: Callable[[Stub], AsyncIterator[Any]],
+        header_type: type[Any],
+        values_of: Callable[..., Any],
+    ) -> tuple[Any, Any]:
+        """Download a header and the chunks of the values that it describes; return both."""
+
+        async def download(stub: Stub, attempts: Attempts) -> tuple[Any, Any]:
+            header: Any = None
+            values: Any = None
+            async for message in _counted(call(stub), attempts):
+                if isinstance(message, header_type) and values is None:
+                    header, values = message, values_of(message)
                 elif isinstance(message, m.Chunk) and values is not None:
                     values.add(message)
                 else:
-                    raise BrokenError("expected the optimizer's state, got another message from the server")
+                    kind = header_type.__name__
+                    raise BrokenError(f"expected {kind} and its chunks, got another message from the server")
             if values is None or not values.complete:
                 raise BrokenError("the server's answer is incomplete")
-            return version, values.finish()
+            return header, values.finish()
 
         return self._call(self._again(download))
 

@@ -97,7 +97,7 @@ class Session:
         self.leaving = False
         self.batch = self.accumulate = 0
         self._connection = connection
-        self._compression = compression
+        self.compression = compression
         self._metrics = metrics
         self._initialize = initialize
         self._auto = Auto(compression.compressor, auto, lambda: connection.sent) if auto else None
@@ -132,22 +132,12 @@ class Session:
     def held_back(self) -> float:
         """Euclidean norm of the residual and the carried changes: of the gradients that this worker has
         computed and not pushed."""
-        return self._compression.norm
-
-    @property
-    def carried(self) -> Sequence[torch.Tensor | None]:
-        """Changes of local steps that wait for the turn of their fragment, by tensor; empty for none. The
-        strategy sets them."""
-        return self._compression.carried
-
-    @carried.setter
-    def carried(self, changes: Sequence[torch.Tensor | None]) -> None:
-        self._compression.carried = changes
+        return self.compression.norm
 
     def residuals(self, factor: float) -> list[torch.Tensor]:
         """Return a copy of the residual of each parameter of the replica, times `factor`, in the parameter's
         shape; an empty list if nothing has been held back."""
-        ledger, replica = self._compression.ledger, self.replica
+        ledger, replica = self.compression.ledger, self.replica
         if ledger.unused:
             return []
         pairs = zip(replica.parameters, replica.manifest.ends, strict=False)
@@ -160,7 +150,7 @@ class Session:
     def finished_leaving(self) -> bool:
         """True if `leave` was called, every push has its outcome, and no residual and no carried change is
         left."""
-        return self.leaving and not self._pushes and self._compression.empty
+        return self.leaving and not self._pushes and self.compression.empty
 
     def is_new(self, assignment: m.Assignment) -> bool:
         """Return True if an assignment has samples and was not answered before."""
@@ -268,7 +258,7 @@ class Session:
             case Plan():
                 self._updates.adopt(message)
                 if self.packets.handler is None:  # coded mode pushes no parts
-                    self._compression.compressor.adopt(message)
+                    self.compression.compressor.adopt(message)
             case m.Assignment():
                 self._waiting.over()
                 answered = not message.finished and message.id <= self._answered
@@ -366,7 +356,7 @@ class Session:
     def profile(self, times: StepTimes, push: Push) -> None:
         """Send the measured durations of the last steps, if a profile is due."""
         if times.due and not push.assignment.parts:
-            densities = self._compression.compressor.sent_shares(push.assignment.progress)
+            densities = self.compression.compressor.sent_shares(push.assignment.progress)
             self._connection.profile(times.profile(densities, push.sent_bytes))
 
     def leave(self) -> None:

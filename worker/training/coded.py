@@ -233,7 +233,6 @@ class CodedStep(TrainingStep):
     """
 
     def __init__(self, strategy: CodedStrategy, assignment: m.Assignment, samples: int) -> None:
-        super().__init__(strategy, assignment, 0)
         self._strategy = strategy
         self._began = time.perf_counter()
         self.original = self.plan = plan(assignment.world, _coding(assignment).redundancy)
@@ -244,19 +243,16 @@ class CodedStep(TrainingStep):
         self.exchange: Exchange | None = None
         coding, blocks = _coding(assignment), len(self.original.holders)
         bounds = [block_share(coding, samples, block, blocks, strategy.least) for block in held]
-        # Blocks that have samples, the last one first.
-        self._left = [(block, slice(*each)) for block, each in zip(held, bounds, strict=True)][::-1]
-        self._left = [(block, batch) for block, batch in self._left if batch.stop > batch.start]
+        computed = [(block, slice(*each)) for block, each in zip(held, bounds, strict=True)]
+        computed = [(block, batch) for block, batch in computed if batch.stop > batch.start]
+        self._computed = [block for block, _ in computed]  # blocks that have samples, in the batches' order
+        super().__init__(strategy, assignment, 0, [batch for _, batch in computed])
         self._close_if_computed()
-
-    @property
-    def batch(self) -> slice:
-        return self._left[-1][1]
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """Version and block: every worker that computes a block draws the same random numbers."""
-        return self.assignment.version, self._left[-1][0]
+        return self.assignment.version, self._computed[self.at]
 
     def push(self, loss: Loss, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
         """Add the present block's gradient to its sum; after the last block, send the packets.
@@ -271,8 +267,8 @@ class CodedStep(TrainingStep):
         Raises:
             The strategy's `give_up`: too many steps in a row have contributed nothing.
         """
-        block, batch = self._left.pop()
-        words = self.blocks[block]
+        words, batch = self.blocks[self._computed[self.at]], self.batch
+        self.at += 1
         samples = int(batch.stop - batch.start)
         # Sums cover all tensors: a tensor that the loss of this block does not reach counts as zeros.
         gradients = self._strategy.session.replica.gradients()
@@ -301,7 +297,7 @@ class CodedStep(TrainingStep):
 
     def _close_if_computed(self) -> None:
         """Close the step if no block is left to compute: calculate mean loss, checksums and duration."""
-        if self._left:
+        if self.at < len(self._batches):
             return
         self.open = False
         if _coding(self.assignment).redundancy > 1:

@@ -34,10 +34,10 @@ class Fragments(Variant):
         self._before: Changes = ()  # the changes carried before the present round
 
     def start(self, assignment: m.Assignment, parameters: Sequence[torch.Tensor]) -> bool:
-        return subtract(parameters, self._session.carried)
+        return subtract(parameters, self._session.compression.carried)
 
     def carry(self, changes: Changes, version: int, *, everything: bool) -> Changes:
-        self._before = self._session.carried
+        self._before = self._session.compression.carried
         count = max(self._of, default=0) + 1
         total = list(changes)
         for index, before in enumerate(self._before):
@@ -48,11 +48,11 @@ class Fragments(Variant):
         kept = [None if now else each for each, now in zip(total, due, strict=True)]
         if not all_finite([each for each in kept if each is not None]):
             raise NonFiniteGradient("a fragment that is not exchanged yet")
-        self._session.carried = kept
+        self._session.compression.carried = kept
         return [each if now else None for each, now in zip(total, due, strict=True)]
 
     def drop(self) -> None:
-        self._session.carried = self._before
+        self._session.compression.carried = self._before
 
 
 def fragments_of(sizes: Sequence[int], count: int) -> list[int]:

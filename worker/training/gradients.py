@@ -69,38 +69,25 @@ class GradientStep(TrainingStep):
     """
 
     def __init__(self, strategy: GradientStrategy, assignment: m.Assignment, samples: int) -> None:
-        self._batches = bounds(assignment) or [slice(0, samples)]
-        super().__init__(strategy, assignment, self._batches[0].stop)
+        batches = bounds(assignment) or [slice(0, samples)]
+        super().__init__(strategy, assignment, batches[0].stop, batches)
         self._strategy = strategy
         self._guessing = False  # whether the script has gone on where it was expected to step
         self._push: Push | None = None  # push to which hooks hand gradients
         self._rates: tuple[float, ...] = ()  # learning rates that the push carries
 
     @property
-    def batch(self) -> slice:
-        return self._batches[self.at]
-
-    @property
-    def lacking(self) -> bool:
-        return self.open and self.at == len(self._batches)
-
-    @property
-    def last(self) -> bool:
-        return self.at + 1 == len(self._batches)
-
-    @property
     def covered(self) -> int:
         return self.at + 1
 
     def accumulate(self) -> None:
-        self.withdraw()
-        self.at += 1
+        super().accumulate()
         if not self.lacking:
             self.samples = self.batch.stop
 
     def extend(self, assignment: m.Assignment) -> None:
         super().extend(assignment)
-        self._batches, self._guessing = bounds(assignment) or self._batches, True
+        self._guessing = True
         if not self.lacking:
             self.samples = self.batch.stop
 

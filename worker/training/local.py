@@ -157,10 +157,9 @@ class LocalStep(TrainingStep):
             early: further variant of a round that begins before its assignment has arrived, so that the last
                 batch does not answer it; None otherwise.
         """
-        super().__init__(strategy, assignment, 0)
+        super().__init__(strategy, assignment, 0, bounds)
         self.changes: Changes | None = None
         self._strategy = strategy
-        self._batches = list(bounds)
         self._wanted = assignment.steps or len(bounds)  # number of optimizer steps
         self._taken = 0  # optimizer steps so far
         self._first = 0  # the first batch of the present optimizer step
@@ -180,10 +179,6 @@ class LocalStep(TrainingStep):
             moved = [each.start(assignment, parameters) for each in variants]
             if any(moved):
                 self._start = [parameter.detach().clone() for parameter in parameters]
-
-    @property
-    def batch(self) -> slice:
-        return self._batches[self.at]
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -208,14 +203,6 @@ class LocalStep(TrainingStep):
     # ---- accumulation, for scripts
 
     @property
-    def lacking(self) -> bool:
-        return self.open and self.at == len(self._batches)
-
-    @property
-    def last(self) -> bool:
-        return self.at + 1 == len(self._batches)
-
-    @property
     def covered(self) -> int:
         return 0 if self._exhausted or len(self._batches) == 1 else self._first
 
@@ -225,10 +212,6 @@ class LocalStep(TrainingStep):
     @property
     def counted_steps(self) -> int:
         return self._taken if self.assignment.batches else 0
-
-    def accumulate(self) -> None:
-        self.withdraw()
-        self.at += 1
 
     @property
     def _missing(self) -> int:
@@ -245,7 +228,7 @@ class LocalStep(TrainingStep):
 
     def extend(self, assignment: m.Assignment) -> None:
         super().extend(assignment)
-        self._batches, self._wanted = bounds(assignment) or self._batches, assignment.steps or self._wanted
+        self._wanted = assignment.steps or self._wanted
         self._copy(self._paused)
         self._paused = []
 

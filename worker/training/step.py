@@ -65,6 +65,7 @@ from ..session.pushes import Push
 from ..session.session import Session
 from ..session.timing import StepTimes
 from .hooks import GradientHooks
+from .sharding import bounds
 
 log = logging.getLogger("gradwire.worker")
 
@@ -232,9 +233,13 @@ class TrainingStep(ABC):
         at: number of batches before the present one.
     """
 
-    def __init__(self, strategy: Strategy, assignment: m.Assignment, samples: int) -> None:
+    def __init__(
+        self, strategy: Strategy, assignment: m.Assignment, samples: int, batches: Sequence[slice]
+    ) -> None:
+        """batches: ranges of positions among the assignment's samples."""
         self.assignment = assignment
         self.samples: int = samples
+        self._batches = list(batches)
         self.open = True
         self.at = 0
         self._of = strategy
@@ -245,13 +250,12 @@ class TrainingStep(ABC):
     @property
     def lacking(self) -> bool:
         """True if another batch is to be computed, and the assignment has none left."""
-        return False
+        return self.open and self.at == len(self._batches)
 
     @property
     def last(self) -> bool:
-        """True if the present batch is the last one of the assignment, which may have further optimizer
-        steps."""
-        return True
+        """True if the present batch is the last one that the assignment has now."""
+        return self.at + 1 == len(self._batches)
 
     @property
     def covered(self) -> int:
@@ -267,8 +271,10 @@ class TrainingStep(ABC):
         """Return to the first batch of the optimizer step that is not taken yet: its gradients are lost."""
         self.at = 0
 
-    def accumulate(self) -> None:  # noqa: B027
+    def accumulate(self) -> None:
         """Continue with the next batch, without an optimizer step: its gradients are added to the others."""
+        self.withdraw()
+        self.at += 1
 
     def request(self) -> None:
         """Ask for further batches, and restore the parameters that the server knows while others compute."""
@@ -276,7 +282,7 @@ class TrainingStep(ABC):
 
     def extend(self, assignment: m.Assignment) -> None:
         """Continue with the batches that the assignment has now."""
-        self.assignment = assignment
+        self.assignment, self._batches = assignment, bounds(assignment) or self._batches
 
     def finish(self) -> None:
         """End the step, because the epoch has no further batches: push the local steps that were taken. The
@@ -296,7 +302,7 @@ class TrainingStep(ABC):
     @property
     def batch(self) -> slice:
         """Range of positions of the present batch among the assignment's samples."""
-        return slice(0, self.samples)
+        return self._batches[self.at]
 
     @property
     def taken(self) -> int:

@@ -95,7 +95,7 @@ def sent(script: Script, seq: int) -> np.ndarray[Any, Any]:
 
 
 def residual(subject: Session) -> np.ndarray[Any, Any]:
-    return subject._compression.ledger.residual.numpy()  # pyright: ignore[reportPrivateUsage]
+    return subject.compression.ledger.residual.numpy()
 
 
 def update(subject: Session, version: int) -> Received:
@@ -453,7 +453,7 @@ def test_the_state_that_a_worker_goes_on_from_is_not_written_again_before_it_has
         images.append(1)
         return {}
 
-    tree = {"compression": before._compression.image(), "buffers": before._state.image(), "owner": {}}  # pyright: ignore[reportPrivateUsage]
+    tree = {"compression": before.compression.image(), "buffers": before._state.image(), "owner": {}}  # pyright: ignore[reportPrivateUsage]
     subject = session(script)
     subject.saving.keep(image)
     subject.saving.restore(7, tree, 7)
@@ -470,7 +470,7 @@ def test_a_restored_residual_of_an_earlier_version_is_not_written_as_one_of_the_
     before = session(Script(accepted(1)))
     push(before, assignment(1), 1)
     before.next(0)
-    tree = {"compression": before._compression.image(), "buffers": before._state.image(), "owner": {}}  # pyright: ignore[reportPrivateUsage]
+    tree = {"compression": before.compression.image(), "buffers": before._state.image(), "owner": {}}  # pyright: ignore[reportPrivateUsage]
     subject = session(Script())
     subject.saving.restore(7, tree, 7)
     assert subject.held_back > 0

@@ -84,8 +84,8 @@ def test_a_worker_that_returns_with_its_residual_continues_as_if_it_had_stayed()
     whole, half, later = (overlaid("1bit") for _ in range(3))
     rounds(whole, 0, 4)
     rounds(half, 0, 2)
-    kept: Any = half.trainer.session._compression  # pyright: ignore[reportPrivateUsage]
-    new: Any = later.trainer.session._compression  # pyright: ignore[reportPrivateUsage]
+    kept: Any = half.trainer.session.compression  # pyright: ignore[reportPrivateUsage]
+    new: Any = later.trainer.session.compression  # pyright: ignore[reportPrivateUsage]
     new.restore(copy.deepcopy(kept.image()))
     assert rounds(later, 2, 4).pushed == whole.pushed[2:]
 

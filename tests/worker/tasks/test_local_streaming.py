@@ -62,7 +62,7 @@ def test_rounds_are_those_of_the_recipe(compressor: str, options: str) -> None:
         mine = due[:, None, None]
         residual = np.where(mine, np.float32(decay) * residual + total - sent, residual)
         pushed, carried = np.where(mine, total, 0), np.where(mine, 0, total)
-    found = [run.trainer.session.carried[layer] for layer in USED]
+    found = [run.trainer.session.compression.carried[layer] for layer in USED]
     assert [each is None for each in found] == due.tolist()
     kept = [np.zeros((WIDTH, WIDTH)) if each is None else np.asarray(each) for each in found]
     np.testing.assert_allclose(kept, carried, rtol=1e-3, atol=2e-6)
@@ -80,7 +80,7 @@ def test_the_replica_returns_to_the_model() -> None:
 
 def test_a_worker_that_leaves_pushes_what_it_carries() -> None:
     run = rounds(streamed(), 0, 2)
-    assert any(each is not None for each in run.trainer.session.carried)
+    assert any(each is not None for each in run.trainer.session.compression.carried)
     session = run.trainer.session
     assert session.held_back > 0
     session.leave()
@@ -88,7 +88,7 @@ def test_a_worker_that_leaves_pushes_what_it_carries() -> None:
     rounds(run, 2, 3)
     assert session.held_back == 0
     assert all(each.any() for each in sent_in(run, 2))
-    assert not any(each is not None for each in run.trainer.session.carried)
+    assert not any(each is not None for each in run.trainer.session.compression.carried)
 
 
 @pytest.mark.parametrize("missed", [0, 1])
@@ -97,7 +97,7 @@ def test_a_worker_that_returns_carries_on_at_its_version_alone(missed: int) -> N
     whole, half, later = (streamed("1bit") for _ in range(3))
     rounds(whole, 0, 5)
     rounds(half, 0, 2)
-    kept: Any = half.trainer.session._compression  # pyright: ignore[reportPrivateUsage]
+    kept: Any = half.trainer.session.compression  # pyright: ignore[reportPrivateUsage]
     tree: dict[str, Any] = {"compression": copy.deepcopy(kept.image()), "buffers": {}}
     assert any(each is not None for each in tree["compression"]["carried"])
     later.trainer.session.saving.restore(2, tree, 2)
@@ -118,7 +118,7 @@ def test_a_round_whose_waiting_change_is_not_finite_is_left_out() -> None:
     strategy = strategy_of(run)
     strategy.optimizer.step_here = step_here  # type: ignore[method-assign]
     rounds(run, 2, 3)
-    assert run.trainer.session.carried == ()  # as before the round
+    assert run.trainer.session.compression.carried == ()  # as before the round
     assert run.bytes_of(0) == []
 
 

@@ -139,7 +139,7 @@ def test_a_stale_push_goes_back_into_the_residual_whatever_is_heard_first(answer
 
 
 def residual(subject: Trainer) -> np.ndarray[Any, Any]:
-    return subject.session._compression.ledger.residual.numpy().copy()  # pyright: ignore[reportPrivateUsage]
+    return subject.session.compression.ledger.residual.numpy().copy()
 
 
 def gradient_of(script: Script, seq: int) -> np.ndarray[Any, Any]:

@@ -56,7 +56,7 @@ class Driven:
             WorkerMetrics("none"),
             initialize=False,
         )
-        session._compression.compressor.adopt(plan)  # pyright: ignore[reportPrivateUsage]
+        session.compression.compressor.adopt(plan)
         optimizer: LocalOptimizer = JobOptimizer(make(self.model.parameters(), lr=rate), unasked, here=True)
         if of_job:
             parameters = self.replica.parameters
