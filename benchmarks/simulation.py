@@ -17,7 +17,7 @@ from ..common.parts import divide
 from ..compressors import LayerRule, ModelCompressor, Payload, parse_compressor, wire_bytes
 from ..optim.optimizer import Optimizer, parse_optimizer
 from ..server.job.events import Apply, Contribution, PushKey
-from ..server.shard.store import Store
+from ..server.shard.making import SteppedStore
 from ..server.streams.updates import Broadcast
 from ..worker.session.replica import Replica
 from ..worker.tasks.flops import layer_flops
@@ -91,7 +91,7 @@ def train(
     ]
     steps = parse_optimizer(optimizer)
     values = [parameter.detach().clone().view(-1).numpy() for parameter in replica.parameters]
-    store = Store(
+    store = SteppedStore(
         replica.manifest,
         values,
         downlink,
@@ -133,7 +133,7 @@ def train(
     return SimulatedRun(metrics=metrics, wire_bytes=sent, down_bytes=received, raw_bytes=raw)
 
 
-def _step(store: Store, pushes: Sequence[Sequence[Payload]], samples: int, rate_factor: float) -> int:
+def _step(store: SteppedStore, pushes: Sequence[Sequence[Payload]], samples: int, rate_factor: float) -> int:
     """Apply these pushes, each in one part, as the next version, and return the bytes of its update.
 
     Args:

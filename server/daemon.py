@@ -48,7 +48,8 @@ from .plans.planner import Planner
 from .recovery.checkpoints import checkpoint, first_checkpoint, pause
 from .recovery.recovery import recover
 from .shard.local import LocalShard
-from .shard.store import Float32, Store
+from .shard.making import SteppedStore, StepRules
+from .shard.store import Float32
 
 log = logging.getLogger("gradwire.server")
 
@@ -77,22 +78,26 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
     optimizer, rate = mode.optimizer(options)
     job = OptimizerGroup(options=optimizer, learning_rate=rate)
 
-    def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
+    rules = StepRules(
+        aggregation=parse_aggregation(options.aggregation),
+        delay_compensation=mode.delay_compensation,
+        clip_norm=options.clip_norm,
+        takes_norms=parse_fusion(options.fusion).takes_norms,
+        keep_last=bool(options.output),
+    )
+
+    def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> SteppedStore:
         groups = manifest.optimizer_groups(job)
         if mode.workers_step:  # the server steps by the change of a worker's parameters, which has no groups
             groups = (job,) * len(groups)
-        return Store(
+        return SteppedStore(
             manifest,
             values,
             options.downlink,
             lambda parameters: Optimizer.of_groups(groups, parameters, manifest.group_of, manifest.ends),
             options.seed,
-            parse_aggregation(options.aggregation),
-            mode.delay_compensation,
-            keep_last=bool(options.output),
-            plan=plan,
-            clip_norm=options.clip_norm,
-            takes_norms=parse_fusion(options.fusion).takes_norms,
+            rules,
+            plan,
         )
 
     return LocalShard(build)

@@ -16,13 +16,12 @@ from copy import deepcopy
 from typing import Any
 
 from ..common.metrics import Counter, MetricSet, counter, gauge, histogram
-from ..compressors import Payload
+from ..compressors import AbsentPayload, DensePayload, Payload, wire_bytes
 from ..compressors.registry import BUILT_IN
 from ..proto.messages import Phase, Traffic
 from ..proto.refusal import Reason
 from .job.loss_history import LossHistory
 from .plans.planner import Measurements
-from .shard.store import compressed_bytes
 
 # Compressor of the worker whose messages the current task reads.
 SENDER: ContextVar[str] = ContextVar("SENDER", default="unattributed")
@@ -208,9 +207,9 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         self.accepted += 1
         self.received_raw(sum(payload.elements for payload in payloads) * 4)
         self._traffic["payload_bytes_up"] += sum(int(payload.data.size) for payload in payloads)
-        compressed, compressed_raw = compressed_bytes(payloads)
-        self._traffic["compressed_payload_bytes_up"] += compressed
-        self._traffic["compressed_raw_bytes_up"] += compressed_raw
+        compressed = [each for each in payloads if not isinstance(each, DensePayload | AbsentPayload)]
+        self._traffic["compressed_payload_bytes_up"] += sum(map(wire_bytes, compressed))
+        self._traffic["compressed_raw_bytes_up"] += 4 * sum(each.elements for each in compressed)
         self._pushes.labels(SENDER.get()).inc()
         self.staleness_versions.observe(versions_stale)
         self._most_versions = max(self._most_versions, versions_stale)

@@ -39,16 +39,17 @@ from ...proto.refusal import Refused
 from ...proto.transfer import Assembly, encode_chunks
 from ..job.events import Apply, Contribution, Exclude, MemberLost, Open, PushKey, Substitute
 from .downlink import LARGEST
+from .making import SteppedStore
 from .mean import Push, Share
 from .moments import moments_of
 from .reports import Applied, Final, Reported
 from .shard import EncodedValues, Image
-from .store import Copy, DivergedError, Encoded, Float32, Recall, Send, Store
+from .store import Copy, DivergedError, Encoded, Float32, Recall, Send
 
 log = logging.getLogger("gradwire.server")
 
 T = TypeVar("T")
-Build = Callable[[Manifest, Sequence[Float32], Plan], Store]
+Build = Callable[[Manifest, Sequence[Float32], Plan], SteppedStore]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class LocalShard:
         Args:
             build: creates the store from initial values, which it copies; runs on the reducer thread."""
         self._build = build
-        self._store: Store | None = None
+        self._store: SteppedStore | None = None
         self.reported = Reported()
         self._round: _Round | None = None
         self._ordered = 0  # the last version that was ordered, by `apply` or `replace`
@@ -141,7 +142,7 @@ class LocalShard:
         keep: Callable[[Image, Plan], Awaitable[None]] | None = None,
         recall: Recall | None = None,
     ) -> T:
-        def build() -> tuple[Store, Plan]:
+        def build() -> tuple[SteppedStore, Plan]:
             if not isinstance(begin, Assembly):
                 zeros = [np.zeros(spec.elements, np.float32) for spec in manifest.specs]
                 store = self._build(manifest, zeros, plan)
@@ -283,12 +284,12 @@ class LocalShard:
         return self._then(applying, self.reported.applied)
 
     def _apply(
-        self, store: Store, order: Apply, pushes: Sequence[Push], send: Send, rates: Sequence[float]
+        self, store: SteppedStore, order: Apply, pushes: Sequence[Push], send: Send, rates: Sequence[float]
     ) -> Applied:
         return self._report(store, store.apply(order, pushes, send, rates))
 
     @staticmethod
-    def _report(store: Store, passed_over: int = 0) -> Applied:
+    def _report(store: SteppedStore, passed_over: int = 0) -> Applied:
         """Return the report on the present version."""
         return Applied(
             version=store.version,
@@ -337,7 +338,7 @@ class LocalShard:
         await round_.closed.wait()
         return await self.values(moments=moments)
 
-    def _encode(self, store: Store, moments: bool) -> EncodedValues:
+    def _encode(self, store: SteppedStore, moments: bool) -> EncodedValues:
         """Return the encoded parameters or moments of the present version, which callers share."""
         found = self._values.get((store.version, moments))
         if found is None:
@@ -360,7 +361,7 @@ class LocalShard:
         return self._run(copy)
 
     @property
-    def _opened(self) -> Store:
+    def _opened(self) -> SteppedStore:
         assert self._store is not None, "the shard must be opened before it is used"
         return self._store
 

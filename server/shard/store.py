@@ -1,61 +1,32 @@
-"""The store of the parameters: it sums the pushes of each part, steps the part, and encodes its update for
-the workers.
+"""The store of the parameters: values, optimizer, replica, and the messages of updates. `making` makes
+versions.
 
 `parameters` are the server's own, in float32; `downlink` has the replica, which every worker holds a copy of.
-This module uses no socket and no clock. One thread at a time may use a store.
-
-States of a part while a version is made (`PendingVersion`):
-
-    | state   | meaning                                                                     | next          |
-    |---------|-----------------------------------------------------------------------------|---------------|
-    | open    | Its pushes have not been given; `add` or `apply` will bring them.           | waiting, done |
-    | waiting | Its unit is encoded as one, and some part of that unit is still open.       | done          |
-    | done    | It is summed, stepped, encoded and sent.                                    |               |
-    | failed  | A value is not finite. No other part is stepped, and `apply` raises.        |               |
-
-Must not happen: a part is done twice; the division into parts or their order changes the bits; a version
-fails and its values stay (`_roll_back` prevents that). With `clip_norm` all parts are summed before the first
-one is stepped.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...common.parts import Part, Plan
-from ...compressors import AbsentPayload, DensePayload, Payload, decode, finite, wire_bytes
+from ...common.parts import Plan
+from ...compressors import DensePayload, Payload, decode, finite
 from ...optim.optimizer import Optimizer, OptimizerGroup, Remembered
-from ...planning import NORM_VERSIONS, is_measured
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
-from ...proto.replicas import checksum, is_checked
 from ...proto.transfer import encode_chunks, part_transfer, payload_header
 from ...proto.wire import encode_server
-from ..job.aggregation import Aggregation, Krum, Mean
-from ..job.events import Apply, Contribution
-from .aggregation import combine, least_far
-from .clipping import clip
 from .downlink import Downlink, PartUpdate
-from .encodings import DownlinkEncoding
-from .mean import Push, Share, add_up, weights
-from .missing import Stretch, absent, filled, ranges, stretches
-from .norms import SquareNorms
 
 Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-MEAN = Mean()
 BuildOptimizer = Callable[[Sequence[torch.Tensor]], Optimizer]
 # Returns the optimizer's state for a manifest's parameters in these groups, by ranges in flat order, or None.
 Recall = Callable[[Manifest, Sequence[OptimizerGroup]], Sequence[Remembered] | None]
@@ -96,48 +67,20 @@ class Copy:
     digest: str
 
 
-@dataclass(slots=True, eq=False)
-class PendingVersion:
-    """The state of a version while the store makes it.
-
-    Attributes:
-        version: number of the version.
-        before: values to roll back to if the step fails.
-        taken: numbers of the parts that are no longer open.
-        piecewise: for each unit, whether its parts are encoded one by one.
-        waiting: pushes of the parts in state waiting, by unit and part.
-        summed: ranges of a part that have a gradient, by part, where all parts are summed before the first
-            one is stepped; empty otherwise.
-        failure: exception that stopped a part; None if there was none.
-        weight: multiplies the mean gradient.
-        base_version: version that the gradient was computed at, where pushes are applied singly; otherwise
-            None.
-        contributions: all pushes of the version that have samples.
-        norms: square norms of the mean gradient, if they are measured at this version; otherwise None.
-    """
-
-    version: int
-    before: torch.Tensor = field(init=False)
-    taken: set[int] = field(default_factory=set[int])
-    piecewise: dict[int, bool] = field(default_factory=dict[int, bool])
-    waiting: dict[int, dict[int, Sequence[Share]]] = field(
-        default_factory=dict[int, dict[int, Sequence[Share]]]
-    )
-    summed: dict[int, list[Stretch]] = field(default_factory=dict[int, list[Stretch]])
-    failure: Exception | None = None
-    weight: float = 1.0
-    base_version: int | None = None
-    contributions: Sequence[Contribution] = ()
-    norms: SquareNorms | None = None
-
-
 class DivergedError(ArithmeticError):
     """Raised when a parameter is not finite any more: the training has diverged."""
 
 
 class Store:
-    """The parameters of a job with their optimizer, and the updates that they produce. `LocalShard` creates
-    it and uses it on the reducer thread."""
+    """The parameters of a job with their optimizer and the replica. One thread at a time may use a store.
+
+    Attributes:
+        manifest: list of the model's tensors.
+        plan: division of the model into parts.
+        version: version of the parameters.
+        parameters: the server's parameters, by tensor.
+        checked: the last version at which a checksum of the replica was computed, and that checksum.
+    """
 
     def __init__(
         self,
@@ -146,12 +89,7 @@ class Store:
         downlink: str,
         build_optimizer: BuildOptimizer,
         seed: int = 0,
-        aggregation: Aggregation = MEAN,
-        delay_compensation: float = 0.0,
-        keep_last: bool = False,
         plan: Plan | None = None,
-        clip_norm: float = 0.0,
-        takes_norms: bool = False,
     ) -> None:
         """
         Args:
@@ -160,21 +98,7 @@ class Store:
             downlink: compressor of the updates, or `auto`; see `server/shard/downlink`.
             build_optimizer: creates the optimizer of the plan's parts, with the manifest's groups.
             seed: seed of the job, for compressors that draw random numbers.
-            aggregation: rule that combines the gradients of a round.
-            delay_compensation: λ of g + λ g² (w - w_base), which corrects to first order for the movement of
-                the parameters since the gradient was computed; 0 for none. The store then keeps a copy of
-                each version at which a gradient is being computed. Source: Zheng et al., "Asynchronous
-                Stochastic Gradient Descent with Delay Compensation" (ICML 2017).
-            keep_last: keep a copy of the replica from before each step, to roll back to if the step fails.
-            plan: division of the model into parts; None for the default plan.
-            clip_norm: largest Euclidean norm of the whole model's gradient that a step takes, 0 for no limit.
-                With a limit, no part is stepped before all are summed.
-            takes_norms: measure the square norms of the mean gradient at the versions that `is_measured`
-                names."""
-        self._aggregation = aggregation
-        self._compensation = delay_compensation
-        self._clip_norm = clip_norm
-        self.gradient_norm = math.nan  # of the last version before clipping; NaN without clipping
+            plan: division of the model into parts; None for the default plan."""
         self.manifest = manifest
         self.plan = plan or manifest.plan()
         self.version = 0
@@ -187,18 +111,7 @@ class Store:
             scratch=self._gradient,  # free to be overwritten once the part is stepped
             leaves_zeros=self._optimizer.leaves_zeros,
         )
-        self._unit_of = _unit_of(self.plan)
-        self._step: PendingVersion | None = None
-        self._keep_last = keep_last
-        self._last: torch.Tensor | None = None
-        self._bases: dict[int, torch.Tensor] = {}  # replicas by version, for delay compensation
-        self.checked = 0, 0  # version of the replica's last checksum, and that checksum
-        self._takes_norms = takes_norms
-        # Square norms by tensor, of the last measured versions at which some tensor had a gradient.
-        self._norms: deque[tuple[float, ...]] = deque(maxlen=NORM_VERSIONS)
-        self.square_norms: tuple[float, ...] = ()
-        if delay_compensation:
-            self._keep_base(0, frozenset())
+        self.checked = 0, 0
 
     def _by_tensor(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return views of a flat tensor, one for each tensor of the manifest, in its shape."""
@@ -216,287 +129,9 @@ class Store:
 
     def adopt(self, plan: Plan) -> None:
         """Divide the model by another plan, between two versions. No value changes by it."""
-        self.plan, self._step = plan, None
+        self.plan = plan
         self._optimizer.divide(self._stepped())
         self._downlink.adopt(plan)
-        self._unit_of = _unit_of(plan)
-
-    def begin(
-        self,
-        version: int,
-        rate_factor: float,
-        learning_rates: Sequence[float] = (),
-        base_version: int | None = None,
-    ) -> None:
-        """Start a new version whose parts will be added.
-
-        Args:
-            version: number of the version.
-            rate_factor: multiplies the base learning rate of each parameter group.
-            learning_rates: learning rates of this step, by parameter group, which replace the multiplied
-                ones; empty for none.
-            base_version: version that the gradient was computed at, where pushes are applied singly; None for
-                the previous version.
-        """
-        self._step = PendingVersion(version, base_version=base_version)
-        if self._takes_norms and is_measured(version - 1 if base_version is None else base_version):
-            self._step.norms = SquareNorms(self.plan.starts)
-        self._optimizer.follow(rate_factor)
-        if learning_rates:
-            self._optimizer.learning_rates = list(learning_rates)
-        self._step.before = self._before()
-
-    def add(self, part: int, shares: Sequence[Share], send: Send) -> None:
-        """Sum and step one part of the version that `begin` started, before the other parts. The step is
-        final. A failure is kept and raised by `apply`.
-
-        Args:
-            part: number of the part in the plan.
-            shares: contribution and payloads of each push that counts in the part, in rank order.
-            send: receives each part of the update as soon as it is encoded.
-        """
-        step = self._step
-        if step is None or step.failure is not None:
-            return
-        try:
-            self._add(step, part, shares, send)
-        except Exception as failure:
-            step.failure = failure
-
-    def apply(
-        self, order: Apply, pushes: Sequence[Push], send: Send, learning_rates: Sequence[float] = ()
-    ) -> int:
-        """Take one optimizer step for all parts that have not been added, and encode the updates for the
-        workers.
-
-        The mean is taken over all samples and summed in the order given. Without samples, or with fewer
-        gradients than the aggregation needs, the parameters stay unchanged. If the step fails, the parameters
-        become those of the previous version, if a copy is kept, or else those of the replica.
-
-        Args:
-            order: version to produce, its contributions, and the weight of the step.
-            pushes: payloads of each contribution, by part.
-            send: receives each part of the update as soon as it is encoded.
-            learning_rates: learning rates of this step, by parameter group; empty for those of the job.
-
-        Returns:
-            The number of gradients that had no effect, because the aggregation needs more of them; 0 after a
-            step.
-
-        Raises:
-            DivergedError: a parameter is not finite any more.
-        """
-        if self._step is None or self._step.version != order.version:
-            self.begin(order.version, order.rate_factor, learning_rates, order.base_version)
-        step, self._step = self._step, None
-        assert step is not None
-        step.weight = order.weight
-        step.contributions = [each for each in order.contributions if each.samples]
-        pairs = [
-            (contribution, push)
-            for contribution, push in zip(order.contributions, pushes, strict=True)
-            if contribution.samples > 0 and contribution.weight != 0
-        ]
-        enough = len(pairs) >= self._aggregation.fewest
-        try:
-            if step.failure is not None:
-                raise step.failure
-            if isinstance(self._aggregation, Krum) and enough:
-                everyone = [push for _, push in pairs]
-                chosen, push = pairs[least_far(self._aggregation, [_in_order(push) for push in everyone])]
-                pairs = [(chosen, filled(push, everyone))]
-            shares: dict[int, Sequence[Share]] = {
-                number: [(each, push[number]) for each, push in pairs if enough and push.get(number)]
-                for number in range(len(self.plan.parts))
-                if number not in step.taken
-            }
-            if self._clip_norm and enough and pairs:
-                self._clip(step, shares)
-            for number, of_part in shares.items():
-                self._add(step, number, of_part, send)
-        except Exception:
-            self._roll_back(step.before)
-            raise
-        self.version = order.version
-        if is_checked(self.version):
-            self.checked = self.version, checksum(self._downlink.replica.numpy())
-        if step.norms is not None and any(totals := step.norms.totals()):
-            self._norms.append(totals)
-            self._average_norms()
-        if self._compensation:
-            self._keep_base(order.version, order.bases)
-        return 0 if enough else len(pairs)
-
-    def undo(self) -> None:
-        """Roll back to the last version, if parts of the next one have been stepped and a copy of the
-        previous values is kept."""
-        step, self._step = self._step, None
-        if step is not None and step.taken and step.before is not self._downlink.replica:
-            self._roll_back(step.before)
-
-    def _roll_back(self, before: torch.Tensor) -> None:
-        """Overwrite parameters and replica with the values from before a failed step. No other step
-        follows."""
-        self._flat.copy_(before)
-        if before is not self._downlink.replica:
-            self._downlink.replica.copy_(before)
-
-    def _add(self, step: PendingVersion, number: int, shares: Sequence[Share], send: Send) -> None:
-        """Sum, step and send a part; if its unit is encoded as one, do so for the whole unit once its last
-        part is here."""
-        step.taken.add(number)
-        index = self._unit_of[number]
-        unit = self.plan.units[index]
-        if index not in step.piecewise:
-            known = [(self.plan.parts[number].start, payloads) for _, payloads in shares]
-            step.piecewise[index] = len(unit.parts) == 1 or self._downlink.piecewise(
-                unit, known, step.version
-            )
-        group = {number: shares}
-        if not step.piecewise[index]:
-            waiting = step.waiting.setdefault(index, {})
-            waiting[number] = shares
-            if len(waiting) < len(unit.parts):
-                return
-            group = {part: waiting[part] for part in unit.parts}
-        start, end = (self.plan.parts[min(group)].start, self.plan.parts[max(group)].end)
-        known = [(self.plan.parts[part].start, payloads) for part in group for _, payloads in group[part]]
-        encodings = self._downlink.choose(unit, start, end, known)
-        changed, touched = False, self._touched(encodings)
-        for part in group:
-            changed |= self._step_part(part, group[part], step, touched)
-        for update in self._downlink.encode(encodings, list(group), step.version, changed=changed):
-            send(self._encode(step.version, update))
-
-    def _touched(self, encodings: Sequence[DownlinkEncoding]) -> Int64 | None:
-        """Return the elements that a step can change, in flat order, ascending; None if it may change all of
-        them."""
-        encodings = [each for each in encodings if each.compressor is not None]
-        held = [each.held.astype(np.int64) + each.start for each in encodings if each.held is not None]
-        if (
-            not held
-            or len(held) < len(encodings)
-            or self._compensation
-            or not isinstance(self._aggregation, Mean)
-        ):
-            return None
-        if self._clip_norm:  # the norm needs all elements
-            return None
-        return np.concatenate(held)
-
-    def _step_part(
-        self, number: int, shares: Sequence[Share], step: PendingVersion, touched: Int64 | None = None
-    ) -> bool:
-        """Sum a part and take the optimizer's step for the elements that have a gradient. Return True when
-        there were enough pushes for a step.
-
-        touched: elements that the step can change, in flat order; only these are computed. None for all.
-        """
-        found = step.summed[number] if number in step.summed else self._stretches(shares)
-        if not found:
-            return False
-        part = self.plan.parts[number]
-        if touched is not None:
-            first, last = np.searchsorted(touched, (part.start, part.end))
-            self._step_elements(number, touched[first:last] - part.start, shares, found, step)
-            return True
-        if number not in step.summed:
-            self._sum_part(part, shares, found, step)
-        self._optimizer.step(number, ranges(found))
-        if not finite(self._flat[part.start : part.end]):
-            self._refuse(step.version)
-        return True
-
-    def _stretches(self, shares: Sequence[Share]) -> list[Stretch]:
-        """Return the ranges of a part that have a gradient; empty if the pushes are too few for a step."""
-        fewest = 1 if isinstance(self._aggregation, Krum) else self._aggregation.fewest
-        return stretches([each for _, each in shares]) if len(shares) >= fewest else []
-
-    @staticmethod
-    def _factors(shares: Sequence[Share], step: PendingVersion) -> list[float]:
-        """Return the weight of each push of a part in their mean."""
-        sliced = any(each.slice for each in step.contributions)
-        among = step.contributions if sliced else None
-        return weights([each for each, _ in shares], step.weight, among)
-
-    def _sum_part(
-        self, part: Part, shares: Sequence[Share], found: Sequence[Stretch], step: PendingVersion
-    ) -> None:
-        """Write the sum of a part's pushes into the gradient, for the elements that have one."""
-        factors = self._factors(shares, step)
-        for stretch in found:
-            here = slice(part.start + stretch.start, part.start + stretch.end)
-            self._sum(stretch, factors, self._gradient[here].numpy())
-            if step.norms is not None:
-                step.norms.add(here.start, self._gradient[here].numpy(), stretch.pushes)
-            if self._compensation and step.base_version is not None:
-                self._compensate(here, step.base_version, step.weight)
-
-    def _clip(self, step: PendingVersion, shares: Mapping[int, Sequence[Share]]) -> None:
-        """Sum all parts, and clip the gradient of the whole model."""
-        for number, of_part in shares.items():
-            part, found = self.plan.parts[number], self._stretches(of_part)
-            if sum(each.end - each.start for each in found) < part.elements:
-                self._gradient[part.start : part.end] = 0.0
-            self._sum_part(part, of_part, found, step)
-            step.summed[number] = found
-        self.gradient_norm = clip(self._gradient, self.plan.starts, self._clip_norm, step.weight)
-
-    def _step_elements(
-        self,
-        number: int,
-        places: Int64,
-        shares: Sequence[Share],
-        found: Sequence[Stretch],
-        step: PendingVersion,
-    ) -> None:
-        """Sum and step only the elements of a part that sparse pushes hold, with the same bits as a step of
-        the whole part.
-
-        places: these elements, ascending, counted from the beginning of the part.
-        """
-        part, factors = self.plan.parts[number], self._factors(shares, step)
-        gradient, values = (flat[part.start : part.end].numpy() for flat in (self._gradient, self._flat))
-        gradient[places] = 0.0
-        for stretch in found:
-            self._sum(stretch, factors, gradient[stretch.start : stretch.end], keep=True)
-            if step.norms is not None:
-                first, last = np.searchsorted(places, (stretch.start, stretch.end))
-                held = gradient[places[first:last]], stretch.pushes, places[first:last] - stretch.start
-                step.norms.add(part.start + stretch.start, *held)
-        stepped = torch.from_numpy(values[places])
-        self._optimizer.step_apart(number, stepped, torch.from_numpy(gradient[places]), places, ranges(found))
-        values[places] = stepped.numpy()
-        if not finite(stepped):
-            self._refuse(step.version)
-
-    def _sum(self, stretch: Stretch, factors: Sequence[float], out: Float32, *, keep: bool = False) -> None:
-        """Write the combined gradient of a range into `out`.
-
-        Args:
-            stretch: payloads of the range from each push; an absent one counts as zeros in a mean.
-            factors: weight of each push in a mean; unused by other aggregations.
-            out: float32, shape (elements of the range,).
-            keep: add a mean to the content of `out` instead of overwriting it.
-        """
-        if isinstance(self._aggregation, Krum):
-            add_up(stretch.pushes, [1.0], out)
-        elif isinstance(self._aggregation, Mean):
-            pairs = zip(stretch.pushes, factors, strict=True)
-            held = [(push, factor) for push, factor in pairs if not absent(push)]
-            add_up([push for push, _ in held], [factor for _, factor in held], out, keep=keep)
-        else:
-            combine(self._aggregation, stretch.pushes, out)
-
-    def _before(self) -> torch.Tensor:
-        """Return the values to roll back to if the step fails: the replica, or a copy of it if `keep_last` is
-        set. Only the copy stays unchanged when parts of the failed step have been sent."""
-        replica = self._downlink.replica
-        if not self._keep_last:
-            return replica
-        if self._last is None:
-            self._last = torch.empty_like(self._flat)
-        return self._last.copy_(replica)
 
     @property
     def replica(self) -> Sequence[torch.Tensor]:
@@ -510,20 +145,6 @@ class Store:
             if not finite(parameter.view(-1)):
                 raise DivergedError(f"parameters of {spec.name!r} are no longer finite at version {version}")
 
-    def _compensate(self, here: slice, base_version: int, weight: float) -> None:
-        """Replace the gradient weight · g by weight · (g + λ g² (w - w_base))."""
-        gradient = self._gradient[here]
-        moved = self._downlink.replica[here] - self._bases[base_version][here]
-        gradient.add_(moved.mul_(gradient).mul_(gradient), alpha=self._compensation / weight)
-
-    def _keep_base(self, newest: int, bases: frozenset[int]) -> None:
-        """Keep a copy of the newest version for delay compensation, and discard versions at which no gradient
-        is being computed."""
-        for version in list(self._bases):
-            if version < newest - 1 and version not in bases:
-                del self._bases[version]
-        self._bases[newest] = self._downlink.replica.clone()
-
     def image(self) -> dict[str, Any]:
         """Return the complete state between two versions, as plain values and copies of tensors. A store that
         restores it continues with the same bits."""
@@ -532,9 +153,7 @@ class Store:
             "parameters": self._flat.clone(),
             "optimizer": self._optimizer.image(),
             "downlink": self._downlink.image(),
-            "bases": {version: base.clone() for version, base in self._bases.items()},
             "checked": self.checked,
-            "norms": list(self._norms),
         }
 
     def restore(self, image: Mapping[str, Any]) -> None:
@@ -544,13 +163,6 @@ class Store:
         self.version, self.checked = image["version"], image["checked"]
         self._optimizer.restore(image["optimizer"])
         self._downlink.restore(image["downlink"])
-        self._bases = dict(image["bases"])
-        self._norms = deque(image["norms"], maxlen=NORM_VERSIONS)
-        self._average_norms()
-
-    def _average_norms(self) -> None:
-        """Set `square_norms` to the mean of the measured versions."""
-        self.square_norms = tuple(fmean(each) for each in zip(*self._norms, strict=True))
 
     def recall(self, remembered: Recall) -> None:
         """Replace the optimizer's state by the one that `remembered` supplies for the manifest and groups;
@@ -621,21 +233,5 @@ class Store:
         return Copy(self.version, parameters, self.sha256())
 
 
-def _unit_of(plan: Plan) -> dict[int, int]:
-    """Return the index of each part's unit, by part."""
-    return {part: index for index, unit in enumerate(plan.units) for part in unit.parts}
-
-
 def _flat(tensor: torch.Tensor) -> Float32:
     return tensor.detach().view(-1).numpy()
-
-
-def _in_order(push: Push) -> list[Payload]:
-    return [payload for part in sorted(push) for payload in push[part]]
-
-
-def compressed_bytes(payloads: Sequence[Payload]) -> tuple[int, int]:
-    """Return the encoded bytes of the compressed payloads, levels included, and the bytes of their elements
-    as float32. Dense and absent payloads do not count."""
-    compressed = [payload for payload in payloads if not isinstance(payload, DensePayload | AbsentPayload)]
-    return sum(map(wire_bytes, compressed)), sum(payload.elements * 4 for payload in compressed)

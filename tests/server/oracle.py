@@ -43,8 +43,9 @@ from gradwire.server.job.modes.rounds import Rounds
 from gradwire.server.job.modes.stale import StaleOptions
 from gradwire.server.job.work import AssignedWork
 from gradwire.server.shard.local import LocalShard
+from gradwire.server.shard.making import SteppedStore
 from gradwire.server.shard.mean import Push, Share
-from gradwire.server.shard.store import Encoded, Float32, Store
+from gradwire.server.shard.store import Encoded, Float32
 from gradwire.server.streams.outbox import WorkerStream
 from gradwire.server.streams.push_record import PushLife
 
@@ -57,12 +58,12 @@ class Local(LocalShard):
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
 
-        def build(manifest: Manifest, given: Sequence[Float32], plan: Plan) -> Store:
+        def build(manifest: Manifest, given: Sequence[Float32], plan: Plan) -> SteppedStore:
             raise AssertionError("the world makes the store, and `hold` takes it")
 
         super().__init__(build)
 
-    def hold(self, store: Store) -> None:
+    def hold(self, store: SteppedStore) -> None:
         self._store = store
         self.reported.manifest, self.reported.plan = store.manifest, store.plan
 
@@ -135,7 +136,7 @@ class Oracle:
         self.hints = 0  # that a push is unwanted
         self.newest_clock = -1
         self.steps = 0
-        self.store: Store | None = None
+        self.store: SteppedStore | None = None
         self.plan = DIVIDED  # in force
         self.plans = {DIVIDED.number: DIVIDED}  # that have been
         self.divided_as: dict[str, Plan] = {}  # by push of which parts count

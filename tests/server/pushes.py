@@ -15,8 +15,9 @@ from gradwire.proto.messages import Chunk, Tensor, Update
 from gradwire.proto.transfer import Assembly, encode_chunks, part_assembly, part_transfer
 from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
 from gradwire.server.job.events import Apply, Contribution, PushKey
+from gradwire.server.shard.making import SteppedStore, StepRules
 from gradwire.server.shard.mean import Payloads, Push
-from gradwire.server.shard.store import Float32, Store
+from gradwire.server.shard.store import Float32
 from gradwire.server.streams.push_ledger import PushLedger
 from gradwire.server.streams.updates import Broadcast
 from gradwire.worker.session.replica import Replica
@@ -34,16 +35,15 @@ def build(
     learning_rate: float = 1.0,
     downlink: str = "none",
     takes_norms: bool = False,
-) -> Store:
+) -> SteppedStore:
     options = parse_optimizer(optimizer)
-    return Store(
+    return SteppedStore(
         manifest,
         values,
         downlink,
         lambda parameters: Optimizer(options, parameters, learning_rate),
-        keep_last=True,
+        rules=StepRules(keep_last=True, takes_norms=takes_norms),
         plan=plan,
-        takes_norms=takes_norms,
     )
 
 
@@ -97,7 +97,7 @@ def pushed(samples: int, payloads: Payloads | Push, **part: Any) -> Share:
 
 
 def apply(
-    store: Store,
+    store: SteppedStore,
     *,
     version: int,
     shares: Sequence[Share],
@@ -113,7 +113,7 @@ def apply(
     return update
 
 
-def snapshot(store: Store) -> Broadcast:
+def snapshot(store: SteppedStore) -> Broadcast:
     update = Broadcast(store.version)
     update.finish(store.snapshot())
     return update
@@ -147,5 +147,5 @@ def bits(replica: Replica) -> list[bytes]:
     return [value.tobytes() for value in replica.values()]
 
 
-def replica_bits(store: Store) -> list[bytes]:
+def replica_bits(store: SteppedStore) -> list[bytes]:
     return [value.detach().numpy().tobytes() for value in store.replica]

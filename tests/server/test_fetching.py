@@ -20,15 +20,16 @@ from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
 from gradwire.server.calls import fetching
 from gradwire.server.calls.fetching import AT_ONCE, Fetches
 from gradwire.server.shard.local import LocalShard
-from gradwire.server.shard.store import Float32, Store
+from gradwire.server.shard.making import SteppedStore
+from gradwire.server.shard.store import Float32
 
 MANIFEST = Manifest((Tensor(name="weight", shape=(600, 600), dtype="float32"),), 8)
 
 
 async def opened() -> LocalShard:
-    def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> Store:
+    def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> SteppedStore:
         options = parse_optimizer("sgd")
-        return Store(manifest, values, "none", lambda ps: Optimizer(options, ps, 0.1), plan=plan)
+        return SteppedStore(manifest, values, "none", lambda ps: Optimizer(options, ps, 0.1), plan=plan)
 
     empty: list[Payload] = [
         DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=np.empty(0, np.uint8))

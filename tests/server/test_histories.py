@@ -22,11 +22,11 @@ from gradwire.server.job.roster import Member
 from gradwire.server.job.samples import Samples
 from gradwire.server.job.state import JobState
 from gradwire.server.job.work import AssignedWork
-from gradwire.server.shard.store import Store
+from gradwire.server.shard.making import SteppedStore
 
 from .histories import MODES, run
 
-STORE_APPLY = Store.apply
+STORE_APPLY = SteppedStore.apply
 STEPS = 10_000  # until what is broken has to be noticed
 SHARE = 6_000  # of each setting, 72,000 together; `make soak` takes ten million
 
@@ -160,7 +160,7 @@ def never_evaluate(self: JobState) -> int:
     return 0
 
 
-def weigh_nothing(self: Store, order: Apply, pushes: Any, send: Any) -> Any:
+def weigh_nothing(self: SteppedStore, order: Apply, pushes: Any, send: Any) -> Any:
     return STORE_APPLY(self, dataclasses.replace(order, weight=0.5 * order.weight), pushes, send)
 
 
@@ -188,7 +188,7 @@ def weigh_alike(self: StragglerCoded, answered: Any) -> dict[int, float]:
         ("stale:bound=2", StaleOptions, "staleness_bound", property(drift_further)),
         ("async:rate=inverse", Samples, "give_back", give_nothing_back),
         ("sync", Round, "complete", property(wait_for_nobody)),
-        ("stale:bound=2", Store, "apply", weigh_nothing),
+        ("stale:bound=2", SteppedStore, "apply", weigh_nothing),
         ("sync", JobState, "evaluation_due", property(never_evaluate)),
         ("sync", Samples, "give_back", give_nothing_back),
         ("sync:redundancy=2", Sliced, "vacant", nothing_is_vacant),

@@ -18,7 +18,7 @@ from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.plans import plan_message
 from gradwire.server.durable.resuming import Resumed, read_model
-from gradwire.server.shard.store import Store
+from gradwire.server.shard.making import SteppedStore
 from gradwire.server.shard.writing import write_model
 from gradwire.storage import checkpoint as files
 
@@ -34,14 +34,14 @@ def manifest(optimizer: str, names: Sequence[str] = tuple(SHAPES), groups: int =
     return Manifest(tensors, 100, (m.Group(optimizer=optimizer),) * groups)
 
 
-def begun(model: Manifest, part_bytes: int, values: dict[str, torch.Tensor] | None = None) -> Store:
+def begun(model: Manifest, part_bytes: int, values: dict[str, torch.Tensor] | None = None) -> SteppedStore:
     plan = model.plan(part_bytes)
 
     def build(parameters: Sequence[torch.Tensor]) -> Optimizer:
         return Optimizer.of_groups(model.optimizer_groups(JOB), parameters, model.group_of, model.ends)
 
     flat = [(values[each.name] if values else torch.ones(each.shape)).reshape(-1) for each in model.specs]
-    return Store(model, [each.numpy().copy() for each in flat], "none", build, plan=plan)
+    return SteppedStore(model, [each.numpy().copy() for each in flat], "none", build, plan=plan)
 
 
 def dense(values: torch.Tensor) -> Payload:
@@ -49,7 +49,7 @@ def dense(values: torch.Tensor) -> Payload:
     return DensePayload(format=DenseFormat.FLOAT32, elements=data.size, data=data.view(np.uint8))
 
 
-def trained(store: Store, steps: range, only: Sequence[str] = tuple(SHAPES)) -> None:
+def trained(store: SteppedStore, steps: range, only: Sequence[str] = tuple(SHAPES)) -> None:
     """only: names of the tensors of which there is a gradient."""
     for step in steps:
         generator = torch.Generator().manual_seed(step)
@@ -70,15 +70,15 @@ def trained(store: Store, steps: range, only: Sequence[str] = tuple(SHAPES)) -> 
         apply(store, version=store.version + 1, shares=[pushed(8, push)])
 
 
-def names_in(store: Store) -> list[str]:
+def names_in(store: SteppedStore) -> list[str]:
     return [each.name for each in store.manifest.specs]
 
 
-def values(store: Store) -> dict[str, torch.Tensor]:
+def values(store: SteppedStore) -> dict[str, torch.Tensor]:
     return dict(zip(names_in(store), store.replica, strict=True))
 
 
-def checkpoint(store: Store, folder: Path) -> Resumed:
+def checkpoint(store: SteppedStore, folder: Path) -> Resumed:
     tree: dict[str, Any] = {
         "manifest": store.manifest.to_message(),
         "plan": plan_message(store.plan),
@@ -89,7 +89,7 @@ def checkpoint(store: Store, folder: Path) -> Resumed:
     return read_model(folder)
 
 
-def same(one: Store, other: Store) -> bool:
+def same(one: SteppedStore, other: SteppedStore) -> bool:
     theirs = values(other)
     return all(torch.equal(each, theirs[name]) for name, each in values(one).items())
 

@@ -37,7 +37,7 @@ from gradwire.proto.wire import crc32c
 from gradwire.server.calls.pushes import Pushes
 from gradwire.server.job import events as e
 from gradwire.server.job.modes.local_rounds import LocalRounds
-from gradwire.server.shard.store import Store
+from gradwire.server.shard.making import SteppedStore
 from gradwire.server.streams.updates import Broadcast
 
 NAMES = ("a", "b", "c", "d")
@@ -107,7 +107,7 @@ class World(Network):
             return
         manifest = Manifest(MANIFEST_OF, self.samples)
         options = parse_optimizer("sgd")
-        self.store = Store(
+        self.store = SteppedStore(
             manifest,
             [np.zeros(spec.elements, np.float32) for spec in manifest.specs],
             "none",

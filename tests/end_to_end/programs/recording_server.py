@@ -16,8 +16,9 @@ import numpy as np
 from gradwire.compressors import decode
 from gradwire.server.cli import main
 from gradwire.server.job.events import Apply
-from gradwire.server.shard import store
+from gradwire.server.shard.making import SteppedStore
 from gradwire.server.shard.mean import Push
+from gradwire.server.shard.store import Send
 
 
 def record(path: str) -> None:
@@ -27,23 +28,23 @@ def record(path: str) -> None:
         pickle.dump(entry, file)
         file.flush()
 
-    def gradients(self: store.Store, push: Push) -> list[np.ndarray[Any, Any]]:
+    def gradients(self: SteppedStore, push: Push) -> list[np.ndarray[Any, Any]]:
         """Return the gradient of each tensor; none for a push without parts."""
         in_order = sorted(push, key=lambda part: self.plan.parts[part].start)
         values = [decode(payload) for part in in_order for payload in push[part]]
         return np.split(np.concatenate(values), self.plan.starts[1:-1]) if values else []
 
-    build, apply = store.Store.__init__, store.Store.apply
+    build, apply = SteppedStore.__init__, SteppedStore.apply
 
-    def recorded_build(self: store.Store, *arguments: Any, **named: Any) -> None:
+    def recorded_build(self: SteppedStore, *arguments: Any, **named: Any) -> None:
         build(self, *arguments, **named)
         write([value.detach().numpy().copy().reshape(-1) for value in self.parameters])
 
     def recorded_apply(
-        self: store.Store,
+        self: SteppedStore,
         order: Apply,
         pushes: Sequence[Push],
-        send: store.Send,
+        send: Send,
         learning_rates: Sequence[float] = (),
     ) -> int:
         given = zip(order.contributions, pushes, strict=True)
@@ -51,8 +52,8 @@ def record(path: str) -> None:
         write((order.version, order.rate_factor, shares))
         return apply(self, order, pushes, send, learning_rates)
 
-    store.Store.__init__ = recorded_build  # type: ignore[method-assign]
-    store.Store.apply = recorded_apply  # type: ignore[method-assign]
+    SteppedStore.__init__ = recorded_build  # type: ignore[method-assign]
+    SteppedStore.apply = recorded_apply  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

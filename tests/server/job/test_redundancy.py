@@ -19,8 +19,8 @@ from gradwire.server.checks import check
 from gradwire.server.job.modes.division import Sharing, Sliced, StragglerCoded, divide, largest_divisor
 from gradwire.server.job.modes.registry import parse
 from gradwire.server.job.samples import Samples
+from gradwire.server.shard.making import SteppedStore
 from gradwire.server.shard.mean import Push
-from gradwire.server.shard.store import Store
 from gradwire.settings import ServerSettings
 
 Array = npt.NDArray[np.float32]
@@ -53,7 +53,7 @@ def elements(parts: frozenset[int]) -> list[int]:
 def mean(*shares: Share) -> Array:
     """Return the change of a store's parameters by these pushes."""
     options, zeros = parse_optimizer("sgd"), [np.zeros(spec.elements, np.float32) for spec in MANIFEST.specs]
-    store = Store(MANIFEST, zeros, "none", lambda ps: Optimizer(options, ps, 1.0), plan=PLAN)
+    store = SteppedStore(MANIFEST, zeros, "none", lambda ps: Optimizer(options, ps, 1.0), plan=PLAN)
     apply(store, version=1, shares=shares)
     return -np.concatenate([value.view(np.float32) for value in store.values()])
 

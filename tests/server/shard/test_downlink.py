@@ -39,7 +39,7 @@ from gradwire.proto.messages import Content, Tensor
 from gradwire.server.job.aggregation import Trimmed
 from gradwire.server.shard import downlink as way_down
 from gradwire.server.shard import encodings
-from gradwire.server.shard.store import Store
+from gradwire.server.shard.making import SteppedStore, StepRules
 from gradwire.server.streams.updates import Broadcast
 from gradwire.worker.session.replica import Replica
 
@@ -66,11 +66,11 @@ def wide_replica() -> Replica:
 WIDE_MANIFEST = wide_replica().manifest
 
 
-def wide_store(downlink: str, optimizer: str = "sgd:momentum=0.9", plan: Plan | None = None) -> Store:
+def wide_store(downlink: str, optimizer: str = "sgd:momentum=0.9", plan: Plan | None = None) -> SteppedStore:
     generator = torch.Generator().manual_seed(3)
     values = [torch.randn(spec.elements, generator=generator).numpy() for spec in WIDE_MANIFEST.specs]
     options = parse_optimizer(optimizer)
-    return Store(WIDE_MANIFEST, values, downlink, lambda ps: Optimizer(options, ps, 0.1), 5, plan=plan)
+    return SteppedStore(WIDE_MANIFEST, values, downlink, lambda ps: Optimizer(options, ps, 0.1), 5, plan=plan)
 
 
 def wide_share(step: int, compressor: str = "none", rank: int = 0) -> Share:
@@ -89,7 +89,7 @@ def receive(broadcast: Broadcast) -> tuple[list[Content], list[Payload]]:
     return [update.payloads[place].content for place in places], [payloads[place] for place in places]
 
 
-def drift(ours: Store) -> float:
+def drift(ours: SteppedStore) -> float:
     pairs = zip(ours.parameters, ours.replica, strict=True)
     return math.hypot(*(float((p.detach() - r.detach()).double().square().sum().sqrt()) for p, r in pairs))
 
@@ -403,7 +403,14 @@ def test_a_push_without_weight_has_no_say_in_how_the_update_goes_down() -> None:
 def test_too_few_gradients_change_nothing_with_auto_either() -> None:
     values = [np.ones(spec.elements, np.float32) for spec in WIDE_MANIFEST.specs]
     options = parse_optimizer("sgd")
-    ours = Store(WIDE_MANIFEST, values, "auto", lambda ps: Optimizer(options, ps, 0.1), 5, Trimmed(wrong=1))
+    ours = SteppedStore(
+        WIDE_MANIFEST,
+        values,
+        "auto",
+        lambda ps: Optimizer(options, ps, 0.1),
+        5,
+        StepRules(aggregation=Trimmed(wrong=1)),
+    )
     apply(ours, version=1, shares=[wide_share(0, "4bit", rank) for rank in range(3)])
     before = replica_bits(ours)
     broadcast = apply(ours, version=2, shares=[wide_share(1, "4bit")])
@@ -448,7 +455,7 @@ def run_of_versions(plan: Plan, absent: int | None) -> tuple[list[list[bytes]], 
     """The replica after each version, and the payloads that went down."""
     values = [np.linspace(-1, 1, size, dtype=np.float32) for size in SIZES]
     options = parse_optimizer("sgd")
-    ours = Store(MANY, values, "auto", lambda ps: Optimizer(options, ps, 0.1), 5, plan=plan)
+    ours = SteppedStore(MANY, values, "auto", lambda ps: Optimizer(options, ps, 0.1), 5, plan=plan)
     replicas, sent = list[list[bytes]](), list[list[Payload]]()
     for version, compressors in enumerate(VERSIONS, start=1):
         shares: list[Share] = []
@@ -483,7 +490,7 @@ def test_what_was_chosen_from_a_whole_unit_goes_down_as_it_came(compressor: str)
     manifest, options = Manifest(tuple(tensors), 100), parse_optimizer("sgd")
     values = [np.ones(spec.elements, np.float32) for spec in manifest.specs]
     plan = replace(divide([spec.elements for spec in manifest.specs], 1 << 30), merged=True)
-    ours = Store(manifest, values, "auto", lambda ps: Optimizer(options, ps, 0.1), 5, plan=plan)
+    ours = SteppedStore(manifest, values, "auto", lambda ps: Optimizer(options, ps, 0.1), 5, plan=plan)
     models = [ModelCompressor(manifest.specs, compressor, LayerRule(), 1, rank, plan=plan) for rank in (0, 1)]
     for version in (1, 2, 3):
         pushes = [
@@ -514,7 +521,7 @@ def test_payloads_are_gone_through_once_where_kinds_alternate(monkeypatch: pytes
     manifest, options = Manifest(tuple(tensors), 100), parse_optimizer("sgd")
     values = [np.zeros(spec.elements, np.float32) for spec in manifest.specs]
     plan = divide([spec.elements for spec in manifest.specs], 1 << 30)
-    ours = Store(manifest, values, "auto", lambda ps: Optimizer(options, ps, 0.1), 5, plan=plan)
+    ours = SteppedStore(manifest, values, "auto", lambda ps: Optimizer(options, ps, 0.1), 5, plan=plan)
     model = ModelCompressor(manifest.specs, "topk:ratio=10", LayerRule(), 1, 0, plan=plan)
     share = pushed(8, model.compress([torch.randn(spec.shape) for spec in manifest.specs], 8, version=0))
     walks: list[int] = []

@@ -18,7 +18,7 @@ from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.server.job.aggregation import parse_aggregation
 from gradwire.server.shard.clipping import clip
-from gradwire.server.shard.store import Store
+from gradwire.server.shard.making import SteppedStore, StepRules
 
 SHAPES = ((7, 5), (5,), (300, 30), (30,), (20, 30), (), (100, 90))
 GROUP_OF = (0, 1, 0, 1, 0, 1, 1)
@@ -46,13 +46,13 @@ def initial() -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
-def store(model: Manifest, plan: Plan, downlink: str = "auto", **more: Any) -> Store:
+def store(model: Manifest, plan: Plan, downlink: str = "auto", **more: Any) -> SteppedStore:
     values = [value.numpy().reshape(-1).copy() for value in initial()]
 
     def build(parameters: Sequence[torch.Tensor]) -> Optimizer:
         return Optimizer.of_groups(model.optimizer_groups(JOB), parameters, model.group_of, model.ends)
 
-    return Store(model, values, downlink, build, 5, plan=plan, **more)
+    return SteppedStore(model, values, downlink, build, 5, StepRules(**more), plan)
 
 
 def gradients(step: int, rank: int = 0, scale: float = 1.0) -> list[torch.Tensor]:

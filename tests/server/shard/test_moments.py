@@ -9,8 +9,8 @@ import torch
 from gradwire.optim.optimizer import Optimizer, OptimizerGroup, parse_optimizer
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
+from gradwire.server.shard.making import SteppedStore
 from gradwire.server.shard.moments import moments_of, recall_of
-from gradwire.server.shard.store import Store
 
 SPECS = ("adam:weight_decay=0.1", "sgd:momentum=0.9")
 SIZES = (10000, 5, 6000, 0, 7)
@@ -25,14 +25,14 @@ MANIFEST = Manifest(
 GROUPS = [OptimizerGroup(options=parse_optimizer(spec), learning_rate=0.1) for spec in SPECS]
 
 
-def store(part_bytes: int) -> Store:
+def store(part_bytes: int) -> SteppedStore:
     plan = MANIFEST.plan(part_bytes)
     values = [np.full(size, 0.5, np.float32) for size in SIZES]
     of = MANIFEST.group_of, MANIFEST.ends
-    return Store(MANIFEST, values, "none", lambda ps: Optimizer.of_groups(GROUPS, ps, *of), plan=plan)
+    return SteppedStore(MANIFEST, values, "none", lambda ps: Optimizer.of_groups(GROUPS, ps, *of), plan=plan)
 
 
-def step(subject: Store, seed: int, parts: range | None = None) -> None:
+def step(subject: SteppedStore, seed: int, parts: range | None = None) -> None:
     """One with a gradient of its own for each element, wherever it lies."""
     generator = torch.Generator().manual_seed(seed)
     subject._gradient.copy_(torch.randn(subject._gradient.numel(), generator=generator))  # pyright: ignore[reportPrivateUsage]

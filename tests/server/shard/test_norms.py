@@ -21,7 +21,7 @@ from gradwire.planning import NORM_VERSIONS, is_measured
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.server.job.aggregation import Median
-from gradwire.server.shard.store import Store
+from gradwire.server.shard.making import SteppedStore, StepRules
 
 Array = npt.NDArray[np.float64]
 
@@ -44,13 +44,12 @@ SEPARATE = [(STARTS[place], STARTS[place + 1]) for place in (0, 2, 3)]
 TOGETHER = [(STARTS[0], STARTS[1]), (STARTS[2], STARTS[4])]
 
 
-def store(plan: Plan, downlink: str = "none", **options: Any) -> Store:
+def store(plan: Plan, downlink: str = "none", **options: Any) -> SteppedStore:
     values = [np.zeros(size, np.float32) for size in SIZES]
     sgd = parse_optimizer("sgd")
     chosen: dict[str, Any] = {"takes_norms": True, **options}
-    return Store(
-        MANIFEST, values, downlink, lambda parameters: Optimizer(sgd, parameters, 0.0), plan=plan, **chosen
-    )
+    rules = StepRules(**chosen)
+    return SteppedStore(MANIFEST, values, downlink, lambda ps: Optimizer(sgd, ps, 0.0), 0, rules, plan)
 
 
 def workers(*specs: str, plan: Plan, owed: float = 0.0) -> list[ModelCompressor]:
@@ -83,7 +82,7 @@ def by_tensor(values: Array) -> list[float]:
 
 
 def step(
-    ours: Store,
+    ours: SteppedStore,
     compressors: Sequence[ModelCompressor],
     base: int,
     *,

@@ -31,8 +31,8 @@ from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.server.job.aggregation import Aggregation, Krum, Median, Trimmed
+from gradwire.server.shard.making import MEAN, SteppedStore, StepRules
 from gradwire.server.shard.missing import absent, filled, ranges, stretches
-from gradwire.server.shard.store import MEAN, Store
 from gradwire.worker.session.replica import Replica
 
 SIZES = (40, 3, 5000, 0, 17, 9000, 64)
@@ -51,13 +51,15 @@ def initial() -> list[torch.Tensor]:
 
 def store(
     optimizer: str, plan: Plan, downlink: str = "auto", aggregation: Aggregation = MEAN, **more: Any
-) -> Store:
+) -> SteppedStore:
     options, values = parse_optimizer(optimizer), [value.numpy().reshape(-1).copy() for value in initial()]
 
     def build(parameters: Sequence[torch.Tensor]) -> Optimizer:
         return Optimizer(options, parameters, 0.1)
 
-    return Store(MANIFEST, values, downlink, build, 5, aggregation, plan=plan, **more)
+    return SteppedStore(
+        MANIFEST, values, downlink, build, 5, StepRules(aggregation=aggregation, **more), plan
+    )
 
 
 def drawn(seed: int, present: Sequence[int]) -> list[torch.Tensor | None]:

@@ -24,8 +24,9 @@ from gradwire.proto.messages import Tensor
 from gradwire.server.job.aggregation import Aggregation, Krum, Median, Trimmed
 from gradwire.server.job.events import Apply
 from gradwire.server.shard.downlink import Downlink
+from gradwire.server.shard.making import MEAN, SteppedStore, StepRules
 from gradwire.server.shard.mean import add_up
-from gradwire.server.shard.store import MEAN, DivergedError, Store
+from gradwire.server.shard.store import DivergedError
 from gradwire.server.shard.writing import write_model
 from gradwire.worker.session.replica import Replica
 
@@ -44,10 +45,10 @@ def initial() -> list[torch.Tensor]:
     return [torch.randn(p.shape, generator=generator) for p in MODEL.parameters()]
 
 
-def store(optimizer: str = "sgd", downlink: str = "none", rate: float = 0.1) -> Store:
+def store(optimizer: str = "sgd", downlink: str = "none", rate: float = 0.1) -> SteppedStore:
     options = parse_optimizer(optimizer)
     values = [value.clone().view(-1).numpy() for value in initial()]
-    return Store(manifest(), values, downlink, lambda ps: Optimizer(options, ps, rate))
+    return SteppedStore(manifest(), values, downlink, lambda ps: Optimizer(options, ps, rate))
 
 
 def gradients(step: int, rank: int) -> list[torch.Tensor]:
@@ -141,12 +142,12 @@ def test_the_learning_rate_follows_the_factor() -> None:
 
 
 def test_fewer_gradients_than_the_aggregation_needs_change_nothing() -> None:
-    ours = Store(
+    ours = SteppedStore(
         manifest(),
         [value.clone().view(-1).numpy() for value in initial()],
         "none",
         lambda parameters: Optimizer(parse_optimizer("sgd"), parameters, 0.1),
-        aggregation=Trimmed(wrong=1),
+        rules=StepRules(aggregation=Trimmed(wrong=1)),
     )
     given = shares(0, compressors("none"))
     before = ours.sha256()
@@ -156,13 +157,13 @@ def test_fewer_gradients_than_the_aggregation_needs_change_nothing() -> None:
     assert ours.sha256() != before
 
 
-def compensated(downlink: str) -> Store:
-    return Store(
+def compensated(downlink: str) -> SteppedStore:
+    return SteppedStore(
         manifest(),
         [value.clone().view(-1).numpy() for value in initial()],
         downlink,
         lambda parameters: Optimizer(parse_optimizer("sgd"), parameters, 0.1),
-        delay_compensation=0.5,
+        rules=StepRules(delay_compensation=0.5),
     )
 
 
@@ -207,7 +208,7 @@ def test_only_versions_at_which_somebody_computes_are_kept() -> None:
     for step in range(20):
         bases = frozenset({step, 3} if step >= 3 else {step})
         apply(ours, version=step + 1, shares=given[:1], base_version=step, bases=bases)
-        assert len(ours._bases) <= 4  # pyright: ignore[reportPrivateUsage]
+        assert len(ours._compensation.image()) <= 4  # pyright: ignore[reportPrivateUsage]
     apply(ours, version=21, shares=given[:1], base_version=3)
 
 
@@ -307,8 +308,13 @@ def test_a_step_that_fails_in_its_last_part_leaves_the_version_before_it(downlin
     """Others have gone to the workers by then."""
     values, options = [value.numpy().reshape(-1).copy() for value in initial()], parse_optimizer("sgd")
     plan = cut_plan((35,), (5,), (15,), (3,))
-    ours = Store(
-        manifest(), values, downlink, lambda ps: Optimizer(options, ps, 0.1), keep_last=True, plan=plan
+    ours = SteppedStore(
+        manifest(),
+        values,
+        downlink,
+        lambda ps: Optimizer(options, ps, 0.1),
+        rules=StepRules(keep_last=True),
+        plan=plan,
     )
     model = ModelCompressor(manifest().specs, "topk:ratio=4", LayerRule(), 1, 0, plan=plan)
     making, before = model.begin(PushTerms(samples=8, version=0)), list[torch.Tensor]()
@@ -334,7 +340,9 @@ def test_a_step_that_fails_leaves_the_version_before_it(
     """The server can then write that version (finding F7)."""
     values = [value.numpy().reshape(-1).copy() for value in initial()]
     options = parse_optimizer("sgd:momentum=0.9")
-    ours = Store(manifest(), values, downlink, lambda ps: Optimizer(options, ps, 0.1), keep_last=True)
+    ours = SteppedStore(
+        manifest(), values, downlink, lambda ps: Optimizer(options, ps, 0.1), rules=StepRules(keep_last=True)
+    )
     workers = compressors("topk:ratio=4" if downlink == "auto" else "none")
     for number in range(2):
         apply(ours, version=number + 1, shares=shares(number, workers))
@@ -377,11 +385,21 @@ def divided(part_bytes: int) -> Plan:
     return divide([spec.elements for spec in LARGE.specs], part_bytes)
 
 
-def large_store(downlink: str, plan: Plan, aggregation: Aggregation = MEAN, optimizer: str = "sgd") -> Store:
+def large_store(
+    downlink: str, plan: Plan, aggregation: Aggregation = MEAN, optimizer: str = "sgd"
+) -> SteppedStore:
     generator = torch.Generator().manual_seed(3)
     given = [torch.randn(spec.elements, generator=generator).numpy() for spec in LARGE.specs]
     options = parse_optimizer(optimizer)
-    return Store(LARGE, given, downlink, lambda ps: Optimizer(options, ps, 0.1), 7, aggregation, plan=plan)
+    return SteppedStore(
+        LARGE,
+        given,
+        downlink,
+        lambda ps: Optimizer(options, ps, 0.1),
+        7,
+        StepRules(aggregation=aggregation),
+        plan,
+    )
 
 
 def large_shares(compressors: Sequence[ModelCompressor], step: int) -> list[Share]:
@@ -396,7 +414,7 @@ def large_shares(compressors: Sequence[ModelCompressor], step: int) -> list[Shar
     return found
 
 
-def apply_in_parts(ours: Store, version: int, given: Sequence[Share], order: Sequence[int]) -> Applied:
+def apply_in_parts(ours: SteppedStore, version: int, given: Sequence[Share], order: Sequence[int]) -> Applied:
     """Apply like `apply`, with these parts, in this order, before the others."""
     update = Applied(version)
     ours.begin(version, 1.0)
@@ -409,7 +427,7 @@ def apply_in_parts(ours: Store, version: int, given: Sequence[Share], order: Seq
     return update
 
 
-def follower(ours: Store, plan: Plan) -> Replica:
+def follower(ours: SteppedStore, plan: Plan) -> Replica:
     """A worker's copy of the parameters."""
     model = torch.nn.Module()
     for tensor in LARGE.tensors:
@@ -474,7 +492,7 @@ def test_a_step_of_what_sparse_pushes_hold_leaves_the_bits_of_one_of_everything(
 ) -> None:
     expected = trained(PART_BYTES[0], KINDS[kind], "none", optimizer=optimizer)
     calls = list[int]()
-    store: Any = Store
+    store: Any = SteppedStore
     step = store._step_elements
 
     def counted(ours: Any, number: int, places: npt.NDArray[np.int64], *more: Any) -> None:
