@@ -15,21 +15,19 @@ no other list needs a change. The options of a mode are in the mode's own file, 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from .common import plugins
+from .common.addresses import DEFAULT_PORT, parse_address, parse_host
 from .common.configuration import REQUIRED, option
-from .common.listening import parse_host
 from .common.naming import why_no_name
 from .common.presets import parse_preset, values_by_preset
 from .common.spec import Length, Spec, SpecError, parse_length, parse_spec, unknown
 from .optim.optimizer import parse_optimizer
 
-DEFAULT_PORT = 50051
 BUILT_IN_TASKS = ("digits", "characters")
 _OF_PAPERS = ("cifar10", "cifar100", "mnist", "hyperspectral")
 
@@ -72,41 +70,6 @@ def parse_evaluate_every(text: str) -> Length:
     if not found.number:
         raise ValueError(f"expected a length above 0, got {text!r}")
     return found
-
-
-def parse_address(text: str) -> str:
-    """Return an address as host:port, with port 50051 if `text` has none. An IPv6 host is written
-    [host]:port.
-
-    Raises:
-        ValueError: `text` is not host or host:port, such as a URL.
-    """
-    scheme, slashes, rest = text.partition("://")
-    if slashes:
-        bare = rest.partition("/")[0] or "host:port"
-        raise ValueError(f"expected host or host:port without {scheme}://, such as {bare}, got {text!r}")
-    if "/" in text or any(c.isspace() for c in text):
-        raise ValueError(f"expected host or host:port, got {text!r}")
-    bracket, _, inside = text.rpartition("[")
-    if bracket or "[" in text or "]" in text:
-        host, closed, port = inside.partition("]")
-        if bracket or not closed or port[:1] not in ("", ":"):
-            raise ValueError(f"expected host, host:port or [IPv6 address]:port, got {text!r}")
-        colon, port = port[:1], port[1:]
-    elif text.count(":") > 1:
-        host, colon, port = text, "", ""
-    else:
-        host, colon, port = text.partition(":")
-    if not host or (colon and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
-        raise ValueError(f"expected host:port with a port from 1 to 65535, got {text!r}")
-    if ":" in host or "[" in text:
-        try:
-            ipaddress.IPv6Address(host)
-        except ValueError:
-            example = "expected host, host:port or an IPv6 address, as in [::1]:50051"
-            raise ValueError(f"{example}, got {text!r}") from None
-        host = f"[{host}]"
-    return f"{host}:{port or DEFAULT_PORT}"
 
 
 def _parse_worker_id(text: str) -> None:

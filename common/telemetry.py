@@ -18,8 +18,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, exposition
 
+from .addresses import listening_addresses
 from .configuration import Effective, UsageError
-from .listening import listening_addresses
 from .naming import printable
 
 # Fields of a JSON log line that identify its process, or, as `extra=` of the call, the worker it is about.

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..common.addresses import DEFAULT_PORT, parse_address
 from ..common.version import __version__
-from ..settings import DEFAULT_PORT, parse_address
 
 # Options for files of TLS and the token, named as gc-worker names them: help text by field of `Target`.
 ACCESS_FILES = {

@@ -7,8 +7,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from ..common.addresses import listening_addresses
 from ..common.configuration import UsageError, options_of, shared
-from ..common.listening import listening_addresses
 from ..common.spec import parse_spec
 from ..server import checks
 from ..server.job.modes import registry

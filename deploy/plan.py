@@ -182,8 +182,8 @@ def live_job(server: str, files: Mapping[str, str]) -> LiveJob:
     Raises:
         SpecError: if the server does not answer or refuses, or has too few measurements yet.
     """
+    from ..common.addresses import parse_address
     from ..proto.refusal import Refused
-    from ..settings import parse_address
     from .live import live_job_of
     from .status import asking, why_silent  # late: they import grpc
 

@@ -11,7 +11,7 @@ import ssl
 import time
 from collections.abc import Generator, Mapping
 
-from ..common.listening import numeric
+from ..common.addresses import numeric
 from .findings import Finding, Target, UnreachedError
 
 TIMEOUT_S = 5.0

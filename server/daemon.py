@@ -17,9 +17,9 @@ import torch
 import uvloop
 
 from ..common import descriptors, machine
+from ..common.addresses import listening_addresses
 from ..common.configuration import Effective, UsageError
 from ..common.exits import Exit
-from ..common.listening import listening_addresses
 from ..common.parts import Plan
 from ..common.telemetry import HttpEndpoint, add_log_fields
 from ..common.version import __version__

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gradwire.common.addresses import parse_address
 from gradwire.common.configuration import (
     REQUIRED,
     Option,
@@ -35,7 +36,6 @@ from gradwire.settings import (
     RunSettings,
     ServerSettings,
     WorkerSettings,
-    parse_address,
     parse_task,
 )
 from gradwire.worker import cli as worker

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gradwire.common import listening
+from gradwire.common.addresses import listening_addresses, numeric
 from gradwire.common.configuration import Effective, UsageError
-from gradwire.common.listening import listening_addresses, numeric
 from gradwire.common.telemetry import LOG_FIELDS, HttpEndpoint, add_log_fields, keep_warnings, set_up_logging
 
 
@@ -133,7 +132,7 @@ def test_a_machine_without_ipv4_or_without_ipv6_listens_at_the_other(
     def is_here(address: str) -> bool:
         return address != missing
 
-    monkeypatch.setattr(listening, "_is_here", is_here)
+    monkeypatch.setattr(addresses_module, "_is_here", is_here)
     assert listening_addresses(host) == addresses
 
 

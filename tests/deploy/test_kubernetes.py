@@ -16,8 +16,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from gradwire.common.addresses import parse_address
 from gradwire.common.exits import Exit
-from gradwire.settings import parse_address
 
 from .manifests import (
     BASE,

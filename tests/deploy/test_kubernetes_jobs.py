@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
+from gradwire.common.addresses import parse_address
 from gradwire.common.exits import Exit
-from gradwire.settings import parse_address
 
 from .manifests import (
     BASE,

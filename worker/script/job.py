@@ -18,10 +18,11 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]
 
+from ...common.addresses import parse_address
 from ...common.configuration import Effective
 from ...common.naming import own_name
 from ...common.telemetry import keep_warnings
-from ...settings import WorkerSettings, parse_address
+from ...settings import WorkerSettings
 from ..session.model_state import least_samples
 from ..training.data import batch_checksum, data_checksum
 from ..training.sharding import Shards

@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...common.addresses import parse_address
 from ...common.naming import own_name
 from ...compressors import Payload
 from ...proto import messages as m
 from ...proto.manifest import Manifest
 from ...proto.transfer import chunk_checksums, packet_transfer, part_transfer
-from ...settings import WorkerSettings, access_files, parse_address
+from ...settings import WorkerSettings, access_files
 from ..metrics import WorkerMetrics
 from .calls import CLOSE_TIMEOUT_S, Calls
 from .sending import Transfer

@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import gradwire
 from gradwire import ScriptError
+from gradwire.common.addresses import parse_address
 from gradwire.common.configuration import UsageError
 from gradwire.common.parts import arrange
 from gradwire.compressors import AbsentPayload, decode
@@ -37,7 +38,7 @@ from gradwire.compressors.four_bit import RunningMagnitude
 from gradwire.proto import messages as m
 from gradwire.proto.job import job_message
 from gradwire.proto.manifest import Manifest
-from gradwire.settings import JobTerms, WorkerSettings, parse_address
+from gradwire.settings import JobTerms, WorkerSettings
 from gradwire.storage.backends import BackendError
 from gradwire.worker.script import membership, part, process
 from gradwire.worker.script.schedules import Each

@@ -1,4 +1,4 @@
-"""The addresses that a process listens on, for gRPC and for HTTP alike."""
+"""Addresses: those that users write, and those that a process listens on, for gRPC and HTTP alike."""
 
 from __future__ import annotations
 
@@ -6,8 +6,44 @@ import ipaddress
 import socket
 from typing import Any
 
+DEFAULT_PORT = 50051
 EVERYWHERE = ("0.0.0.0", "::")
 THIS_MACHINE = ("127.0.0.1", "::1")
+
+
+def parse_address(text: str) -> str:
+    """Return an address as host:port, with port 50051 if `text` has none. An IPv6 host is written
+    [host]:port.
+
+    Raises:
+        ValueError: `text` is not host or host:port, such as a URL.
+    """
+    scheme, slashes, rest = text.partition("://")
+    if slashes:
+        bare = rest.partition("/")[0] or "host:port"
+        raise ValueError(f"expected host or host:port without {scheme}://, such as {bare}, got {text!r}")
+    if "/" in text or any(c.isspace() for c in text):
+        raise ValueError(f"expected host or host:port, got {text!r}")
+    bracket, _, inside = text.rpartition("[")
+    if bracket or "[" in text or "]" in text:
+        host, closed, port = inside.partition("]")
+        if bracket or not closed or port[:1] not in ("", ":"):
+            raise ValueError(f"expected host, host:port or [IPv6 address]:port, got {text!r}")
+        colon, port = port[:1], port[1:]
+    elif text.count(":") > 1:
+        host, colon, port = text, "", ""
+    else:
+        host, colon, port = text.partition(":")
+    if not host or (colon and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
+        raise ValueError(f"expected host:port with a port from 1 to 65535, got {text!r}")
+    if ":" in host or "[" in text:
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            example = "expected host, host:port or an IPv6 address, as in [::1]:50051"
+            raise ValueError(f"{example}, got {text!r}") from None
+        host = f"[{host}]"
+    return f"{host}:{port or DEFAULT_PORT}"
 
 
 def parse_host(text: str) -> None:
