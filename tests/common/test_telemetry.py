@@ -132,7 +132,7 @@ def test_a_machine_without_ipv4_or_without_ipv6_listens_at_the_other(
     def is_here(address: str) -> bool:
         return address != missing
 
-    monkeypatch.setattr(addresses_module, "_is_here", is_here)
+    monkeypatch.setattr("gradwire.common.addresses._is_here", is_here)
     assert listening_addresses(host) == addresses
 
 
