@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
-from daemons import MANIFEST, TENSORS, Daemons, Raw, Server, gradient, state_of, status, talk
+from daemons import MANIFEST, TENSORS, Daemons, Raw, Server, gradient, refusing, state_of, status, talk
 
 from gradwire.common.parts import ALIGNMENT, LEAST_BYTES
 from gradwire.compressors import DensePayload, QuantizedPayload, parse_compressor
@@ -41,6 +43,25 @@ async def outcome_of(raw: Raw, seq: int) -> m.Outcome:
         outcome: m.Outcome = await raw.receive(m.Outcome)
         if outcome.seq >= seq:
             return outcome
+
+
+async def pushed(raw: Raw, payloads: Any, **changes: Any) -> m.Outcome:
+    """Push, and return the outcome."""
+    for message in await raw.push(payloads, **changes):
+        await raw.send(message)
+    return await outcome_of(raw, changes.get("seq", 1))
+
+
+@contextlib.asynccontextmanager
+async def refusal_without_effect(
+    raw: Raw, reason: Reason | None = None, match: str | None = None
+) -> AsyncGenerator[pytest.ExceptionInfo[Refused]]:
+    """The body is refused, and nothing changes."""
+    before = state_of(await status(raw))
+    with pytest.raises(Refused, match=match) as caught:
+        yield caught
+    assert reason in (None, caught.value.refusal.reason)
+    assert state_of(await status(raw)) == before
 
 
 async def refused_push(raw: Raw, seq: int, alter: Any) -> Refusal:
@@ -164,9 +185,7 @@ async def test_bad_pushes_are_refused_and_a_good_one_after_them_is_accepted(
                 refusal = await refused_push(raw, seq, alter)
                 assert refusal.reason is reason
                 assert words in refusal.message
-        for message in await raw.push(gradient(), seq=99):
-            await raw.send(message)
-        assert (await outcome_of(raw, 99)).decision is m.Decision.ACCEPTED
+        assert (await pushed(raw, gradient(), seq=99)).decision is m.Decision.ACCEPTED
 
 
 async def test_members_of_a_round_that_disagree_on_a_learning_rate_are_told_apart(daemons: Daemons) -> None:
@@ -179,28 +198,23 @@ async def test_members_of_a_round_that_disagree_on_a_learning_rate_are_told_apar
             await raw.train()
         for raw in (first, second):
             given.append(await raw.receive(m.Assignment))
-        for message in await first.push(gradient(), assignment=given[0].id, learning_rates=(0.1,)):
-            await first.send(message)
-        assert (await outcome_of(first, 1)).decision is m.Decision.ACCEPTED
+        assert (
+            await pushed(first, gradient(), assignment=given[0].id, learning_rates=(0.1,))
+        ).decision is m.Decision.ACCEPTED
         before = state_of(await status(first))
-        for message in await second.push(gradient(), assignment=given[1].id, learning_rates=(0.2,)):
-            await second.send(message)
-        refusal = (await outcome_of(second, 1)).refusal
+        other = await pushed(second, gradient(), assignment=given[1].id, learning_rates=(0.2,))
+        refusal = other.refusal
         assert refusal is not None
         assert (refusal.reason, refusal.worker) == (Reason.GROUP, "second")
         assert "group 0: expected 0.1, as worker 'first' has it in this round, got 0.2" in refusal.message
         assert state_of(await status(first)) == before
-        again = {"seq": 2, "assignment": given[1].id, "learning_rates": (0.1,)}
-        for message in await second.push(gradient(), **again):
-            await second.send(message)
-        assert (await outcome_of(second, 2)).decision is m.Decision.ACCEPTED
+        again = await pushed(second, gradient(), seq=2, assignment=given[1].id, learning_rates=(0.1,))
+        assert again.decision is m.Decision.ACCEPTED
 
 
 async def test_a_push_without_samples_is_accepted(address: str) -> None:
     async for raw in in_training(address):
-        for message in await raw.push([], samples=0):
-            await raw.send(message)
-        assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
+        assert (await pushed(raw, [], samples=0)).decision is m.Decision.ACCEPTED
         assert (await raw.receive(m.Assignment)).version == 1
 
 
@@ -223,15 +237,12 @@ async def test_a_damaged_chunk_is_refused_and_the_same_bytes_are_accepted(addres
 async def test_a_push_that_is_not_what_was_committed_comes_again_whole(address: str) -> None:
     async for raw in in_training(address):
         before = state_of(await status(raw))
-        for message in await raw.push(gradient(), digest=7):
-            await raw.send(message)
-        outcome = await raw.receive(m.Outcome)
+        outcome = await pushed(raw, gradient(), digest=7)
+        assert outcome.refusal is not None
         assert outcome.refusal.reason is Reason.CHECKSUM
         assert outcome.part is None
         assert state_of(await status(raw)) == before
-        for message in await raw.push(gradient()):
-            await raw.send(message)
-        assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
+        assert (await pushed(raw, gradient())).decision is m.Decision.ACCEPTED
 
 
 async def test_an_abandoned_push_leaves_nothing_behind(address: str) -> None:
@@ -247,10 +258,7 @@ async def test_an_abandoned_push_leaves_nothing_behind(address: str) -> None:
         assert state_of(await status(raw)) == before
         outcome = await raw.receive(m.Outcome)
         assert (outcome.seq, outcome.refusal.reason) == (1, Reason.SEQUENCE)
-        for message in await raw.push(gradient(), seq=2):
-            await raw.send(message)
-        outcome = await raw.receive(m.Outcome)
-        assert (outcome.seq, outcome.decision) == (2, m.Decision.ACCEPTED)
+        assert (await pushed(raw, gradient(), seq=2)).decision is m.Decision.ACCEPTED
         assert (await status(raw)).pushes == 1
 
 
@@ -277,10 +285,9 @@ async def test_chunks_that_belong_nowhere_end_the_stream(address: str) -> None:
 
 async def test_bytes_that_are_no_message_end_the_stream(address: str) -> None:
     async for raw in in_training(address):
-        await raw.send(_with_trailer(b"\xff\xff\xff\xff"))
-        with pytest.raises(Refused) as caught:
+        async with refusal_without_effect(raw, Reason.MALFORMED):
+            await raw.send(_with_trailer(b"\xff\xff\xff\xff"))
             await raw.receive(m.Outcome)
-        assert caught.value.refusal.reason is Reason.MALFORMED
 
 
 def _with_trailer(data: bytes) -> bytes:
@@ -292,72 +299,65 @@ async def test_a_header_with_one_byte_changed_ends_the_stream(address: str) -> N
         empty = m.Commit(seq=1, assignment=1, base_version=0, samples=0, parts=0, digest=0, loss=0.5)
         push = bytearray(encode_worker(empty))
         push[3] ^= 1
-        before = state_of(await status(raw))
-        await raw.send(bytes(push))
-        with pytest.raises(Refused) as caught:
+        async with refusal_without_effect(raw, Reason.CHECKSUM):
+            await raw.send(bytes(push))
             await raw.receive(m.Outcome)
-        assert caught.value.refusal.reason is Reason.CHECKSUM
-        assert state_of(await status(raw)) == before
 
 
-@pytest.mark.parametrize(
-    ("metrics", "reason", "words"),
-    [
-        (
-            {"loss": float("nan")},
-            Reason.NON_FINITE,
-            "evaluation metric 'loss': expected a finite number, got nan",
-        ),
-        *(
-            ({name: 1.0}, Reason.NAME, r"evaluation metric: expected 1 to 128 printable characters")
-            for name in ("", " loss", "loss\n", "\x1b]0;title\x07", "\u202eloss", "l" * 129)
-        ),
-        ({str(number): 1.0 for number in range(33)}, Reason.SIZE, "expected up to 32 metrics, got 33"),
-    ],
-)
-async def test_an_evaluation_is_finite_and_of_what_was_asked(
-    address: str, metrics: dict[str, float], reason: Reason, words: str
-) -> None:
+BAD_EVALUATIONS: list[tuple[dict[str, float], Reason, str]] = [
+    (
+        {"loss": float("nan")},
+        Reason.NON_FINITE,
+        "evaluation metric 'loss': expected a finite number, got nan",
+    ),
+    *(
+        ({name: 1.0}, Reason.NAME, r"evaluation metric: expected 1 to 128 printable characters")
+        for name in ("", " loss", "loss\n", "\x1b]0;title\x07", "\u202eloss", "l" * 129)
+    ),
+    ({str(number): 1.0 for number in range(33)}, Reason.SIZE, "expected up to 32 metrics, got 33"),
+]
+
+
+async def test_an_evaluation_is_finite_and_of_what_was_asked(address: str, subtests: pytest.Subtests) -> None:
     async for raw in in_training(address):
-        before = state_of(await status(raw))
-        await raw.send(m.Evaluation(version=77, epoch=30, metrics={"a name: of [any] kind/é %": 1.0}))
-        await raw.send(m.Evaluation(version=0, epoch=1, metrics=metrics))
-        with pytest.raises(Refused, match=words) as refused:
-            await raw.receive(m.Outcome)
-        assert refused.value.refusal.reason is reason
-        assert state_of(await status(raw)) == before
+        for metrics, reason, words in BAD_EVALUATIONS:
+            with subtests.test(words, metrics=[*metrics]):
+                await raw.attach()
+                async with refusal_without_effect(raw, reason, words):
+                    await raw.send(
+                        m.Evaluation(version=77, epoch=30, metrics={"a name: of [any] kind/é %": 1.0})
+                    )
+                    await raw.send(m.Evaluation(version=0, epoch=1, metrics=metrics))
+                    await raw.receive(m.Outcome)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"forward_seconds": (1.0,)}, r"profile tensors: expected \d+ of each kind"),
-        ({"steps": 0}, "profile steps: expected at least 1"),
-        ({"step_seconds": float("nan")}, "profile seconds: expected 0 or more"),
-        ({"backward_seconds": -1.0}, "profile seconds: expected 0 or more"),
-        ({"densities": 1.5}, "profile densities: expected above 0, up to 1"),
-        ({"processor_share": float("nan")}, "profile processor_share: expected 0 to 1"),
-        ({"processor_share": 1.5}, "profile processor_share: expected 0 to 1"),
-        ({"machine": "m" * 10_000}, r"profile machine: expected up to \d+ printable"),
-        ({"machine": "m\n"}, r"profile machine: expected up to \d+ printable"),
-    ],
-)
-async def test_a_profile_is_of_the_jobs_tensors(address: str, changes: dict[str, Any], words: str) -> None:
+BAD_PROFILES: list[tuple[dict[str, Any], str]] = [
+    ({"forward_seconds": (1.0,)}, r"profile tensors: expected \d+ of each kind"),
+    ({"steps": 0}, "profile steps: expected at least 1"),
+    ({"step_seconds": float("nan")}, "profile seconds: expected 0 or more"),
+    ({"backward_seconds": -1.0}, "profile seconds: expected 0 or more"),
+    ({"densities": 1.5}, "profile densities: expected above 0, up to 1"),
+    ({"processor_share": float("nan")}, "profile processor_share: expected 0 to 1"),
+    ({"processor_share": 1.5}, "profile processor_share: expected 0 to 1"),
+    ({"machine": "m" * 10_000}, r"profile machine: expected up to \d+ printable"),
+    ({"machine": "m\n"}, r"profile machine: expected up to \d+ printable"),
+]
+
+
+async def test_a_profile_is_of_the_jobs_tensors(address: str, subtests: pytest.Subtests) -> None:
+    by_tensor = dict.fromkeys(("forward_seconds", "backward_seconds", "densities"), 1.0)
+    good = {"steps": 5, "sent_bytes": 4, "compressing_seconds": 0.0, "step_seconds": 1.0, **by_tensor}
     async for raw in in_training(address):
-        before = state_of(await status(raw))
-        count = len(MANIFEST.tensors)
-        good: dict[str, Any] = {
-            **{"steps": 5, "sent_bytes": 4, "compressing_seconds": 0.0, "step_seconds": 1.0},
-            **{"forward_seconds": 0.0, "backward_seconds": 0.0, "densities": 1.0},
-        }
-        fields = {**good, **changes}
-        for name in ("forward_seconds", "backward_seconds", "densities"):
-            if not isinstance(fields[name], tuple):
-                fields[name] = (fields[name],) * count
-        await raw.send(m.Profile(**fields))
-        with pytest.raises(Refused, match=words):
-            await raw.receive(m.Outcome)
-        assert state_of(await status(raw)) == before
+        for changes, words in BAD_PROFILES:
+            with subtests.test(words, changes=changes):
+                fields: dict[str, Any] = {**good, **changes}
+                for name in by_tensor:
+                    if not isinstance(fields[name], tuple):
+                        fields[name] = (fields[name],) * len(MANIFEST.tensors)
+                await raw.attach()
+                async with refusal_without_effect(raw, match=words):
+                    await raw.send(m.Profile(**fields))
+                    await raw.receive(m.Outcome)
 
 
 async def test_a_header_of_countless_payloads_is_refused_before_it_becomes_objects(address: str) -> None:
@@ -368,38 +368,29 @@ async def test_a_header_of_countless_payloads_is_refused_before_it_becomes_objec
             await raw.receive(m.Outcome)
 
 
-def refused_join(address: str, **changes: Any) -> Refusal:
-    async def run() -> Refusal:
-        async with talk(address) as make:
-            raw = make()
-            before = state_of(await status(raw))
-            with pytest.raises(Refused) as caught:
-                await raw.join(**changes)
-            assert state_of(await status(raw)) == before
-            return caught.value.refusal
-
-    return asyncio.run(run())
-
-
 HOSTILE_IDS = [
     *("", "x" * 129, "../../x", "..", ".hidden", "-x", "a/b", "a\\b", "a b", "a\nb", "a\x1b[2J", "a\0b"),
     *('{"base64": "AA=="}', "$bytes", "w\u00e9", "\u202ew0", "w0#", "w0?x", "w%30", "w0:x", "[red]w0"),
 ]
 
 
-@pytest.mark.parametrize("worker", HOSTILE_IDS)
-def test_a_worker_id_that_is_no_name_is_refused_with_the_rule(address: str, worker: str) -> None:
-    refusal = refused_join(address, worker=worker)
-    assert refusal.reason is Reason.NAME
-    assert refusal.message.startswith(
-        "worker id: expected 1 to 128 characters, of ASCII letters, digits, '.', '_'"
-    )
-    assert refusal.message.isprintable()
-    assert "--worker-id" in refusal.remedy
-
-
-def test_a_compressor_is_on_one_line(address: str) -> None:
-    assert refused_join(address, compressor="4bit\n12:00:00 I a line").reason is Reason.NAME
+async def test_a_worker_id_that_is_no_name_is_refused_with_the_rule(
+    address: str, subtests: pytest.Subtests
+) -> None:
+    async with talk(address) as make:
+        raw = make()
+        for worker in HOSTILE_IDS:
+            with subtests.test(worker):
+                async with refusal_without_effect(raw, Reason.NAME) as caught:
+                    await raw.join(worker=worker)
+                refusal = caught.value.refusal
+                assert refusal.message.startswith(
+                    "worker id: expected 1 to 128 characters, of ASCII letters, digits, '.', '_'"
+                )
+                assert refusal.message.isprintable()
+                assert "--worker-id" in refusal.remedy
+        async with refusal_without_effect(raw, Reason.NAME):  # a compressor is on one line
+            await raw.join(compressor="4bit\n12:00:00 I a line")
 
 
 def buffer(
@@ -462,14 +453,14 @@ async def test_bad_manifests_are_refused_before_anything_is_allocated(
     async with talk(address) as make:
         raw = make()
         await raw.join()
-        before = state_of(await status(raw))
         for manifest, reason, words in BAD_MANIFESTS:
             with subtests.test(words):
-                with pytest.raises(Refused) as caught:
+                async with refusal_without_effect(raw, reason, re.escape(words)):
                     await _initialize_header(raw, manifest)
-                assert caught.value.refusal.reason is reason
-                assert words in caught.value.refusal.message
-                assert state_of(await status(raw)) == before
+        # A job cannot begin after its last epoch.
+        late = r"first epoch: expected at most \d+, the epochs of the job, got 429"
+        async with refusal_without_effect(raw, match=late):
+            await _initialize_header(raw, MANIFEST, epoch=2**32 - 1)
         await raw.initialize()
 
 
@@ -508,19 +499,7 @@ async def test_the_compressor_of_who_uploads_the_model_decides_how_large_parts_a
         assert await second.receive(m.PlanAnnouncement) == plan
 
 
-async def test_a_job_cannot_begin_after_its_last_epoch(address: str) -> None:
-    async with talk(address) as make:
-        raw = make()
-        await raw.join()
-        with pytest.raises(
-            Refused, match=r"first epoch: expected at most \d+, the epochs of the job, got 429"
-        ):
-            await _initialize_header(raw, MANIFEST, epoch=2**32 - 1)
-
-
 async def _initialize_header(raw: Raw, manifest: Manifest, epoch: int = 0) -> None:
-    from daemons import refusing
-
     header = m.InitializeHeader(
         job=raw.job,
         worker=raw.worker,
@@ -540,8 +519,6 @@ STATEFUL = Manifest(TENSORS, 64, entries=(buffer("mean"), tied("weight"), buffer
 
 async def put_state(raw: Raw, data: bytes, **fields: Any) -> None:
     """Upload bytes as buffers."""
-    from daemons import refusing
-
     of_worker: dict[str, Any] = {"job": raw.job, "worker": raw.worker, "incarnation": raw.incarnation}
     of_worker |= {"seq": 1, "collection": 1, **fields}
     header = m.StateHeader(**of_worker)
@@ -555,22 +532,19 @@ async def put_state(raw: Raw, data: bytes, **fields: Any) -> None:
     await refusing(raw.stub.put_state(stream(), timeout=20))
 
 
-@pytest.mark.parametrize(
-    ("size", "fields", "reason", "words"),
-    [
-        (24, {"collection": 2}, Reason.STALE, "got buffers of push 1 for collection 2"),
-        (24, {"collection": 0}, Reason.STALE, "buffers that the worker was asked for"),
-        (24, {"seq": 0, "epoch": 1}, Reason.STALE, "got buffers of the evaluation of epoch 1"),
-        (0, {"frozen": True}, Reason.TENSOR, "got frozen parameters"),
-        (0, {"worker": "nobody"}, Reason.NOT_A_MEMBER, "'nobody'"),
-        (0, {"job": "another"}, Reason.UNKNOWN_JOB, "got another"),
-        (23, {}, Reason.CHUNK, "24 bytes"),
-        (0, {}, Reason.MALFORMED, "expected Chunk, got the end of the stream"),
-    ],
-)
-async def test_buffers_are_those_that_were_asked_for(
-    daemons: Daemons, size: int, fields: dict[str, Any], reason: Reason, words: str
-) -> None:
+BAD_BUFFERS: list[tuple[int, dict[str, Any], Reason, str]] = [
+    (24, {"collection": 2}, Reason.STALE, "got buffers of push 1 for collection 2"),
+    (24, {"collection": 0}, Reason.STALE, "buffers that the worker was asked for"),
+    (24, {"seq": 0, "epoch": 1}, Reason.STALE, "got buffers of the evaluation of epoch 1"),
+    (0, {"frozen": True}, Reason.TENSOR, "got frozen parameters"),
+    (0, {"worker": "nobody"}, Reason.NOT_A_MEMBER, "'nobody'"),
+    (0, {"job": "another"}, Reason.UNKNOWN_JOB, "got another"),
+    (23, {}, Reason.CHUNK, "24 bytes"),
+    (0, {}, Reason.MALFORMED, "expected Chunk, got the end of the stream"),
+]
+
+
+async def test_buffers_are_those_that_were_asked_for(daemons: Daemons, subtests: pytest.Subtests) -> None:
     server = daemons.server("--min-workers", "1", "--task", "digits", "--batch-size", "64")
 
     async with talk(server.address) as make:
@@ -581,12 +555,10 @@ async def test_buffers_are_those_that_were_asked_for(
         await raw.initialize(STATEFUL)
         await raw.ready(STATEFUL.fingerprint)
         assert (await raw.receive(m.Assignment)).collection == 1, "the whole epoch is one round"
-        before = state_of(await status(raw))
-        with pytest.raises(Refused) as caught:
-            await put_state(raw, bytes(size), **fields)
-        assert caught.value.refusal.reason is reason
-        assert words in caught.value.refusal.message
-        assert state_of(await status(raw)) == before
+        for size, fields, reason, words in BAD_BUFFERS:
+            with subtests.test(words):
+                async with refusal_without_effect(raw, reason, words):
+                    await put_state(raw, bytes(size), **fields)
         await put_state(raw, bytes(24))
 
 
@@ -643,17 +615,18 @@ async def test_the_first_tensor_that_differs_is_named_to_both_sides(daemons: Dae
         )
 
 
-async def test_another_job_and_strangers_are_refused(address: str) -> None:
+async def test_another_job_strangers_and_a_fetch_before_there_are_parameters_are_refused(
+    address: str,
+) -> None:
     async with talk(address) as make:
         raw = make()
-        await raw.attach(job="other")
+        for hello, reason in (({"job": "other"}, Reason.UNKNOWN_JOB), ({}, Reason.NOT_A_MEMBER)):
+            async with refusal_without_effect(raw, reason):
+                await raw.attach(**hello)
+                await raw.receive(m.Welcome)
         with pytest.raises(Refused) as caught:
-            await raw.receive(m.Welcome)
-        assert caught.value.refusal.reason is Reason.UNKNOWN_JOB
-        await raw.attach()
-        with pytest.raises(Refused) as caught:
-            await raw.receive(m.Welcome)
-        assert caught.value.refusal.reason is Reason.NOT_A_MEMBER
+            await refusing(raw.stub.fetch(m.FetchRequest()).read())
+        assert caught.value.refusal.reason is Reason.NOT_INITIALIZED
 
 
 async def test_of_two_live_workers_with_one_id_exactly_one_is_accepted(address: str) -> None:
@@ -665,19 +638,7 @@ async def test_of_two_live_workers_with_one_id_exactly_one_is_accepted(address: 
             await second.join()
         assert caught.value.refusal.reason is Reason.DUPLICATE_WORKER
         assert "--worker-id" in caught.value.refusal.remedy
-        for chunk in await first.push(gradient()):
-            await first.send(chunk)
-        assert (await first.receive(m.Outcome)).decision is m.Decision.ACCEPTED
-
-
-async def test_fetch_before_there_are_parameters_is_refused(address: str) -> None:
-    from daemons import refusing
-
-    async with talk(address) as make:
-        call = make().stub.fetch(m.FetchRequest())
-        with pytest.raises(Refused) as caught:
-            await refusing(call.read())
-        assert caught.value.refusal.reason is Reason.NOT_INITIALIZED
+        assert (await pushed(first, gradient())).decision is m.Decision.ACCEPTED
 
 
 def test_a_dense_payload_keeps_its_type() -> None:
