@@ -146,25 +146,22 @@ class LocalOptions(ModeOptions):
     )
     outer_rate: float = option(1.0, "learning rate of the outer optimizer", least=0)
     delayed: bool = option(
-        False, "whether workers begin the next round's steps while the changes of this one are exchanged"
+        False, "start of the next round's steps while the changes of this one are exchanged"
     )
     elastic: float = option(
         0.0,
-        "elastic averaging: part of the way by which worker and center approach each other after each round",
+        "elastic averaging: share of the way by which worker and center approach each other after a round",
         least=0,
         most=1,
     )
-    overlay: bool = option(
-        False, "whether workers begin each round with their share of their own residual already applied"
-    )
+    overlay: bool = option(False, "start of each round with the worker's share of its own residual applied")
     clip: float = option(
         0.0,
-        "largest Euclidean norm of the gradient of each local step of a task; a larger gradient is scaled "
-        "down to it; 0 for no limit",
+        "largest Euclidean norm of the gradient of a local step of a task; 0 for no limit",
         least=0,
     )
     fragments: int = option(
-        1, "fragments of the model, each round exchanges one of them in turn; 1 for the whole model", least=1
+        1, "fragments of the model, of which each round exchanges one; 1 for the whole model", least=1
     )
 
     def __post_init__(self) -> None:
