@@ -66,12 +66,9 @@ class Assignments:
     ) -> None:
         """
         Args:
-            member: this script's membership; `done` is set at the end of the job.
-            session: this worker's session.
-            strategy: how steps are taken.
-            length: length of the job, updated from each assignment.
-            epoch: first epoch to train on, from 0.
-            logged: sum and count of the numbers logged so far, by name; shared with the job.
+            member: its `done` is set at the end of the job.
+            length: updated from each assignment.
+            logged: shared with the driver, which adds to it.
         """
         self.session, self.strategy = session, strategy
         self.present: m.Assignment | None = None
@@ -111,8 +108,7 @@ class Assignments:
             self._take()
 
     def wait(self) -> m.Assignment:
-        """Wait for the next assignment, make it the present one and return it. Saves this worker's state if
-        it is due."""
+        """Wait for the next assignment and return it. Saves this worker's state if it is due."""
         self.present = None
         while self.present is None:
             self.session.saving.write()
@@ -153,8 +149,7 @@ class Assignments:
             self.wait()
 
     def begin_evaluation(self) -> None:
-        """Prepare the model for the script's evaluation. If the server has asked for one, the model gets the
-        job's buffers."""
+        """Give the model the job's buffers, if the server has asked for an evaluation."""
         self.session.doing("evaluating" if self.evaluating else "between epochs")
         self._offered = True
         if self.evaluating and self.present is not None:
@@ -162,8 +157,7 @@ class Assignments:
             self._evaluation.enter_context(self.session.evaluated(self.present.evaluate_epoch))
 
     def report(self, assignment: m.Assignment) -> None:
-        """Send the server the means of the logged numbers, if `assignment` asks for an evaluation not
-        reported yet."""
+        """Report the means of the logged numbers, if an assignment asks for them."""
         epoch = assignment.evaluate_epoch
         if not self._asks(assignment):
             return
@@ -173,14 +167,12 @@ class Assignments:
         self.session.report(self._reported)
 
     def report_last(self) -> None:
-        """Report the numbers that the script has logged, if it leaves after an evaluation and before its next
-        loop."""
+        """Report them, if the script leaves after an evaluation and before its next loop."""
         if self.present is not None and self.logged:
             self.report(self.present)
 
     def _ended_without(self, refused: Refused) -> m.Assignment:
-        """Return an assignment that ends the loops, if this worker was away when the job ended; otherwise
-        raise `refused`."""
+        """Return an assignment that ends the loops if this worker was away at the end; else raise."""
         if refused.refusal.reason is not Reason.JOB_FINISHED:
             raise refused
         version = self.session.replica.version or 0

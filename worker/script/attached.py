@@ -55,18 +55,8 @@ class Attached:
         steps: Steps,
         overlap: Overlap | None,
     ) -> None:
-        """
-        Args:
-            member: this script's membership.
-            model: the script's model.
-            optimizer: the script's optimizer.
-            step: function that pushes a step, as for `JobOptimizer`.
-            clip_norm, steps, overlap: arguments of `Job.attach`.
-
-        Raises:
-            ScriptError: the job cannot train this model or run this optimizer.
-            ModelError: a parameter has an unsupported dtype, or shares memory with another one.
-        """
+        """`step` pushes a step, as for `JobOptimizer`; the others are arguments of `Job.attach`, and so are
+        the exceptions."""
         check_attached(member.terms, member.work, clip_norm, steps)
         self._steps_here = isinstance(member.work, Local) or steps == "local"
         check_model(model)
@@ -91,7 +81,6 @@ class Attached:
         """Move the model into a replica, and return the session and the strategy that train it.
 
         Args:
-            train_samples: number of samples in one epoch.
             data: checksum of the data set; 0 for none.
             forward_passed: function called after each forward pass, if gradients are sent during backward.
             earlier: function that returns the state of an earlier job, with which a new one begins.
@@ -135,8 +124,6 @@ class Attached:
     def _strategy(
         self, session: Session, forward_passed: Callable[[], None]
     ) -> GradientStrategy | LocalStrategy:
-        """Return the strategy for the job's kind of work; set up the model's hook if gradients are sent
-        during backward."""
         member, work, terms = self._member, self._member.work, self._member.terms
         final = terms.overlap == "both"
         if isinstance(work, Local):
@@ -175,14 +162,11 @@ class Attached:
         )
 
     def moments(self) -> Moments:
-        """Return the optimizer's state from before the job, by parameter, for the server's optimizer; empty
-        if steps are local."""
+        """Return the optimizer's state from before the job, for the server's; empty if steps are local."""
         assert self.session is not None
         return moments_of({} if self._steps_here else self.optimizer.initial_state, self.session.replica)
 
     def _groups(self) -> ParameterGroups:
-        """Return the parameter groups for the server's optimizer; raise ScriptError for an optimizer that it
-        cannot run."""
         own = self.optimizer.wrapped
         groups = (
             averaging_groups(own, self._model) if self._steps_here else parameter_groups(own, self._model)
@@ -190,8 +174,6 @@ class Attached:
         return ONE_GROUP if isinstance(self._member.work, Local) else groups
 
     def _downloaded_state(self) -> Mapping[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """Download and return the state of the server's optimizer by parameter; raise ScriptError after
-        `leave`."""
         member = self._member
         if member.left or self.session is None:
             raise ScriptError(

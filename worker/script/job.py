@@ -1,8 +1,6 @@
 """A script's part in a job, as its loop sees it: `gradwire.connect` returns a `Job`.
 
-The script owns the loop, and `driver` drives the training steps from it. `assignments` decides which
-assignment is next and when the loops end. `membership` joins and leaves. `attached` makes the session from
-model and optimizer. `length` knows how long epoch and job are. `process` ends a membership with its process.
+The script owns the loop; `driver` drives the training steps from it.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ from ..training.work import Gradients
 from . import process
 from .attached import Attached
 from .driver import Driver
-from .length import Batches, JobLength
+from .length import Batches, JobLength, batches_of
 from .loading import Loading, explained
 from .membership import Membership
 from .part import Part
 from .schedules import Each, Schedules
 from .script_state import Position, State
-from .terms import Overlap, ScriptError, Steps
+from .terms import Overlap, ScriptError, Steps, check_epochs
 
 log = logging.getLogger("gradwire.worker")
 
@@ -93,24 +91,16 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the job; after an exception other than an interrupt, as a failed worker."""
         self._part.leave_after(error)
 
     def leave(self, reason: str = "", *, failed: bool = False) -> None:
-        """Leave the job, once; the script's loops end. It is called at the end of the process too.
-
-        Args:
-            reason: text for the server's log; empty for a default.
-            failed: True if the server is to count this worker as lost.
-        """
+        """Leave the job, once, with a reason for the server's log; the script's loops end. It is called at
+        the end of the process too. With `failed` the server counts this worker as lost."""
         self._part.leave(reason, failed=failed)
 
     def stop(self, reason: str = "stopped by the script") -> None:
         """End the job early on all ranks, normally: the open step is finished, the last version is evaluated
-        and saved, and all loops end.
-
-        Args:
-            reason: text for the server's log and for workers that come later.
+        and saved, and all loops end. The reason is for the server's log and for workers that come later.
 
         Raises:
             ScriptError: batches have not begun.
@@ -120,7 +110,7 @@ class Job:
         self._part.stops = True
         self._member.connection.stop_job(reason)
 
-    # ---- what the script may ask
+    # ---- state of the job
 
     @property
     def applied(self) -> bool:
@@ -220,7 +210,7 @@ class Job:
         script, or left by earlier steps. The first worker's state counts, as with parameters.
 
         Args:
-            model: model to train; its parameters become views of one buffer.
+            model: its parameters become views of one buffer.
             optimizer: SGD, Adam, AdamW or Adagrad of torch.optim. The server runs it, with the options of its
                 parameter groups. Their learning rates, which a scheduler may change, are sent with each step.
             clip_norm: largest norm of the mean gradient of all workers, equal to the job's (`gc-server
@@ -258,7 +248,8 @@ class Job:
         return model, attached.optimizer
 
     def follow(self, scheduler: Scheduler, *, each: Each = "step", metric: str = "loss") -> Scheduler:
-        """Register a scheduler, so that before each batch it is advanced to the job's present step or epoch.
+        """Register a scheduler and return it. Before each batch it is advanced to the job's present step or
+        epoch.
 
         It is behind if this worker has joined late, has returned, or has missed a step. The job itself steps
         a ReduceLROnPlateau, once for each evaluation, before the same batch on all ranks.
@@ -270,9 +261,6 @@ class Job:
                 whose function reads `job.progress`: the job steps it before each batch, and its rates do not
                 depend on the number of workers.
             metric: name of the evaluated number for a ReduceLROnPlateau, as in `log`.
-
-        Returns:
-            The same scheduler.
 
         Raises:
             ScriptError: the scheduler depends on something else than steps or evaluations.
@@ -297,26 +285,14 @@ class Job:
         Raises:
             ScriptError: `total` is not the job's number of epochs, or `start` is out of range.
         """
-        of_job, driver = self._member.terms.epochs, self._driver
-        if total not in (None, of_job):
-            raise ScriptError(
-                f"job.epochs({total}): the job has {of_job} epochs; start gc-server with --epochs {total}, "
-                "or leave the number out"
-            )
-        if start < 0 or (of_job and start > of_job):
-            most = f"0 to {of_job}, the job's number of epochs" if of_job else "0 or more"
-            raise ScriptError(
-                f"job.epochs(start={start}): expected {most}; start gc-server with --epochs that include "
-                "earlier epochs"
-            )
+        driver = self._driver
+        check_epochs(self._member.terms.epochs, total, start)
         if driver.assignments is None and not self._member.reply.version:
             driver.start = start
             driver.first_epoch = max(driver.first_epoch, start)
         return self._epochs()
 
     def _epochs(self) -> Generator[int]:
-        """Yield the number of each epoch until the job is done; between two, report evaluations that are
-        asked for."""
         member, driver, of_job = self._member, self._driver, self._member.terms.epochs
         if of_job and driver.start >= of_job:
             log.warning(
@@ -357,9 +333,8 @@ class Job:
     ) -> Batches:
         """Return this worker's batches of the present epoch, as an iterable with a length.
 
-        Each sample of an epoch goes to one worker, also when workers join or leave. The length is for the
-        present number of workers. Within the loop it is the number of batches given so far and still to come,
-        so that it tells the last batch also if the number of workers has changed.
+        Each sample of an epoch goes to one worker, also when workers join or leave. Within the loop the
+        length is the number of batches given and still to come, with the present number of workers.
 
         Args:
             dataset: data set with `len` and `[]`, the same for every worker.
@@ -397,7 +372,6 @@ class Job:
     def _samples_of(
         self, dataset: Any, num_workers: int, collate_fn: Callable[[list[Any]], Any]
     ) -> Generator[Any]:
-        """Yield the collated batches of a data set for this epoch's assignments."""
         here, loading = Loading(dataset, 0), self._part.loading
         if loading.dataset is not dataset or loading.processes != num_workers:
             loading.close()
@@ -430,22 +404,11 @@ class Job:
                 iterating).
             ModelError, Refused, UnreachableError: while iterating, as in `batches`.
         """
-        if per_epoch is None:
-            sized: Any = loader
-            replicas: int = getattr(getattr(sized, "sampler", None), "num_replicas", 1)
-            try:
-                per_epoch = len(sized) * replicas
-            except TypeError:
-                raise ScriptError(
-                    "job.steps: the loader has no length; pass the number of batches in an epoch as "
-                    "per_epoch="
-                ) from None
-        samples = per_epoch * self._member.terms.batch_size
+        samples = (batches_of(loader) if per_epoch is None else per_epoch) * self._member.terms.batch_size
         self._length.declare("job.steps", samples, accumulate, begun=self._begun)
         return Batches(partial(self._steps_of, loader, samples), lambda: self._length.batches, loader)
 
     def _steps_of(self, loader: Iterable[Any], samples: int) -> Generator[Any]:
-        """Yield one batch of the loader for each batch of this epoch's assignments."""
         connection = self._member.connection
         with self._position.iterate(loader) as batches:
             session = self._driver.begin(samples, lambda: 0, self._image).session

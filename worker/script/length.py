@@ -185,3 +185,15 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         return self._run()
+
+
+def batches_of(loader: Any) -> int:
+    """Return the number of batches in an epoch of a loader, those of all replicas among which its sampler
+    divides the samples; raise ScriptError for one without a length."""
+    replicas: int = getattr(getattr(loader, "sampler", None), "num_replicas", 1)
+    try:
+        return len(loader) * replicas
+    except TypeError:
+        raise ScriptError(
+            "job.steps: the loader has no length; pass the number of batches in an epoch as per_epoch="
+        ) from None

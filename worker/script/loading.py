@@ -26,19 +26,10 @@ from .terms import ScriptError
 
 
 class Loading:
-    """Fetches samples of one data set. Its processes start at the first `fetch`.
-
-    Attributes:
-        dataset: data set with `[]`.
-        processes: number of processes; 0 to fetch samples in this one.
-    """
+    """Fetches samples of one data set, in this process if there are 0 others. These start at the first
+    `fetch`."""
 
     def __init__(self, dataset: Any, processes: int) -> None:
-        """
-        Args:
-            dataset: data set with `[]`.
-            processes: number of processes; 0 to fetch samples in this one.
-        """
         self.dataset = dataset
         self.processes = processes
         self._pieces = _Pieces()
@@ -86,11 +77,7 @@ class Loading:
 
 
 class _Pieces:
-    """The batch sampler of the processes.
-
-    Attributes:
-        given: indices of one batch, as one list for each process that takes part.
-    """
+    """The batch sampler of the processes: one list of indices for each that takes part in a batch."""
 
     given: Sequence[list[int]] = ()
 
@@ -111,11 +98,7 @@ def samples_of(dataset: Any, indices: list[int]) -> list[Any]:
 
 
 class _Unsendable:
-    """Stands for samples that cannot be pickled.
-
-    Attributes:
-        why: error of the attempt, for a message.
-    """
+    """Stands for samples that cannot be pickled, with the error of the attempt."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -126,7 +109,6 @@ class _Sent(Dataset[Any]):
     pickled."""
 
     def __init__(self, dataset: Any) -> None:
-        """dataset: the script's data set."""
         self.dataset = dataset
 
     def __getitems__(self, indices: list[int]) -> bytes:
@@ -164,7 +146,6 @@ _unpickled: Callable[[bytes], Any] = getattr(ForkingPickler, "loads")  # noqa: B
 
 
 def _pickled(value: Any) -> bytes:
-    """Return a value as bytes, the values of its tensors included."""
     file = io.BytesIO()
     _Pickler(file, 5).dump(value)
     return file.getvalue()

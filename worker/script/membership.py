@@ -30,9 +30,6 @@ class Membership:
     """One script's membership of a job. `Job` makes and ends it.
 
     Attributes:
-        settings: this worker's options.
-        metrics: this worker's metrics.
-        connection: connection to the server.
         reply: the server's reply to the join.
         terms, work: the job's options and its kind of work.
         compressor, auto: compressor of gradients; True if it is to be turned off where it loses time.
@@ -103,12 +100,7 @@ class Membership:
         return owner
 
     def end(self, reason: str, *, failed: bool) -> None:
-        """Leave the job and close the connection.
-
-        Args:
-            reason: text for the server's log.
-            failed: True if the server is to count this worker as lost.
-        """
+        """Leave the job and close the connection; with `failed` the server counts this worker as lost."""
         self.left = True
         self.connection.leave(reason, failed=failed)
         self.connection.close()

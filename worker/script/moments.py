@@ -19,10 +19,6 @@ def moments_of(state: Mapping[torch.Tensor, Mapping[str, Any]], replica: Replica
     """Return the state of this process's optimizer in the form in which it is uploaded to the server's
     optimizer.
 
-    Args:
-        state: attribute `state` of the optimizer, by parameter.
-        replica: this worker's copy of the job's parameters.
-
     Returns:
         Arrays, float32 and flat, by index of the parameter and torch's name, such as "exp_avg".
 
@@ -48,13 +44,7 @@ def moments_of(state: Mapping[torch.Tensor, Mapping[str, Any]], replica: Replica
 
 
 def state_of(moments: Moments, replica: Replica) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the state of the server's optimizer by parameter, in the form of a torch optimizer's attribute
-    `state`.
-
-    Args:
-        moments: state as it was downloaded: flat arrays by index of the parameter and torch's name.
-        replica: this worker's copy of the job's parameters.
-    """
+    """Return the downloaded state of the server's optimizer in the form of a torch optimizer's `state`."""
     found: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
     for number, of_parameter in moments.items():
         parameter = replica.parameters[number]

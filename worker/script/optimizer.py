@@ -93,11 +93,9 @@ class JobOptimizer(torch.optim.Optimizer):
     ) -> None:
         """
         Args:
-            optimizer: the script's own optimizer.
-            step: function that pushes a step. Its arguments: the factor by which gradients are too large,
-                True if they are not finite, and the closure that computes them, or None.
-            download_state: function that returns the state of the server's optimizer by parameter; called
-                only after `begin`.
+            step: pushes a step. Its arguments: the factor by which gradients are too large, True if they are
+                not finite, and the closure that computes them, or None.
+            download_state: returns the state of the server's optimizer by parameter, after `begin`.
             here: True if this worker takes the steps itself; any options are allowed then.
         """
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -127,7 +125,6 @@ class JobOptimizer(torch.optim.Optimizer):
 
     @property
     def wrapped(self) -> torch.optim.Optimizer:
-        """The script's own optimizer."""
         return self._wrapped
 
     @property
@@ -136,7 +133,6 @@ class JobOptimizer(torch.optim.Optimizer):
         return self._wrapped.state
 
     def _group_sizes(self) -> list[int]:
-        """Return the number of parameters in each group of the script's own optimizer."""
         return [len(group["params"]) for group in self._wrapped.param_groups]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -192,8 +188,7 @@ class JobOptimizer(torch.optim.Optimizer):
         return found[0] if found else None
 
     def _unscale(self, scale: float) -> None:
-        """Divide the gradients by the GradScaler's factor, because hooks that read them run before the
-        push."""
+        """Divide the gradients by the GradScaler's factor, for hooks that read them before the push."""
         with torch.no_grad():
             for group in self.param_groups:
                 for parameter in group["params"]:
@@ -201,7 +196,7 @@ class JobOptimizer(torch.optim.Optimizer):
                         parameter.grad = parameter.grad / scale
 
     def step_here(self, evaluate: Callable[[], Any] | None) -> None:
-        """Take a step of the script's own optimizer on this worker. `evaluate` is its closure, or None."""
+        """Take a step of the script's own optimizer, whose closure is `evaluate`."""
         any_optimizer: Any = self._wrapped
         if evaluate is None:
             any_optimizer.step()
@@ -228,7 +223,7 @@ class JobOptimizer(torch.optim.Optimizer):
                     parameter.grad = None if set_to_none else torch.zeros_like(parameter.grad)
 
     def copy_state(self) -> dict[Any, Any]:
-        """Return a copy, on the host, of the state of the optimizer that takes this worker's own steps."""
+        """Return a copy, on the host, of the state of this worker's own steps."""
         state: dict[Any, Any] = copied(self._wrapped.state_dict()["state"])
         return state
 
@@ -299,7 +294,6 @@ def check_kind(optimizer: Any, *, here: bool, workers: int) -> None:
     """Check that an optimizer of this kind trains the same model in a job as alone; warn if it may not.
 
     Args:
-        optimizer: the argument of `job.attach`.
         here: True if this worker takes the steps.
         workers: smallest number of workers that the job will have.
 

@@ -34,7 +34,7 @@ CHECK_S = 0.5  # seconds between two checks whether leaving takes too long
 AWAY_S = 3.0  # seconds without a server after which a leaving worker gives up
 EXIT_CODE = 128 + signal.SIGTERM
 
-Key = tuple[str, str]
+Key = tuple[str, str]  # the server's address and the worker's id
 
 
 class Joined(Protocol):
@@ -70,9 +70,6 @@ _stopping: _Stopping | None = None
 
 def make_room(key: Key) -> None:
     """Have an earlier membership of this process leave, before the same worker joins again.
-
-    Args:
-        key: the server's address and the worker's id.
 
     Raises:
         ScriptError: another thread that still runs has joined as this worker.
@@ -147,18 +144,16 @@ class _Stopping:
     """State after the first SIGTERM, and a thread that watches over the time limit.
 
     Attributes:
-        over: whether to end now: nothing is owed any more, or it takes too long.
-        raised: whether SystemExit was raised in the main thread.
+        over: True to end now: nothing is owed any more, or it takes too long.
+        raised: True once SystemExit was raised in the main thread.
     """
 
     def __init__(self, leave_s: float) -> None:
-        """leave_s: seconds in which to push the residuals."""
         self.over = self.raised = False
         self._leave_s = leave_s
         self._began = time.monotonic()
 
     def watch(self) -> None:
-        """Start the thread."""
         threading.Thread(target=self._watch, name="gradwire-leave", daemon=True).start()
 
     def _watch(self) -> None:

@@ -34,13 +34,7 @@ class Schedules:
         self._warned: set[int] = set()  # indices of schedulers of whose wrong length the log has warned
 
     def follow(self, scheduler: object, each: Each, metric: str = "loss") -> None:
-        """Add a scheduler.
-
-        Args:
-            scheduler: scheduler of torch.optim.lr_scheduler.
-            each: "step" or "epoch", how often the script steps it; "progress" for a LambdaLR whose function
-                reads `job.progress`, which the job steps.
-            metric: name of the evaluated number that a ReduceLROnPlateau follows.
+        """Add a scheduler, as `Job.follow` says.
 
         Raises:
             ScriptError: the scheduler does not count its steps, or depends on something else.
@@ -104,10 +98,7 @@ class Schedules:
 
     def evaluated(self, evaluations: Sequence[Mapping[str, float]]) -> None:
         """Step each ReduceLROnPlateau once for each evaluation that it has not seen; it counts them itself.
-
-        Args:
-            evaluations: metrics of all evaluations of the job so far, oldest first.
-        """
+        `evaluations` are all of the job so far, oldest first."""
         for scheduler, metric in self._plateaus:
             values = [each[metric] for each in evaluations if metric in each]
             if evaluations and not values and id(scheduler) not in self._warned:
@@ -122,12 +113,7 @@ class Schedules:
 
     def catch_up(self, steps: int, epoch: int) -> None:
         """Step each scheduler that is behind the job; schedulers ahead of it stay. Those by progress are
-        stepped once.
-
-        Args:
-            steps: number of steps that the job has taken.
-            epoch: number of epochs that it has finished.
-        """
+        stepped once."""
         for scheduler, each in self._each:
             done = steps_taken(scheduler) or 0
             due = 1 if each == "progress" else (steps if each == "step" else epoch) - done

@@ -29,10 +29,6 @@ class State(MutableMapping[str, Any]):
     """
 
     def __init__(self, restored: Tree) -> None:
-        """
-        Args:
-            restored: saved values and states of objects by name.
-        """
         self._restored = dict(restored)  # restored values and states that the script has not set yet
         self._kept: dict[str, Any] = {}
 
@@ -97,7 +93,6 @@ def copied(value: Any) -> Any:
 
 
 def _load(value: Any, state: Any) -> None:
-    """Load a state into an object, in place."""
     if isinstance(value, torch.Generator):
         value.set_state(state)
     else:
@@ -119,7 +114,6 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Tree) -> None:
-    """Set all generators to the state that `random_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -138,10 +132,6 @@ class Position:
     """
 
     def __init__(self, restored: Tree | None) -> None:
-        """
-        Args:
-            restored: an `image`; None to begin at the start.
-        """
         self._restored = restored
         self._began: Tree | None = None
         self._taken = 0
@@ -197,7 +187,6 @@ class Position:
 
 
 def _generators(loader: Iterable[Any]) -> list[torch.Generator]:
-    """Return the generators of a loader and of its sampler, each once."""
     any_loader: Any = loader
     found = [getattr(each, "generator", None) for each in (any_loader, getattr(any_loader, "sampler", None))]
     return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
@@ -209,7 +198,6 @@ def _beginning(loader: Iterable[Any]) -> dict[str, Any]:
 
 
 def _begin_from(loader: Iterable[Any], began: Tree) -> None:
-    """Restore the random state of a pass's beginning."""
     restore_random_state(began)
     for generator, state in zip(_generators(loader), began["generators"], strict=False):
         generator.set_state(state)

@@ -57,7 +57,6 @@ def script_compressor(spec: str, job: JobTerms | None = None) -> tuple[Compresso
     (`auto`).
 
     Args:
-        spec: spec of the compressor.
         job: terms of the job that names this compressor; None if the script names it.
 
     Raises:
@@ -142,15 +141,26 @@ def check_attached(terms: JobTerms, work: Gradients | Local, clip_norm: float, s
         )
 
 
+def check_epochs(of_job: int, total: int | None, start: int) -> None:
+    """Raise ScriptError for arguments of `job.epochs` that contradict the job's number of epochs."""
+    if total not in (None, of_job):
+        raise ScriptError(
+            f"job.epochs({total}): the job has {of_job} epochs; start gc-server with --epochs {total}, "
+            "or leave the number out"
+        )
+    if start < 0 or (of_job and start > of_job):
+        most = f"0 to {of_job}, the job's number of epochs" if of_job else "0 or more"
+        raise ScriptError(
+            f"job.epochs(start={start}): expected {most}; start gc-server with --epochs that include "
+            "earlier epochs"
+        )
+
+
 def overlaps(terms: JobTerms, overlap: str | None) -> bool:
     """Return True if gradients are sent during backward.
 
     With `--overlap both` they are not: parts would count on arrival, and a step that the script skips could
     not be taken back.
-
-    Args:
-        terms: the job's options.
-        overlap: the script's choice, "off" or "backward"; None for the job's.
 
     Raises:
         ScriptError: the choice does not exist, or the job does not allow it.
