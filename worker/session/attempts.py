@@ -94,15 +94,11 @@ class Attempts:
 
     @property
     def _failed_s(self) -> float:
-        """Seconds since the first failure."""
         return 0.0 if self._began is None else time.monotonic() - self._began
 
     async def explain(self, broken: BrokenError, client: Client) -> None:
-        """Find out, once for an unclear failure, whether a proxy refuses requests of a worker's size.
-
-        Raises:
-            UnreachableError: a proxy refuses them, so no attempt can succeed.
-        """
+        """Find out, once for an unclear failure, whether a proxy refuses requests of a worker's size. Raises
+        UnreachableError if a proxy refuses them, so no attempt can succeed."""
         if not broken.unclear or self._explained:
             return
         self._explained = True
@@ -111,11 +107,8 @@ class Attempts:
             await translated(stub.status(StatusRequest(padding=bytes(PROBE_BYTES)), timeout=CALL_TIMEOUT_S))
 
     async def pause(self, reason: str, remedy: str = RUNNING) -> None:
-        """Wait before the next attempt, and sometimes log a warning.
-
-        Raises:
-            UnreachableError: the time limit has passed, so no attempt should follow.
-        """
+        """Wait before the next attempt, and sometimes log a warning. Raises UnreachableError if the time
+        limit has passed, so no attempt should follow."""
         if self._began is None:
             self._began = time.monotonic()
         if self.over:
@@ -136,10 +129,7 @@ class Attempts:
 
 
 async def translated(awaitable: Any) -> Any:
-    """Await a gRPC call, and translate its errors.
-
-    Returns:
-        The call's result.
+    """Await a gRPC call, and translate its errors. Returns the call's result.
 
     Raises:
         Refused: the server refused the call for a reason that another attempt does not change.

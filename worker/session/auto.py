@@ -117,7 +117,6 @@ class Auto:
     # ---- decisions
 
     def _start(self, until: int) -> None:
-        """Start a window that ends at version `until`."""
         self._until = until
         self._steps.clear()
         self._waits.clear()
@@ -146,7 +145,6 @@ class Auto:
         self._byte_s = max(found, KEPT * self._byte_s)
 
     def _seen(self) -> Seen:
-        """Return the window's measurements, per step."""
         byte_s, plan = self._byte_s, self._compressor.plan
         sent = sum(self._bytes.values())
         return Seen(

@@ -74,14 +74,9 @@ class Binding:
     def check(self) -> bool:
         """Check that the model has the parameters that the job began with, in the replica's memory.
 
-        A parameter that was pointed elsewhere is pointed back, with a warning.
-
-        Returns:
-            True if a parameter was pointed back.
-
-        Raises:
-            ModelError: a parameter was added, replaced, removed or converted; the message names it, the
-                change and a remedy.
+        A parameter that was pointed elsewhere is pointed back, with a warning. Returns True if a parameter
+        was pointed back. Raises ModelError if a parameter was added, replaced, removed or converted; the
+        message names it, the change and a remedy.
         """
         held = list(chain.from_iterable(map(self._values_of, self._holders)))
         if len(held) != len(self._held) or not all(map(is_, held, self._held)):
@@ -164,7 +159,6 @@ class Binding:
         return bool(moved)
 
     def _addresses_now(self) -> list[int]:
-        """Return the present memory address of each parameter."""
         return list(map(torch.Tensor.data_ptr, self._parameters))
 
     def _sizes_now(self) -> list[int]:
@@ -246,18 +240,15 @@ class Binding:
         )
 
     def _list(self, indices: Sequence[int]) -> str:
-        """Return the quoted names of parameters, at most three of them, for a message."""
         return _listed([self._names[index] for index in indices])
 
     def _warn(self, kind: str, text: str, *arguments: object) -> None:
-        """Log a warning, once for each kind."""
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning(text, *arguments)
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return quoted names, at most three of them and the number of the others, for a message."""
     return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

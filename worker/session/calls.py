@@ -52,6 +52,9 @@ class Earlier:
 class Calls:
     """A worker's calls to the server. The loop's thread serves one owner.
 
+    A call raises Refused if the server refuses it for a reason that the call's text does not name, and
+    UnreachableError if no attempt succeeds for `give_up_s` (`join`: for `connect_s`).
+
     Attributes:
         incarnation: number of this process among those with the same name; later ones are larger.
     """
@@ -109,10 +112,6 @@ class Calls:
             True if the job begins with these parameters. False if it begins with others: the server has asked
             another worker meanwhile, or has parameters already, possibly from an earlier attempt whose answer
             was lost. A snapshot follows in that case.
-
-        Raises:
-            Refused: the server refuses the parameters for another reason.
-            UnreachableError: no attempt succeeded for `give_up_s`.
         """
         header = m.InitializeHeader(
             job=self._reply.job.id,
@@ -156,10 +155,6 @@ class Calls:
 
         Args:
             of: the push or evaluation to which the buffers belong: further fields of `StateHeader`.
-
-        Raises:
-            Refused: the server refuses the buffers for another reason than lateness.
-            UnreachableError: no attempt succeeded for `give_up_s`.
         """
         header = m.StateHeader(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation, **of)
         messages: list[Any] = [header, *encode_values(entries, values)]
@@ -170,19 +165,13 @@ class Calls:
                 raise
 
     def get_state(self, manifest: Manifest, epoch: int, frozen: bytes) -> dict[str, Bytes]:
-        """Download the job's buffers, and its frozen parameters if they differ from this worker's.
+        """Download the job's buffers, and its frozen parameters if they differ from this worker's. Returns
+        the bytes of each entry, by name.
 
         Args:
             epoch: number of the evaluation (`Assignment.evaluate_epoch`) for which the buffers are; 0 for the
                 newest buffers.
             frozen: SHA-256 of this worker's frozen parameters.
-
-        Returns:
-            The bytes of each entry, by name.
-
-        Raises:
-            Refused: the server refuses the request.
-            UnreachableError: no attempt succeeded for `give_up_s`.
         """
         request = m.GetStateRequest(job=self._reply.job.id, epoch=epoch, frozen=frozen, worker=self.worker)
 
@@ -194,14 +183,8 @@ class Calls:
         return found
 
     def get_optimizer(self, manifest: Manifest) -> tuple[int, Moments]:
-        """Download the state of the server's optimizer.
-
-        Returns:
-            The version of the parameters to which the state belongs, and the state by tensor.
-
-        Raises:
-            Refused: the server refuses the request.
-            UnreachableError: no attempt succeeded for `give_up_s`.
+        """Download the state of the server's optimizer. Returns the version of the parameters to which the
+        state belongs, and the state by tensor.
         """
         request = m.GetOptimizerRequest(job=self._reply.job.id, worker=self.worker)
 
@@ -239,7 +222,6 @@ class Calls:
     # ---- on the loop
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run a coroutine on the event loop, and wait for its result."""
         try:
             self._check_alive()
         except RuntimeError:
@@ -257,7 +239,6 @@ class Calls:
             )
 
     def _soon(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Have the event loop call a function, without waiting for it."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
     async def _again(self, call: Callable[[Stub, Attempts], Awaitable[T]]) -> T:
@@ -316,7 +297,6 @@ async def _counted(messages: AsyncIterator[T], attempts: Attempts) -> AsyncItera
 
 
 def _digest(chunks: Sequence[bytes]) -> bytes:
-    """Return the SHA-256 over the chunks of an upload."""
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)

@@ -52,10 +52,8 @@ def check_preset(settings: WorkerSettings, terms: JobTerms) -> None:
 
 def jobs_compressor(terms: JobTerms) -> tuple[CompressorSpec, bool]:
     """Return the compressor that the job names for workers without their own, and True if it is to be turned
-    off where it loses time; log it.
-
-    Raises:
-        UsageError: this release does not know it, or it is a third party's.
+    off where it loses time; log it. Raises UsageError if this release does not know it, or it is a third
+    party's.
     """
     try:
         found, auto = compressor_of(terms.compressor, received=True)
@@ -79,14 +77,12 @@ def compression_of(
     fragments: int = 1,
 ) -> Compression:
     """Create the compression for a job, and log adaptations and warnings about the choice of compressor.
+    Raises UsageError if the compressor does not suit pushes of a fragment.
 
     Args:
         spec: compressor that the user requested; unless `auto`, it is adapted to the optimizer.
         auto: True if `--compressor auto` may send float32 where compressing is slower.
         fragments: number of fragments of the model, of which each push holds one.
-
-    Raises:
-        UsageError: the compressor does not suit pushes of a fragment.
     """
     if fragments > 1 and (auto or (spec.wrapping is not None and spec.wrapping.delay > 1)):
         why = "compares pushes of the whole model" if auto else "would skip the turns of some fragments"
@@ -166,9 +162,6 @@ class Compression:
         Args:
             leaving: True to send the whole residual too, of all parts, as float32. Ignored if the
                 assignment names the parts to send, because the lost worker's other parts count already.
-
-        Returns:
-            The step, to which gradients are added.
         """
         given = assignment.slice, assignment.slices
         if given != self._slice:

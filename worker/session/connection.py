@@ -89,15 +89,8 @@ class Connection(Calls):
         return 0.0 if since is None else time.monotonic() - since
 
     def join(self, software: str, compressor: str, compressors: Sequence[str]) -> m.JoinResponse:
-        """Join the job as a member, and open the stream, which stays open from now on.
-
-        Returns:
-            The server's reply: job, terms, limits and rank.
-
-        Raises:
-            Refused: the server does not accept this worker.
-            UnreachableError: no server answered for `connect_s`.
-        """
+        """Join the job as a member, and open the stream, which stays open from now on. Returns the server's
+        reply: job, terms, limits and rank."""
         request = m.JoinRequest(
             worker=self.worker,
             incarnation=self.incarnation,
@@ -127,12 +120,8 @@ class Connection(Calls):
         self._soon(self._outgoing.say, m.Saved(version=version, error=error[:MAX_ERROR_CHARACTERS]))
 
     def next(self, timeout_s: float) -> Incoming | None:
-        """Wait for the next message from the server, and return it; None if none arrives in time.
-
-        Raises:
-            Refused: the server has ended the membership.
-            UnreachableError: the stream could not be opened again for `give_up_s`.
-        """
+        """Wait for the next message from the server, and return it; None if none arrives in time. Raises
+        Refused once the server has ended the membership."""
         try:
             with self.progress.waiting():
                 item = self._stream.incoming.get(timeout=timeout_s)
@@ -146,13 +135,11 @@ class Connection(Calls):
         return item
 
     def queue_part(self, header: m.PartHeader, payloads: Sequence[Payload]) -> int:
-        """Queue a part of a push for sending, and keep it for resending until the push is settled.
+        """Queue a part of a push for sending, and keep it for resending until the push is settled. Returns
+        the CRC-32C of the part's bytes; 0 for an empty part.
 
         Args:
             payloads: payloads of the part. No thread may write to them until the push is settled.
-
-        Returns:
-            The CRC-32C of the part's bytes; 0 for an empty part.
         """
         # The part's checksum follows from those of its chunks, so each byte is read once.
         data = [payload.data for payload in payloads]
@@ -179,8 +166,7 @@ class Connection(Calls):
         self._soon(self._outgoing.settle, seq)
 
     def resend(self, seq: int, part: int | None) -> None:
-        """Send a push again, because it arrived damaged. part: number of the damaged part; None to send the
-        whole push."""
+        """Send a push again, because it arrived damaged. part: the damaged part; None for all of them."""
         self._soon(self._outgoing.resend, seq, part)
 
     def send(self, header: m.Packet | m.Snapshot, data: Sequence[npt.NDArray[np.uint8]]) -> None:

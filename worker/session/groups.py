@@ -53,17 +53,15 @@ def parameter_groups(
     """Check a user's parameter groups, and return them with each parameter's group number.
 
     Trainable parameters in none of the groups form one more group, the last, with the job's options. With
-    Muon, each group is divided by the rule of `optim/matrices`, which the log tells.
+    Muon, each group is divided by the rule of `optim/matrices`, which the log tells. Raises ValueError if a
+    parameter is not the model's, or is in two groups; or an option is unknown or invalid. The message names
+    the group.
 
     Args:
         given: one mapping per group, as for `torch.optim`. `params` is a parameter of the model, or several.
             `lr` is the learning rate that the schedule scales; without it, the job's. Other keys are options
             of the optimizer, by their name in `--optimizer` or in torch. With Muon, `optimizer` may say which
             optimizer steps the group: "muon" or "adamw".
-
-    Raises:
-        ValueError: a parameter is not the model's, or is in two groups; or an option is unknown or invalid.
-            The message names the group.
     """
     groups = declared(model, given, options)
     if isinstance(options, Muon):

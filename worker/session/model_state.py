@@ -56,11 +56,7 @@ class ModelEntries:
     """
 
     def __init__(self, model: nn.Module, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """
-
-        Raises:
-            ModelError: `model.state_dict()` raises an exception.
-        """
+        """Raises ModelError if `model.state_dict()` raises an exception."""
         self._model = model
         trained = {plain_name(name): parameter for name, parameter in parameters}
         names = {id(parameter): name for name, parameter in trained.items()}
@@ -127,11 +123,8 @@ class ModelEntries:
         return any(entry.kind is not EntryKind.TIED for entry in self.entries)
 
     def values(self, *, frozen: bool) -> dict[str, Bytes]:
-        """Return copies of the buffers' bytes, by name: flat uint8.
-
-        Raises:
-            ModelError: an entry is missing, or its shape or dtype has changed since the job began.
-        """
+        """Return copies of the buffers' bytes, by name: flat uint8. Raises ModelError if an entry is missing,
+        or its shape or dtype has changed since the job began."""
         current = self._current()
         found: dict[str, Bytes] = {}
         for entry in of_kind(self.entries, frozen=frozen):
@@ -142,13 +135,11 @@ class ModelEntries:
         return found
 
     def put(self, values: Mapping[str, Bytes]) -> None:
-        """Overwrite entries of the model, in place.
+        """Overwrite entries of the model, in place. Raises ModelError if an entry is missing, or its shape or
+        dtype has changed since the job began.
 
         Args:
             values: bytes of each entry to overwrite, by name, as `values` returns them.
-
-        Raises:
-            ModelError: an entry is missing, or its shape or dtype has changed since the job began.
         """
         current = self._current()
         entries = {entry.name: entry for entry in self.entries}
@@ -209,5 +200,4 @@ def _on_memory_of(
 
 
 def _dtype(value: torch.Tensor) -> str:
-    """Return the name of a tensor's dtype, such as "float32"."""
     return str(value.dtype).removeprefix("torch.")

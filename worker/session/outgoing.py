@@ -104,11 +104,8 @@ class Outgoing:
     # ---- short messages
 
     def say(self, message: m.WorkerMessage) -> bool:
-        """Queue a short message before all waiting chunks.
-
-        Returns:
-            True if it is queued; False if there is no stream, so that the message is lost.
-        """
+        """Queue a short message before all waiting chunks. Returns True if it is queued; False if there is no
+        stream, so that the message is lost."""
         return self.queue.say(message)
 
     def ready(self, manifest: Manifest, restored: bool = False, accumulate: int = 0) -> None:
@@ -214,7 +211,6 @@ class Outgoing:
             self.queue.put(encode_worker(push.commit))
 
     def _say_ready(self, manifest: Manifest) -> None:
-        """Queue `Ready`, with the state of the replica and of the last assignment."""
         plan = self.queue.plan
         ready = m.Ready(
             fingerprint=manifest.fingerprint,

@@ -28,12 +28,10 @@ class OwnState:
     """Reads the saved states of one worker in one job, and writes them on another thread, a folder each."""
 
     def __init__(self, where: Path | str, *, job: str, worker: str) -> None:
-        """
+        """Raises BackendError if the URL cannot be reached.
+
         Args:
             where: path or URL below which each worker has a folder for each job.
-
-        Raises:
-            BackendError: the URL cannot be reached.
         """
         self._backend = backend_at(below(where, file_name(job, worker)))
         self._of = {"job": job, "worker": worker}
@@ -44,10 +42,8 @@ class OwnState:
         """Read the newest state that this worker saved in this job, up to a version.
 
         A worker that is restarted alone finds the job at a later version than its own state. States of later
-        versions than the job's belong to versions that the server has lost, and are not used.
-
-        Returns:
-            The state's version, and the state as it was given to `write`; None if there is none.
+        versions than the job's belong to versions that the server has lost, and are not used. Returns the
+        state's version, and the state as it was given to `write`; None if there is none.
         """
         try:
             versions = _versions(self._backend.folders(FOLDER))
@@ -107,10 +103,8 @@ class OwnState:
     def close(self) -> bool:
         """Wait until no state is being written, for at most a minute.
 
-        After a wait in vain, further calls do not wait until the write has ended.
-
-        Returns:
-            True if no state is being written.
+        After a wait in vain, further calls do not wait until the write has ended. Returns True if no state is
+        being written.
         """
         if self._writing is not None:
             self._writing.join(self._patience_s)
@@ -122,7 +116,6 @@ class OwnState:
 
 
 def _versions(folders: Sequence[str]) -> list[int]:
-    """Return the versions that folders' names end with, in ascending order."""
     names = [each.removeprefix(FOLDER) for each in folders]
     return sorted(int(name) for name in names if name.isdigit())
 

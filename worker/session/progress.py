@@ -21,7 +21,6 @@ class Progress:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: returns monotonic seconds."""
         self.activity = "starting"
         self.stated_s = 0.0
         self.begun = self.stepped = False

@@ -23,19 +23,21 @@ seq). `seq` grows, and a new process is another incarnation, so no name is used 
     | refused   | The server cannot use the push. The worker ends.        |                     |            |
 
 Parts of a stale or redundant push that count all the same are neither put back nor forgotten. Any number of
-pushes may be committed. Their outcomes come in any order and perhaps twice, and the second is ignored.
+pushes may be committed. Their outcomes may come in any order and twice; the second one is ignored.
 
 Damage in transit is no outcome: the same bytes are sent again, at most `MAX_RESENDS` times in a row.
 
-If the stream breaks, `outgoing` holds the messages of every open and committed push. The next stream sends
-what the server has not stored, then the commit if there is one.
+If the stream breaks, `outgoing` holds the messages of every open and committed push. On the next stream the
+worker sends the parts that the server lacks, then the commit if there is one.
 
-If the worker dies before the commit, even after the last part, the push counts nowhere: the stored parts wait
-under a name that nobody can commit any more, and the server drops them with the member and gives its samples
-to others. Only with `--overlap both` may parts have become final by then; they count, and a substitute pushes
-the others. If the worker dies after the commit, the push counts if the server had all of its parts, and
-otherwise its samples are given to others. The state that a worker saves is of a moment without open and
-committed pushes (`saving`), so a restored residual never holds half of a push.
+If the worker dies before the commit, even after the last part, the push counts nowhere. The stored parts have
+a name that no process can commit any more; the server drops them with the member, and gives its samples to
+others. Only with `--overlap both` some parts may be final by then. They count, and a substitute pushes the
+others.
+
+If the worker dies after the commit, the push counts if the server had all of its parts. Otherwise its samples
+are given to others, too. A worker saves its state only while no push is open or committed (`saving`), so a
+restored residual never holds half of a push.
 
 Must not happen:
 
@@ -94,13 +96,11 @@ class Push:
         self._learning_rates = tuple(learning_rates[:1] if len({*learning_rates}) == 1 else learning_rates)
 
     def add(self, index: int, gradient: torch.Tensor | None) -> None:
-        """Add the gradient of a tensor, and send the parts that it completes. Add each tensor once.
+        """Add the gradient of a tensor, and send the parts that it completes. Add each tensor once. Raises
+        NonFiniteGradient if the gradient has an infinity or a NaN; the push can only be abandoned.
 
         Args:
             gradient: gradient; None if the tensor has none. It must not change before the push ends.
-
-        Raises:
-            NonFiniteGradient: the gradient has an infinity or a NaN; the push can only be abandoned.
         """
         assert self._step is not None
         metrics, auto = self._of.metrics, self._of.auto
@@ -239,10 +239,8 @@ class Pushes:
     def settle(self, outcome: m.Outcome) -> None:
         """Give a push its outcome, by the table at the head of this file.
 
-        A part may be refused while its push is open; only damage can be repaired then.
-
-        Raises:
-            Refused: the push was refused for a reason that no rule covers, or damaged too often.
+        A part may be refused while its push is open; only damage can be repaired then. Raises Refused if the
+        push was refused for a reason that no rule covers, or damaged too often.
         """
         seq, refusal = outcome.seq, outcome.refusal
         push = self._committed.get(seq)

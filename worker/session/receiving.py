@@ -52,7 +52,6 @@ class Receiver:
     """Receives one stream: parts of updates one after the other, packets' chunks anywhere between."""
 
     def __init__(self, worker: str) -> None:
-        """worker: name of this worker, for error messages."""
         self._worker = worker
         self._update: tuple[m.Update, Assembly] | None = None
         self._packets: dict[int, tuple[m.Packet, TransferBuffer]] = {}  # by transfer
@@ -89,13 +88,9 @@ class Receiver:
     def begin_packet(self, packet: m.Packet, manifest: Manifest | None) -> ReceivedPacket | None:
         """Check the header of a coded packet, and allocate memory for its chunks.
 
-        Incomplete packets of earlier exchanges are discarded.
-
-        Returns:
-            The packet if it has no elements and is complete already; otherwise None.
-
-        Raises:
-            BrokenError: the packet has more elements than the model; nothing is allocated.
+        Incomplete packets of earlier exchanges are discarded. Returns the packet if it has no elements and is
+        complete already; otherwise None. Raises BrokenError if the packet has more elements than the model;
+        nothing is allocated.
         """
         limit = manifest.gradient_elements if manifest is not None else 0
         if packet.elements > limit:
@@ -109,10 +104,8 @@ class Receiver:
         return self._finished_packet(transfer)
 
     def add(self, chunk: m.Chunk) -> ReceivedPacket | None:
-        """Add a chunk to the packet or part of an update to which it belongs.
-
-        Returns:
-            The chunk's packet if it is complete now; otherwise None. `take_update` returns updates.
+        """Add a chunk to the packet or part of an update to which it belongs. Returns the chunk's packet if
+        it is complete now; otherwise None. `take_update` returns updates.
 
         Raises:
             BrokenError: the chunk belongs to no packet or update.
@@ -137,11 +130,8 @@ class Receiver:
         return ReceivedPacket(packet, collection.data.view(np.uint32))
 
     def take_update(self) -> tuple[m.Update, Assembly] | None:
-        """Return the present part of an update once all of its bytes have arrived; otherwise None.
-
-        Returns:
-            The part's header, and its bytes; `Assembly.finish` checks them and returns the payloads.
-        """
+        """Return header and bytes of the present part of an update once all of the bytes have arrived;
+        otherwise None. `Assembly.finish` checks them and returns the payloads."""
         if self._update is None or not self._update[1].complete:
             return None
         complete, self._update = self._update, None

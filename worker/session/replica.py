@@ -39,14 +39,12 @@ __all__ = ["ModelError", "Replica", "trained_parameters"]
 def trained_parameters(
     model: nn.Module, groups: ParameterGroups, *, masters: bool
 ) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters that a job trains, with their names, each once.
+    """Return the parameters that a job trains, with their names, each once. Raises ModelError if a parameter
+    has an unsupported dtype, or shares memory with another one.
 
     Args:
         groups: parameter groups, whose parameters count even while they are frozen.
         masters: True if bfloat16 parameters are allowed.
-
-    Raises:
-        ModelError: a parameter has an unsupported dtype, or shares memory with another one.
     """
     types = (torch.float32, torch.bfloat16) if masters else (torch.float32,)
     named = [
@@ -112,17 +110,14 @@ class Replica:
         *,
         masters: bool = False,
     ) -> None:
-        """Move the model's parameters into one buffer.
+        """Move the model's parameters into one buffer. Raises ModelError if a parameter has an unsupported
+        dtype, no shape yet, or memory of another one; or the model has no trainable parameter.
 
         Args:
             groups: parameter groups. Their float32 parameters are part of the replica even while frozen.
             data: checksum of a few samples, from `data_checksum`; 0 if it cannot be compared.
             masters: True if bfloat16 parameters are allowed: the buffer has float32 masters of them. False
                 where workers step the parameters themselves.
-
-        Raises:
-            ModelError: a parameter has an unsupported dtype, no shape yet, or memory of another one; or the
-                model has no trainable parameter.
         """
         for name, each in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(each):
@@ -163,12 +158,8 @@ class Replica:
 
         A parameter that the user's code has pointed elsewhere is pointed back, with a warning. Call it after
         code of the user may have run: before a forward pass, before gradients are used, before an update.
-
-        Returns:
-            True if a parameter was pointed back.
-
-        Raises:
-            ModelError: parameters were added, replaced, removed or converted.
+        Returns True if a parameter was pointed back. Raises ModelError if parameters were added, replaced,
+        removed or converted.
         """
         return self._binding.check()
 
@@ -225,7 +216,6 @@ class Replica:
 
     @property
     def _ranges(self) -> Iterable[tuple[int, int]]:
-        """Start and end of each tensor in the buffer, in elements."""
         return pairwise((0, *self.manifest.ends))
 
     @property

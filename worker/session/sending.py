@@ -110,16 +110,13 @@ class SendQueue:
             held.clear()
 
     def end(self) -> None:
-        """End the stream. What is queued is lost."""
+        """End the stream. Queued messages are lost."""
         self.open = False
         self._queue.clear()
 
     def say(self, message: m.WorkerMessage) -> bool:
-        """Queue a short message before all waiting chunks.
-
-        Returns:
-            True if it is queued; False if there is no stream, so that the message is lost.
-        """
+        """Queue a short message before all waiting chunks. Returns True if it is queued; False if there is no
+        stream, so that the message is lost."""
         if self.open:
             self._urgent.append(encode_worker(message))
             self._more.set()
@@ -189,7 +186,6 @@ class SendQueue:
         return message
 
     def _count_busy(self) -> None:
-        """Add the seconds during which there were bytes to write to `sent`."""
         if self._busy_since is not None:
             count, seconds = self.sent
             self.sent = count, seconds + asyncio.get_running_loop().time() - self._busy_since
@@ -269,7 +265,6 @@ class SendQueue:
         return plan.turns[header.part]
 
     def _pause(self) -> float:
-        """Return the seconds until the rate limit allows more bytes."""
         return self._throttle.pause(asyncio.get_running_loop().time())
 
 

@@ -52,16 +52,12 @@ class Session:
     | `leave` | from any thread or signal handler; then until `finished_leaving` |
 
     Only `next` and `take_in` change the replica. The session calls no code of the owner's, except the
-    `PacketHandler` of coded mode (`packets`). The network has a thread of its own, so
-    heartbeats leave while the owner computes. `pushes` has the life of a push.
+    `PacketHandler` of coded mode (`packets`). The file `pushes` has the life of a push. An open push keeps
+    the plan under which it was begun, although `next` adopts a new one.
 
-    Parts are those of the last plan that arrived. `next` adopts a new plan in its order among the updates; an
-    open push keeps the plan under which it was begun.
-
-    `begin`, `next` and `take_in` raise three exceptions. Refused: the server ended the membership, or refused
-    a push for a reason that is not listed above. UnreachableError: no stream for `give_up_s`. RuntimeError:
-    the server violates the protocol. `Push.add` raises NonFiniteGradient, and leaves the ledger unchanged:
-    abandon the push, and answer with `skip`.
+    `begin`, `next` and `take_in` raise Refused if the server ended the membership or refused a push,
+    UnreachableError if there was no stream for `give_up_s`, and RuntimeError if the server violates the
+    protocol. `Push.add` raises NonFiniteGradient: abandon the push, and answer with `skip`.
 
     Attributes:
         evaluations: results of the job's evaluations by number, for scripts.
@@ -191,15 +187,8 @@ class Session:
 
     def next(self, timeout_s: float) -> m.Assignment | None:
         """Receive and process the next message from the server; save this worker's state if that is due.
-
-        Returns:
-            An assignment at whose version the replica is, or one with `finished` set when the job is done.
-            None if another message was processed, or if no message arrived in time.
-
-        Raises:
-            Refused: the server ended the membership, or refused a push.
-            UnreachableError: there was no stream for `give_up_s`.
-            RuntimeError: the server violates the protocol.
+        Returns an assignment at whose version the replica is, or one with `finished` set when the job is
+        done. None if another message was processed, or if no message arrived in time.
         """
         if not self.saving.by_owner:
             self.saving.write()
@@ -221,11 +210,6 @@ class Session:
             True if all parts of the parameter are at `version`. False if that will not happen yet: `next`
             will return an assignment at the present version or the job's end, the worker has finished
             leaving, or early parts were undone.
-
-        Raises:
-            Refused: the server ended the membership, or refused a push.
-            UnreachableError: there was no stream for `give_up_s`.
-            RuntimeError: the server violates the protocol.
         """
         undone = self.replica.undone
         while not self.replica.is_at(index, version):
@@ -302,16 +286,13 @@ class Session:
     def commit(
         self, push: Push, loss: float | None, *, computing_s: float = 0.0, batches: int = 0, steps: int = 0
     ) -> bool:
-        """Commit a push, after all of its gradients were added.
+        """Commit a push, after all of its gradients were added. Returns True if payloads were sent. False if
+        the compressor's delay keeps all gradients in the residual until a later version.
 
         Args:
             computing_s: seconds that local steps took, where the mode sets their number by it; otherwise 0.
             batches: number of the assignment's batches that the push stands for; 0 for all.
             steps: number of optimizer steps that a script has taken with them; 0 if unknown.
-
-        Returns:
-            True if payloads were sent. False if the compressor's delay keeps all gradients in the residual
-            until a later version.
         """
         sent = push.holds_payloads
         # A push without payloads counts no samples: a later push carries their gradients.

@@ -80,7 +80,6 @@ def used_elsewhere(parameters: Sequence[torch.Tensor]) -> list[bool]:
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Return the number of elements of memory from a tensor's first element to its last one."""
     if not tensor.numel():
         return 0
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
@@ -101,7 +100,6 @@ def _have_common_element(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _addresses(tensor: torch.Tensor) -> list[int]:
-    """Return the address of each element of a tensor."""
     span = torch.arange(_span(tensor), dtype=torch.int64, device="cpu")
     places = span.as_strided(tensor.shape, tensor.stride())
     addresses: Any = places.reshape(-1) * tensor.element_size() + tensor.data_ptr()

@@ -50,7 +50,6 @@ class StepTimes:
         self._backward_s: list[float] = []
 
     def _clear(self) -> None:
-        """Reset all sums."""
         self._steps = 0
         self._forward = [0.0] * (self._tensors + 1)
         self._backward = [0.0] * self._tensors
@@ -108,7 +107,6 @@ class StepTimes:
         self._compressing_s += self._at - began
 
     def _mark(self) -> None:
-        """Set the point from which the next duration counts."""
         self._at, self._processor_at = self._clock(), self._processor()
 
     def _computed(self) -> float:

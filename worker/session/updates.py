@@ -64,11 +64,8 @@ class Updates:
                 self._checked = self._replica.version, self._replica.checksum()
 
     def invalidate_if_drifted(self, assignment: m.Assignment) -> bool:
-        """Compare the replica's last checksum with the server's; if they differ, request a snapshot.
-
-        Returns:
-            True if the checksums differ, so that the replica is invalid until the snapshot arrives.
-        """
+        """Compare the replica's last checksum with the server's; if they differ, request a snapshot. Returns
+        True if the checksums differ, so that the replica is invalid until the snapshot arrives."""
         version, checksum = self._checked
         if not version or assignment.checked != version or assignment.checksum == checksum:
             return False

@@ -20,7 +20,6 @@ class WaitingLog:
     """Logs for which workers the server waits, with exponential back-off."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: returns monotonic seconds."""
         self._clock = clock
         self._since: float | None = None
         self._pause_s = FIRST_S

@@ -93,8 +93,9 @@ class CodedStrategy(Strategy):
         """Begin the step that answers an assignment.
 
         If the assignment repeats the exchange of the present step's gradients, return the present step: its
-        blocks are not computed again, and its packets are sent at once. samples: number of samples assigned
-        to all workers of the round.
+        blocks are not computed again, and its packets are sent at once.
+
+        samples: number of samples assigned to all workers of the round.
         """
         self.session.mark_answered(assignment)
         step = self._step
@@ -155,7 +156,6 @@ class CodedStrategy(Strategy):
             yield header, step.exchange.encoded(index)
 
     def _confirm(self, step: CodedStep) -> None:
-        """Answer the assignment: tell the server that this worker has the sum of the exchange."""
         assert step.exchange is not None
         checksum = crc32c(self._replica.values())
         exchanged = m.Exchanged(
@@ -255,17 +255,13 @@ class CodedStep(TrainingStep):
         return self.assignment.version, self._computed[self.at]
 
     def push(self, loss: Loss, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
-        """Add the present block's gradient to its sum; after the last block, send the packets.
+        """Add the present block's gradient to its sum; after the last block, send the packets. Returns True
+        if loss and gradient of the block are finite; otherwise the block counts as zeros. Raises the
+        strategy's `give_up` if too many steps in a row have contributed nothing.
 
         Args:
             scale: ignored: only scripts scale gradients, and scripts do not take this work.
             evaluate: ignored: only scripts pass a closure.
-
-        Returns:
-            True if loss and gradient of the block are finite; otherwise the block counts as zeros.
-
-        Raises:
-            The strategy's `give_up`: too many steps in a row have contributed nothing.
         """
         words, batch = self.blocks[self._computed[self.at]], self.batch
         self.at += 1

@@ -24,15 +24,13 @@ def data_checksum(batch: Callable[[Indices], Any], samples: int) -> int:
     """Return a CRC-32C over the contents of a few samples, spread over the data set.
 
     Integers, text and shapes count exactly; floating-point values count by a few sums, to four digits. The
-    generators of torch, numpy and `random` are restored afterwards.
+    generators of torch, numpy and `random` are restored afterwards. Returns the checksum, never 0; or 0 if
+    drawing the samples twice gives different contents, as with random augmentation, so that checksums cannot
+    be compared.
 
     Args:
         batch: returns the samples with the given indices, as any nest of tensors, arrays and numbers.
         samples: number of samples in the data set.
-
-    Returns:
-        The checksum, never 0; or 0 if drawing the samples twice gives different contents, as with random
-        augmentation, so that checksums cannot be compared.
     """
     indices = np.unique(np.linspace(0, samples - 1, SAMPLES).astype(np.int64))
     with _generators_kept():
@@ -71,7 +69,6 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 @contextmanager
 def _generators_kept() -> Generator[None]:
-    """Restore the states of torch's, numpy's and Python's random generators at the end of the block."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield
@@ -112,5 +109,4 @@ def _contents(values: np.ndarray[Any, Any]) -> bytes:
 
 
 def _extended(checksum: int, data: bytes) -> int:
-    """Return a CRC-32C, continued over `data`."""
     return int(google_crc32c.extend(checksum, data))  # pyright: ignore[reportUnknownArgumentType]

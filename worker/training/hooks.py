@@ -76,11 +76,8 @@ class GradientHooks:
         self._hook()
 
     def stop(self) -> list[int]:
-        """Stop handing on gradients.
-
-        Returns:
-            Indices of the parameters whose gradients have not arrived, in descending order.
-        """
+        """Stop handing on gradients. Returns the indices of the parameters whose gradients have not
+        arrived, in descending order."""
         self._receiver = None
         return [index for index in reversed(range(len(self._parameters))) if index not in self._added]
 
@@ -89,7 +86,6 @@ class GradientHooks:
         return [index for index, before in self._checksums.items() if self._checksum_now(index) != before]
 
     def _checksum_now(self, index: int) -> int | None:
-        """Return the checksum of a parameter's present gradient; None without a gradient."""
         gradient = self._parameters[index].grad
         return None if gradient is None else checksum(gradient)
 
@@ -127,12 +123,11 @@ def checksum(gradient: torch.Tensor) -> int:
 def sums(flat: torch.Tensor) -> torch.Tensor:
     """Return sums of the bits of float32 values, by columns and rows of a table 1024 values wide.
 
+    They are int64, shape (1024 + rows + rest,): a sum for each column and each full row, then the bits of the
+    values behind the last full row.
+
     Args:
         flat: float32, shape (elements,).
-
-    Returns:
-        int64, shape (1024 + rows + rest,): a sum for each column and each full row, then the bits of the
-        values behind the last full row.
     """
     bits = flat.view(torch.int32)
     whole = len(bits) // COLUMNS * COLUMNS

@@ -262,13 +262,9 @@ class LocalStep(TrainingStep):
     def answer(self, assignment: m.Assignment) -> bool:
         """Push the change that the steps have made, as the answer to an assignment.
 
-        Call it after the last step. The step itself calls it, unless the round was begun early.
-
-        Returns:
-            True if the push contributes to the job.
-
-        Raises:
-            The strategy's `give_up`: too many steps in a row have contributed nothing.
+        Call it after the last step. The step itself calls it, unless the round was begun early. Returns True
+        if the push contributes to the job. Raises the strategy's `give_up` if too many steps in a row have
+        contributed nothing.
         """
         strategy, session = self._strategy, self._strategy.session
         self.assignment = assignment
@@ -295,7 +291,6 @@ class LocalStep(TrainingStep):
     # ---- inside
 
     def _copy(self, values: Sequence[torch.Tensor]) -> None:
-        """Set the model's parameters."""
         replica = self._strategy.session.replica
         with torch.no_grad():
             for parameter, value in zip(replica.parameters, values, strict=True):
@@ -309,7 +304,6 @@ class LocalStep(TrainingStep):
         return self.samples + (self.batch.stop - self.batch.start if with_batch else 0)
 
     def _commit(self, push: Push) -> bool:
-        """Commit a push that contributes to the job."""
         strategy = self._strategy
         strategy.reset_unusable()
         strategy.commit(push, self._loss, self, computing_s=0.0 if strategy.rates else self._seconds)
@@ -348,11 +342,8 @@ class LocalStep(TrainingStep):
         return ""
 
     def _next_batch(self) -> bool:
-        """Continue with the next batch; after the last one, answer, unless the round was begun early.
-
-        Returns:
-            False only if an answer was given that contributes nothing.
-        """
+        """Continue with the next batch; after the last one, answer, unless the round was begun early. Returns
+        False only if an answer was given that contributes nothing."""
         self._count()
         self.open = self._taken < self._wanted
         if self.open:

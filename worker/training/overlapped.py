@@ -38,13 +38,11 @@ class TensorOptimizer(LocalOptimizer, Protocol):
     """The optimizer of local steps, where it can step each parameter by itself."""
 
     def step_copy(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> Callable[[], None]:
-        """Take one step on a copy of one parameter, in place.
+        """Take one step on a copy of one parameter, in place. Returns a function that takes the optimizer's
+        state of the parameter back.
 
         Args:
             gradient: its gradient, dense float32.
-
-        Returns:
-            A function that takes the optimizer's state of the parameter back.
         """
         ...
 
@@ -197,11 +195,9 @@ class OverlappedStep(LocalStep):
         return super().push(loss, scale, evaluate)
 
     def _finish_last(self, last: LastStep, loss: float | None) -> bool | None:
-        """Complete the push that hooks have filled during the last backward pass, and answer.
-
-        Returns:
-            True if the push contributes to the job. None if it was withdrawn: the last step is then taken as
-            without hooks.
+        """Complete the push that hooks have filled during the last backward pass, and answer. Returns True if
+        the push contributes to the job. None if it was withdrawn: the last step is then taken as without
+        hooks.
 
         Raises:
             The strategy's `give_up`: a gradient arrived twice, and parts that have left cannot be taken back;

@@ -109,13 +109,11 @@ def bounds(assignment: Assignment) -> list[slice]:
 
 def batches(samples: int, batch_size: int, least: int = 1) -> list[slice]:
     """Divide an assignment's samples into as few batches as `batch_size` allows, as evenly as possible.
+    Returns the batches in order, as ranges of positions in the assignment.
 
     Args:
         least: smallest number of samples in a batch, unless `samples` itself is smaller. It may make
             batches larger than `batch_size`.
-
-    Returns:
-        The batches in order, as ranges of positions in the assignment.
     """
     steps = min(-(-samples // batch_size), max(1, samples // least))
     return [slice(*share(samples, step, steps)) for step in range(steps)]

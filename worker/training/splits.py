@@ -39,15 +39,12 @@ class SampleSplit:
     alpha: float = 0.0
 
     def share(self, position: int, world: int) -> Indices:
-        """Return the samples of one worker, ascending.
+        """Return the indices of the samples of one worker, ascending: int64. Never empty: a
+        worker whose proportions leave nothing for it has one sample of another share.
 
         Args:
             position: the worker's position among those that were assigned work together, 0 to world - 1.
             world: number of these workers.
-
-        Returns:
-            Indices of samples, int64. Never empty: a worker whose proportions leave nothing for it has one
-            sample of another share.
         """
         draw = np.random.default_rng([SEED, world])
         by_class = np.argsort(self.labels, kind="stable")

@@ -109,13 +109,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def begin(self, assignment: m.Assignment, samples: int) -> TrainingStep:
-        """Begin the step that answers an assignment.
+        """Begin the step that answers an assignment. The first batch is open.
 
         Args:
             assignment: assignment with samples, at whose version the replica is.
-
-        Returns:
-            The step, with its first batch open.
         """
 
     def first_batch(self, samples: int) -> slice:
@@ -175,9 +172,6 @@ class Strategy(ABC):
         Args:
             learning_rates: learning rates of the server's step, by parameter group; empty to use the job's
                 schedule.
-
-        Returns:
-            The push, to which gradients are added.
         """
         version, rank = self.seeds(assignment)
         step = self.steps if self.single else assignment.version
@@ -198,11 +192,8 @@ class Strategy(ABC):
         self._unusable = 0
 
     def count_unusable(self, why: str) -> None:
-        """Count a step that contributes nothing.
-
-        Raises:
-            The strategy's `give_up`: this was the `MAX_UNUSABLE`th such step in a row.
-        """
+        """Count a step that contributes nothing. Raises the strategy's `give_up` if this was the
+        `MAX_UNUSABLE`th such step in a row."""
         self.metrics.skipped.inc()
         self._unusable += 1
         if self._unusable >= MAX_UNUSABLE:
@@ -296,7 +287,6 @@ class TrainingStep(ABC):
 
     @property
     def _missing(self) -> int:
-        """Number of batches that the step probably lacks."""
         return 1
 
     @property
@@ -336,19 +326,14 @@ class TrainingStep(ABC):
     def push(self, loss: Loss, scale: float = 1.0, evaluate: Callable[[], Any] | None = None) -> bool:
         """Use the gradients of the present batch; after the last batch, answer the assignment.
 
-        The gradients are those in `grad` of the replica's parameters.
+        The gradients are those in `grad` of the replica's parameters. Returns True if the gradients are
+        finite and used. After the last batch, True only if the answer contributes to the job as well. Raises
+        the strategy's `give_up` if too many steps in a row have contributed nothing.
 
         Args:
             loss: mean loss of the batch, or a function that returns it after `evaluate`; None if unknown.
             scale: factor by which a GradScaler has multiplied the gradients; the step divides by it.
             evaluate: closure that computes the gradients, where they are not computed yet; None otherwise.
-
-        Returns:
-            True if the gradients are finite and used. After the last batch, True only if the answer
-            contributes to the job as well.
-
-        Raises:
-            The strategy's `give_up`: too many steps in a row have contributed nothing.
         """
 
     @abstractmethod
@@ -356,11 +341,8 @@ class TrainingStep(ABC):
         """Leave out the present batch; after the last batch, answer the assignment."""
 
     def withdraw(self) -> bool:
-        """Abandon the push that `follow` has begun, if any; the step may begin another push.
-
-        Returns:
-            True if the push held gradients already.
-        """
+        """Abandon the push that `follow` has begun, if any; the step may begin another push. Returns True if
+        the push held gradients already."""
         return False
 
     @property

@@ -1,5 +1,5 @@
-"""The contract of the variants of local steps (`local`): where a round begins, what its change is, and which
-changes are carried on. Variants may be combined; the server refuses those that exclude each other."""
+"""The contract of the variants of local steps (`local`): start of a round, its change, and the changes that
+are carried on. Variants may be combined; the server refuses those that exclude each other."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ Changes = Sequence[torch.Tensor | None]
 
 
 class Variant:
-    """A variant of local steps. Each method here does what plain local steps do."""
+    """A variant of local steps. The methods here are those of plain local steps."""
 
     def start(self, assignment: m.Assignment, parameters: Sequence[torch.Tensor]) -> bool:
-        """Move the parameters, which are the global model, to where the round begins.
-
-        Returns:
-            True if the round's change is measured from there; False if it is measured from the global model.
-        """
+        """Move the parameters, which are the global model, to where the round begins. Returns True if the
+        round's change is measured from there; False if it is measured from the global model."""
         return False
 
     def change(self, start: Sequence[torch.Tensor], end: Sequence[torch.Tensor]) -> Changes | None:
@@ -34,15 +31,13 @@ class Variant:
         return None
 
     def carry(self, changes: Changes, version: int, *, everything: bool) -> Changes:
-        """Return the changes that the round pushes, and keep the others for later rounds.
+        """Return the changes that the round pushes, and keep the others for later rounds. Raises
+        NonFiniteGradient if a change that would be kept contains an infinity or a NaN.
 
         Args:
             changes: changes of the round, by tensor. They are not altered.
             version: version of the round.
             everything: True if nothing may be kept, because the worker leaves.
-
-        Raises:
-            NonFiniteGradient: a change that would be kept contains an infinity or a NaN.
         """
         return changes
 

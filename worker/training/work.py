@@ -53,9 +53,6 @@ WORK: Mapping[str, type[Work]] = {"gradients": Gradients, "local": Local, "excha
 
 
 def parse_work(text: str) -> Work:
-    """Parse the spec of a kind of work, such as `local:correction=0.1`.
-
-    Raises:
-        SpecError: this release does not know the kind of work or an option.
-    """
+    """Parse the spec of a kind of work, such as `local:correction=0.1`. Raises SpecError if this release does
+    not know the kind of work or an option."""
     return parse_one_of("work", text, WORK)
