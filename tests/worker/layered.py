@@ -24,10 +24,14 @@ from gradwire.worker.session.receiving import Received
 from gradwire.worker.session.replica import Replica
 from gradwire.worker.tasks import Task
 from gradwire.worker.tasks.trainer import Trainer
+from gradwire.worker.training.sharding import epoch_order
 
 WIDTH = 64  # a layer is a part
 INPUTS = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(2))
+ORDER = epoch_order(7, 0, len(INPUTS))  # of the samples in jobs with the seed 7
+USED = 0, 1, 3  # places of the layers that the loss depends on
 Overlap = Literal["off", "backward", "both"]
+Arrays = np.ndarray[Any, Any]
 Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 
@@ -202,3 +206,30 @@ def gradients(values: list[np.ndarray[Any, Any]], samples: Any) -> list[np.ndarr
         layer.weight.data = torch.tensor(value)
     torch.autograd.backward(squares(model, INPUTS[samples]))
     return [np.asarray(layer.weight.grad) for layer in used]
+
+
+def layers_of(flat: Any) -> Arrays:
+    """The layers that are used, (3, WIDTH, WIDTH), of all values end to end."""
+    return np.asarray(flat).reshape(4, WIDTH, WIDTH)[list(USED)]
+
+
+def initial(run: Run) -> Arrays:
+    return layers_of(np.concatenate([each.view(np.float32) for each in run.first]))
+
+
+def sent_in(run: Run, place: int = 0) -> Arrays:
+    """The layers of a push, in which the one that is not used is 0."""
+    flat = np.concatenate([np.frombuffer(each, np.float32) for each in run.bytes_of(place)])
+    assert not flat.reshape(4, -1)[2].any()
+    return layers_of(flat)
+
+
+def stepped(
+    start: Arrays, version: int, *, rates: tuple[float, float] = (0.1, 0.1), correction: float = 0.0
+) -> Arrays:
+    """Two local steps in numpy: w <- w - rate * g - correction * (w - start)."""
+    w = start
+    for at, rate in zip((4 * version, 4 * version + 2), rates, strict=True):
+        g = np.stack(gradients(list(w), ORDER[at : at + 2]))
+        w = w - np.float32(rate) * g - np.float32(correction) * (w - start)
+    return w

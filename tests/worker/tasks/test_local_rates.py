@@ -6,10 +6,9 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from layered import INPUTS, WIDTH, Layers, Overlap, Run, gradients, squares
+from layered import Layers, Overlap, Run, initial, sent_in, squares, stepped
 
 from gradwire.proto import messages as m
-from gradwire.worker.training.sharding import epoch_order
 
 RATES = ((0.3, 0.2), (0.1, 0.05), (0.0, 0.4))
 
@@ -26,18 +25,11 @@ def run_of(overlap: Overlap = "backward", **given: Any) -> Run:
 
 @pytest.mark.parametrize("overlap", get_args(Overlap))
 def test_each_step_has_the_rate_of_its_place(overlap: Overlap) -> None:
-    run, order = run_of(overlap), epoch_order(7, 0, len(INPUTS))
-    first = [run.first[place].view(np.float32).reshape(WIDTH, WIDTH) for place in (0, 1, 3)]
+    run = run_of(overlap)
     for version, rates in enumerate(RATES):
-        start = [each * np.float32(1 + version / 8) for each in first]
-        x = [each.copy() for each in start]
-        for at, rate in zip((4 * version, 4 * version + 2), rates, strict=True):
-            found = gradients(x, order[at : at + 2])
-            x = [each - np.float32(rate) * g for each, g in zip(x, found, strict=True)]
-        sent = np.concatenate([np.frombuffer(each, np.float32) for each in run.bytes_of(version)])
-        for began, ended, place in zip(start, x, (0, 1, 3), strict=True):
-            pushed = sent.reshape(4, WIDTH, WIDTH)[place]
-            np.testing.assert_allclose(pushed, began - ended, rtol=1e-3, atol=1e-6)
+        start = initial(run) * np.float32(1 + version / 8)
+        change = start - stepped(start, version, rates=rates)
+        np.testing.assert_allclose(sent_in(run, version), change, rtol=1e-3, atol=1e-6)
 
 
 def test_one_rate_for_all_and_rates_that_are_all_equal_are_the_same() -> None:
