@@ -1,4 +1,4 @@
-"""The example of a third party's package: installed as users would, found by its entry point, used."""
+"""The examples of a third party's packages: installed as users would, found by their entry points, used."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gradwire.compressors import decode, validate
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "third_party_compressor"
+MODE = ROOT / "examples" / "third_party_mode"
 GUIDE = ROOT / "docs" / "how-to" / "own-compressor.md"
 
 pytestmark = pytest.mark.timeout(300)  # a busy machine starts processes slowly
@@ -25,11 +26,11 @@ pytestmark = pytest.mark.timeout(300)  # a busy machine starts processes slowly
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the package is installed in, and nothing else: the rest is what runs this test."""
-    source, folder = tmp_path_factory.mktemp("source") / "package", tmp_path_factory.mktemp("site")
-    shutil.copytree(EXAMPLE, source)  # a build leaves files behind
+    """A folder that the packages are installed in, and nothing else: the rest is what runs this test."""
+    sources, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    copies = [shutil.copytree(each, sources / each.name) for each in (EXAMPLE, MODE)]  # a build leaves files
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", folder, source], check=True)
+    subprocess.run([*pip, "--target", folder, *copies], check=True)
     return folder
 
 
@@ -142,3 +143,14 @@ def test_an_option_that_it_refuses_is_named(site: Path, tmp_path: Path) -> None:
     done = run(site, "-m", "gradwire.deploy.cli", "--compressor", "ternary:memory=2", cwd=tmp_path)
     assert done.returncode == 2
     assert "memory: expected at least 0 and below 1, got 2" in done.stderr
+
+
+def test_its_mode_trains_through_real_daemons(site: Path, tmp_path: Path) -> None:
+    arguments = ["--mode", "turns:batches=2", "--workers", "2", "--batch-size", "128", "--epochs", "1"]
+    once = ["--no-baseline", "--out", "here", "--json", "report.json"]
+    done = run(site, "-m", "gradwire.deploy.cli", *arguments, *once, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["steps"] == 6  # 1,438 samples in turns of 256
+    told = run(site, "-m", "gradwire.server.cli", "--help", cwd=tmp_path)
+    assert "  turns:batches=1" in told.stdout

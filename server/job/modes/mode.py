@@ -194,7 +194,7 @@ class Mode(ABC):
 
     @property
     def status(self) -> Mapping[str, int]:
-        """Values of this mode for the status, by field of `proto.messages.ServerStatus`."""
+        """Values of this mode for the status, by field of `proto.messages.StatusResponse`."""
         return {}
 
     @property
