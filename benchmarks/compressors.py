@@ -6,9 +6,13 @@ compression, a new payload. Its peer is `torch.add_` on float32 tensors of that 
 element, timed alternately with it; medians are compared. The bytes counted as moved are the payload and the
 least that feedback needs, 12 bytes per element to read gradient and residual and write the residual.
 
-Below the table stand three comparisons at the largest size: exact selection of the largest 1 % beside
-`torch.topk` and `np.argpartition`; the one pass of `4bit` over gradient and residual beside `torch.add_`, as
-bandwidth; the server's sum of 16 pushes beside adding them up as decoded float32 tensors. The last lines give
+Below the table stand three comparisons at the largest size:
+
+- exact selection of the largest 1 % beside `torch.topk` and `np.argpartition`;
+- the one pass of `4bit` over gradient and residual beside `torch.add_`, as bandwidth;
+- the server's sum of 16 pushes beside adding them up as decoded float32 tensors.
+
+The last lines give
 the bits that an index takes relative to the entropy of the kept elements' positions.
 """
 

@@ -132,12 +132,13 @@ def faults_of_code(source: str, *, test: bool) -> Iterator[tuple[int, str]]:
                 for fault in faults_of_docstring(node, docstring, public=not test):
                     yield line, fault
                 yield from ((line, fault) for fault in faults_of_prose(docstring, words=not test))
-    comment, start, last = "", 0, 0  # neighbouring lines are one text
+    comment, start, last = "", 0, 0  # lines below each other are one text
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.NAME and token.string in NAMES:
             yield token.start[0], f"{token.string} is called {NAMES[token.string]} now"
         if token.type == tokenize.COMMENT:
-            if comment and token.start[0] != last + 1:
+            behind_code = token.line[: token.start[1]].strip()
+            if comment and (behind_code or token.start[0] != last + 1):
                 yield from ((start, fault) for fault in faults_of_prose(comment, words=not test))
                 comment = ""
             start, last = start if comment else token.start[0], token.start[0]
@@ -178,7 +179,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         faults = (
             faults_of_page(text)
             if path.endswith(".md")
-            else faults_of_code(text, test=path.startswith("tests/"))
+            else faults_of_code(text, test=path.startswith(("tests/", "papers/tests/")))
         )
         for line, fault in sorted(faults):
             print(f"{path}:{line}: {fault}")

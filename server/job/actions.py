@@ -1,4 +1,4 @@
-"""What follows from an event: messages to workers, orders to the shard, and notes to operators.
+"""Actions, the consequences of an event: messages to workers, orders to the shard, and notes to operators.
 
 The shell performs actions in order. `events` has the other half of the interface, and all names of this file.
 """

@@ -1,4 +1,4 @@
-"""The order of steps: what a job does next, after each event that may allow something."""
+"""The order of steps: the next actions of a job, after each event that may allow some."""
 
 from __future__ import annotations
 

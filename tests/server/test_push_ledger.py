@@ -331,7 +331,7 @@ def test_parts_that_count_are_remembered_until_their_push_is_applied_as_a_whole(
 
 
 async def test_an_ordinary_push_asks_the_ledger_six_questions() -> None:
-    """From its first header to its version; three parts ask two of them three times."""
+    """A push lives from its first header to its version; three parts ask two of them three times."""
     async with wired("sync", "a") as job:
         ledger, asked, inside = job.conductor.ledger, list[str](), list[str]()
 

@@ -90,8 +90,8 @@ class LocalRounds(Rounds):
         return super()._weights(round_)
 
     def _closed(self, round_: Round, now: float) -> None:
-        """Learn what sets the number of steps in later rounds: the steps taken, also of contributions that
-        were not finite, the loss, and the times."""
+        """Note the facts that set the number of steps in later rounds: the steps taken, also of contributions
+        that were not finite, the loss, and the times."""
         self._note_times(round_, now)
         if round_.contributions:
             self._all_steps += max(round_.stepped.values(), default=0) or round_.steps

@@ -177,7 +177,7 @@ class Rounds(Mode):
         at_once = max(1, round(members * each_once)) * state.rules.batch_size
         return state.total_steps(self.steps + planned, at_once, of_version=steps)
 
-    # What local steps change.
+    # Differences of local steps.
 
     def _steps(self) -> int:
         """Return the number of steps of a member in the next round."""

@@ -103,7 +103,7 @@ def test_all_steps_are_unknown_before_the_first_batch_if_rounds_differ() -> None
 
 
 def test_the_length_of_a_loop_tells_the_last_batch_also_if_a_member_is_lost() -> None:
-    """Of 103 samples two members have 7 batches each. One is lost in the second round: the other computes its
+    """Two members have 7 batches each of 103 samples. One is lost in the second round: the other computes its
     batch of this round, and all that follow."""
     length = JobLength(terms(batch_size=8), workers=2, single=False)
     length.declare("job.batches", 103, 0, begun=False)
