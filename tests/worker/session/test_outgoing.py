@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -54,8 +55,10 @@ def push(outgoing: Outgoing, seq: int, parts: int = 1) -> None:
     outgoing.queue_commit(commit(seq, parts))
 
 
-def packet(exchange: int) -> Transfer:
-    return transfer(m.Packet(exchange=exchange, index=0, elements=4), 1 << 40)
+def set_turns(outgoing: Outgoing, *turns: int, credit: int = 0, number: int = 1) -> None:
+    """A plan of as many parts."""
+    parts = arrange([1] * len(turns), [1] * len(turns), ())
+    outgoing.queue.plan = dataclasses.replace(parts, turns=turns, credit=credit, number=number)
 
 
 async def drained(outgoing: Outgoing, most: int = 99) -> list[object]:
@@ -70,10 +73,6 @@ async def drained(outgoing: Outgoing, most: int = 99) -> list[object]:
     return found
 
 
-Kinds = Callable[..., list[str]]
-Said = Callable[..., list[str]]
-
-
 def described(message: object) -> str:
     """Its kind; of a push, with its number and the part's."""
     match message:
@@ -85,101 +84,219 @@ def described(message: object) -> str:
             return type(message).__name__
 
 
-@pytest.fixture
-def said(kinds: Kinds) -> Said:
-    """Return the queued messages without chunks; at most so many."""
-
-    def without_chunks(outgoing: Outgoing, most: int = 99) -> list[str]:
-        return [each for each in kinds(outgoing, most) if each != "Chunk"]
-
-    return without_chunks
+def welcomed(outgoing: Outgoing, *stored: str, plan: int = 1) -> None:
+    """stored: texts such as "4:0+2" for parts 0 and 2 of push 4."""
+    pairs = [each.split(":") for each in stored]
+    known = [m.Stored(seq=int(seq), parts=tuple(map(int, re.findall(r"\d+", of)))) for seq, of in pairs]
+    outgoing.welcome(welcome(*known, plan=plan))
 
 
-@pytest.fixture
-def kinds() -> Iterator[Kinds]:
-    """Yield the kinds of queued messages; always on the same event loop."""
+def packet(exchange: int) -> Transfer:
+    return transfer(m.Packet(exchange=exchange, index=0, elements=4), 1 << 40)
+
+
+ACTIONS: Mapping[str, Callable[..., object]] = {
+    "ready": lambda out: out.ready(MANIFEST),
+    "begin": lambda out: out.begin(HELLO),
+    "welcome": welcomed,
+    "end": Outgoing.end,
+    "push": push,
+    "part": lambda out, seq, number, size=16: out.queue_part(seq, number, part(seq, number, size)),
+    "commit": lambda out, seq, parts=1: out.queue_commit(commit(seq, parts)),
+    "packet": lambda out, exchange: out.queue.put(packet(exchange)),
+    "exchange": lambda out, number: setattr(out.queue, "exchange", number),
+    "resend": lambda out, seq, number=None: out.resend(seq, number),
+    "stored": lambda out, seq, number: out.stored(seq, (number,)),
+    "settle": Outgoing.settle,
+    "abandon": Outgoing.abandon,
+    "unwanted": Outgoing.unwanted,
+    "beat": lambda out: out.say(BEAT),
+    "report": lambda out: out.report(m.Evaluation(version=1, epoch=1, metrics={})),
+    "rate": lambda out, rate: out.queue.limit_rate(rate),
+    "turns": set_turns,
+}
+
+
+def act(outgoing: Outgoing, action: str) -> None:
+    """Perform an action of a story: a word, numbers, and named numbers."""
+    word, *rest = action.split()
+    named = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", action)}
+    ACTIONS[word](
+        outgoing, *(int(each) if each.isdigit() else each for each in rest if "=" not in each), **named
+    )
+
+
+# Each line: actions, then the messages that are written; after `>>` with the chunks, after `>>N` at most N
+# messages. A story begins without a stream.
+OPENED = "begin, welcome > Hello\n"
+STORIES = {
+    "a new stream hears everything that is still true": """
+        ready, push 1 2, push 2, report
+        begin > Hello, Ready, Evaluation
+        welcome > Part 1.0, Part 1.1, Commit 1, Part 2.0, Commit 2
+        end, begin > Hello, Ready, Evaluation
+        welcome > Part 1.0, Part 1.1, Commit 1, Part 2.0, Commit 2
+        end, settle 1, begin, welcome > Hello, Ready, Evaluation, Part 2.0, Commit 2
+    """,
+    "the server has to say first what it has of open pushes": """
+        begin, part 1 0, resend 1 0 > Hello
+        part 1 1, welcome, part 1 2, commit 1 3 > Part 1.0, Part 1.1, Part 1.2, Commit 1
+    """,
+    "parts that the server has are not sent again, and commits are": """
+        push 4 3, push 5 3, push 6 3, part 7 0, begin > Hello
+        welcome 4:0+2 5:0+1+2 7:0 > Part 4.1, Commit 4, Commit 5, Part 6.0, Part 6.1, Part 6.2, Commit 6
+    """,
+    "a push that only the server knows is abandoned": """
+        part 1 0, abandon 1, push 2, begin > Hello
+        welcome 1:0 2: > Abandon 1, Part 2.0, Commit 2
+    """,
+    "a damaged part is sent again by itself, and a damaged push whole": f"""
+        {OPENED}
+        push 1 2 > Part 1.0, Part 1.1, Commit 1
+        resend 1 1 > Part 1.1
+        resend 1 > Part 1.0, Part 1.1, Commit 1
+        resend 1 9, settle 1, resend 1, resend 1 0 >
+    """,
+    "a short message overtakes the chunks of a transfer": f"""
+        {OPENED}
+        part 1 0 3000, part 1 1, commit 1 2 >>2 Part 1.0, Chunk
+        beat, report >> Heartbeat, Evaluation, Chunk, Chunk, Part 1.1, Chunk, Commit 1
+    """,
+    "a pace holds back chunks and nothing that is short": f"""
+        {OPENED}
+        rate 10000, part 1 0 6000, part 1 1 6000 >> Part 1.0, Chunk
+        beat >> Heartbeat
+        rate 0 >> 5*Chunk, Part 1.1, 6*Chunk
+    """,
+    "a commit does not wait for the pace": f"""
+        {OPENED}
+        rate 1000, part 1 0 1024, commit 1 >> Part 1.0, Chunk, Commit 1
+    """,
+    "a stream that breaks in a transfer leaves nothing for the next": f"""
+        {OPENED}
+        part 1 0 3000, part 1 1 >>2 Part 1.0, Chunk
+        beat, end, begin >> Hello
+        welcome 1:1 >> Part 1.0, 3*Chunk
+    """,
+    "a message that is sent once is lost with its stream": """
+        packet 1, begin, packet 1 > Hello, Packet
+    """,
+    "packets of an exchange that was given up do not go out": """
+        begin, packet 1, packet 2, exchange 2 > Hello, Packet
+    """,
+    "a heartbeat goes out where there is a stream": """
+        beat, begin > Hello
+        beat > Heartbeat
+    """,
+    "of a push under another plan than the server's only the commit is sent again": """
+        push 1 2, push 2, begin > Hello
+        welcome 2: plan=2 > Commit 1, Commit 2
+    """,
+    # Neither queued parts, nor the rest of the part that is being written, nor later ones.
+    "no more goes out of an unwanted push than its commit": f"""
+        {OPENED}
+        part 1 0 3000, part 1 1 >>2 Part 1.0, Chunk
+        unwanted 1, unwanted 1, part 1 2, resend 1 0, commit 1 3, push 2
+            >> Commit 1, Part 2.0, Chunk, Commit 2
+    """,
+    "an unwanted push that is given up or settled says no more": f"""
+        {OPENED}
+        part 1 0, unwanted 1, abandon 1, unwanted 1, push 2, settle 2, unwanted 2
+            > Abandon 1, Part 2.0, Commit 2
+    """,
+    "an unwanted push goes out whole if it is asked for after all": f"""
+        {OPENED}
+        push 1 2, unwanted 1 > Commit 1
+        resend 1 > Part 1.0, Part 1.1, Commit 1
+    """,
+    "a new stream does not rely on what was unwanted before": f"""
+        {OPENED}
+        push 1 2, unwanted 1 > Commit 1
+        end, begin > Hello
+        welcome 1: > Part 1.0, Part 1.1, Commit 1
+        part 1 2 > Part 1.2
+    """,
+    "of parts that wait the one with the least turn goes first": f"""
+        {OPENED}
+        turns 3 0 2 1, push 1 4 > Part 1.1, Part 1.3, Part 1.2, Part 1.0, Commit 1
+    """,
+    "no part overtakes the commit of an earlier push": f"""
+        {OPENED}
+        turns 1 0, push 1 2, push 2 2 > Part 1.1, Part 1.0, Commit 1, Part 2.1, Part 2.0, Commit 2
+    """,
+    "parts overtake one another only four deep": f"""
+        {OPENED}
+        turns 5 4 3 2 1 0
+        part 1 0 2000 >>2 Part 1.0, Chunk
+        part 1 1 2000 >>2 Part 1.1, Chunk
+        part 1 2 2000 >>2 Part 1.2, Chunk
+        part 1 3 2000 >>2 Part 1.3, Chunk
+        part 1 4 2000 >>2 Chunk, Part 1.4
+        part 1 5 2000 > Part 1.5
+    """,
+    "after a reconnect missing parts go in the order of turns": f"""
+        {OPENED}
+        turns 3 1 2 0, push 1 4 >>1 Part 1.3
+        end, begin > Hello
+        welcome 1:2 > Part 1.3, Part 1.1, Part 1.0, Commit 1
+    """,
+    "a damaged part that has been overtaken begins anew": f"""
+        {OPENED}
+        turns 1 0, part 1 0 3000 >>2 Part 1.0, Chunk
+        part 1 1 2000 >>2 Part 1.1, Chunk
+        resend 1 0 >> Chunk, Part 1.0, 3*Chunk
+    """,
+    "no more goes out of an unwanted push whose parts have overtaken one another": f"""
+        {OPENED}
+        turns 2 1 0, part 1 0 3000 >>2 Part 1.0, Chunk
+        part 1 1 3000 >>2 Part 1.1, Chunk
+        part 1 2 3000 >>2 Part 1.2, Chunk
+        unwanted 1, commit 1 3 >> Commit 1
+    """,
+    "under another plan a part has no turn": f"""
+        {OPENED}
+        turns 1 0 number=2, push 1 2 > Part 1.0, Part 1.1, Commit 1
+    """,
+    "with a credit only so many parts are on their way": f"""
+        {OPENED}
+        turns 2 1 0 credit=2, push 1 3 > Part 1.2, Part 1.1
+        beat > Heartbeat
+        stored 1 1 > Part 1.0, Commit 1
+        push 2 3 >
+        settle 1 > Part 2.2, Part 2.1
+    """,
+    **{
+        f"a credit comes back after {event}": f"""
+        {OPENED}
+        turns 0 1 credit=1, push 1, push 2 2 > Part 1.0, Commit 1
+        {event} > {first}Part 2.0
+    """
+        for event, first in (
+            ("resend 1 0", ""),
+            ("unwanted 1", ""),
+            ("abandon 1", ""),
+            ("settle 1", ""),
+            ("end, begin, welcome 1:0", "Hello, Commit 1, "),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=[name.replace(" ", "_") for name in STORIES])
+def test_stories(story: str) -> None:
+    outgoing = Outgoing()
     with asyncio.Runner() as runner:
-
-        def all_kinds(outgoing: Outgoing, most: int = 99) -> list[str]:
-            return [described(each) for each in runner.run(drained(outgoing, most))]
-
-        yield all_kinds
-
-
-def test_a_new_stream_hears_everything_that_is_still_true(said: Said) -> None:
-    outgoing = Outgoing()
-    outgoing.ready(MANIFEST)  # before there is a stream
-    push(outgoing, 1, parts=2)
-    push(outgoing, 2)
-    outgoing.report(m.Evaluation(version=1, epoch=1, metrics={}))
-    open_pushes = ["Part 1.0", "Part 1.1", "Commit 1", "Part 2.0", "Commit 2"]
-    for _ in range(2):
-        outgoing.begin(HELLO)
-        assert said(outgoing) == ["Hello", "Ready", "Evaluation"]
-        outgoing.welcome(welcome())
-        assert said(outgoing) == open_pushes
-        outgoing.end()
-    outgoing.settle(1)
-    outgoing.begin(HELLO)
-    outgoing.welcome(welcome())
-    assert said(outgoing) == ["Hello", "Ready", "Evaluation", "Part 2.0", "Commit 2"]
-
-
-def test_the_server_has_to_say_first_what_it_has_of_open_pushes(said: Said) -> None:
-    """Pushes until then go out with the rest, once."""
-    outgoing = Outgoing()
-    outgoing.begin(HELLO)
-    outgoing.queue_part(1, 0, part(1, 0))
-    outgoing.resend(1, 0)
-    assert said(outgoing) == ["Hello"]
-    outgoing.queue_part(1, 1, part(1, 1))
-    outgoing.welcome(welcome())
-    outgoing.queue_part(1, 2, part(1, 2))
-    outgoing.queue_commit(commit(1, 3))
-    assert said(outgoing) == ["Part 1.0", "Part 1.1", "Part 1.2", "Commit 1"]
-
-
-def test_what_the_server_has_is_not_sent_again(said: Said) -> None:
-    """The commit is, which is small and may have been lost."""
-    outgoing = Outgoing()
-    for seq in (4, 5, 6):
-        push(outgoing, seq, parts=3)
-    outgoing.queue_part(7, 0, part(7))
-    outgoing.begin(HELLO)
-    stored = {4: (0, 2), 5: (0, 1, 2), 7: (0,)}
-    outgoing.welcome(welcome(*(m.Stored(seq=seq, parts=parts) for seq, parts in stored.items())))
-    assert said(outgoing) == [
-        "Hello",
-        *("Part 4.1", "Commit 4"),
-        "Commit 5",
-        *("Part 6.0", "Part 6.1", "Part 6.2", "Commit 6"),
-    ]
-
-
-def test_a_push_that_only_the_server_knows_is_abandoned(said: Said) -> None:
-    """It was abandoned while there was no stream, or on one that broke."""
-    outgoing = Outgoing()
-    outgoing.queue_part(1, 0, part(1))
-    outgoing.abandon(1)
-    push(outgoing, 2)
-    outgoing.begin(HELLO)
-    outgoing.welcome(welcome(m.Stored(seq=1, parts=(0,)), m.Stored(seq=2, parts=())))
-    assert said(outgoing) == ["Hello", "Abandon 1", "Part 2.0", "Commit 2"]
-
-
-def test_a_damaged_part_is_sent_again_by_itself_and_a_damaged_push_whole(said: Said) -> None:
-    outgoing = streaming()
-    push(outgoing, 1, parts=2)
-    assert len(said(outgoing)) == 4
-    outgoing.resend(1, 1)
-    assert said(outgoing) == ["Part 1.1"]
-    outgoing.resend(1, None)
-    assert said(outgoing) == ["Part 1.0", "Part 1.1", "Commit 1"]
-    outgoing.resend(1, 9)
-    outgoing.settle(1)
-    outgoing.resend(1, None)
-    outgoing.resend(1, 0)
-    assert said(outgoing) == []
+        for line in re.sub(r"\n\s+>", " >", story).split("\n"):
+            actions, arrow, expected = re.fullmatch(r"([^>]*)(>>?\d*|)(.*)", line.strip()).groups()  # type: ignore[union-attr]
+            for action in filter(None, map(str.strip, actions.split(","))):
+                act(outgoing, action)
+            if not arrow:
+                continue
+            most = re.search(r"\d+", arrow)
+            sent = map(described, runner.run(drained(outgoing, int(most[0]) if most else 99)))
+            wanted = re.sub(r"(\d+)\*(\w+)", lambda found: ", ".join([found[2]] * int(found[1])), expected)
+            found = [each for each in sent if ">>" in arrow or each != "Chunk"]
+            assert found == [*filter(None, map(str.strip, wanted.split(",")))], line
 
 
 async def test_the_first_part_on_each_stream_has_the_rates_of_the_push() -> None:
@@ -212,40 +329,6 @@ async def test_it_is_the_same_bytes_that_go_out_again() -> None:
         sent.append([await outgoing.queue.next() for _ in range(8)])
         outgoing.end()
     assert sent[0] == sent[1]
-
-
-def test_what_is_short_overtakes_the_chunks_of_a_transfer(kinds: Kinds) -> None:
-    outgoing = streaming()
-    outgoing.queue_part(1, 0, part(1, 0, 3000))
-    outgoing.queue_part(1, 1, part(1, 1))
-    outgoing.queue_commit(commit(1, 2))
-    assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
-    outgoing.say(BEAT)
-    outgoing.report(m.Evaluation(version=1, epoch=1, metrics={}))
-    assert kinds(outgoing) == [
-        *("Heartbeat", "Evaluation"),
-        *("Chunk", "Chunk", "Part 1.1", "Chunk", "Commit 1"),  # in the order in which they came
-    ]
-
-
-def test_a_pace_holds_back_chunks_and_nothing_that_is_short(kinds: Kinds) -> None:
-    outgoing = streaming()
-    outgoing.queue.limit_rate(10_000)  # a chunk takes 0.1 s
-    for number in range(2):
-        outgoing.queue_part(1, number, part(1, number, 6000))
-    assert kinds(outgoing) == ["Hello", "Part 1.0", "Chunk"]
-    outgoing.say(BEAT)
-    assert kinds(outgoing) == ["Heartbeat"]
-    outgoing.queue.limit_rate(0)
-    assert kinds(outgoing) == [*["Chunk"] * 5, "Part 1.1", *["Chunk"] * 6]
-
-
-def test_a_commit_does_not_wait_for_the_pace(kinds: Kinds) -> None:
-    outgoing = streaming()
-    outgoing.queue.limit_rate(1000)
-    outgoing.queue_part(1, 0, part(1, 0, 1024))
-    outgoing.queue_commit(commit(1))
-    assert kinds(outgoing) == ["Hello", "Part 1.0", "Chunk", "Commit 1"]
 
 
 async def test_another_pace_wakes_who_waits_for_an_older_one() -> None:
@@ -286,45 +369,6 @@ def test_a_part_says_whether_it_had_to_wait_for_another() -> None:
     assert asyncio.run(waited()) == [False, True, False, True]
 
 
-def test_a_stream_that_breaks_in_a_transfer_leaves_nothing_for_the_next(kinds: Kinds) -> None:
-    outgoing = streaming()
-    outgoing.queue_part(1, 0, part(1, 0, 3000))
-    outgoing.queue_part(1, 1, part(1, 1))
-    assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
-    outgoing.say(BEAT)
-    outgoing.end()
-    outgoing.begin(HELLO)
-    assert kinds(outgoing) == ["Hello"]
-    outgoing.welcome(welcome(m.Stored(seq=1, parts=(1,))))
-    assert kinds(outgoing) == ["Part 1.0", "Chunk", "Chunk", "Chunk"]
-
-
-def test_what_is_sent_once_is_lost_with_its_stream(said: Said) -> None:
-    outgoing = Outgoing()
-    outgoing.queue.put(packet(1))
-    outgoing.begin(HELLO)
-    outgoing.queue.put(packet(1))
-    assert said(outgoing) == ["Hello", "Packet"]
-
-
-def test_packets_of_an_exchange_that_was_given_up_do_not_go_out(said: Said) -> None:
-    outgoing = Outgoing()
-    outgoing.begin(HELLO)
-    outgoing.queue.put(packet(1))
-    outgoing.queue.put(packet(2))
-    outgoing.queue.exchange = 2
-    assert said(outgoing) == ["Hello", "Packet"]
-
-
-def test_a_heartbeat_goes_out_where_there_is_a_stream(said: Said) -> None:
-    outgoing = Outgoing()
-    outgoing.say(BEAT)  # to nobody
-    outgoing.begin(HELLO)
-    assert said(outgoing) == ["Hello"]
-    outgoing.say(BEAT)
-    assert said(outgoing) == ["Heartbeat"]
-
-
 async def test_it_is_idle_when_everything_has_been_written() -> None:
     outgoing = Outgoing()
     assert outgoing.queue.idle
@@ -338,110 +382,10 @@ async def test_it_is_idle_when_everything_has_been_written() -> None:
     waiting.cancel()
 
 
-def test_of_a_push_under_another_plan_than_the_servers_only_the_commit_is_sent_again(said: Said) -> None:
-    outgoing = Outgoing()
-    push(outgoing, 1, parts=2)
-    push(outgoing, 2, parts=1)
-    outgoing.begin(HELLO)
-    outgoing.welcome(welcome(m.Stored(seq=2, parts=()), plan=2))
-    assert said(outgoing) == ["Hello", "Commit 1", "Commit 2"]
-
-
-# ---- pushes that the server does without
-
-
-def test_no_more_goes_out_of_an_unwanted_push_than_its_commit(kinds: Kinds) -> None:
-    """Neither what is queued, nor the rest of the part that is being written, nor what is made later."""
-    outgoing = streaming()
-    outgoing.queue_part(1, 0, part(1, 0, 3000))
-    outgoing.queue_part(1, 1, part(1, 1))
-    assert kinds(outgoing, 3) == ["Hello", "Part 1.0", "Chunk"]
-    outgoing.unwanted(1)
-    outgoing.unwanted(1)
-    outgoing.queue_part(1, 2, part(1, 2))
-    outgoing.resend(1, 0)
-    outgoing.queue_commit(commit(1, 3))
-    push(outgoing, 2)
-    assert kinds(outgoing) == ["Commit 1", "Part 2.0", "Chunk", "Commit 2"]
-
-
-def test_an_unwanted_push_that_is_given_up_or_settled_says_no_more(said: Said) -> None:
-    outgoing = streaming()
-    outgoing.queue_part(1, 0, part(1))
-    outgoing.unwanted(1)
-    outgoing.abandon(1)
-    outgoing.unwanted(1)
-    push(outgoing, 2)
-    outgoing.settle(2)
-    outgoing.unwanted(2)
-    assert said(outgoing) == ["Hello", "Abandon 1", "Part 2.0", "Commit 2"]
-
-
-def test_an_unwanted_push_goes_out_whole_if_it_is_asked_for_after_all(said: Said) -> None:
-    outgoing = streaming()
-    push(outgoing, 1, parts=2)
-    outgoing.unwanted(1)
-    assert said(outgoing) == ["Hello", "Commit 1"]
-    outgoing.resend(1, None)
-    assert said(outgoing) == ["Part 1.0", "Part 1.1", "Commit 1"]
-
-
-def test_a_new_stream_does_not_rely_on_what_was_unwanted_before(said: Said) -> None:
-    """Nothing says that the server still knows; otherwise it says so again."""
-    outgoing = streaming()
-    push(outgoing, 1, parts=2)
-    outgoing.unwanted(1)
-    assert said(outgoing) == ["Hello", "Commit 1"]
-    outgoing.end()
-    outgoing.begin(HELLO)
-    outgoing.welcome(welcome(m.Stored(seq=1, parts=())))
-    assert said(outgoing) == ["Hello", "Part 1.0", "Part 1.1", "Commit 1"]
-    outgoing.queue_part(1, 2, part(1, 2))
-    assert said(outgoing) == ["Part 1.2"]
-
-
-# ---- turns and a credit
-
-
-def by_turns(*turns: int, credit: int = 0) -> Outgoing:
-    """With a stream that has been welcomed, under a plan of as many parts."""
-    outgoing = streaming()
-    parts = arrange([1] * len(turns), [1] * len(turns), ())
-    outgoing.queue.plan = dataclasses.replace(parts, turns=turns, credit=credit)
-    return outgoing
-
-
-def test_of_parts_that_wait_the_one_with_the_least_turn_goes_first(said: Said) -> None:
-    outgoing = by_turns(3, 0, 2, 1)
-    push(outgoing, 1, parts=4)
-    assert said(outgoing) == ["Hello", "Part 1.1", "Part 1.3", "Part 1.2", "Part 1.0", "Commit 1"]
-
-
-def test_no_part_overtakes_the_commit_of_an_earlier_push(said: Said) -> None:
-    outgoing = by_turns(1, 0)
-    push(outgoing, 1, parts=2)
-    push(outgoing, 2, parts=2)
-    assert said(outgoing) == ["Hello", "Part 1.1", "Part 1.0", "Commit 1", "Part 2.1", "Part 2.0", "Commit 2"]
-
-
-def test_parts_overtake_one_another_only_so_often(kinds: Kinds) -> None:
-    outgoing = by_turns(*reversed(range(6)))
-    assert kinds(outgoing) == ["Hello"]
-    sent: list[str] = []
-    for number in range(6):
-        outgoing.queue_part(1, number, part(1, number, 2000))
-        sent += kinds(outgoing, 2)
-    sent += kinds(outgoing)
-    begun = [each for each in sent if each != "Chunk"]
-    assert begun == [f"Part 1.{number}" for number in range(6)]
-    assert sent[:8] == [each for number in range(4) for each in (f"Part 1.{number}", "Chunk")]
-    assert sent[8:10] == ["Chunk", "Part 1.4"], "one had to be through first"
-    assert sent.count("Chunk") == 12
-
-
 def test_chunks_of_parts_that_overtook_one_another_are_of_the_right_transfer() -> None:
     async def run() -> list[int]:
-        outgoing = by_turns(1, 0)
+        outgoing = streaming()
+        set_turns(outgoing, 1, 0)
         outgoing.queue_part(1, 0, part(1, 0, 2000))
         found = await drained(outgoing, 3)
         outgoing.queue_part(1, 1, part(1, 1, 2000))
@@ -451,86 +395,9 @@ def test_chunks_of_parts_that_overtook_one_another_are_of_the_right_transfer() -
     assert asyncio.run(run()) == [0, 1, 1, 0]
 
 
-def test_after_a_reconnect_what_is_missing_goes_in_the_order_of_turns(said: Said) -> None:
-    outgoing = by_turns(3, 1, 2, 0)
-    push(outgoing, 1, parts=4)
-    assert said(outgoing, 2) == ["Hello", "Part 1.3"]
-    outgoing.end()
-    outgoing.begin(HELLO)
-    outgoing.welcome(welcome(m.Stored(seq=1, parts=(2,))))
-    assert said(outgoing) == ["Hello", "Part 1.3", "Part 1.1", "Part 1.0", "Commit 1"]
-
-
-def test_a_damaged_part_that_has_been_overtaken_begins_anew(kinds: Kinds) -> None:
-    outgoing = by_turns(1, 0)
-    assert kinds(outgoing) == ["Hello"]
-    outgoing.queue_part(1, 0, part(1, 0, 3000))
-    assert kinds(outgoing, 2) == ["Part 1.0", "Chunk"]
-    outgoing.queue_part(1, 1, part(1, 1, 2000))
-    assert kinds(outgoing, 2) == ["Part 1.1", "Chunk"]
-    outgoing.resend(1, 0)
-    assert kinds(outgoing) == ["Chunk", "Part 1.0", *["Chunk"] * 3]
-
-
-def test_no_more_goes_out_of_an_unwanted_push_whose_parts_have_overtaken_one_another(kinds: Kinds) -> None:
-    outgoing = by_turns(2, 1, 0)
-    assert kinds(outgoing) == ["Hello"]
-    for number in range(3):
-        outgoing.queue_part(1, number, part(1, number, 3000))
-        assert kinds(outgoing, 2) == [f"Part 1.{number}", "Chunk"]
-    outgoing.unwanted(1)
-    outgoing.queue_commit(commit(1, 3))
-    assert kinds(outgoing) == ["Commit 1"]
-
-
-def test_under_another_plan_a_part_has_no_turn(said: Said) -> None:
-    outgoing = by_turns(1, 0)
-    assert outgoing.queue.plan is not None
-    outgoing.queue.plan = dataclasses.replace(outgoing.queue.plan, number=2)
-    push(outgoing, 1, parts=2)
-    assert said(outgoing) == ["Hello", "Part 1.0", "Part 1.1", "Commit 1"]
-
-
-def test_with_a_credit_only_so_many_parts_are_on_their_way(said: Said) -> None:
-    outgoing = by_turns(2, 1, 0, credit=2)
-    push(outgoing, 1, parts=3)
-    assert said(outgoing) == ["Hello", "Part 1.2", "Part 1.1"]
-    outgoing.say(BEAT)
-    assert said(outgoing) == ["Heartbeat"]
-    outgoing.stored(1, (1,))
-    assert said(outgoing) == ["Part 1.0", "Commit 1"]
-    push(outgoing, 2, parts=3)
-    assert said(outgoing) == [], "two are still on their way"
-    outgoing.settle(1)
-    assert said(outgoing) == ["Part 2.2", "Part 2.1"]
-
-
-@pytest.mark.parametrize("event", ["damage", "unwanted", "abandon", "reconnect", "settle"])
-def test_a_credit_comes_back_whatever_becomes_of_a_part(said: Said, event: str) -> None:
-    outgoing = by_turns(0, 1, credit=1)
-    push(outgoing, 1, parts=1)
-    push(outgoing, 2, parts=2)
-    assert said(outgoing) == ["Hello", "Part 1.0", "Commit 1"]
-    expected = ["Part 2.0"]
-    match event:
-        case "damage":
-            outgoing.resend(1, 0)
-        case "unwanted":
-            outgoing.unwanted(1)
-        case "abandon":
-            outgoing.abandon(1)
-        case "settle":
-            outgoing.settle(1)
-        case _:
-            outgoing.end()
-            outgoing.begin(HELLO)
-            outgoing.welcome(welcome(m.Stored(seq=1, parts=(0,))))
-            expected = ["Hello", "Commit 1", "Part 2.0"]
-    assert said(outgoing) == expected
-
-
 async def test_who_waits_for_a_credit_wakes_when_it_comes() -> None:
-    outgoing = by_turns(0, 1, credit=1)
+    outgoing = streaming()
+    set_turns(outgoing, 0, 1, credit=1)
     push(outgoing, 1, parts=2)
     await drained(outgoing)
     waiting = asyncio.ensure_future(outgoing.queue.next())
