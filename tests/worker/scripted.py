@@ -98,11 +98,14 @@ class Script:
     def abandon(self, seq: int) -> None:
         self.abandoned.append(seq)
 
+    def repeat(self, message: m.Evaluation | m.More) -> None:
+        if isinstance(message, m.More):
+            self.ask(message)
+        else:
+            self.reports.append(message)
+
     def ask(self, request: m.More) -> None:
         self.asked.append(request)
-
-    def report(self, evaluation: m.Evaluation) -> None:
-        self.reports.append(evaluation)
 
     def profile(self, profile: m.Profile) -> None:
         pass

@@ -102,16 +102,14 @@ class Calls:
     ) -> bool:
         """Upload the initial parameters.
 
+        Returns False if the job begins with others: the server has asked another worker meanwhile, or has
+        parameters already, possibly from an earlier attempt whose answer was lost. A snapshot follows then.
+
         Args:
             values: one flat uint8 array per tensor, with the bytes of its float32 values.
             state: bytes of buffers and frozen parameters, by name; None if there are none.
             least_samples: smallest number of samples that a batch may have.
             earlier: state of an earlier job, from which this one continues; None without one.
-
-        Returns:
-            True if the job begins with these parameters. False if it begins with others: the server has asked
-            another worker meanwhile, or has parameters already, possibly from an earlier attempt whose answer
-            was lost. A snapshot follows in that case.
         """
         header = m.InitializeHeader(
             job=self._reply.job.id,

@@ -213,17 +213,13 @@ class Connection(Calls):
 
         self._soon(reopen)
 
-    def report(self, evaluation: m.Evaluation) -> None:
-        """Send the result of an evaluation, and send the last one again after a reconnect."""
-        self._soon(self._outgoing.report, evaluation)
+    def repeat(self, message: m.Evaluation | m.Stop | m.More) -> None:
+        """Send a message now and on each new stream, until another one of its type follows."""
+        self._soon(self._outgoing.repeat, message)
 
     def stop_job(self, reason: str) -> None:
-        """Ask the server to end the job, now and on each new stream."""
-        self._soon(self._outgoing.stop, m.Stop(reason=reason))
-
-    def ask(self, request: m.More) -> None:
-        """Ask for further batches of an assignment, and ask again after a reconnect."""
-        self._soon(self._outgoing.ask, request)
+        """Ask the server to end the job; the reason is for its log."""
+        self.repeat(m.Stop(reason=reason))
 
     def profile(self, profile: m.Profile) -> None:
         """Send measured durations of steps; they are lost if the stream breaks."""

@@ -57,19 +57,15 @@ class Outgoing:
         self.drifted = self.assigned = 0
         self._restored = False
         self._accumulate = 0
-        self._evaluation: m.Evaluation | None = None
-        self._stop: m.Stop | None = None
-        self._asked: m.More | None = None
+        self._repeated: dict[type, m.WorkerMessage] = {}
         self._pushes: dict[int, _UnsettledPush] = {}  # by seq, ascending
         self.queue = SendQueue(self._pushes)
         self._welcome = False  # whether the server has listed the parts that it has of open pushes
         self._sleeps = False  # whether `Ready` is withheld because the owner's thread is stalled
 
     def begin(self, hello: m.Hello, *, ready: bool = True) -> None:
-        """Begin a new stream: queue `Hello`, `Ready`, the last evaluation and the last request for batches.
-        Pushes wait for `welcome`. ready: True if the owner's thread can take work; if not, `Ready` waits for
-        `wake`.
-        """
+        """Begin a new stream: queue `Hello`, `Ready` and repeated messages. Pushes wait for `welcome`.
+        ready: True if the owner's thread can take work; if not, `Ready` waits for `wake`."""
         self.queue.begin()
         self._welcome = False
         for push in self._pushes.values():  # a restarted server may need parts that it declined before
@@ -78,9 +74,8 @@ class Outgoing:
         self._sleeps = not ready
         if self.manifest is not None and ready:
             self._say_ready(self.manifest)
-        for again in (self._evaluation, self._stop, self._asked):
-            if again is not None:
-                self.say(again)
+        for message in self._repeated.values():
+            self.say(message)
 
     def welcome(self, welcome: m.Welcome) -> None:
         """Send open and committed pushes again, without the parts that the server has.
@@ -104,17 +99,12 @@ class Outgoing:
     # ---- short messages
 
     def say(self, message: m.WorkerMessage) -> bool:
-        """Queue a short message before all waiting chunks. Returns True if it is queued; False if there is no
-        stream, so that the message is lost."""
+        """See `SendQueue.say`."""
         return self.queue.say(message)
 
     def ready(self, manifest: Manifest, restored: bool = False, accumulate: int = 0) -> None:
-        """Tell the server, now and on each new stream, that this worker can take work.
-
-        Args:
-            restored: True if the worker continues from its own saved state.
-            accumulate: number of batches that an optimizer step of a script takes; 0 if not declared.
-        """
+        """Tell the server, now and on each new stream, that this worker can take work. restored: True if the
+        worker continues from its own saved state."""
         self.manifest, self._restored, self._sleeps = manifest, restored, False
         self._accumulate = accumulate
         self._say_ready(manifest)
@@ -126,22 +116,12 @@ class Outgoing:
             if self.manifest is not None:
                 self._say_ready(self.manifest)
 
-    def report(self, evaluation: m.Evaluation) -> None:
-        """Send the result of an evaluation, and keep it for resending until the next one."""
-        self.wake()
-        self._evaluation = evaluation
-        self.say(evaluation)
-
-    def stop(self, stop: m.Stop) -> None:
-        """Ask the server to end the job, now and on each new stream."""
-        self._stop = stop
-        self.say(stop)
-
-    def ask(self, request: m.More) -> None:
-        """Ask for further batches of an assignment, and keep the request for resending until the next one.
-        The server ignores it once the assignment is answered."""
-        self._asked = request
-        self.say(request)
+    def repeat(self, message: m.Evaluation | m.Stop | m.More) -> None:
+        """Send a message now and on each new stream, until another one of its type follows."""
+        if isinstance(message, m.Evaluation):
+            self.wake()
+        self._repeated[type(message)] = message
+        self.say(message)
 
     # ---- pushes
 

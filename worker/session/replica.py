@@ -154,13 +154,8 @@ class Replica:
         self._arrange()
 
     def check(self) -> bool:
-        """Check that the model has the parameters that the job began with, in the replica's buffer.
-
-        A parameter that the user's code has pointed elsewhere is pointed back, with a warning. Call it after
-        code of the user may have run: before a forward pass, before gradients are used, before an update.
-        Returns True if a parameter was pointed back. Raises ModelError if parameters were added, replaced,
-        removed or converted.
-        """
+        """See `Binding.check`. Call it after code of the user may have run: before a forward pass, before
+        gradients are used, before an update."""
         return self._binding.check()
 
     def check_writes(self) -> None:

@@ -319,7 +319,7 @@ class Session:
             steps: number of local steps that it has taken with its batches.
         """
         request = m.More(assignment=assignment.id, batches=batches, wanted=wanted, steps=steps)
-        self._connection.ask(request)
+        self._connection.repeat(request)
 
     def confirm(self, assignment: m.Assignment, samples: int, loss: float, exchanged: m.Exchanged) -> None:
         """Answer an assignment whose gradients were exchanged as coded packets. samples: number of samples in
@@ -332,7 +332,7 @@ class Session:
 
     def report(self, evaluation: m.Evaluation) -> None:
         """Send the result of an evaluation, and send the last one again after a reconnect."""
-        self._connection.report(evaluation)
+        self._connection.repeat(evaluation)
 
     def profile(self, times: StepTimes, push: Push) -> None:
         """Send the measured durations of the last steps, if a profile is due."""

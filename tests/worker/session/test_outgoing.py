@@ -111,7 +111,7 @@ ACTIONS: Mapping[str, Callable[..., object]] = {
     "abandon": Outgoing.abandon,
     "unwanted": Outgoing.unwanted,
     "beat": lambda out: out.say(BEAT),
-    "report": lambda out: out.report(m.Evaluation(version=1, epoch=1, metrics={})),
+    "report": lambda out: out.repeat(m.Evaluation(version=1, epoch=1, metrics={})),
     "rate": lambda out, rate: out.queue.limit_rate(rate),
     "turns": set_turns,
 }
