@@ -55,8 +55,7 @@ def characters(
             file in which it begins.
 
     Raises:
-        TaskSpecError: the data cannot be read or are too short, a size is out of range, or there is no such
-            split.
+        TaskSpecError: the data cannot be read or are too short, or an option is out of range.
     """
     for option, value, most in (
         ("characters", characters, 1 << 30),

@@ -52,12 +52,8 @@ class Computation:
         return self._forward(indices)
 
     def indices(self, assignment: Assignment) -> Indices:
-        """Return the indices of an assignment's samples: int64, shape (samples,).
-
-        Raises:
-            TaskFailedError: workers have shares of their own, and the assignment needs several of them to
-                compute the same samples.
-        """
+        """Return the indices of an assignment's samples, int64, (samples,); raise TaskFailedError if workers
+        have shares of their own and are to compute the same samples."""
         coded = assignment.coding is not None and assignment.coding.redundancy > 1
         if self._task.split is not None and (coded or assignment.stragglers):
             option = "coded:redundancy" if coded else "sync:stragglers"

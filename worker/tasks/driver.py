@@ -44,34 +44,27 @@ class WorkersOptimizer:
         self._parameters = parameters
 
     def step_here(self, evaluate: object) -> None:
-        """Take one local step with the gradients in `grad`, sparse ones made dense. `evaluate` is unused."""
+        """Take one local step with the gradients in `grad`, sparse ones made dense."""
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad = as_dense(parameter.grad)
         self.optimizer.step()
 
     def step_copy(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> Callable[[], None]:
-        """Take one local step on a copy of one parameter; return a function that takes the optimizer's state
-        back."""
+        """Step a copy of one parameter; return a function that takes the optimizer's state back."""
         before = self.optimizer.copy_memory(index)
         self.optimizer.step_copy(index, parameter, gradient)
         return partial(self.optimizer.restore_memory, index, before)
 
     def copy_state(self) -> Any:
-        """Return a copy of the optimizer's state."""
         return self.optimizer.image()
 
     def restore_state(self, state: Any) -> None:
-        """Replace the optimizer's state by one that `copy_state` returned."""
         self.optimizer.restore(state)
 
 
 class TaskDriver:
-    """Answers assignments with a task, one after the other. The trainer creates and calls it.
-
-    Attributes:
-        strategy: how steps are taken, for the job's kind of work.
-    """
+    """Answers assignments with a task, one after the other. The trainer creates and calls it."""
 
     def __init__(
         self,
@@ -85,11 +78,8 @@ class TaskDriver:
     ) -> None:
         """
         Args:
-            session: this worker's session.
-            computation: the task.
-            metrics: this worker's metrics.
-            strategy: how steps are taken, for the job's kind of work.
-            optimizer: optimizer that takes local steps; None if the work has none.
+            strategy: takes the steps of the job's kind of work.
+            optimizer: takes local steps; None if the work has none.
             delayed: True if the next round's local steps begin while this round's change is exchanged.
         """
         self.strategy = strategy
@@ -102,8 +92,7 @@ class TaskDriver:
         self._early: Early | None = None
 
     def undo_unexpected(self, assignment: m.Assignment) -> None:
-        """Undo work that was begun early, unless `assignment` asks for that work. Call it first for each
-        assignment."""
+        """Call first for each assignment: undo early work unless `assignment` asks for it."""
         early = self._early
         if early is None or assignment.id == early.after:  # an answered assignment was sent again
             return
@@ -111,8 +100,7 @@ class TaskDriver:
             self._undo_early()
 
     def image(self) -> dict[str, Any]:
-        """Return the strategy's state between two steps, for a later `restore`, after undoing work that was
-        begun early."""
+        """Undo early work and return the strategy's state between two steps, for a later `restore`."""
         self._undo_early()
         return self.strategy.image()
 
@@ -120,8 +108,7 @@ class TaskDriver:
         """Compute and answer an assignment, and begin the next one early if the job allows it.
 
         Raises:
-            TaskFailedError: the task raised an exception, or its gradients were not finite too often in a
-                row.
+            TaskFailedError: the task raised an exception, or too many steps in a row were not finite.
         """
         session = self._session
         session.doing("computing")
@@ -144,11 +131,7 @@ class TaskDriver:
     # ---- inside
 
     def _compute(self, assignment: m.Assignment, early: Early | None) -> tuple[TrainingStep, bool]:
-        """Compute and answer a step. Return the step, and True if its answer contributes to the job.
-
-        Args:
-            early: forward pass of this step that was begun early; None for none.
-        """
+        """Compute and answer a step, whose forward pass may be `early`; True if the answer contributes."""
         indices = self._computation.indices(assignment)
         if assignment.stragglers:
             return self._compute_combined(assignment, indices)
@@ -178,8 +161,7 @@ class TaskDriver:
         return step, usable
 
     def _compute_combined(self, assignment: m.Assignment, indices: Indices) -> tuple[TrainingStep, bool]:
-        """Compute and answer a step of a round that is coded for stragglers: its gradient is a weighted sum
-        over parts."""
+        """Compute and answer a step that is coded for stragglers: a weighted sum over parts."""
         parts = coded_parts(indices, assignment)
         step = self.strategy.begin(assignment, sum(len(part.indices) for part in parts))
         self.strategy.times.begin()
@@ -219,13 +201,8 @@ class TaskDriver:
         log.info("from now on each forward pass waits until its whole version has arrived: %s", why)
 
     def _begin_round(self, assignment: m.Assignment, less: Changes) -> None:
-        """Take the local steps of the expected round now, starting from this worker's end of the current
-        round.
-
-        Args:
-            assignment: assignment of the current round.
-            less: this worker's change of the current round.
-        """
+        """Take the local steps of the round expected after `assignment` now, from this worker's end of the
+        current round, whose change is `less`."""
         assert isinstance(self.strategy, LocalStrategy)
         assert self._optimizer is not None
         mine, snapshot, before = self._optimizer, self._computation.snapshot(), self._optimizer.optimizer
@@ -248,7 +225,6 @@ class TaskDriver:
         self._early = Early(expected, assignment.id, undone, undo, step=step)
 
     def _undo_early(self) -> None:
-        """Undo work that was begun early, if there is any."""
         early, self._early = self._early, None
         if early is not None:
             early.undo()

@@ -1,5 +1,4 @@
-"""The parameter groups that a task names, and the optimizer for workers that take the job's steps
-themselves."""
+"""The parameter groups that a task names, and the optimizer of workers that take the job's steps."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def load_allowed(spec: str, *, own: str, allowed: Sequence[str]) -> Task:
     Nor must it choose the files that a task reads, because gradients reveal their content.
 
     Args:
-        spec: spec of the task, from the server.
+        spec: from the server.
         own: `--task`: the only task that this worker trains; empty for none.
         allowed: `--allow-task`: modules whose functions, and distributions' tasks that the server may name,
             besides the built-in ones.

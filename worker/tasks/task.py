@@ -54,19 +54,17 @@ class Task:
         batch: returns the training samples with the given indices (int64, shape (samples,), at least one, in
             any order) as CPU tensors, in any nest of tuples, lists and dicts. The caller moves them to the
             model's device. They are this worker's share of one round. An epoch's last round may have fewer.
-        loss: returns the mean loss over such a batch, a scalar with a gradient. The model is in training
-            mode.
-        evaluate: measures the model on the validation data and returns finite numbers by name, which logs,
-            gc-run and /metrics show. The model is in evaluation mode and gradients are off. It may be on any
-            device: move the data there.
+        loss: returns the mean loss over such a batch, a scalar with a gradient, in training mode.
+        evaluate: measures the model on the validation data, in evaluation mode with gradients off; returns
+            finite numbers by name. The model may be on any device: move the data there.
         groups: returns the model's parameter groups as mappings, like those of torch's optimizers. The key
             `params` holds the parameters. Other keys hold the options that differ from the job's, as in
             `{"params": biases, "weight_decay": 0.0}`. The key `lr` is the group's learning rate before the
             job's schedule. Two keys count with `--optimizer muon` alone: `optimizer`, "muon" or "adamw", says
             which one steps the group, and `split` how many matrices a parameter holds one above the other.
-            Parameters in no group have the job's options. None if the task has no groups.
-        split: division of the samples among workers that are not to have identically distributed samples: a
-            worker takes samples of its own share in place of the assigned ones. None for no division.
+            Parameters in no group have the job's options.
+        split: shares of workers that are not to have identically distributed samples. A worker takes samples
+            of its share in place of the assigned ones.
 
     Raises:
         TaskError: `train_samples` is below 1, or an attribute that must be a function is not one.

@@ -43,11 +43,7 @@ POLL_S = 1.0
 
 
 class Trainer:
-    """One worker's training of a task. The daemon creates and runs it. It must be used from one thread only.
-
-    Attributes:
-        session: this worker's part in the job.
-    """
+    """One worker's training of a task, by one thread. The daemon creates and runs it."""
 
     def __init__(
         self,
@@ -65,15 +61,10 @@ class Trainer:
     ) -> None:
         """
         Args:
-            connection: connection to the server, which has joined the job.
-            reply: the server's reply to the join.
-            task: the task.
-            replica: this worker's copy of the parameters, with the model.
-            device: device of the model.
-            compressor: compressor of gradients.
+            connection: has joined the job.
+            reply: the server's, to the join.
             auto: True if the compressor is to be turned off where it loses time.
-            rule: rule that decides which parameters are compressed.
-            metrics: this worker's metrics.
+            rule: decides which parameters are compressed.
             own: storage for this worker's own state, such as residuals; None to store none.
         """
         job = job_terms(reply.job)
@@ -116,15 +107,11 @@ class Trainer:
             torch.set_rng_state(tree["owner"]["random"])
 
     def run(self) -> bool:
-        """Train until the job is done, or until a leaving worker has pushed all of its residuals.
-
-        Returns:
-            True if the job is done, False if the worker leaves.
+        """Train until the job is done (True), or until a leaving worker has pushed its residuals (False).
 
         Raises:
             Refused, UnreachableError: from the session.
-            TaskFailedError: the task raised an exception, or its gradients were not finite too often in a
-                row.
+            TaskFailedError: the task raised an exception, or too many steps in a row were not finite.
         """
         self.session.begin()
         while not (self.session.finished_leaving and not self._driver.strategy.busy):
@@ -143,12 +130,10 @@ class Trainer:
         return False
 
     def _image(self) -> dict[str, Any]:
-        """Return the state that this worker saves: the strategy's, and torch's random state."""
         return {"strategy": self._driver.image(), "random": torch.get_rng_state()}
 
     def _evaluate(self, assignment: m.Assignment) -> None:
-        """Evaluate and report, if the assignment asks for it. An evaluation that was already done is reported
-        again."""
+        """Evaluate and report, if the assignment asks for it; a report is sent again, not made again."""
         epoch = assignment.evaluate_epoch
         if epoch == 0:
             return
@@ -174,7 +159,6 @@ class Trainer:
 def _driver(
     work: Work, job: JobTerms, session: Session, computation: Computation, metrics: WorkerMetrics
 ) -> TaskDriver:
-    """Return the driver, with the strategy for the job's kind of work."""
     replica = session.replica
     match work:
         case Gradients():
