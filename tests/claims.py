@@ -33,6 +33,8 @@ from gradwire_papers.cli import parser as papers_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+_MODE = tomllib.loads((ROOT / "examples" / "third_party_mode" / "pyproject.toml").read_text())["project"]
+EXAMPLE_MODES = tuple(_MODE["entry-points"]["gradwire.modes"])
 PAPERS = tomllib.loads((ROOT / "papers" / "pyproject.toml").read_text())["project"]
 SCRIPTS = frozenset((*PROJECT["scripts"], *PAPERS["scripts"]))
 EXTRAS = frozenset((*PROJECT["optional-dependencies"], *PAPERS["optional-dependencies"]))
@@ -271,7 +273,8 @@ def _lines(page: str) -> Iterator[str]:
 
 
 def _refused(line: str) -> Iterator[str]:
-    """Have the command itself read the line."""
+    """Have the command itself read the line, without a mode of an example, which is not installed here."""
+    line = re.sub(rf" --mode ({'|'.join(EXAMPLE_MODES)})\S*", "", line)
     command, *arguments = shlex.split(line)
     if "--help" in arguments or "--version" in arguments:
         return
