@@ -63,10 +63,10 @@ class Outgoing:
         self._welcome = False  # whether the server has listed the parts that it has of open pushes
         self._sleeps = False  # whether `Ready` is withheld because the owner's thread is stalled
 
-    def begin(self, hello: m.Hello, *, ready: bool = True) -> None:
+    def open_stream(self, hello: m.Hello, *, ready: bool = True) -> None:
         """Begin a new stream: queue `Hello`, `Ready` and repeated messages. Pushes wait for `welcome`.
         ready: True if the owner's thread can take work; if not, `Ready` waits for `wake`."""
-        self.queue.begin()
+        self.queue.open_stream()
         self._welcome = False
         for push in self._pushes.values():  # a restarted server may need parts that it declined before
             push.unwanted = False
@@ -92,9 +92,9 @@ class Outgoing:
             older = push.plan != welcome.plan
             self._queue_again(push, frozenset(push.parts) if older else known.get(seq, frozenset()))
 
-    def end(self) -> None:
+    def end_stream(self) -> None:
         """End the stream. Until the next one, messages that are not kept for resending are lost."""
-        self.queue.end()
+        self.queue.end_stream()
 
     # ---- short messages
 

@@ -135,7 +135,7 @@ class Push:
         header = part_header(*numbers, payloads, self._learning_rates)
         self.checksums[part] = self._of.connection.queue_part(header, payloads)
 
-    def close(self, slices: int, *, undoable: bool) -> None:
+    def finish(self, slices: int, *, undoable: bool) -> None:
         """Write the step to the residual ledger, and log its spikes, which were sent whole as float32.
 
         Args:
@@ -218,7 +218,7 @@ class Pushes:
         `Commit`."""
         self._open = None
         assignment, checksums = push.assignment, push.checksums
-        push.close(self._compression.ledger.slices, undoable=self._compression.undoable(assignment))
+        push.finish(self._compression.ledger.slices, undoable=self._compression.undoable(assignment))
         self._committed[push.seq] = push
         commit = m.Commit(
             seq=push.seq,

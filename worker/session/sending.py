@@ -103,13 +103,13 @@ class SendQueue:
         """True if all queued messages are written, or there is no stream."""
         return not (self.open and (self._queue or self._urgent or self._sending or self._writing))
 
-    def begin(self) -> None:
+    def open_stream(self) -> None:
         """Begin a new stream, with nothing queued."""
         self.open, self._writing = True, False
         for held in (self._queue, self._urgent, self._sending, self._unanswered, self._rated):
             held.clear()
 
-    def end(self) -> None:
+    def end_stream(self) -> None:
         """End the stream. Queued messages are lost."""
         self.open = False
         self._queue.clear()

@@ -146,7 +146,7 @@ class Stream:
         outgoing = self.outgoing
         self.reopen.clear()
         hello = m.Hello(job=reply.job.id, worker=self._worker, incarnation=self._incarnation)
-        outgoing.begin(hello, ready=not self._progress.may_be_suspended)
+        outgoing.open_stream(hello, ready=not self._progress.may_be_suspended)
 
         async def write() -> None:
             while True:
@@ -179,7 +179,7 @@ class Stream:
         finally:
             if self.away_since is None:
                 self.away_since = time.monotonic()
-            outgoing.end()
+            outgoing.end_stream()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

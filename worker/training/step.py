@@ -44,7 +44,7 @@ The rules, each implemented once:
   (`Session.is_new`). A push that cannot be completed is withdrawn, and the residual is as before the step.
   A step computed before its assignment arrived answers only the expected assignment. If another one arrives,
   parameters, buffers, random numbers and optimizer are restored (`worker/tasks/ahead`).
-- **Spike** (`Push.close`): a gradient more than 100 times as large as usual is sent whole, in float32,
+- **Spike** (`Push.finish`): a gradient more than 100 times as large as usual is sent whole, in float32,
   logged and counted. The step is pushed like any other.
 """
 

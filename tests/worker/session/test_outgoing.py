@@ -31,7 +31,7 @@ def welcome(*stored: m.Stored, plan: int = 1) -> m.Welcome:
 def streaming() -> Outgoing:
     """With a stream that has been welcomed."""
     outgoing = Outgoing()
-    outgoing.begin(HELLO)
+    outgoing.open_stream(HELLO)
     outgoing.welcome(welcome())
     return outgoing
 
@@ -97,9 +97,9 @@ def packet(exchange: int) -> Transfer:
 
 ACTIONS: Mapping[str, Callable[..., object]] = {
     "ready": lambda out: out.ready(MANIFEST),
-    "begin": lambda out: out.begin(HELLO),
+    "begin": lambda out: out.open_stream(HELLO),
     "welcome": welcomed,
-    "end": Outgoing.end,
+    "end": Outgoing.end_stream,
     "push": push,
     "part": lambda out, seq, number, size=16: out.queue_part(seq, number, part(seq, number, size)),
     "commit": lambda out, seq, parts=1: out.queue_commit(commit(seq, parts)),
@@ -313,7 +313,7 @@ async def test_the_first_part_on_each_stream_has_the_rates_of_the_push() -> None
     assert await rated() == [(0, rates), (1, ()), (2, ())]
     outgoing.resend(1, 2)
     assert await rated() == [(2, rates)]
-    outgoing.begin(HELLO)
+    outgoing.open_stream(HELLO)
     outgoing.welcome(welcome(m.Stored(seq=1, parts=(0,))))
     assert await rated() == [(1, rates), (2, ())]
 
@@ -324,10 +324,10 @@ async def test_it_is_the_same_bytes_that_go_out_again() -> None:
     header = m.PartHeader(seq=1, assignment=1, part=0, plan=1, payloads=())
     outgoing.queue_part(1, 0, Transfer(header, part_transfer(1, 0), [data], 1024))
     for _ in range(2):
-        outgoing.begin(HELLO)
+        outgoing.open_stream(HELLO)
         outgoing.welcome(welcome())
         sent.append([await outgoing.queue.next() for _ in range(8)])
-        outgoing.end()
+        outgoing.end_stream()
     assert sent[0] == sent[1]
 
 
@@ -372,7 +372,7 @@ def test_a_part_says_whether_it_had_to_wait_for_another() -> None:
 async def test_it_is_idle_when_everything_has_been_written() -> None:
     outgoing = Outgoing()
     assert outgoing.queue.idle
-    outgoing.begin(HELLO)
+    outgoing.open_stream(HELLO)
     assert not outgoing.queue.idle
     await outgoing.queue.next()
     assert not outgoing.queue.idle  # that message is being written
@@ -410,7 +410,7 @@ async def test_who_waits_for_a_credit_wakes_when_it_comes() -> None:
 async def test_a_worker_whose_thread_hangs_is_ready_once_that_goes_on_and_before_it_pushes() -> None:
     outgoing = Outgoing()
     outgoing.ready(MANIFEST)
-    outgoing.begin(HELLO, ready=False)
+    outgoing.open_stream(HELLO, ready=False)
     outgoing.welcome(welcome())
     outgoing.say(m.Heartbeat(activity="computing", stalled_seconds=700.0))
     assert await drained(outgoing) == [HELLO, m.Heartbeat(activity="computing", stalled_seconds=700.0)]
