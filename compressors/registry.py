@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
@@ -296,6 +297,7 @@ def find(name: str) -> CompressorEntry:
     return _load(point)
 
 
+@lru_cache(maxsize=256)
 def known_compressor(spec: str) -> CompressorSpec | None:
     """Parse a spec that another process sent; return None if it is bad or names a third party's compressor.
 

@@ -284,11 +284,11 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     for task in watching:
         task.cancel()
     await health.stopping()  # report "not ready" before anything else ends
-    may_continue = not conductor.failed.is_set() or conductor.unwritten
+    may_continue = not conductor.tasks.failed.is_set() or conductor.tasks.unwritten
     resumable = recorder.keeps and may_continue and not conductor.finished.is_set()
-    if resumable and not conductor.unwritten:
+    if resumable and not conductor.tasks.unwritten:
         await pause(conductor, PAUSE_S)
-    await conductor.stop(conductor.failure or "it was told to stop", resumable=resumable)
+    await conductor.stop(conductor.tasks.failure or "it was told to stop", resumable=resumable)
     await recorder.close()
     await server.stop(GRACE_S)
     http.close()
@@ -296,10 +296,10 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     return exit_code(
         finished=conductor.finished.is_set(),
         received=received[0] if received else None,
-        failed=conductor.failed.is_set(),
-        diverged=conductor.diverged,
+        failed=conductor.tasks.failed.is_set(),
+        diverged=conductor.tasks.diverged,
         unsaved=conductor.output.unsaved,
-        unwritten=conductor.unwritten,
+        unwritten=conductor.tasks.unwritten,
     )
 
 
@@ -378,15 +378,15 @@ def _handle_signals(stopping: asyncio.Event) -> list[signal.Signals]:
 
 async def _until_stopped(conductor: Conductor, stopping: asyncio.Event, *, stay: bool) -> None:
     """Wait for a signal, for a failure of the job or, unless `stay` is set, for its end."""
-    waits = [asyncio.create_task(event.wait()) for event in (stopping, conductor.failed)]
+    waits = [asyncio.create_task(event.wait()) for event in (stopping, conductor.tasks.failed)]
     if not stay:
         waits.append(asyncio.create_task(_over(conductor)))
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
     stopping.set()
-    if conductor.failed.is_set() and not conductor.finished.is_set():
-        log.error("%s", conductor.failure)
+    if conductor.tasks.failed.is_set() and not conductor.finished.is_set():
+        log.error("%s", conductor.tasks.failure)
 
 
 async def _over(conductor: Conductor) -> Literal[True]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 
-from ..proto.messages import Phase
+from ..proto.messages import Phase, Waiting
 from .durable.recorder import Recorder
 from .job.core import Core
+from .job.events import Apply, LossReported, Note, Report
+from .job.loss_history import mean_loss
 from .metrics import ServerMetrics
+from .shard.reports import Applied
 
+log = logging.getLogger("gradwire.server")
+
+Told = Report | LossReported | Note  # actions that only inform people or members
 LINE_CHARACTERS = 120
 MORE = " and others"
 LOST = " is lost: "
@@ -27,6 +34,25 @@ def shortened(text: str) -> str:
         left = text[: LINE_CHARACTERS - len(MORE)]
         text = left[: left.rfind(", ")] + MORE if ", " in left else left + MORE
     return text
+
+
+def inform(action: Told, metrics: ServerMetrics, phase: Phase, uploaded: str) -> Waiting | None:
+    """Inform log and metrics. Return the message for all members, if there is one: for whom a round waits,
+    unless it waits no longer than healthy rounds do. uploaded: follows the text of a report."""
+    match action:
+        case LossReported():
+            metrics.lost_members.inc()
+            about = {"worker": action.worker, "rank": action.rank}
+            log.warning("%s is lost: %s", action.name, action.reason, extra=about)
+        case Note():
+            log.log(logging.WARNING if action.warning else logging.INFO, "%s", action.text)
+        case Report():
+            if phase is Phase.RUNNING and metrics.healthy(action.seconds):
+                return None
+            text = action.text + uploaded
+            log.log(logging.INFO if action.usual else logging.WARNING, "%s", shortened(text))
+            return Waiting(ranks=action.ranks, seconds=action.seconds, text=text)
+    return None
 
 
 def update_gauges(metrics: ServerMetrics, core: Core, parts: int, now: float) -> None:
@@ -52,6 +78,26 @@ def update_gauges(metrics: ServerMetrics, core: Core, parts: int, now: float) ->
     metrics.follow(metrics.repeated_samples, core.state.repeated_samples)
     metrics.follow_mode(core.mode.gauges)
     metrics.set_phase(core.state.phase)
+
+
+def count_version(
+    metrics: ServerMetrics, order: Apply, report: Applied, started: float, ended: float
+) -> None:
+    """Record a version. started, ended: when the shard began and ended to apply it, in seconds of the job's
+    clock."""
+    if report.passed_over:
+        metrics.passed_over.inc()
+        log.warning(
+            "version %d: %d gradients are too few for the aggregation; the parameters stay unchanged",
+            *(order.version, report.passed_over),
+        )
+    metrics.gradient_norm.set(report.gradient_norm)
+    metrics.reduce_seconds.observe(ended - started)
+    if order.clocks_stale is not None:
+        metrics.clocks_stale(order.clocks_stale)
+    samples = sum(each.samples for each in order.contributions)
+    loss = mean_loss([(each.loss, each.samples) for each in order.contributions])
+    metrics.round_closed(ended - order.opened_at, samples, loss, order.version)
 
 
 def update_durability(metrics: ServerMetrics, recorder: Recorder) -> None:

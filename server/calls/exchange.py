@@ -25,7 +25,7 @@ from ..job import refusals
 from ..metrics import SENDER, compressor_label
 from ..reporting import shortened
 from ..streams.arriving import ArrivingParts
-from ..streams.outbox import Context, Outbox, WorkerStream
+from ..streams.outbox import Context, Outbox, WorkerStream, differences
 from .pushes import Pushes
 from .relay import Uploads
 
@@ -154,6 +154,8 @@ class WorkerCall:
                     conductor.happen(e.KeepAlive(*stream.id, activity=activity, stalled_s=stalled_s))
                 case m.Ready():
                     stream.plan, stream.model = message.plan, message.model
+                    manifest = conductor.shard.reported.manifest
+                    model = None if manifest is None else manifest.to_message()
                     self._prepare(
                         e.Prepared(
                             *stream.id,
@@ -164,7 +166,7 @@ class WorkerCall:
                             train_samples=message.train_samples,
                             drifted=message.drifted,
                             restored=message.restored,
-                            difference=conductor.differences().get(stream.worker, ("", "")),
+                            difference=differences([stream], model).get(stream.worker, ("", "")),
                             accumulate=message.accumulate,
                         )
                     )

@@ -19,9 +19,8 @@ from ...common.configuration import shared
 from ...common.naming import MAX_LABEL_CHARACTERS, NAME_RULE, shown, why_no_label, why_no_name
 from ...common.parts import LEAST_BYTES, Plan
 from ...common.rate import Rate
-from ...common.spec import SpecError
 from ...common.version import __version__
-from ...compressors import compressor_of, known_compressor, parse_compressor
+from ...compressors import compressor_of, known_compressor
 from ...proto import messages as m
 from ...proto.job import job_message
 from ...proto.manifest import Manifest
@@ -40,6 +39,7 @@ from ..shard.model_state import Values
 from ..shard.moments import recall_of
 from ..shard.shard import Image
 from ..streams.outbox import Context
+from ..streams.outbox import differences as of_workers
 from .access import Access
 from .exchange import WorkerCall, expect, unreadable
 from .fetching import Fetches
@@ -151,7 +151,8 @@ class Service:
         if not self._joins.take(time.monotonic()):  # not refused, because the worker should try again
             text = f"more than {JOINS_PER_S:g} workers per second join; try again"
             await context.abort(grpc.StatusCode.UNAVAILABLE, text)
-        if self._lossless and not _known_lossless(compressor):
+        known = known_compressor(compressor)
+        if self._lossless and (known is None or not known.lossless):
             raise Refused(refusals.lossy_compressor(request.worker, compressor))
         event = e.Joined(
             worker=request.worker,
@@ -237,7 +238,7 @@ class Service:
         shard = self._conductor.shard
 
         def accept() -> e.Result[None]:
-            differences = self._conductor.differences(manifest.to_message())
+            differences = of_workers(self._conductor.streams.values(), manifest.to_message())
             accepted = self._conductor.decide(replace(event, differences=differences))
             self._conductor.state.open(manifest.entries, state)
             return accepted
@@ -438,11 +439,3 @@ async def _first(requests: AsyncIterator[Any], expected: type[T]) -> T:
     except TimeoutError:
         field, limit = "stream", f"a {expected.__name__} within {FIRST_MESSAGE_S:g} s"
         raise refused(Reason.MALFORMED, field=field, limit=limit, value="nothing") from None
-
-
-def _known_lossless(compressor: str) -> bool:
-    """Return True when a worker's compressor is known to the server and lossless."""
-    try:
-        return parse_compressor(compressor).lossless
-    except SpecError:
-        return False

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ..shard.model_state import ModelState, Values, complete
+from ..shard.model_state import ModelState, complete
 from ..shard.shard import Shard
 from ..shard.writing import write_model
 from .best import BestCheckpoint, BestFile
@@ -73,16 +73,14 @@ class Output:
         for each in self._bests:
             each.judged()
 
-    async def write(self, buffers: Callable[[], Awaitable[Values]], *, finished: bool) -> str:
-        """Write the final parameters, if there is a path for them.
+    async def write(self, epoch: int | None) -> str:
+        """Write the final parameters, if there is a path for them, and return their SHA-256.
 
         Args:
-            buffers: function that returns the model's buffers.
-            finished: True if the job has finished; otherwise a file beside the path is written.
-
-        Returns:
-            The SHA-256 of the parameters.
+            epoch: the last evaluated epoch of a finished job, whose buffers are written; None for an
+                unfinished job, which is written to a file beside the path.
         """
+        finished = epoch is not None
         shard, path = self._shard, self._path
         for each in self._bests:
             await each.close()
@@ -97,7 +95,10 @@ class Output:
             path = path.with_name(f"{path.stem}.unfinished-v{version}{path.suffix}")
         entries, found = self._state.entries, copy.parameters.keys() | self._state.frozen.keys()
         try:
-            values = {**self._state.frozen, **await buffers()}
+            values = {
+                **self._state.frozen,
+                **await (self._state.newest() if epoch is None else self._state.of(epoch)),
+            }
         except Exception as error:
             log.error("saving the parameters without buffers, which are unavailable: %s", error)
             values = dict(self._state.frozen)

@@ -95,20 +95,20 @@ class Recorder:
         self.version: int | None = None
 
     @property
+    def _held(self) -> StateFolder:
+        assert self._folder is not None, "the job ends with its server"
+        return self._folder
+
+    @property
     def keeps(self) -> bool:
         """True if the job outlives its server: there is a folder."""
         return self._folder is not None
 
     def begin(self, version: int) -> None:
         """Begin the journal's segment for a checkpoint of `version`, before that checkpoint is written.
-
-        Raises:
-            OSError: the segment could not be begun, and the previous one continues.
-            JournalError: the previous segment could not be synced.
-        """
-        assert self._folder is not None
+        Raises OSError if the segment could not be begun, and the previous one continues."""
         self.sync()  # the first record of the new segment names the end of this one
-        segment = self._folder.segment(version, self._journal) if self._recorded else None
+        segment = self._held.segment(version, self._journal) if self._recorded else None
         if self._journal is not None:
             self._bytes_before += self._journal.bytes
             self._journal.close()
@@ -116,16 +116,10 @@ class Recorder:
         self._heard = {}
 
     def resume(self, version: int, now: float, progress: float) -> None:
-        """Continue the journal after a recovery.
-
-        Args:
-            version: present version of the parameters.
-            now: time in seconds of the job's clock.
-            progress: epochs trained on, with a fraction.
-        """
-        assert self._folder is not None
-        self._journal = self._folder.journal() if self._recorded else None
-        self._bytes_before = self._folder.bytes_before
+        """Continue the journal after a recovery, at a version, a time of the job's clock and a number of
+        epochs."""
+        self._journal = self._held.journal() if self._recorded else None
+        self._bytes_before = self._held.bytes_before
         if not self._recorded:
             self.version = version
         self._last = version, now, progress
@@ -157,12 +151,8 @@ class Recorder:
                 self._journal.append(kind, fields, data)
 
     def sync(self) -> None:
-        """Wait until all records are on the disk. Call it before anything leaves the server that follows from
-        them.
-
-        Raises:
-            JournalError: the records may not be on the disk.
-        """
+        """Wait until all records are on the disk, before anything leaves the server that follows from them.
+        Raises JournalError if they may not be."""
         if self._journal is not None:
             with self._promising():
                 self._journal.sync()
@@ -177,18 +167,9 @@ class Recorder:
             raise
 
     def leases(self, core: Core, event: e.Event[Any]) -> dict[str, float]:
-        """Return the last-heard times of members that the journal does not have yet, by worker id.
-
-        Call it before control processes the event, and pass the result to `event`.
-
-        Args:
-            core: state of the job.
-            event: the event that control is about to process.
-
-        Returns:
-            Times in seconds of the job's clock. Empty unless the event is a tick, because only a tick ends
-                leases.
-        """
+        """Return the last-heard times of members that the journal does not have yet, by worker id, for
+        `event`. Call it before control processes the event. Empty unless that is a tick, because only a tick
+        ends leases."""
         if self._journal is None or not isinstance(event, e.Tick):
             return {}
         heard = {worker: member.heard_at for worker, member in core.state.roster.members.items()}
@@ -202,7 +183,7 @@ class Recorder:
         Args:
             event: the event. Events that change no saved state are left out.
             now: time of the event, in seconds of the job's clock.
-            result: the consequences of the event.
+            result: reply and actions of control.
             leases: result of `leases`, called before the event was processed.
 
         Raises:
@@ -238,10 +219,7 @@ class Recorder:
         """Record a part of a push, before the shard stores it.
 
         Args:
-            member: worker and incarnation that sent the part.
-            part: header of the part.
             checksum: crc32c of the part's bytes.
-            payloads: content of the part.
             carried: True if the part is copied from the previous segment.
 
         Raises:
@@ -255,21 +233,13 @@ class Recorder:
         """Record that a push has ended without a decision of control.
 
         Args:
-            member: worker and incarnation that sent the push.
-            seq: seq of the push.
             refusal: reason for which it was refused; None if it was abandoned.
             again: True if the worker sends all of its parts again.
         """
         self._append(CLOSED, {"member": member, "seq": seq, "refusal": refusal, "again": again})
 
     def unwanted(self, member: Member, seq: int, assignment: int) -> None:
-        """Record that the server does not need the parts of a push.
-
-        Args:
-            member: worker and incarnation that sends the push.
-            seq: seq of the push.
-            assignment: id of the assignment that the push answers.
-        """
+        """Record that the server does not need the parts of a push for an assignment."""
         self._append(UNWANTED, {"member": member, "seq": seq, "assignment": assignment})
 
     def plan(self, plan: bytes) -> None:
@@ -277,41 +247,21 @@ class Recorder:
         self._append(PLAN, {"plan": plan})
 
     def buffers(self, member: Member, seq: int, collection: int, values: Mapping[str, Bytes]) -> None:
-        """Record the buffers that a push carries.
-
-        Args:
-            member: worker and incarnation that sent the push.
-            seq: seq of the push.
-            collection: number of the collection that the buffers belong to.
-            values: bytes of the buffers, by name.
-        """
+        """Record the buffers that a push carries. values: their bytes, by name."""
         sizes = {name: int(each.size) for name, each in values.items()}
         fields = {"member": member, "seq": seq, "collection": collection, "sizes": sizes}
         self._append(BUFFERS, fields, list(values.values()))
 
     def evaluated(self, epoch: int, values: Mapping[str, Bytes]) -> None:
-        """Record the buffers with which a version is evaluated.
-
-        Args:
-            epoch: number of the evaluation.
-            values: bytes of the buffers, by name.
-        """
+        """Record the buffers with which an epoch is evaluated. values: their bytes, by name."""
         sizes = {name: int(each.size) for name, each in values.items()}
         self._append(EVALUATED, {"epoch": epoch, "sizes": sizes}, list(values.values()))
 
     # ---- checkpoints
 
     def due(self, version: int, now: float, progress: float) -> bool:
-        """Return True if a checkpoint is due.
-
-        Args:
-            version: present version of the parameters.
-            now: time in seconds of the job's clock.
-            progress: epochs trained on, with a fraction.
-
-        Raises:
-            JournalError: checkpoints fail and the journal has reached its limit.
-        """
+        """Return True if a checkpoint is due at a version, a time of the job's clock and a number of epochs.
+        Raises JournalError if checkpoints fail and the journal has reached its limit."""
         self._check_limit()
         if self._every is None or self._writing is not None or now < self._retry_at:
             return False
@@ -360,7 +310,6 @@ class Recorder:
         a new checkpoint.
 
         Args:
-            version: version of the parameters.
             tree: content of the checkpoint.
             stored: stored parts of open pushes, which the new segment begins with.
             now: time in seconds of the job's clock.
@@ -368,9 +317,6 @@ class Recorder:
 
         Returns:
             The task that writes the checkpoint.
-
-        Raises:
-            JournalError: the journal cannot be written.
         """
         if self._begins_at(version):
             self.sync()
@@ -388,15 +334,8 @@ class Recorder:
         return self._writing
 
     async def first(self, tree: Any, now: float) -> None:
-        """Write the checkpoint of version 0, and begin the journal.
-
-        Args:
-            tree: content of the checkpoint.
-            now: time in seconds of the job's clock.
-
-        Raises:
-            OSError: the checkpoint could not be written, or not in time.
-        """
+        """Write the checkpoint of version 0, and begin the journal. Raises OSError if the checkpoint could
+        not be written, or not in time. now: time in seconds of the job's clock."""
         self.begin(0)
         self._last = 0, now, 0.0
         await self._be_patient(tree)
@@ -410,40 +349,20 @@ class Recorder:
         self.patience_s = PATIENCE_S + await asyncio.to_thread(checkpoint.size, tree) / SLOWEST_BYTES_PER_S
 
     async def write(self, version: int, tree: Any) -> None:
-        """Write a checkpoint, and wait for it.
-
-        Args:
-            version: version of the parameters.
-            tree: content of the checkpoint.
-
-        Raises:
-            OSError: the checkpoint could not be written.
-        """
-        assert self._folder is not None
-        about = {"job": self._job, "version": version}
-        self.bytes = await run_on_daemon_thread(self._folder.write, version, tree, about)
+        """Write a checkpoint. Raises OSError."""
+        self.bytes = await self._in_folder(self._held.write, version, tree)
         self.version, self._bytes_before = version, 0
 
     async def write_best(self, version: int, tree: Any) -> None:
-        """Write the best version in place of the previous one.
+        """Write the best version, model and optimizer state, in place of the previous one. Raises OSError."""
+        await self._in_folder(self._held.write_best, version, tree)
 
-        Args:
-            version: version of the parameters.
-            tree: model and optimizer state, with which a new job can begin.
-
-        Raises:
-            OSError: the version could not be written.
-        """
-        assert self._folder is not None
+    def _in_folder(self, write: Callable[..., T], version: int, tree: Any) -> asyncio.Future[T]:
         about = {"job": self._job, "version": version}
-        await run_on_daemon_thread(self._folder.write_best, version, tree, about)
+        return run_on_daemon_thread(write, version, tree, about)
 
     async def _write(self, version: int, tree: Any, segment: OSError | None = None) -> None:
-        """Write a checkpoint and log the outcome.
-
-        Args:
-            segment: error for which its segment could not be begun; None if it was begun.
-        """
+        """Write a checkpoint and log the outcome. segment: error for which its segment could not be begun."""
         try:
             if segment is not None:
                 raise segment

@@ -24,12 +24,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from ...common.parts import Plan
+from ...common.spec import SpecError
+from ...compressors import known_compressor
 from ...planning import is_measured, parse_fusion, parse_order, parse_replan
 from ...planning.job import JobProfile, StepOptions, bandwidth_of
 from ...planning.predictions import predict
 from ...proto import messages as m
+from ...proto.plans import plan_message, plan_of
+from ..job.state import JobState
 from ..metrics import ServerMetrics
 from ..shard.shard import Shard
 from .planner import FULL, Measurements, Planner, alike
@@ -43,12 +48,35 @@ def fixed() -> Planner:
     return Planner(parse_fusion("bytes"), parse_order("fifo"), parse_replan("never"))
 
 
+def chosen_steps(state: JobState) -> tuple[StepOptions, int] | None:
+    """Return the options of the job's steps, with the first member's compressor, and the number of
+    members. None if these steps cannot be predicted."""
+    rules, members = state.rules, state.roster.by_rank()
+    compressor = known_compressor(members[0].compressor) if members else None
+    if compressor is None:
+        return None
+    try:
+        sent = compressor.compression()
+    except SpecError:  # steps with this compressor cannot be predicted
+        return None
+    choice = StepOptions(
+        compressor=sent,
+        mode=rules.mode,
+        overlap=rules.overlap,
+        fusion=rules.fusion,
+        order=rules.order,
+        part_bytes=rules.part_bytes,
+    )
+    return choice, len(members)
+
+
 class Replanning:
     """The making of new plans, and the prediction of a step's time. The conductor owns it, on its event loop;
     plans are made on another thread.
 
     Attributes:
         planner: keeps the measurements and makes plans.
+        prepared: plan with the next number, which waits to be adopted; None without one.
         predicted_s: predicted time of a step by the last profile, in seconds; 0 if unknown.
     """
 
@@ -74,10 +102,31 @@ class Replanning:
         self.planner = planner
         self._reported, self._metrics = shard.reported, metrics
         self._adopt, self._work, self._chosen = adopt, work, chosen
+        self.prepared: Plan | None = None
         self.predicted_s = 0.0  # time of a step by the last profile; 0 if unknown
         self._due = False  # a plan is due, and may have to wait for norms
         self._planning = self._predicting = False
         self._predicted_for = 0, 0  # plan and version of the last prediction
+
+    def prepare(self, plan: Plan) -> Plan:
+        """Keep a plan, under the next number, until `take_prepared`, and return it. The job must have
+        parameters.
+
+        Raises:
+            Refused: PLAN, the model cannot be divided by this plan.
+        """
+        known = self._reported
+        assert known.manifest is not None, "a plan needs the parameters"
+        following = replace(plan, number=known.plan.number + 1, norms=known.plan.norms)
+        self.prepared = plan_of(plan_message(following), known.manifest)
+        return self.prepared
+
+    def take_prepared(self, number: int) -> Plan:
+        """Return the prepared plan, which has this number, and forget it."""
+        plan, self.prepared = self.prepared, None
+        assert plan is not None
+        assert plan.number == number
+        return plan
 
     def arrived(self, arrival: PartArrival) -> None:
         """Record the arrival of a part."""

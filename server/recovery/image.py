@@ -30,7 +30,7 @@ def image_of(
         "core": conductor.core.save(),
         "manifest": manifest.to_message(),
         "plan": plan_message(plan),
-        "prepared": None if conductor.prepared is None else plan_message(conductor.prepared),
+        "prepared": None if conductor.plans.prepared is None else plan_message(conductor.plans.prepared),
         "planner": conductor.plans.planner.terms,
         "shard": shard,
         "pushes": conductor.ledger.image(),
@@ -54,7 +54,7 @@ async def restore(conductor: Conductor, tree: Mapping[str, Any]) -> None:
     conductor.plans.planner.first(manifest, *tree["planner"])
     await conductor.shard.open(manifest, tree["shard"], plan_of(tree["plan"], manifest), lambda: None)
     if tree["prepared"] is not None:
-        conductor.prepare(plan_of(tree["prepared"], manifest))
+        conductor.plans.prepare(plan_of(tree["prepared"], manifest))
     conductor.core.load(tree["core"])
     conductor.ledger.restore(tree["pushes"])
     conductor.state.restore(manifest.entries, tree["state"])

@@ -111,8 +111,8 @@ class _Replay:
     async def end(self) -> None:
         """Finish the shard's running work, and switch the conductor to live traffic."""
         conductor = self._conductor
-        while conductor.working:
-            await asyncio.wait(set(conductor.working))
+        while conductor.tasks.working:
+            await asyncio.wait(set(conductor.tasks.working))
         began = time.monotonic()
         conductor.clock = lambda: self._now + time.monotonic() - began
         conductor.applied, conductor.tell = self._live
@@ -149,7 +149,7 @@ class _Replay:
             case r.PLAN:
                 assert conductor.shard.reported.manifest is not None
                 message: m.PlanAnnouncement = decode_envelope(fields["plan"], "ServerMessage")
-                conductor.prepare(plan_of(message, conductor.shard.reported.manifest))
+                conductor.plans.prepare(plan_of(message, conductor.shard.reported.manifest))
             case r.BUFFERS:
                 deposit = Deposit(collection=fields["collection"], values=_values(record))
                 conductor.put_buffers(e.PushKey(*_member(fields), fields["seq"]), deposit)
@@ -176,10 +176,10 @@ class _Replay:
         """Wait until the shard has applied a version. Raises ValueError if it never will."""
         conductor = self._conductor
         while version not in self.applied:
-            if conductor.failed.is_set() or not conductor.working:
-                why = conductor.failure or "no record leads to it"
+            if conductor.tasks.failed.is_set() or not conductor.tasks.working:
+                why = conductor.tasks.failure or "no record leads to it"
                 raise ValueError(f"cannot replay the journal: version {version} was never produced: {why}")
-            await asyncio.wait(set(conductor.working), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(set(conductor.tasks.working), return_when=asyncio.FIRST_COMPLETED)
         self.applied.remove(version)
 
     def _part(self, record: Record) -> None:

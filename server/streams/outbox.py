@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 
+from ...proto.manifest import first_difference
 from ...proto.messages import ModelManifest, ServerMessage
 from ...proto.refusal import Refusal
 from ...proto.wire import encode_server, gather
@@ -88,6 +89,16 @@ class _UpdateInProgress:
             first = numbers.index(max(numbers)) if self.update.last_first else 0
             self.messages.extend(self.waiting.pop(first).messages)
         return self.messages.popleft()
+
+
+def differences(streams: Iterable[WorkerStream], model: ModelManifest | None) -> dict[str, tuple[str, str]]:
+    """Return the first difference of each worker's model from `model`, by worker; see `first_difference`.
+    model: the job's; None for none."""
+    return {
+        stream.worker: first_difference(model, stream.model)
+        for stream in streams
+        if model is not None and stream.model is not None and stream.model.fingerprint != model.fingerprint
+    }
 
 
 def end_stalled(streams: Iterable[WorkerStream], lease_s: float, now: float) -> None:

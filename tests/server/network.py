@@ -22,9 +22,11 @@ from gradwire.server.conductor import Conductor
 from gradwire.server.job import events as e
 from gradwire.server.job.roster import OUTCOMES_PER_MEMBER
 from gradwire.server.metrics import ServerMetrics
+from gradwire.server.plans.replanning import Replanning, fixed
 from gradwire.server.streams.arriving import ArrivingParts
 from gradwire.server.streams.outbox import WorkerStream
 from gradwire.server.streams.publishing import Publishing
+from gradwire.server.tasks import Tasks
 
 MODEL = b"model"
 METRICS = ServerMetrics("none")
@@ -43,12 +45,25 @@ class Known(Publishing):
         pass
 
 
+class Done(Tasks):
+    def run(self, work: Awaitable[None]) -> None:
+        """The shard has no thread: it is done already."""
+
+
+class Numbered(Replanning):
+    def prepare(self, plan: Plan) -> Plan:
+        self.prepared = replace(plan, number=self._reported.plan.number + 1)  # too small to be checked
+        return self.prepared
+
+
 class Server(Conductor):
     """The shell: control has its oracle, and what is to be done is done by the network."""
 
     def __init__(self, network: Network, shard: Local) -> None:
         super().__init__(network.core, METRICS, shard=shard)
-        self._publishing = Known(shard, self.streams, work=self._work)
+        self.tasks = Done()
+        self._publishing = Known(shard, self.streams, work=self.tasks.run)
+        self.plans = Numbered(fixed(), shard, METRICS, adopt=self.replan, work=self.tasks.run)
         self._network = network
 
     def decide(self, event: e.Event[Any]) -> e.Result[Any]:
@@ -56,12 +71,6 @@ class Server(Conductor):
 
     def perform(self, actions: Sequence[e.Action]) -> None:
         self._network.take_in(actions)
-
-    def prepare(self, plan: Plan) -> None:
-        self.prepared = replace(plan, number=self.shard.reported.plan.number + 1)  # too small to be checked
-
-    def _work(self, work: Awaitable[None]) -> None:
-        """The shard has no thread: it is done already."""
 
 
 class Network(Oracle):

@@ -275,9 +275,9 @@ def test_pushes_that_are_of_no_use_by_themselves_are_left_at_a_stop(mode: str) -
 async def test_nothing_is_applied_by_a_server_that_stops_because_it_cannot() -> None:
     async with wired("sync", "abc") as job:
         job.arrive("a", job.push("a"))
-        job.conductor.failed.set()
+        job.conductor.tasks.failed.set()
         await job.conductor.stop("it cannot go on")
         assert job.core.state.version == 0
-        job.conductor.failed.clear()
+        job.conductor.tasks.failed.clear()
         assert held(job.conductor.ledger) == [e.PushKey("a", 1, 1)]
         job.conductor.ledger.adopt_plan()

@@ -39,7 +39,7 @@ async def train(job: Wired, versions: int) -> None:
             member = job.core.state.roster.members[worker]
             if member.work is not None:
                 job.arrive(worker, job.push(worker, seq=member.last_seq + 1))
-        while job.core.state.version < version or job.conductor.working:
+        while job.core.state.version < version or job.conductor.tasks.working:
             await asyncio.sleep(0.0005)
         gone, newcomer = job.workers[0], f"w{version}"
         job.conductor.happen(e.Left(gone, 1, failed=False, reason="it is told to stop"))

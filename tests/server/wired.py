@@ -123,7 +123,7 @@ class Wired:
         """The parameters of a version, once it is published."""
         async with asyncio.timeout(60):
             while self.core.state.version < version:
-                assert not self.conductor.failed.is_set(), self.conductor.failure
+                assert not self.conductor.tasks.failed.is_set(), self.conductor.tasks.failure
                 await asyncio.sleep(0.01)
         values = await self.shard.values()
         chunk = decode_envelope(values.chunks[0], "ServerMessage")
@@ -137,7 +137,7 @@ async def wired(mode: str, workers: Sequence[str], **rules: Any) -> AsyncGenerat
     job = Wired(mode, workers, **rules)
     await job.open()
     yield job
-    assert not job.conductor.failed.is_set(), job.conductor.failure
+    assert not job.conductor.tasks.failed.is_set(), job.conductor.tasks.failure
     assert len(held(job.conductor.ledger)) == 0
     job.shard.close()
 

@@ -95,7 +95,7 @@ class Kept(Wired):
     async def settle(self) -> None:
         """Let everything happen that follows."""
         for _ in range(1000):
-            if not self.conductor.working:
+            if not self.conductor.tasks.working:
                 return
             await asyncio.sleep(0.002)
         raise AssertionError("it does not come to rest")
@@ -256,7 +256,7 @@ async def test_a_server_that_is_killed_goes_on_as_it_was(
     story, kills = Story(job, seed), 0
     for step in range(100):
         await story.act()
-        assert not job.conductor.failed.is_set(), job.conductor.failure
+        assert not job.conductor.tasks.failed.is_set(), job.conductor.tasks.failure
         if step % 20 == 19:
             expected = restarted(job, await job.state())
             kills += 1
@@ -317,7 +317,7 @@ async def test_a_checkpoint_that_is_begun_twice_costs_nothing_that_was_promised_
         await one_version(job)
     finally:
         failpoints.arm("")
-    assert job.conductor.failed.is_set()
+    assert job.conductor.tasks.failed.is_set()
     assert job.core.state.version == 0
     await job.killed(tmp_path / "1")
     await job.settle()
@@ -391,15 +391,15 @@ async def test_a_server_whose_checkpoints_fail_ends_when_the_journal_is_at_its_l
     limit, version = folder.journal_limit(job.recorder.bytes), 0
     write, each = StateFolder.write, 0
     monkeypatch.setattr(StateFolder, "write", full)
-    while not job.conductor.failed.is_set():
+    while not job.conductor.tasks.failed.is_set():
         before = job.recorder.journal_bytes
         await one_version(job)
         version, each = version + 1, max(each, job.recorder.journal_bytes - before)
         assert version < 1000
     assert sum(bytes_of(tmp_path / "0", folder.SEGMENT)) == job.recorder.journal_bytes
     assert limit < job.recorder.journal_bytes <= limit + each
-    assert job.conductor.unwritten
-    assert "no room, and the journal since the last checkpoint has" in job.conductor.failure
+    assert job.conductor.tasks.unwritten
+    assert "no room, and the journal since the last checkpoint has" in job.conductor.tasks.failure
     for restart, works in enumerate((False, True), 1):
         if works:
             monkeypatch.setattr(StateFolder, "write", write)
@@ -410,9 +410,9 @@ async def test_a_server_whose_checkpoints_fail_ends_when_the_journal_is_at_its_l
         for worker in "abc":
             Story(job, 0).back(worker)
         for _ in range(100):
-            if not job.conductor.failed.is_set() and job.recorder.version is None:
+            if not job.conductor.tasks.failed.is_set() and job.recorder.version is None:
                 await one_version(job)
-        assert job.conductor.failed.is_set() != works
+        assert job.conductor.tasks.failed.is_set() != works
     assert job.recorder.journal_bytes < limit
     job.shard.close()
 
@@ -449,7 +449,7 @@ async def test_a_server_that_stops_takes_nothing_in_that_the_next_would_not_know
     key = e.PushKey("a", 1, 1)
     with pytest.raises(JournalError):
         job.conductor.put_buffers(key, Deposit(collection=1, values={}))
-    assert not job.conductor.failed.is_set()
+    assert not job.conductor.tasks.failed.is_set()
 
 
 async def test_a_server_that_stops_does_not_wait_for_who_is_gone_meanwhile(tmp_path: Path) -> None:
