@@ -48,7 +48,7 @@ SERVER_LAYERS = (
     {"cli", "daemon", "checks"},
     {"calls", "recovery"},
     {"conductor"},
-    {"plans", "streams", "reporting", "metrics"},
+    {"plans", "streams", "reporting", "metrics", "tasks"},
     {"durable"},
     {"shard", "job"},
 )
