@@ -1,4 +1,4 @@
-"""What holds for every mode: ours, and the example of another distribution's, found by its entry point."""
+"""The contract of every mode: ours, and the example of another distribution's, found by its entry point."""
 
 from __future__ import annotations
 
