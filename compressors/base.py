@@ -180,8 +180,8 @@ class InBlocks(Protocol):
     def compress_blocks(
         self,
         gradients: Sequence[torch.Tensor],
-        residual: torch.Tensor,
-        left: torch.Tensor,
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
         states: Sequence[Any],
         samples: int,
     ) -> tuple[Payload, list[Any], npt.NDArray[np.float64]]:
@@ -190,8 +190,8 @@ class InBlocks(Protocol):
 
         Args:
             gradients: gradients of the tensors, float32, contiguous, of one dimension each.
-            residual: residuals of all tensors, end to end; not changed.
-            left: tensor of the same shape, which receives the new residuals.
+            residual: residuals of all tensors, end to end; None for zeros, and the errors are dropped.
+            left: tensor of the same shape, which receives the new residuals; it may be `residual` itself.
             states: state of each tensor.
             samples: number of samples over which the mean gradients were taken.
 

@@ -34,11 +34,11 @@ import numpy as np
 import torch
 
 from ..common.stored import stored
-from .base import Fused, StepContext, TensorSpec
+from .base import TensorSpec
 from .kernels import Magnitudes, devices
 from .payload import CodeFormat, Float32, Float64, QuantizedPayload
 from .quantizers import FourBitOptions, Levels
-from .thresholds import block_payload, magnitudes
+from .thresholds import OnePass, block_payload
 
 # Table 1 of the paper, in its numbering.
 GROUP_1 = (0.04, 0.07, 0.1, 0.2, 0.3, 0.4, 0.6)
@@ -100,7 +100,7 @@ def levels_of(means: Sequence[float]) -> Float32:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FourBit(Fused):
+class FourBit(OnePass):
     """The compressor `4bit`: quantizes to fifteen values, with the running magnitude as its state.
 
     It is meant to be used with error feedback.
@@ -119,69 +119,40 @@ class FourBit(Fused):
     def compress_blocks(
         self,
         gradients: Sequence[torch.Tensor],
-        residual: torch.Tensor,
-        left: torch.Tensor,
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
         states: Sequence[RunningMagnitude],
         samples: int,
     ) -> tuple[QuantizedPayload, list[RunningMagnitude], Float64]:
-        """Compress each `gradient + residual` to a block of one payload, in one pass (see `base.InBlocks`).
-
-        Args:
-            gradients: gradients of consecutive tensors, float32, one dimension each.
-            residual: their residuals, end to end; not changed.
-            left: tensor that receives the new residuals.
-            states: running magnitude of each tensor.
-            samples: number of samples over which the mean gradients were taken.
-
-        Returns:
-            The payload, the next states, and the sum of |g| of each tensor.
-        """
         format = CodeFormat.SIGNED_4BIT
-        running = self.options.levels is Levels.RUNNING
-        if running:
-            known = [
-                state if state.elements else state.updated(devices.magnitudes(gradient))
-                for state, gradient in zip(states, gradients, strict=True)
-            ]
-            levels = levels_of([state.mean for state in known]).reshape(-1)
-        else:
-            factor = self.options.scale.factor(samples)
-            levels = np.tile(np.array([level / factor for level in GROUP_1], np.float32), len(gradients))
+        levels = self._levels(gradients, states, samples).reshape(-1)
         data, totals, nonzero = devices.quantize_blocks(
             format, gradients, residual, left, levels, share=self.share
         )
         following = list(states)
-        if running:
+        if self.options.levels is Levels.RUNNING:
             found = map(Magnitudes, totals.tolist(), nonzero.tolist())
             following = [state.updated(each) for state, each in zip(states, found, strict=True)]
         return block_payload(format, gradients, levels, data), following, totals
 
-    def compress_with_residual(
-        self,
-        gradient: torch.Tensor,
-        residual: torch.Tensor | None,
-        state: RunningMagnitude,
-        context: StepContext,
-    ) -> tuple[QuantizedPayload, RunningMagnitude]:
-        format = CodeFormat.SIGNED_4BIT
-        levels, state = self._levels(gradient, state, context)
-        data = devices.quantize(format, gradient, residual, levels, share=self.share)
-        return QuantizedPayload(format=format, elements=gradient.numel(), levels=levels, data=data), state
-
     def _levels(
-        self, gradient: torch.Tensor, state: RunningMagnitude, context: StepContext
-    ) -> tuple[Float32, RunningMagnitude]:
-        """Return the seven levels for this gradient, and the next state."""
+        self, gradients: Sequence[torch.Tensor], states: Sequence[RunningMagnitude], samples: int
+    ) -> Float32:
+        """Return the seven levels for each gradient: float32, shape (gradients, 7)."""
         if self.options.levels is Levels.RUNNING:
-            following = state.updated(magnitudes(gradient, context))
             # The first gradient has no previous mean, and takes its own.
-            return levels_of([(state if state.elements else following).mean])[0], following
-        factor = self.options.scale.factor(context.samples)
-        group: tuple[float, ...] = GROUP_1
+            known = [
+                state if state.elements else state.updated(devices.magnitudes(gradient))
+                for state, gradient in zip(states, gradients, strict=True)
+            ]
+            return levels_of([state.mean for state in known])
+        factor = self.options.scale.factor(samples)
+        groups: list[tuple[float, ...]] = [GROUP_1] * len(gradients)
         if self.options.levels is Levels.GROUPS:
-            mean = magnitudes(gradient, context).total / max(1, gradient.numel())
-            group = choose_group(mean * factor)
-        return np.array([level / factor for level in group], np.float32), state
+            totals = [devices.magnitudes(gradient).total for gradient in gradients]
+            means = [total / max(1, each.numel()) for total, each in zip(totals, gradients, strict=True)]
+            groups = [choose_group(mean * factor) for mean in means]
+        return np.array([[level / factor for level in group] for group in groups], np.float32)
 
 
 def choose_group(magnitude: float) -> tuple[float, ...]:

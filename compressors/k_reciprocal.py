@@ -33,7 +33,7 @@ import torch
 
 from .base import StepContext, TensorSpec
 from .kernels import selection
-from .kernels.selection_reference import Score, Selection
+from .kernels.shared import Score, Selection
 from .payload import Float32
 from .sparse import Sparse, coder_of
 from .sparsifiers import KReciprocalOptions, Reading

@@ -20,7 +20,7 @@ import torch
 from .base import Neighbours, StepContext
 from .kernels import devices, selection
 from .kernels.block_selection import select_blocks
-from .kernels.selection_reference import Selection
+from .kernels.shared import Selection
 from .payload import Float32, Int64
 from .sparse import Sparse, coder_of
 from .sparsifiers import SparseOptions

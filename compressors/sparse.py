@@ -27,7 +27,7 @@ from .dense import Dense
 from .four_bit import FourBit
 from .indices import seeded_payload, sparse_payload
 from .kernels import devices, selection
-from .kernels.selection_reference import Selection
+from .kernels.shared import Selection
 from .linear import eight_bit
 from .one_bit import OneBit
 from .payload import DenseFormat, Float32, IndexCoding, Int64, SparsePayload, ValuePayload

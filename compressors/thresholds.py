@@ -1,15 +1,38 @@
-"""Functions that the threshold compressors (`2bit`, `4bit`) and others share."""
+"""What the threshold compressors (`2bit`, `4bit`) and others share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from .base import StepContext
+from .base import Fused, StepContext
 from .kernels import Magnitudes, devices
-from .payload import Bytes, CodeFormat, Float32, QuantizedPayload
+from .payload import Bytes, CodeFormat, Float32, Float64, QuantizedPayload
+
+
+class OnePass(Fused):
+    """A base for quantizers that serve consecutive tensors in one pass, see `base.InBlocks`."""
+
+    __slots__ = ()
+
+    def compress_blocks(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        states: Sequence[Any],
+        samples: int,
+    ) -> tuple[QuantizedPayload, list[Any], Float64]:
+        raise NotImplementedError
+
+    def compress_with_residual(
+        self, gradient: torch.Tensor, residual: torch.Tensor | None, state: Any, context: StepContext
+    ) -> tuple[QuantizedPayload, Any]:
+        payload, (state,), _ = self.compress_blocks([gradient], residual, residual, [state], context.samples)
+        return payload, state
 
 
 def magnitudes(gradient: torch.Tensor, context: StepContext) -> Magnitudes:
@@ -21,14 +44,7 @@ def magnitudes(gradient: torch.Tensor, context: StepContext) -> Magnitudes:
 def block_payload(
     format: CodeFormat, gradients: Sequence[torch.Tensor], levels: Float32, data: Bytes
 ) -> QuantizedPayload:
-    """Return a quantized payload with a block for each of several consecutive tensors.
-
-    Args:
-        format: format of the codes.
-        gradients: gradients of the tensors, whose sizes become those of the blocks.
-        levels: levels of all blocks, end to end.
-        data: packed codes of all blocks, end to end.
-    """
+    """Return a quantized payload with a block for each tensor; levels and packed codes lie end to end."""
     sizes = np.array([gradient.numel() for gradient in gradients], np.int64)
     return QuantizedPayload(
         format=format,

@@ -32,7 +32,7 @@ from .base import Neighbours, Stateless, StepContext
 from .indices import drawn_indices
 from .kernels import devices, selection
 from .kernels.block_selection import select_blocks
-from .kernels.selection_reference import Selection
+from .kernels.shared import Selection
 from .one_bit import binary_payload
 from .payload import Float32, IndexCoding, Int64, QuantizedPayload
 from .sparse import Sparse, coder_of

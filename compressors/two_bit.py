@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from .base import Fused, Stateless, StepContext
+from .base import Stateless
 from .kernels import devices
 from .payload import CodeFormat, Float64, QuantizedPayload
 from .quantizers import TwoBitOptions
-from .thresholds import block_payload
+from .thresholds import OnePass, block_payload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TwoBit(Fused, Stateless):
+class TwoBit(OnePass, Stateless):
     """The compressor `2bit`: quantizes to {-t, 0, t}. Stateless; meant to be used with error feedback."""
 
     options: TwoBitOptions = field(default_factory=TwoBitOptions)
@@ -33,33 +33,13 @@ class TwoBit(Fused, Stateless):
     def compress_blocks(
         self,
         gradients: Sequence[torch.Tensor],
-        residual: torch.Tensor,
-        left: torch.Tensor,
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
         states: Sequence[None],
         samples: int,
     ) -> tuple[QuantizedPayload, list[None], Float64]:
-        """Compress each `gradient + residual` to a block of one payload, in one pass (see `base.InBlocks`).
-
-        Args:
-            gradients: gradients of consecutive tensors, float32, one dimension each.
-            residual: their residuals, end to end; not changed.
-            left: tensor that receives the new residuals.
-            states: None for each tensor.
-            samples: number of samples over which the mean gradients were taken.
-
-        Returns:
-            The payload, the states as given, and the sum of |g| of each tensor.
-        """
         format = CodeFormat.SIGNED_2BIT
         level = self.options.threshold / self.options.scale.factor(samples)
         levels = np.full(len(gradients), level, np.float32)
         data, totals, _ = devices.quantize_blocks(format, gradients, residual, left, levels)
         return block_payload(format, gradients, levels, data), list(states), totals
-
-    def compress_with_residual(
-        self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
-    ) -> tuple[QuantizedPayload, None]:
-        format = CodeFormat.SIGNED_2BIT
-        levels = np.array([self.options.threshold / self.options.scale.factor(context.samples)], np.float32)
-        data = devices.quantize(format, gradient, residual, levels)
-        return QuantizedPayload(format=format, elements=gradient.numel(), levels=levels, data=data), None

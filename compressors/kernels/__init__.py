@@ -1,9 +1,8 @@
 """The hot loops of the compressors. The rest of `compressors` imports them from here.
 
-`reference` and the other `*_reference` files compute each result in plain numpy. `cpu`, `linear`,
-`selection`, `block_selection` and `sparse` compute the same bits fast, and `cuda` computes some of them on a
-GPU. Tests compare both bit for bit. `devices` takes torch tensors and calls `cuda` for those on a GPU, the
-compiled loops for all others.
+`cpu`, `linear`, `selection`, `block_selection` and `sparse` check arrays and call the compiled loops in
+`codes`, `dense` and `*_loops`; `cuda` computes some of the results on a GPU. `devices` takes torch tensors
+and calls `cuda` or the others, as the device asks. Tests hold each to plain numpy, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from . import linear as linear
 from . import selection as selection
 from . import sparse as sparse
 from .notices import tell_of_compiling as tell_of_compiling
-from .reference import FLOAT32_MAX as FLOAT32_MAX
-from .reference import Magnitudes as Magnitudes
+from .shared import FLOAT32_MAX as FLOAT32_MAX
+from .shared import Magnitudes as Magnitudes
 from .threads import set_threads as set_threads
 
 # Each function compiles the kernels of its module, or loads them from the cache.

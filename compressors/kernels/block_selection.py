@@ -1,4 +1,4 @@
-"""Selection in many small blocks of one array: the compiled `selection_reference.select_blocks`."""
+"""Selection in many small blocks of one array."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from ..payload import Float32, Int64
 from .checks import check
 from .lazy import block_selection_loops as loops
-from .selection_reference import Selection
+from .shared import Selection
 from .threads import run
 
 

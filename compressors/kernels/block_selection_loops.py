@@ -65,10 +65,9 @@ def _last(values, center, least, keep, bins):
 
 @kernel
 def choose(cursor, values, starts, keeps, lowest, centers, places, indices, chosen, counts):
-    """Select elements of each block, as defined by `selection_reference.select_blocks`.
+    """Select elements of each block, as defined by `select_blocks`.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         starts: index of each block's first element, and the end of the last, int64 (blocks + 1,).
         places: position in `indices` and `chosen` at which each block's selection begins.
         indices, chosen: receive the selected elements' indices and values, with gaps after blocks that select

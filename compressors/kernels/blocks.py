@@ -11,8 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..payload import Int64, code_words
-from .lazy import CHUNK
-from .reference import SUM_BLOCK
+from .shared import CHUNK, SUM_BLOCK
 
 # Rows of a layout: elements, 32-bit words of codes, and pieces before each block.
 ELEMENTS, WORDS, PIECES = range(3)

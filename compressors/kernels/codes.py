@@ -13,12 +13,12 @@ import numpy as np
 from numba import njit
 from numba.misc.special import literally
 
+from . import code_vectors as c
 from . import vectors as v
 from .blocks import CHUNK_PIECES, ELEMENTS, PIECES, WORDS
 from .compiling import block_of, copy, elements_of, fetch_add, kernel
 from .dense import bits_of, read_float32
-from .lazy import CHUNK, LANES
-from .reference import SUM_BLOCK
+from .shared import LANES, SUM_BLOCK
 
 # Bytes ahead of the current ones to prefetch: one page, where the processor's own prefetching stops.
 AHEAD = 4096
@@ -26,19 +26,6 @@ AHEAD = 4096
 PART = 1024
 # The kind of levels each of which is twice the one below: then a code is a difference of exponents.
 DOUBLING = 8
-
-
-@njit
-def _total(gradient, residual, i, kept):
-    """Return sixteen elements of gradient + residual from index i on; of the gradient alone unless `kept`.
-
-    The sum may overflow; `_code` clips it to the finite range.
-    """
-    v.prefetch(np.uint64(gradient.ctypes.data), np.uint64(4 * i + AHEAD))
-    if not kept:
-        return v.load(gradient, i)
-    v.prefetch(np.uint64(residual.ctypes.data), np.uint64(4 * i + AHEAD))
-    return v.add(v.load(gradient, i), v.load(residual, i))
 
 
 @njit
@@ -103,60 +90,17 @@ def _code(kind, tables, total):
         worth = v.where(beyond, v.xor(lowest, sign), v.all_floats(np.float32(0.0)))
         return code, v.subtract(v.xor(size, sign), worth)
     if kind == DOUBLING:
-        code = v.power(size, base)
+        code = c.power(size, base)
     else:
         # Binary search in seven thresholds: against the fourth, then the second or sixth, then one of the odd
         # ones.
         beyond = v.above(size, fourth)
         index = v.where(beyond, v.all_words(2), v.all_words(0))
         index = v.add_mask(index, v.above(size, v.where(beyond, sixth, second)))
-        code = v.add_mask(v.twice(index), v.above(size, v.lookup_four(thirds, index)))
-    worth = v.lookup_eight(worths, code)
+        code = v.add_mask(v.twice(index), v.above(size, c.lookup_four(thirds, index)))
+    worth = c.lookup_eight(worths, code)
     code = v.where(v.above(total, lowest), v.bitwise_or(code, v.all_words(8)), code)
     return code, v.xor(v.subtract(size, worth), sign)
-
-
-@njit
-def _quantize(kind, bits, cursor, gradient, residual, levels, share, data, elements):
-    """Quantize the first `elements` elements, a multiple of 16, with one set of levels."""
-    kept, tables = residual.size > 0, _tables(bits, levels, share, 0)
-    start = fetch_add(cursor, CHUNK)
-    while start < elements:
-        for i in range(start, min(start + CHUNK, elements), LANES):
-            code, left = _code(kind, tables, _total(gradient, residual, i, kept))
-            v.store_codes(data, i * bits >> 3, code, bits)
-            if kept:
-                v.store(residual, i, left)
-        start = fetch_add(cursor, CHUNK)
-
-
-@kernel
-def quantize_4bit(cursor, gradient, residual, levels, share, data, elements):
-    """Quantize gradient + residual to codes of 4 bits, as defined by `reference.quantize`.
-
-    Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
-        residual: replaced by the quantization error; empty for zeros, and the error is dropped.
-        levels: the seven levels.
-        elements: number of elements, a multiple of 16.
-    """
-    if _kind(4, levels, share, 0) == DOUBLING:
-        _quantize(DOUBLING, 4, cursor, gradient, residual, levels, share, data, elements)
-    else:
-        _quantize(4, 4, cursor, gradient, residual, levels, share, data, elements)
-
-
-@kernel
-def quantize_2bit(cursor, gradient, residual, levels, share, data, elements):
-    """Quantize gradient + residual to codes of 2 bits with one level, as defined by `reference.quantize`.
-
-    Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
-        residual: replaced by the quantization error; empty for zeros, and the error is dropped.
-        levels: the one level.
-        elements: number of elements, a multiple of 16.
-    """
-    _quantize(2, 2, cursor, gradient, residual, levels, share, data, elements)
 
 
 @njit
@@ -165,19 +109,22 @@ def _quantize_part(kind, bits, tables, gradient, residual, left, data, code_at, 
 
     Args:
         gradient: address of the block's gradient.
+        residual, left: empty for zeros, and the errors are dropped.
         at: index of the block's first element in `residual` and `left`.
         code_at: index of the block's first byte in `data`.
         past: True to write the quantization errors past the cache.
     """
-    ahead = np.uint64(residual.ctypes.data + AHEAD)
+    kept, ahead = residual.size > 0, np.uint64(residual.ctypes.data + AHEAD)
     for i in range(first, end, LANES):
-        v.prefetch(ahead, np.uint64(4 * (at + i)))
-        total = v.add(v.load_floats(gradient, np.uint64(4 * i)), v.load(residual, at + i))
+        total = v.load_floats(gradient, np.uint64(4 * i))
+        if kept:
+            v.prefetch(ahead, np.uint64(4 * (at + i)))
+            total = v.add(total, v.load(residual, at + i))
         code, rest = _code(kind, tables, total)
-        v.store_codes(data, code_at + (i * bits >> 3), code, bits)
+        c.store_codes(data, code_at + (i * bits >> 3), code, bits)
         if past:
             v.stream(left, at + i, rest)
-        else:
+        elif kept:
             v.store(left, at + i, rest)
 
 
@@ -189,7 +136,7 @@ def _quantize_blocks(
     bits = literally(bits)
     # For the last elements of a block, fewer than a vector: gradient, residual and error; and their codes.
     padded, packed = np.zeros(3 * LANES, np.float32), np.zeros(LANES * bits // 8, np.uint8)
-    padded_at = np.uint64(padded.ctypes.data)
+    padded_at, kept = np.uint64(padded.ctypes.data), residual.size > 0
     first = fetch_add(cursor, CHUNK_PIECES)
     while first < layout[PIECES, -1]:
         pieces_end = min(first + CHUNK_PIECES, layout[PIECES, -1])
@@ -212,36 +159,24 @@ def _quantize_blocks(
                         here = v.load_floats(gradient, np.uint64(4 * i))
                         lanes = v.add_widened(lanes, v.magnitude(here))
                         count = v.add_mask(count, v.nonzero(here))
+                    given = tables, gradient, residual, left, data, code_at, at, part, last, past
                     if doubling:
-                        _quantize_part(
-                            DOUBLING,
-                            bits,
-                            tables,
-                            gradient,
-                            residual,
-                            left,
-                            data,
-                            code_at,
-                            at,
-                            part,
-                            last,
-                            past,
-                        )
+                        _quantize_part(DOUBLING, bits, *given)
                     else:
-                        _quantize_part(
-                            bits, bits, tables, gradient, residual, left, data, code_at, at, part, last, past
-                        )
+                        _quantize_part(bits, bits, *given)
                 if whole < end:
                     padded[:] = np.float32(0.0)
                     for k in range(end - whole):
                         padded[k] = read_float32(gradient, whole + k)
-                    copy(residual, at + whole, at + end, padded, LANES)
+                    if kept:
+                        copy(residual, at + whole, at + end, padded, LANES)
                     here = v.load(padded, 0)
                     lanes = v.add_widened(lanes, v.magnitude(here))
                     count = v.add_mask(count, v.nonzero(here))
                     rests = padded[LANES:]
                     _quantize_part(bits, bits, tables, padded_at, rests, rests, packed, 0, 0, 0, LANES, False)
-                    copy(rests, 0, end - whole, left, at + whole)
+                    if kept:
+                        copy(rests, 0, end - whole, left, at + whole)
                     # The zeros behind the elements have code 0, which is the padding.
                     copy(packed, 0, ((end - whole) * bits + 31) // 32 * 4, data, code_at + whole * bits // 8)
                 piece = layout[PIECES, block] + begin // SUM_BLOCK
@@ -255,14 +190,14 @@ def _quantize_blocks(
 def quantize_blocks_4bit(
     cursor, gradients, residual, left, levels, share, layout, data, sums, counts, stream
 ):
-    """Quantize several blocks to codes of 4 bits, as defined by `reference.quantize_blocks`.
+    """Quantize several blocks to codes of 4 bits, as `cpu.quantize_blocks` says.
 
     The magnitudes are written piece by piece; `add_pieces` sums them for each block.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         gradients: address of each block's gradient, uint64 (blocks,).
-        left: receives the quantization errors.
+        residual, left: residuals of all blocks, and the errors that replace them; empty for zeros, and the
+            errors are dropped.
         layout: layout of the blocks, from `blocks.layout_of`.
         sums, counts: receive the sum of |gradient| (float64) and the number of non-zero elements (int64) of
             each piece.
@@ -319,7 +254,7 @@ def _sum(bits, cursor, addresses, tables, layout, out, keep, stream):
             at, code = layout[ELEMENTS, block], 4 * layout[WORDS, block]
             whole = start + (stop - start) // group * group
             for i in range(start, whole, group):
-                sums = v.load_sums(out, at + i, bits) if keep else v.no_sums(bits)
+                sums = c.load_sums(out, at + i, bits) if keep else c.no_sums(bits)
                 # A processor prefetches only a few streams on its own. While this page is summed, the next
                 # page of each payload is prefetched, one payload after the other: as many cache lines per
                 # group as there are payloads.
@@ -331,11 +266,11 @@ def _sum(bits, cursor, addresses, tables, layout, out, keep, stream):
                     v.prefetch(addresses[line // (AHEAD // 64)] + ahead, np.uint64(line % (AHEAD // 64) * 64))
                     line += 1
                     words = v.load_words(addresses[w], np.uint64(byte))
-                    sums = v.add_codes(sums, v.load(tables, 16 * (w * blocks + block)), words)
+                    sums = c.add_codes(sums, v.load(tables, 16 * (w * blocks + block)), words)
                 if stream:
-                    v.stream_sums(out, at + i, sums)
+                    c.stream_sums(out, at + i, sums)
                 else:
-                    v.store_sums(out, at + i, sums)
+                    c.store_sums(out, at + i, sums)
             for i in range(whole, stop):
                 total = out[at + i] if keep else np.float32(0.0)
                 for w in range(payloads):
@@ -352,7 +287,6 @@ def sum_4bit(cursor, addresses, tables, layout, out, keep, stream):
     """Add payloads of 4-bit codes to `out`, one payload after the other.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         addresses: address of each payload's codes, uint64 (payloads,).
         tables: weighted value of each code, by payload, then by block, float32 (16 * payloads * blocks,).
         layout: layout of the blocks, from `blocks.layout_of`.
@@ -379,7 +313,6 @@ def sum_8bit(cursor, addresses, tables, layout, out, keep):
     It works element by element, because a table of 256 entries does not fit a vector lookup.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         addresses: address of each payload's codes, uint64 (payloads,).
         tables: weighted value of each code, by payload, then by block, float32 (256 * payloads * blocks,).
         layout: layout of the blocks, from `blocks.layout_of`.

@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from . import notices
 from .blocks import ELEMENTS, PIECES
 from .compile_lock import LockedCache
-from .reference import SUM_BLOCK
+from .shared import SUM_BLOCK
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 _FINGERPRINT = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:12]
@@ -24,6 +24,9 @@ _FINGERPRINT = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCE
 def kernel(function: Callable[..., None]) -> Callable[..., None]:
     """Compile a function on its first call, to run without the interpreter lock; cache the machine code on
     disk.
+
+    The first argument of a kernel that several threads run is `cursor`, a position that they share; each
+    claims its next range of the work there with `fetch_add`.
 
     Numba keeps the cache beside the source, or in the user's cache folder if the source's is read-only, one
     for each processor name. If neither is writeable, as in a locked-down container, each process compiles for

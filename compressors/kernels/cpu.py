@@ -1,7 +1,7 @@
-"""Compiled versions of the functions in `reference`: the same names, the same bits, on several threads.
+"""Kernels over quantized and dense payloads, on several threads. The number of threads changes no bit.
 
 Compiled code trusts the sizes and addresses that it receives, so every array is checked in this file before a
-loop runs.
+loop runs. Sums and products are rounded to float32 after each operation.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy.typing as npt
 from ..payload import Bytes, CodeFormat, DenseFormat, Float32, Float64, Int64
 from .blocks import ELEMENTS, WORDS, layout_of
 from .checks import address, addresses, check, check_signed, checked_pair, code_addresses, in_order
-from .lazy import LANES, codes, dense, linear_sums
-from .reference import SUM_BLOCK, Magnitudes
+from .lazy import codes, dense, linear_sums
+from .shared import LANES, SUM_BLOCK, Magnitudes
 from .threads import run
 
 # A sum with at least this many elements bypasses the cache: the cache would have evicted it before it is
@@ -76,37 +76,20 @@ def quantize(
     *,
     share: float = 1.0,
 ) -> None:
-    """Quantize gradient + residual; write the codes to `data` and the quantization error to `residual`.
+    """Quantize r = gradient + residual; write the codes to `data` and the quantization error to `residual`.
+
+    SIGNED_4BIT sends the largest level X with share * X < |r|, strictly, and leaves |r| - X with the sign of
+    r. SIGNED_2BIT sends its one level X if X <= |r|, and ignores `share`.
 
     Args:
-        format: SIGNED_4BIT or SIGNED_2BIT.
-        residual: as many elements as the gradient, replaced by the error; None for zeros, and the error is
-            dropped.
+        residual: replaced by the error; None for zeros, and the error is dropped.
         levels: the format's positive levels, ascending.
-        data: the packed codes, `format.code_bytes(elements)` bytes.
-        share: fraction of a level from which SIGNED_4BIT sends it; SIGNED_2BIT ignores it.
+        data: receives the packed codes, `format.code_bytes(elements)` bytes.
+        share: fraction of a level from which it is sent.
     """
-    check_signed(format)
     left = checked_pair(gradient, residual)
-    check("levels", levels, np.float32, format.level_count)
-    check("data", data, np.uint8, format.code_bytes(gradient.size), written=True)
-    kernel = codes.quantize_4bit if format is CodeFormat.SIGNED_4BIT else codes.quantize_2bit
-    whole = gradient.size // LANES * LANES
-    run(kernel, whole, gradient, left, levels, np.float32(share), data, whole)
-    rest = gradient.size - whole
-    if rest:
-        # The last elements, fewer than a vector: run the same kernel on a copy followed by zeros, whose codes
-        # are the padding.
-        padded = np.zeros((2, LANES), np.float32)
-        padded[0, :rest] = gradient[whole:]
-        if residual is not None:
-            padded[1, :rest] = residual[whole:]
-        packed = np.zeros(LANES * format.bits // 8, np.uint8)
-        run(kernel, LANES, padded[0], padded[1], levels, np.float32(share), packed, LANES)
-        if residual is not None:
-            residual[whole:] = padded[1, :rest]
-        tail = data[whole * format.bits // 8 :]
-        tail[:] = packed[: tail.size]
+    sizes = np.array([gradient.size], np.int64)
+    quantize_at(format, addresses([gradient]), sizes, left, left, levels, data, share=share)
 
 
 def quantize_blocks(
@@ -119,22 +102,8 @@ def quantize_blocks(
     *,
     share: float = 1.0,
 ) -> tuple[Float64, Int64]:
-    """Quantize several tensors in one pass, each with its own levels.
-
-    Args:
-        format: SIGNED_4BIT or SIGNED_2BIT.
-        gradients: one flat float32 array for each block.
-        residual: residuals of all blocks, end to end.
-        left: receives the quantization errors of all blocks, end to end; `residual` itself, or memory that
-            does not overlap it.
-        levels: `format.level_count` levels of each block, end to end.
-        data: receives the packed codes; those of each block begin with a new 32-bit word.
-        share: fraction of a level from which SIGNED_4BIT sends it.
-
-    Returns:
-        The sum of absolute values (float64) and the number of non-zero elements (int64) of each gradient,
-            shape (blocks,). If a sum is not finite, the block's codes and errors are undefined.
-    """
+    """Quantize several tensors in one pass, each as `quantize` does; the arguments are those of
+    `quantize_at`, but for the gradients: one flat float32 array for each block."""
     for gradient in gradients:
         check("gradient", gradient, np.float32, gradient.size)
     sizes = np.array([gradient.size for gradient in gradients], np.int64)
@@ -152,13 +121,13 @@ def quantize_at(
     *,
     share: float = 1.0,
 ) -> tuple[Float64, Int64]:
-    """Quantize several tensors in one pass, like `quantize_blocks`, but with the gradients given by address.
+    """Quantize several tensors in one pass, each with its own levels.
 
     Args:
         format: SIGNED_4BIT or SIGNED_2BIT.
         gradients: address of each block's first float32, which the caller has checked, shape (blocks,).
         sizes: number of elements of each block, shape (blocks,).
-        residual: residuals of all blocks, end to end.
+        residual: residuals of all blocks, end to end; empty for zeros, and the errors are dropped.
         left: receives the quantization errors of all blocks, end to end; `residual` itself, or memory that
             does not overlap it.
         levels: `format.level_count` levels of each block, end to end.
@@ -167,14 +136,14 @@ def quantize_at(
 
     Returns:
         The sum of absolute values (float64) and the number of non-zero elements (int64) of each gradient,
-            shape (blocks,).
+            shape (blocks,). If a sum is not finite, the block's codes and errors are undefined.
     """
     check_signed(format)
     layout = layout_of(format.bits, sizes)
     elements, words, pieces = (int(count) for count in layout[:, -1])
     check("gradients", gradients, np.uint64, sizes.size)
-    check("residual", residual, np.float32, elements)
-    check("left", left, np.float32, elements, written=True)
+    check("residual", residual, np.float32, elements if residual.size else 0)
+    check("left", left, np.float32, residual.size, written=True)
     check("levels", levels, np.float32, sizes.size * format.level_count)
     check("data", data, np.uint8, 4 * words, written=True)
     in_place = address(left) == address(residual)
@@ -294,7 +263,6 @@ def warm_up() -> None:
     for code_format in (CodeFormat.SIGNED_4BIT, CodeFormat.SIGNED_2BIT):
         levels = np.arange(1, code_format.level_count + 1, dtype=np.float32)
         data = np.zeros(code_format.code_bytes(ones.size), np.uint8)
-        quantize(code_format, ones, np.zeros_like(ones), levels, data)
         quantize_blocks(code_format, [ones], ones, np.zeros_like(ones), levels, data)
         add_quantized(code_format, [data], code_format.table(levels)[None], np.zeros_like(ones))
         has_forbidden_code(code_format, data)

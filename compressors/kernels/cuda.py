@@ -1,4 +1,4 @@
-"""Triton versions of functions in `reference` and `selection_reference`: the same names, the same bits.
+"""Triton versions of functions in `cpu` and `selection`: the same names, the same bits.
 
 They take torch tensors on one device, so that a gradient is compressed before it is copied to the host. They
 need Triton, which the extra `cuda` installs. Without a GPU they run slowly in Triton's interpreter, if

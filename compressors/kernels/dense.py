@@ -15,8 +15,7 @@ from numba.extending import intrinsic
 
 from . import vectors as v
 from .compiling import copy, fetch_add, kernel
-from .lazy import CHUNK, LANES
-from .reference import BFLOAT16_MAX, FLOAT16_MAX, FLOAT32_MAX, SUM_BLOCK
+from .shared import BFLOAT16_MAX, CHUNK, FLOAT16_MAX, FLOAT32_MAX, LANES, SUM_BLOCK
 
 FLOAT32, BFLOAT16, FLOAT16 = range(3)
 # Elements of a sum that stay in the first-level cache while one payload after the other is added to them.
@@ -64,8 +63,7 @@ def magnitudes(cursor, values, sums, counts):
     elements.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
-        sums: receives the sums, float64 (blocks,), added as by `reference.ordered_sum`.
+        sums: receives the sums, float64 (blocks,), added as by `ordered_sum`.
         counts: receives the counts, int64 (blocks,).
     """
     padded, address = np.empty(LANES, np.float32), np.uint64(values.ctypes.data)
@@ -185,11 +183,7 @@ def _read(format, address, i):
 
 @kernel
 def widen(cursor, format, address, out):
-    """Convert the values at `address`, in `format`, to float32, exactly, and write them to `out`.
-
-    Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
-    """
+    """Convert the values at `address`, in `format`, to float32, exactly, and write them to `out`."""
     start = fetch_add(cursor, CHUNK)
     while start < out.size:
         values = out[start : min(start + CHUNK, out.size)]
@@ -224,7 +218,6 @@ def sum_dense(cursor, format, addresses, weights, out, keep):
     """Add `weights[w]` times the values of payload w to `out`, one payload after the other.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         addresses: address of each payload, uint64 (payloads,).
         keep: True to add to the values in `out`; False to start from zeros.
     """
@@ -245,7 +238,6 @@ def round_dense(cursor, format, gradient, residual, data):
     `residual`.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         residual: replaced by the rounding error; empty for zeros, and the error is dropped.
     """
     scratch = np.empty(CHUNK if residual.size == 0 else 0, np.float32)
@@ -274,9 +266,6 @@ def round_dense(cursor, format, gradient, residual, data):
 def find_code(cursor, bits, address, words, found):
     """Set found[0] if any of `words` 32-bit words holds the code that is never sent: 1000 of 4 bits, 01 of 2
     bits.
-
-    Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
     """
     start = fetch_add(cursor, CHUNK)
     while start < words:
@@ -298,11 +287,7 @@ def find_code(cursor, bits, address, words, found):
 
 @kernel
 def find_non_finite(cursor, format, address, elements, found):
-    """Set found[0] if the exponent of any of `elements` elements is all ones: an infinity or a NaN.
-
-    Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
-    """
+    """Set found[0] if the exponent of any of `elements` elements is all ones: an infinity or a NaN."""
     start = fetch_add(cursor, CHUNK)
     while start < elements:
         stop = min(start + CHUNK, elements)

@@ -18,8 +18,7 @@ import torch
 from ..payload import Bytes, CodeFormat, Float32, Float64, Int64, code_words
 from . import cpu, selection
 from .lazy import cuda
-from .reference import FLOAT32_MAX, Magnitudes
-from .selection_reference import Indices, Selection
+from .shared import FLOAT32_MAX, Indices, Magnitudes, Selection
 
 _LARGEST = float(FLOAT32_MAX)
 
@@ -73,41 +72,11 @@ def finite(values: torch.Tensor) -> bool:
     return math.isfinite(magnitudes(values).total)
 
 
-def quantize(
-    format: CodeFormat,
-    gradient: torch.Tensor,
-    residual: torch.Tensor | None,
-    levels: Float32,
-    *,
-    share: float = 1.0,
-) -> Bytes:
-    """Quantize gradient + residual, return the packed codes, and leave the quantization error in `residual`.
-
-    Args:
-        format: SIGNED_4BIT or SIGNED_2BIT.
-        gradient: contiguous float32 of one dimension.
-        residual: as many elements as the gradient, replaced by the error; None for zeros, and the error is
-            dropped.
-        levels: the format's positive levels, ascending.
-        share: fraction of a level from which SIGNED_4BIT sends it; SIGNED_2BIT ignores it.
-    """
-    size = format.code_bytes(gradient.numel())
-    if not on_gpu(gradient):
-        data = np.empty(size, np.uint8)
-        owed = None if residual is None else residual.numpy()
-        cpu.quantize(format, gradient.numpy(), owed, levels, data, share=share)
-        return data
-    codes = torch.empty(size, dtype=torch.uint8, device=gradient.device)
-    left = torch.zeros_like(gradient) if residual is None else residual
-    cuda.quantize(format, gradient, left, levels, codes, share=share)
-    return codes.cpu().numpy()
-
-
 def quantize_blocks(
     format: CodeFormat,
     gradients: Sequence[torch.Tensor],
-    residual: torch.Tensor,
-    left: torch.Tensor,
+    residual: torch.Tensor | None,
+    left: torch.Tensor | None,
     levels: Float32,
     *,
     share: float = 1.0,
@@ -119,7 +88,7 @@ def quantize_blocks(
     Args:
         format: SIGNED_4BIT or SIGNED_2BIT.
         gradients: one for each block.
-        residual: residuals of all blocks, end to end.
+        residual: residuals of all blocks, end to end; None for zeros, and the errors are dropped.
         left: receives the quantization errors of all blocks, end to end; `residual` itself, or memory that
             does not overlap it.
         levels: `format.level_count` levels of each block, end to end.
@@ -130,14 +99,17 @@ def quantize_blocks(
             non-zero elements, shape (blocks,). If a sum is not finite, the block's codes and errors are
             undefined.
     """
-    _check_blocks(gradients, residual.device)
+    device = gradients[0].device if residual is None else residual.device
+    _check_blocks(gradients, device)
     sizes = np.array([gradient.numel() for gradient in gradients], np.int64)
-    if on_gpu(residual):
+    if on_gpu(device):
+        if residual is None or left is None:
+            residual = left = torch.zeros(int(sizes.sum()), device=device)
         return _quantize_blocks_on_gpu(format, gradients, sizes, residual, left, levels, share)
     data = np.empty(4 * int(code_words(format.bits, sizes).sum()), np.uint8)
     places = np.array([gradient.data_ptr() for gradient in gradients], np.uint64)
-    given = places, sizes, residual.numpy(), left.numpy(), levels, data
-    return data, *cpu.quantize_at(format, *given, share=share)
+    before, after = (np.empty(0, np.float32) if each is None else each.numpy() for each in (residual, left))
+    return data, *cpu.quantize_at(format, places, sizes, before, after, levels, data, share=share)
 
 
 def _check_blocks(gradients: Sequence[torch.Tensor], device: torch.device) -> None:

@@ -1,21 +1,12 @@
 """Modules of compiled kernels that are imported at the first use of one of their names.
 
-Importing numba takes a fifth of a daemon's start, and Triton is an optional extra. The constants that callers
-and kernels share are defined here, so that reading them imports no numba.
+Importing numba takes a fifth of a daemon's start, and Triton is an optional extra.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
-
-LANES = 16  # elements of a vector
-
-# Elements that a thread claims at a time: a multiple of every kernel's block, long enough (tens of
-# microseconds) that claiming costs nothing, short enough that threads end together.
-CHUNK = 1 << 18
-
-BINS = 1 << 16  # bins of the histogram in `selection_loops`
 
 
 class LazyModule:

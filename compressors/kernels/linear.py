@@ -1,7 +1,12 @@
-"""Compiled versions of the functions in `linear_reference`: the same names, the same bits, on several
-threads.
+"""Kernels over linear, binary and ternary codes, on several threads. The number of threads changes no bit.
 
-Machine code trusts the sizes and addresses that it receives, so every array is checked in this file first.
+A linear code is a two's-complement integer of 2 to 8 bits, or a sign of 1 bit: 1 for +1, 0 for -1. Its value
+is the integer or sign times the float32 scale of its bucket. A bucket is a fixed number of consecutive
+elements, a multiple of 32; the last one may be short. The most negative integer is never sent, so that both
+signs reach equally far. A binary code is one bit, an index of two levels.
+
+Machine code trusts the sizes and addresses that it receives, so every array is checked in this file first. A
+residual of None stands for zeros, and the error is dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import numpy as np
 from ..payload import BUCKET_STEP, Bytes, CodeFormat, Float32, Float64, check_linear, code_bytes
 from .checks import address, addresses, check, checked_pair, code_addresses, in_order
 from .lazy import linear_loops, linear_sums
-from .reference import FLOAT32_MAX, SUM_BLOCK
+from .shared import FLOAT32_MAX, SUM_BLOCK
 from .threads import run
 
 

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # pyright: basic, reportCallIssue=false, reportAttributeAccessIssue=false
-"""Kernels that produce linear, binary and ternary codes; `linear_reference` defines their results.
+"""Kernels that produce linear, binary and ternary codes; `linear` describes these.
 
 Each block of elements stays in the first-level cache and is read several times. Plain loops, which LLVM
 vectorizes, compute random numbers and codes of one byte each. Then the codes are packed, eight at a time in a
@@ -20,9 +20,7 @@ from numba.extending import intrinsic
 from . import vectors as v
 from .compiling import copy, fetch_add, kernel
 from .dense import _clip, bits_of, residual_slice
-from .lazy import CHUNK, LANES
-from .linear_reference import MULTIPLIERS, STEP
-from .reference import FLOAT32_MAX, SUM_BLOCK
+from .shared import CHUNK, FLOAT32_MAX, LANES, MULTIPLIERS, STEP, SUM_BLOCK
 
 # Elements whose codes, random numbers and sums stay in the first-level cache. A multiple of 64.
 BLOCK = 2048
@@ -134,7 +132,6 @@ def piece_maxima(cursor, gradient, residual, bucket, maxima):
     most.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         residual: as many elements as the gradient; empty for zeros.
         bucket: elements of a bucket.
         maxima: receives the magnitudes as the bits of float32, uint32 (pieces,).
@@ -165,7 +162,6 @@ def piece_sums(cursor, gradient, residual, bucket, sums, squared):
     elements at most.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         residual: as many elements as the gradient; empty for zeros.
         bucket: elements of a bucket.
         sums: receives the sums, float64 (pieces,).
@@ -205,7 +201,6 @@ def side_sums(cursor, gradient, residual, uppers, lowers, counts):
     """Sum the non-negative and the negative elements of gradient + residual in each block of `SUM_BLOCK`.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         uppers, lowers: receive the sum of each block's non-negative and of its negative elements, float64.
         counts: receives the number of each block's non-negative elements, int64.
     """
@@ -234,7 +229,7 @@ def side_sums(cursor, gradient, residual, uppers, lowers, counts):
 
 @njit
 def _fill_uniform(seed, first, noise):
-    """Fill `noise` with the random numbers that `linear_reference.uniform` gives the elements from `first`
+    """Fill `noise` with the random numbers that `uniform` gives the elements from `first`
     on.
     """
     state = seed + np.uint64(first) * np.uint64(STEP)
@@ -278,10 +273,9 @@ def _round_to_zero(gradient, residual, codes):
 @kernel
 def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_random, seed):
     """Round gradient + residual to multiples of each bucket's scale, as defined by
-    `linear_reference.quantize_linear`.
+    `quantize_linear`.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         residual: replaced by the rounding error; empty for zeros, and the error is dropped.
         data: receives the packed codes.
         at_random: True for stochastic rounding with `seed`; False to round to nearest.
@@ -329,7 +323,6 @@ def quantize_binary(cursor, bucket, gradient, residual, lows, highs, data):
     `lows`, as codes of one bit in `data`.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         bucket: number of elements that share the two values.
         residual: replaced by the quantization error; empty for zeros, and the error is dropped.
         lows, highs: values of each bucket, float32 (buckets,).
@@ -370,7 +363,6 @@ def quantize_ternary(cursor, gradient, residual, level, data, seed):
     bits.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         residual: replaced by the quantization error; empty for zeros, and the error is dropped.
         level: magnitude to send; 0 sends zeros only.
         data: receives the packed codes.

@@ -18,8 +18,8 @@ from . import vectors as v
 from .blocks import CHUNK_PIECES, ELEMENTS, PIECES, WORDS
 from .compiling import block_of, elements_of, fetch_add, kernel
 from .dense import read_float32
-from .lazy import CHUNK, LANES
 from .linear_loops import BLOCK, load_uint64
+from .shared import CHUNK, LANES
 
 # Load sixteen signed bytes, as float32.
 load_integers = v.load_at(
@@ -116,10 +116,9 @@ def _add_codes(bits, bucket, address, size, scales, weight, out, first, end):
 
 @kernel
 def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep):
-    """Add the weighted values of linear payloads to `out`, as defined by `linear_reference.add_linear`.
+    """Add the weighted values of linear payloads to `out`, as defined by `add_linear`.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         addresses, scales: address of each payload's codes and of its scales, uint64 (payloads,).
         size: bytes of one payload's codes.
         keep: True to add to the values in `out`; False to start from zeros.
@@ -140,10 +139,9 @@ def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep
 
 @kernel
 def add_binary(cursor, addresses, tables, layout, out, keep):
-    """Add payloads of one-bit codes to `out`, as defined by `reference.add_quantized`.
+    """Add payloads of one-bit codes to `out`, as defined by `add_quantized`.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         addresses: address of each payload's codes, uint64 (payloads,).
         tables: weighted values of codes 0 and 1, by payload, then by block, float32 (2 * payloads * blocks,).
         layout: layout of the blocks, from `blocks.layout_of`.
@@ -206,7 +204,6 @@ def find_code(cursor, bits, address, elements, size, found):
     they were 0.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         size: bytes of all codes.
     """
     tops = ones = np.uint64(0)

@@ -24,10 +24,8 @@ import numpy.typing as npt
 from ..payload import Float32
 from .checks import address, check, check_keep
 from .cpu import STREAM_ELEMENTS
-from .lazy import BINS, CHUNK, LANES
 from .lazy import selection_loops as loops
-from .reference import add_saturating
-from .selection_reference import Indices, Score, Selection
+from .shared import BINS, CHUNK, LANES, Indices, Score, Selection, add_saturating
 from .threads import Scratch, run
 
 # With at most this many elements, all of them are candidates.

@@ -15,7 +15,7 @@ from numba import njit
 from . import vectors as v
 from .compiling import copy, fetch_add, kernel
 from .dense import bits_of
-from .lazy import BINS, CHUNK, LANES
+from .shared import BINS, CHUNK, LANES
 
 MAGNITUDE, LARGEST, SMALLEST = range(3)
 AHEAD = 4096
@@ -56,7 +56,6 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
     """Write the indices and values of the elements whose score is at least `lowest` and below `beyond`.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         score: the `Score`, as its number.
         beyond: upper bound; NaN for none.
         found, found_values: receive indices (uint32) and values (float32), as far as they fit.
@@ -97,7 +96,6 @@ def add_and_collect(
     or more.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         left: receives the sum; it may be `residual` itself.
         stream: True to write `left` past the cache; it must then begin at a multiple of 64 bytes.
         found, found_values: receive indices (uint32) and values (float32), as far as they fit.
@@ -186,11 +184,7 @@ def keep_best(scores, threshold, ties, places, found, values, kept, kept_values)
 
 @kernel
 def put(cursor, out, indices, values):
-    """Assign values[k] to out[indices[k]] for every k; the indices are distinct.
-
-    Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
-    """
+    """Assign values[k] to out[indices[k]] for every k; the indices are distinct."""
     start = fetch_add(cursor, CHUNK // 16)
     while start < indices.size:
         for i in range(start, min(start + CHUNK // 16, indices.size)):
@@ -203,7 +197,6 @@ def histogram(cursor, values, score, center, counts):
     """Count the scores by the upper half of their bits.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         score: the `Score`, as its number.
         counts: the counts are added to it, int64 (BINS,), in ascending order of scores.
     """

@@ -20,9 +20,8 @@ import numpy as np
 
 from ..payload import Bytes, Float32
 from .checks import addresses, check
-from .lazy import LANES
 from .lazy import sparse_loops as loops
-from .sparse_reference import Indices
+from .shared import LANES, Indices
 from .threads import run
 
 

@@ -9,7 +9,7 @@ from numba import njit
 
 from .compiling import fetch_add, kernel
 from .dense import read_float32, read_uint32
-from .lazy import CHUNK
+from .shared import CHUNK
 
 # The fault of encoded gaps, by status[0]; the text follows "got".
 WRONG = "", "more indices", "an index beyond the last element", "nonzero padding"
@@ -35,7 +35,7 @@ def sum_quotients(indices, elements, low_bits, found):
 
 @kernel
 def write_gaps(indices, low_bits, low, unary):
-    """Encode ascending indices as gaps, in the coding of `sparse_reference.encode_gaps`.
+    """Encode ascending indices as gaps, in the coding of `encode_gaps`.
 
     Args:
         low: receives the low bits of all gaps; zeroed, of the right size.
@@ -63,7 +63,7 @@ def write_gaps(indices, low_bits, low, unary):
 
 @kernel
 def read_gaps(low, unary, low_bits, elements, lowest_set_bit, indices, status):
-    """Decode gaps in the coding of `sparse_reference.encode_gaps`.
+    """Decode gaps in the coding of `encode_gaps`.
 
     Args:
         low, unary: bytes with the low bits of all gaps, and with the quotients in unary.
@@ -104,7 +104,7 @@ def read_gaps(low, unary, low_bits, elements, lowest_set_bit, indices, status):
 @kernel
 def draw(seed, elements, indices):
     """Draw one index in each of indices.size parts of the elements, as defined by
-    `sparse_reference.seeded_indices`.
+    `seeded_indices`.
 
     Args:
         elements: number of elements to draw from.
@@ -124,7 +124,7 @@ def draw(seed, elements, indices):
 
 @kernel
 def draw_distinct(seed, elements, taken, indices):
-    """Draw indices.size distinct indices, as defined by `sparse_reference.distinct_indices`.
+    """Draw indices.size distinct indices, as defined by `distinct_indices`.
 
     Args:
         elements: number of elements to draw from.
@@ -178,7 +178,6 @@ def sum_sparse(cursor, indices, values, counts, weights, out, keep):
     """Add weights[w] times the values of payload w to `out` at its indices, one payload after the other.
 
     Args:
-        cursor: position that all threads share, int64 (1,); each claims its next range of the work there.
         indices, values: address of each payload's uint32 indices and of its float32 values, uint64
             (payloads,).
         counts: number of each payload's indices.

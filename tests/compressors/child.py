@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire.compressors.kernels import cpu
-from gradwire.compressors.kernels.lazy import CHUNK
-from gradwire.compressors.kernels.reference import Magnitudes
+from gradwire.compressors.kernels.shared import CHUNK, Magnitudes
 
 
 def magnitudes(values: npt.NDArray[np.float32]) -> tuple[Magnitudes, bool]:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+import plain_codes
 import pytest
 import torch
 from hypothesis import given
@@ -23,14 +24,15 @@ from gradwire.compressors import (
     check_announcement,
     decode,
     join,
+    pack_codes,
     payload_bytes,
     reduce_payloads,
+    unpack_codes,
     validate,
     wire_bytes,
 )
-from gradwire.compressors.kernels import cpu, reference
-from gradwire.compressors.kernels.lazy import CHUNK
-from gradwire.compressors.kernels.reference import SUM_BLOCK
+from gradwire.compressors.kernels import cpu
+from gradwire.compressors.kernels.shared import CHUNK, SUM_BLOCK
 
 Array = npt.NDArray[np.float32]
 
@@ -52,7 +54,7 @@ def block(format: CodeFormat, elements: int, rng: np.random.Generator) -> Quanti
     codes = rng.choice(np.array(allowed, np.uint8), elements)
     levels = np.cumsum(rng.random(format.level_count) + 0.01).astype(np.float32)
     return QuantizedPayload(
-        format=format, elements=elements, levels=levels, data=reference.pack_codes(format.bits, codes)
+        format=format, elements=elements, levels=levels, data=pack_codes(format.bits, codes)
     )
 
 
@@ -119,7 +121,7 @@ def test_the_kernels_are_the_plain_ones(
         first = -(memory.ctypes.data // 4) % 16
         sums = [memory[first : first + int(sizes.sum())], gradient(int(sizes.sum()))]
         sums[0][:] = sums[1]
-        for kernels, out in zip((cpu, reference), sums, strict=True):
+        for kernels, out in zip((cpu, plain_codes), sums, strict=True):
             kernels.add_quantized(format, datas, tables, out, keep=keep, sizes=sizes)
         assert same_bits(*sums)
 
@@ -148,7 +150,7 @@ def test_payloads_of_other_blocks_add_up_to_the_same(
                 format=format,
                 elements=end - start,
                 levels=parts[int(level[start])].levels,
-                data=reference.pack_codes(format.bits, code[start:end]),
+                data=pack_codes(format.bits, code[start:end]),
             )
             for parts, code, level in zip(divided, codes, levels, strict=True)
         ]
@@ -157,7 +159,7 @@ def test_payloads_of_other_blocks_add_up_to_the_same(
 
 
 def unpacked(payload: QuantizedPayload) -> npt.NDArray[np.int32]:
-    return reference.unpack_codes(payload.format.bits, payload.data, payload.elements)
+    return unpack_codes(payload.format.bits, payload.data, payload.elements)
 
 
 def test_an_update_of_blocks_is_added_to_a_parameter() -> None:

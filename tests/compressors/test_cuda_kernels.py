@@ -6,11 +6,12 @@ import os
 
 import numpy as np
 import numpy.typing as npt
+import plain_codes
+import plain_selection
 import pytest
 import torch
 
 from gradwire.compressors import CodeFormat
-from gradwire.compressors.kernels import reference, selection_reference
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -53,7 +54,7 @@ def test_quantize(elements: int, format: CodeFormat) -> None:
     ours, data = on_device(residual), torch.zeros(size, dtype=torch.uint8, device=DEVICE)
     cuda.quantize(format, on_device(gradient), ours, levels, data)
     expected = np.empty(size, np.uint8)
-    reference.quantize(format, gradient, residual, levels, expected)
+    plain_codes.quantize(format, gradient, residual, levels, expected)
     assert np.array_equal(data.cpu().numpy(), expected)
     assert np.array_equal(ours.cpu().numpy().view(np.uint32), residual.view(np.uint32))
 
@@ -69,7 +70,7 @@ def test_select(elements: int) -> None:
     for name, array in layouts.items():
         for keep in {0, 1, elements // 10, elements}:
             for center in (0.0, 0.25):
-                expected = selection_reference.select(array, keep, center=center)
+                expected = plain_selection.select(array, keep, center=center)
                 indices = cuda.select(on_device(array), keep, center=center)
                 assert np.array_equal(indices.cpu().numpy(), expected.indices), (name, keep, center)
 
@@ -79,7 +80,7 @@ def test_add_and_select(elements: int) -> None:
     gradient, residual = values(elements), values(elements, 1)
     ours = on_device(residual)
     indices = cuda.add_and_select(on_device(gradient), ours, elements // 3)
-    expected = selection_reference.add_and_select(gradient, residual, elements // 3)
+    expected = plain_selection.add_and_select(gradient, residual, elements // 3)
     assert np.array_equal(ours.cpu().numpy().view(np.uint32), residual.view(np.uint32))
     assert np.array_equal(indices.cpu().numpy(), expected.indices)
 
@@ -87,7 +88,7 @@ def test_add_and_select(elements: int) -> None:
 @pytest.mark.parametrize("elements", SELECTED)
 def test_median(elements: int) -> None:
     for array in (values(elements), -np.abs(values(elements)), np.zeros(elements, np.float32)):
-        assert cuda.median(on_device(array)) == selection_reference.median(array)
+        assert cuda.median(on_device(array)) == plain_selection.median(array)
 
 
 def test_what_a_kernel_could_not_take_is_refused() -> None:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import plain_codes
 import pytest
 
-from gradwire.compressors import CodeFormat, DenseFormat, set_threads, warm_up
-from gradwire.compressors.kernels import Magnitudes, cpu, reference, threads
-from gradwire.compressors.kernels.lazy import CHUNK
+from gradwire.compressors import CodeFormat, DenseFormat, pack_codes, set_threads, warm_up
+from gradwire.compressors.kernels import Magnitudes, cpu, threads
+from gradwire.compressors.kernels.shared import CHUNK
 
 Array = npt.NDArray[np.float32]
 
@@ -63,7 +64,7 @@ def unaligned(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 def test_magnitudes(elements: int) -> None:
     values = gradient(elements)
     values[::3] = 0.0
-    assert cpu.magnitudes(values) == reference.magnitudes(values)
+    assert cpu.magnitudes(values) == plain_codes.magnitudes(values)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -82,7 +83,7 @@ def test_quantize(format: CodeFormat, share: float, elements: int) -> None:
     values, levels = gradient(elements), levels_of(format)
     residuals = [np.roll(values, 1) * np.float32(0.01) for _ in range(2)]
     datas = [np.full(format.code_bytes(elements), 0xFF, np.uint8) for _ in range(2)]
-    for kernels, residual, data in zip((cpu, reference), residuals, datas, strict=True):
+    for kernels, residual, data in zip((cpu, plain_codes), residuals, datas, strict=True):
         kernels.quantize(format, values, residual, levels, data, share=share)
     assert same_bits(*datas)
     assert same_bits(*residuals)
@@ -111,7 +112,7 @@ def test_add_quantized(format: CodeFormat, elements: int, keep: bool) -> None:
     weights = np.array([0.1, 0.2, 0.3, 0.7, 1.0], np.float32)
     tables = format.table(levels_of(format)) * weights[:, None]
     sums = [gradient(elements) for _ in range(2)]
-    for kernels, out in zip((cpu, reference), sums, strict=True):
+    for kernels, out in zip((cpu, plain_codes), sums, strict=True):
         kernels.add_quantized(format, datas, tables, out, keep=keep)
     assert same_bits(*sums)
 
@@ -126,7 +127,7 @@ def test_a_sum_that_bypasses_the_cache_is_the_same(monkeypatch: pytest.MonkeyPat
             first = -(memory.ctypes.data // 4) % 16
             aligned, expected = memory[first : first + elements], np.zeros(elements, np.float32)
             cpu.add_quantized(format, [data], tables, aligned, keep=False)
-            reference.add_quantized(format, [data], tables, expected, keep=False)
+            plain_codes.add_quantized(format, [data], tables, expected, keep=False)
             assert same_bits(aligned, expected)
 
 
@@ -136,7 +137,7 @@ def test_encode_dense(format: DenseFormat, elements: int) -> None:
     values = gradient(elements)
     residuals = [np.roll(values, 1) * np.float32(0.01) for _ in range(2)]
     datas = [np.zeros(elements * 2, np.uint8) for _ in range(2)]
-    for kernels, residual, data in zip((cpu, reference), residuals, datas, strict=True):
+    for kernels, residual, data in zip((cpu, plain_codes), residuals, datas, strict=True):
         kernels.encode_dense(format, values, residual, data)
     assert same_bits(*datas)
     assert same_bits(*residuals)
@@ -148,7 +149,7 @@ def test_every_16_bit_pattern_is_widened_exactly_and_rounds_to_itself(format: De
     patterns = np.arange(1 << 16, dtype=np.uint16)
     wide, expected = np.empty(1 << 16, np.float32), np.empty(1 << 16, np.float32)
     cpu.decode_dense(format, patterns.view(np.uint8), wide)
-    reference.decode_dense(format, patterns.view(np.uint8), expected)
+    plain_codes.decode_dense(format, patterns.view(np.uint8), expected)
     finite = np.isfinite(expected)
     assert same_bits(wide[finite], expected[finite])
     assert np.array_equal(np.isnan(wide), np.isnan(expected))
@@ -170,12 +171,12 @@ def test_add_dense(format: DenseFormat, elements: int) -> None:
         if format is DenseFormat.FLOAT32:
             data[:] = values.view(np.uint8)
         else:
-            reference.encode_dense(format, values, np.zeros_like(values), data)
+            plain_codes.encode_dense(format, values, np.zeros_like(values), data)
         datas.append(unaligned(data))
     weights = np.array([0.1, 0.3, 0.77], np.float32)
     for keep in (False, True):
         sums = [np.full(elements, 0.3, np.float32) for _ in range(2)]
-        for kernels, out in zip((cpu, reference), sums, strict=True):
+        for kernels, out in zip((cpu, plain_codes), sums, strict=True):
             kernels.add_dense(format, datas, weights, out, keep=keep)
         assert same_bits(*sums)
 
@@ -185,12 +186,12 @@ def test_the_forbidden_code_is_found_wherever_it_stands(format: CodeFormat) -> N
     data = np.zeros(format.code_bytes(1000), np.uint8)
     allowed = sorted({*range(2**format.bits)} - {format.forbidden_code})
     codes = np.random.default_rng(0).choice(np.array(allowed, np.uint8), 1000)
-    data[:] = reference.pack_codes(format.bits, codes)
+    data[:] = pack_codes(format.bits, codes)
     assert not cpu.has_forbidden_code(format, unaligned(data))
     for position in (0, 1, 2, 3, 500, 998, 999):
         broken = codes.copy()
         broken[position] = format.forbidden_code
-        assert cpu.has_forbidden_code(format, reference.pack_codes(format.bits, broken))
+        assert cpu.has_forbidden_code(format, pack_codes(format.bits, broken))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -312,7 +313,7 @@ def test_a_helper_that_could_not_start_in_time_is_not_waited_for() -> None:
     release = threading.Event()
     busy = threads._pool.executor().submit(release.wait, 60)  # pyright: ignore[reportPrivateUsage]
     values = gradient(2 * CHUNK)
-    assert cpu.magnitudes(values) == reference.magnitudes(values)
+    assert cpu.magnitudes(values) == plain_codes.magnitudes(values)
     assert not busy.done()
     release.set()
 

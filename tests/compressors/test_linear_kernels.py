@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+import plain_codes
+import plain_linear
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_kernels import unaligned
 
-from gradwire.compressors import CodeFormat, set_threads
+from gradwire.compressors import CodeFormat, pack_codes, set_threads, unpack_codes
 from gradwire.compressors.kernels import cpu, linear
-from gradwire.compressors.kernels import linear_reference as reference
-from gradwire.compressors.kernels import reference as codes_reference
-from gradwire.compressors.kernels.lazy import CHUNK
+from gradwire.compressors.kernels.shared import CHUNK
 from gradwire.compressors.payload import code_bytes
 
 Array = npt.NDArray[np.float32]
@@ -45,7 +45,7 @@ def gradient(elements: int, seed: int = 0) -> Array:
 
 def scales_for(values: Array, bits: int, bucket: int) -> Array:
     """Some that fit, some far too small, a zero, and 1, which leaves ties."""
-    scales = reference.bucket_maxima(values, np.zeros_like(values), bucket) / np.float32(2 ** (bits - 1))
+    scales = plain_linear.bucket_maxima(values, np.zeros_like(values), bucket) / np.float32(2 ** (bits - 1))
     scales[1::3] *= np.float32(1e-3)
     scales[2::4] = 1.0
     scales[3:4] = 0.0
@@ -83,7 +83,7 @@ def check_quantize_linear(bits: int, bucket: int, elements: int, seed: int | Non
         lambda residual, data: linear.quantize_linear(
             bits, bucket, values, residual, scales, data, seed=seed
         ),
-        lambda residual, data: reference.quantize_linear(
+        lambda residual, data: plain_linear.quantize_linear(
             bits, bucket, values, residual, scales, data, seed=seed
         ),
     )
@@ -96,7 +96,7 @@ def check_add_linear(bits: int, bucket: int, elements: int) -> None:
     for keep in (False, True):
         sums = [np.full(elements, 0.3, np.float32) for _ in range(2)]
         linear.add_linear(bits, bucket, datas, scales, weights, sums[0], keep=keep)
-        reference.add_linear(bits, bucket, datas, scales, weights, sums[1], keep=keep)
+        plain_linear.add_linear(bits, bucket, datas, scales, weights, sums[1], keep=keep)
         assert same_bits(*sums)
 
 
@@ -106,14 +106,14 @@ def check_binary(elements: int) -> None:
         1,
         elements,
         lambda residual, data: linear.quantize_binary(values, residual, -0.3, 0.7, data),
-        lambda residual, data: reference.quantize_binary(values, residual, -0.3, 0.7, data),
+        lambda residual, data: plain_linear.quantize_binary(values, residual, -0.3, 0.7, data),
     )
     datas = random_codes(1, elements, 3)
     tables = np.random.default_rng(0).random((3, 2), np.float32)
     for keep in (False, True):
         sums = [np.full(elements, 0.3, np.float32) for _ in range(2)]
         cpu.add_quantized(CodeFormat.BINARY, datas, tables, sums[0], keep=keep)
-        codes_reference.add_quantized(CodeFormat.BINARY, datas, tables, sums[1], keep=keep)
+        plain_codes.add_quantized(CodeFormat.BINARY, datas, tables, sums[1], keep=keep)
         assert same_bits(*sums)
 
 
@@ -123,7 +123,7 @@ def check_ternary(elements: int, level: float) -> None:
         2,
         elements,
         lambda residual, data: linear.quantize_ternary(values, residual, level, data, seed=9),
-        lambda residual, data: reference.quantize_ternary(values, residual, level, data, seed=9),
+        lambda residual, data: plain_linear.quantize_ternary(values, residual, level, data, seed=9),
     )
 
 
@@ -131,7 +131,7 @@ def check_scales(elements: int, bucket: int) -> None:
     values, none = gradient(elements), np.zeros(elements, np.float32)
     for residual, plain in ((values[::-1].copy(), values[::-1].copy()), (None, none)):
         for name in ("bucket_maxima", "bucket_norms", "bucket_means"):
-            expected = getattr(reference, name)(values, plain, bucket)
+            expected = getattr(plain_linear, name)(values, plain, bucket)
             assert same_bits(getattr(linear, name)(values, residual, bucket), expected)
 
 
@@ -142,7 +142,7 @@ def check_signs(elements: int, bucket: int) -> None:
         1,
         elements,
         lambda residual, data: linear.quantize_signs(bucket, values, residual, scales, data),
-        lambda residual, data: reference.quantize_signs(bucket, values, residual, scales, data),
+        lambda residual, data: plain_linear.quantize_signs(bucket, values, residual, scales, data),
     )
 
 
@@ -196,7 +196,7 @@ def test_signs_by_hand() -> None:
     linear.quantize_signs(32, values, residual, np.ones(1, np.float32), data)
     assert data.tolist() == [0b11001, 0, 0, 0]
     assert residual.tolist() == [-0.5, -0.5, 1.0, -1.0, np.finfo(np.float32).max]
-    assert reference.unpack_signed(1, data, 5).tolist() == [1, -1, -1, 1, 1]
+    assert plain_linear.unpack_signed(1, data, 5).tolist() == [1, -1, -1, 1, 1]
     assert not linear.has_forbidden_linear(1, 5, data)
 
 
@@ -221,7 +221,7 @@ def test_a_constant_is_sent_as_the_last_code(bits: int, value: float) -> None:
     data = np.zeros(code_bytes(bits, 40), np.uint8)
     linear.quantize_linear(bits, 64, values, residual, scales, data, seed=None)
     last = 2 ** (bits - 1) - 1 if scales[0] > 0 else 0
-    assert set(reference.unpack_signed(bits, data, 40).tolist()) == {int(np.sign(value)) * last}
+    assert set(plain_linear.unpack_signed(bits, data, 40).tolist()) == {int(np.sign(value)) * last}
 
 
 def test_codes_by_hand() -> None:
@@ -244,7 +244,7 @@ def test_rounding_at_random_is_unbiased(bits: int) -> None:
     for seed in range(draws):
         residual, one = np.zeros(97, np.float32), np.ones(1, np.float32)
         linear.quantize_linear(bits, 128, values, residual, one, data, seed=seed)
-        codes = reference.unpack_signed(bits, data, 97)
+        codes = plain_linear.unpack_signed(bits, data, 97)
         assert (np.abs(codes - values) < 1).all()
         mean += codes / draws
     assert np.abs(mean - values).max() < 2.5 / draws**0.5
@@ -258,7 +258,7 @@ def test_ternary_is_unbiased() -> None:
     table = CodeFormat.SIGNED_2BIT.table(np.ones(1, np.float32))
     for seed in range(draws):
         linear.quantize_ternary(values, np.zeros(97, np.float32), 1.0, data, seed=seed)
-        mean += table[codes_reference.unpack_codes(2, data, 97)] / draws
+        mean += table[unpack_codes(2, data, 97)] / draws
     assert np.abs(mean - values).max() < 2.5 / draws**0.5
     assert abs((mean - values).mean()) < 2.5 / (97 * draws) ** 0.5
 
@@ -280,7 +280,7 @@ def test_a_seed_repeats_its_bits_and_another_gives_others() -> None:
 @pytest.mark.parametrize("elements", SIZES)
 def test_side_sums(elements: int) -> None:
     values, residual = gradient(elements), gradient(elements, seed=1)
-    assert linear.side_sums(values, residual) == reference.side_sums(values, residual)
+    assert linear.side_sums(values, residual) == plain_linear.side_sums(values, residual)
 
 
 def test_side_sums_by_hand() -> None:
@@ -312,7 +312,7 @@ def test_the_forbidden_code_is_found_wherever_it_stands(bits: int) -> None:
     allowed = np.array([code for code in range(2**bits) if code != forbidden], np.int32)
     for elements in (1, 8, 9, 31, 1000, CHUNK + 3, 2 * CHUNK):
         codes = np.random.default_rng(0).choice(allowed, elements)
-        packed = codes_reference.pack_codes(bits, codes)
+        packed = pack_codes(bits, codes)
         # Padding is not looked at.
         packed[-1] |= 0x80 if elements * bits % 32 else 0
         assert not linear.has_forbidden_linear(bits, elements, unaligned(packed))
@@ -324,7 +324,7 @@ def test_the_forbidden_code_is_found_wherever_it_stands(bits: int) -> None:
             size = min(2, broken.size - at // 8)
             broken[at // 8 : at // 8 + 2] = np.frombuffer(value.to_bytes(2, "little")[:size], np.uint8)
             assert linear.has_forbidden_linear(bits, elements, unaligned(broken))
-            assert reference.has_forbidden_linear(bits, elements, broken)
+            assert plain_linear.has_forbidden_linear(bits, elements, broken)
 
 
 FINITE = st.floats(width=32, min_value=-(2.0**100), max_value=2.0**100)
@@ -354,7 +354,7 @@ def test_what_is_sent_and_what_is_left_make_up_the_whole(
     error = np.abs(sent.astype(np.float64) + residual - whole)
     assert (error <= 2.0**-24 * np.abs(residual)).all()
     # The scale's own rounding moves the last code a little; where the scale is denormal, by more.
-    step = reference.per_element(scales, bucket, left.size).astype(np.float64)
+    step = plain_linear.per_element(scales, bucket, left.size).astype(np.float64)
     assert (np.abs(residual) <= step * (0.5001 if seed is None else 1.0001) + 64 * 2.0**-149).all()
 
 
@@ -371,8 +371,8 @@ def test_binary_and_ternary_codes_leave_what_they_do_not_send(values: list[float
     data = np.zeros(CodeFormat.SIGNED_2BIT.code_bytes(whole.size), np.uint8)
     residual[:] = 0.0
     linear.quantize_ternary(whole, residual, level, data, seed=1)
-    assert not codes_reference.has_forbidden_code(CodeFormat.SIGNED_2BIT, data)
-    codes = codes_reference.unpack_codes(2, data, whole.size)
+    assert not plain_codes.has_forbidden_code(CodeFormat.SIGNED_2BIT, data)
+    codes = unpack_codes(2, data, whole.size)
     sent = CodeFormat.SIGNED_2BIT.table(np.array([level], np.float32))[codes]
     assert np.array_equal(residual, whole - sent)
     assert (np.sign(sent) * np.sign(whole) >= 0).all()
@@ -416,7 +416,7 @@ def test_without_a_residual_codes_are_those_with_one_of_zeros(elements: int) -> 
     scales = linear.bucket_maxima(values, None, 64)
     for residual, (linear_codes, ternary, binary) in ((np.zeros_like(values), datas), (None, again)):
         sides = linear.side_sums(values, residual)
-        assert sides == reference.side_sums(values, np.zeros_like(values))
+        assert sides == plain_linear.side_sums(values, np.zeros_like(values))
         for seed in (None, 3):
             rest = None if residual is None else residual.copy()
             linear.quantize_linear(5, 64, values, rest, scales, linear_codes, seed=seed)

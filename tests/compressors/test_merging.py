@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+import plain_selection
+import plain_sparse
 import pytest
 import torch
 from flat import as_push, by_tensor
@@ -27,7 +29,6 @@ from gradwire.compressors import (
     registry,
     validate,
 )
-from gradwire.compressors.kernels import selection_reference, sparse_reference
 from gradwire.compressors.merging import shares
 from gradwire.compressors.sparsifiers import Density, RandKOptions
 
@@ -104,7 +105,7 @@ def chosen_by(name: str, values: Array, keep: int) -> list[int]:
     center = np.float32(0.0)
     if name == "gcac" and values.size:
         center = np.sort(values)[(values.size - 1) // 2]
-    found: list[int] = selection_reference.select(values, keep, center=float(center)).indices.tolist()
+    found: list[int] = plain_selection.select(values, keep, center=float(center)).indices.tolist()
     return found
 
 
@@ -159,7 +160,7 @@ def test_drawn_indices_are_those_of_the_unit_and_do_not_travel() -> None:
     assert all(payload.coding is IndexCoding.SEEDED and not payload.index_bytes for payload in sparse)
     assert len({payload.seed for payload in sparse}) == len(sizes)
     for payload in sparse:
-        indices = sparse_reference.seeded_indices(payload.seed, payload.elements, payload.count)
+        indices = plain_sparse.seeded_indices(payload.seed, payload.elements, payload.count)
         assert set(np.flatnonzero(decode(payload))) <= set(indices.tolist())
     # All ranks draw the same.
     theirs = [each for each in other.compress(gradients(1), 8, version=0) if isinstance(each, SparsePayload)]

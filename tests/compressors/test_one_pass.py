@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import plain_codes
 import pytest
 import torch
 from test_blocks import SIZES
 from test_kernels import SIGNED, gradient, levels_of, same_bits
 
 from gradwire.compressors import CodeFormat, QuantizedPayload, decode, set_threads, validate
-from gradwire.compressors.kernels import cpu, devices, reference
-from gradwire.compressors.kernels.lazy import CHUNK
-from gradwire.compressors.kernels.reference import FLOAT32_MAX, SUM_BLOCK
+from gradwire.compressors.kernels import cpu, devices
+from gradwire.compressors.kernels.shared import CHUNK, FLOAT32_MAX, SUM_BLOCK
 
 Array = npt.NDArray[np.float32]
 
@@ -56,7 +56,7 @@ def check(
         levels = all_levels(format, len(gradients))
     size = sum(format.code_bytes(gradient.size) for gradient in gradients)
     results: list[tuple[bytes, ...]] = []
-    for kernels in (cpu, reference):
+    for kernels in (cpu, plain_codes):
         before = residual.copy()
         # At a multiple of 64 bytes, where it may go past the cache.
         memory = np.full(residual.size + 16, 7.0, np.float32)
@@ -125,7 +125,7 @@ def test_levels_each_double_the_next(unit: float, share: float) -> None:
     codes, left = np.zeros(FOUR.code_bytes(values.size), np.uint8), np.zeros_like(values)
     expected, expected_left = np.zeros_like(codes), np.zeros_like(values)
     cpu.quantize(FOUR, values, left, levels, codes, share=share)
-    reference.quantize(FOUR, values, expected_left, levels, expected, share=share)
+    plain_codes.quantize(FOUR, values, expected_left, levels, expected, share=share)
     assert same_bits(codes, expected)
     assert same_bits(left, expected_left)
 
@@ -180,7 +180,7 @@ def test_torch_tensors() -> None:
         format, [torch.from_numpy(each) for each in gradients], torch.from_numpy(residual), left, levels
     )
     codes = np.empty_like(data)
-    found = reference.quantize_blocks(format, gradients, residual, expected, levels, codes)
+    found = plain_codes.quantize_blocks(format, gradients, residual, expected, levels, codes)
     assert same_bits(data, codes)
     assert same_bits(left.numpy(), expected)
     assert same_bits(totals, found[0])

@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import plain_codes
+import plain_linear
 import pytest
 import torch
 from hypothesis import given, settings
@@ -34,13 +36,15 @@ from gradwire.compressors import (
     check_announcement,
     create,
     decode,
+    pack_codes,
     payload_bytes,
     reduce_payloads,
+    unpack_codes,
     validate,
 )
 from gradwire.compressors.feedback import FeedbackState
 from gradwire.compressors.indices import decode_indices, seeded_payload
-from gradwire.compressors.kernels import linear_reference, reference, sparse
+from gradwire.compressors.kernels import sparse
 from gradwire.proto import messages as m
 from gradwire.proto.announced import announced_payloads
 from gradwire.proto.convert import decode as from_wire
@@ -75,14 +79,14 @@ def values_of(kind: str, elements: int, rng: np.random.Generator) -> ValuePayloa
         form = FORMATS[kind]
         data = np.zeros(elements * form.element_bytes, np.uint8)
         values = (rng.standard_normal(elements) * 10.0 ** rng.integers(-9, 5)).astype(np.float32)
-        reference.encode_dense(form, values, np.zeros_like(values), data)
+        plain_codes.encode_dense(form, values, np.zeros_like(values), data)
         return DensePayload(format=form, elements=elements, data=data)
     if kind in LINEAR:
         bits, bucket = LINEAR[kind], 32 * int(rng.integers(1, 3))
         most = 2 ** (bits - 1) - 1
         scales = rng.random(-(-elements // bucket)).astype(np.float32)
         drawn = rng.integers(-most, most + 1, elements) if bits > 1 else rng.integers(2, size=elements)
-        codes = reference.pack_codes(bits, drawn.astype(np.int32))
+        codes = pack_codes(bits, drawn.astype(np.int32))
         data = np.concatenate([scales.view(np.uint8), codes])
         return LinearPayload(elements=elements, bits=bits, bucket=bucket, data=data)
     format = CODES.get(kind, CodeFormat.VOTE)
@@ -95,7 +99,7 @@ def values_of(kind: str, elements: int, rng: np.random.Generator) -> ValuePayloa
 
 
 def pack(format: CodeFormat, codes: npt.NDArray[np.integer]) -> Bytes:
-    return reference.pack_codes(format.bits, codes.astype(np.int32))
+    return pack_codes(format.bits, codes.astype(np.int32))
 
 
 def payload_of(kind: str, elements: int, seed: int) -> Payload:
@@ -139,16 +143,16 @@ def encoded_again(payload: Payload) -> bytes:
             bits, blocks, at = payload.format.bits, list[bytes](), 0
             for size in payload.block_sizes().tolist():
                 data = payload.data[at : at + payload.format.code_bytes(size)]
-                codes = reference.unpack_codes(bits, data, size)
+                codes = unpack_codes(bits, data, size)
                 assert payload.format.forbidden_code not in codes.tolist()
-                blocks.append(reference.pack_codes(bits, codes).tobytes())
+                blocks.append(pack_codes(bits, codes).tobytes())
                 at += len(blocks[-1])
             return b"".join(blocks)
         case LinearPayload():
-            codes = linear_reference.unpack_signed(payload.bits, payload.codes(), payload.elements)
+            codes = plain_linear.unpack_signed(payload.bits, payload.codes(), payload.elements)
             assert payload.bits == 1 or -(2 ** (payload.bits - 1)) not in codes.tolist()
             codes = (codes + 1) // 2 if payload.bits == 1 else codes
-            return payload.scales().tobytes() + reference.pack_codes(payload.bits, codes).tobytes()
+            return payload.scales().tobytes() + pack_codes(payload.bits, codes).tobytes()
         case AbsentPayload():
             return b""
         case SparsePayload():

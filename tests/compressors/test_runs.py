@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import plain_selection
 import pytest
 import torch
 from flat import by_tensor
@@ -25,7 +26,7 @@ from gradwire.compressors import (
     set_threads,
     validate,
 )
-from gradwire.compressors.kernels import selection, selection_reference
+from gradwire.compressors.kernels import selection
 from gradwire.compressors.kernels.block_selection import select_blocks
 from gradwire.compressors.kernels.selection import LEAST
 from gradwire.compressors.sparsifiers import ALONE
@@ -55,7 +56,7 @@ def test_blocks_are_chosen_from_as_a_stable_sort_would(
 
 def check(values: Array, sizes: Sequence[int], keeps: Sequence[int], lowest: Array, centers: Array) -> None:
     given = values, np.array(sizes, np.int64), np.array(keeps, np.int64), lowest, centers
-    found, expected = select_blocks(*given), selection_reference.select_blocks(*given)
+    found, expected = select_blocks(*given), plain_selection.select_blocks(*given)
     assert found.indices.dtype == np.uint32
     assert found.indices.tolist() == expected.indices.tolist()
     assert found.values.tobytes() == expected.values.tobytes()

@@ -6,16 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
+import plain_selection
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from gradwire.compressors import set_threads
-from gradwire.compressors.kernels import selection, selection_reference
-from gradwire.compressors.kernels.lazy import CHUNK
+from gradwire.compressors.kernels import selection
 from gradwire.compressors.kernels.selection import RUN, SMALL, STRIDE
-from gradwire.compressors.kernels.selection_reference import Score, Selection
+from gradwire.compressors.kernels.shared import CHUNK, Score, Selection
 
 Array = npt.NDArray[np.float32]
 
@@ -62,7 +62,7 @@ def test_select_is_exact(elements: int, score: Score) -> None:
     for name, values in layouts(elements).items():
         for keep in amounts(elements):
             for center in (0.0, 1.0, -3e38) if score is Score.MAGNITUDE else (0.0,):
-                expected = selection_reference.select(values, keep, score=score, center=center)
+                expected = plain_selection.select(values, keep, score=score, center=center)
                 got = selection.select(values, keep, score=score, center=center)
                 assert same(got, expected), (name, keep, center)
 
@@ -71,7 +71,7 @@ def test_select_is_exact(elements: int, score: Score) -> None:
 def test_select_is_exact_across_chunks_and_threads(elements: int) -> None:
     for name, values in layouts(elements).items():
         for keep in amounts(elements):
-            expected = selection_reference.select(values, keep)
+            expected = plain_selection.select(values, keep)
             for threads in (1, 2):
                 set_threads(threads)
                 assert same(selection.select(values, keep), expected), (name, keep, threads)
@@ -83,7 +83,7 @@ def test_add_and_select_leaves_the_saturating_sum(elements: int) -> None:
     for name, values in layouts(elements).items():
         for keep in amounts(elements):
             expected_sum = values.copy()
-            expected = selection_reference.add_and_select(gradient, expected_sum, keep)
+            expected = plain_selection.add_and_select(gradient, expected_sum, keep)
             residual, added = values.copy(), values.copy()
             got = selection.add_and_select(gradient, residual, keep)
             assert same(got, expected), (name, keep)
@@ -106,7 +106,7 @@ def aligned(elements: int) -> npt.NDArray[np.float32]:
 def test_a_large_sum_is_written_past_the_cache_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     gradient, before = layouts(2 * CHUNK + 77)["mixed"], layouts(2 * CHUNK + 77)["extreme"]
     expected_sum = before.copy()
-    expected = selection_reference.add_and_select(gradient, expected_sum, 700)
+    expected = plain_selection.add_and_select(gradient, expected_sum, 700)
     monkeypatch.setattr(selection, "STREAM_ELEMENTS", 1)
     for left in (aligned(gradient.size), aligned(gradient.size + 1)[1:]):  # the latter cannot be
         assert same(selection.add_and_select(gradient, before, 700, left), expected)
@@ -129,14 +129,14 @@ def test_a_gradient_that_is_not_finite_is_found_in_the_same_pass(
 @pytest.mark.parametrize("elements", [*SIZES, *LARGE])
 def test_median_is_the_lower_one_in_the_middle(elements: int) -> None:
     for name, values in layouts(elements).items():
-        assert selection.median(values) == selection_reference.median(values), name
+        assert selection.median(values) == plain_selection.median(values), name
 
 
 @pytest.mark.parametrize("elements", [*SIZES, CHUNK + 1])
 def test_at_least_includes_the_threshold(elements: int) -> None:
     for values in layouts(elements).values():
         for threshold in (0.0, 0.25, 1.0, 1e30):
-            expected = selection_reference.at_least(values, threshold)
+            expected = plain_selection.at_least(values, threshold)
             assert same(selection.at_least(values, threshold), expected)
 
 
@@ -149,13 +149,13 @@ def test_any_values(values: Array, data: st.DataObject) -> None:
     keep = data.draw(st.integers(0, values.size))
     center = float(values[data.draw(st.integers(0, values.size - 1))])
     for score in Score:
-        expected = selection_reference.select(values, keep, score=score, center=center)
+        expected = plain_selection.select(values, keep, score=score, center=center)
         assert same(selection.select(values, keep, score=score, center=center), expected)
 
 
 def test_many_callers_at_once() -> None:
     values = layouts(2 * CHUNK + 77)["mixed"]
-    expected = selection_reference.select(values, 5000)
+    expected = plain_selection.select(values, 5000)
 
     def attempt(_: int) -> Selection:
         return selection.select(values, 5000)
@@ -172,8 +172,8 @@ def test_a_sample_that_tells_nothing_costs_time_only(sampled: str, keep: int) ->
     seen = np.zeros(values.size, bool)
     seen[: values.size // STRIDE * STRIDE].reshape(-1, STRIDE)[:, :RUN] = True
     values[seen if sampled == "everything" else ~seen] = 0.0
-    assert same(selection.select(values, keep), selection_reference.select(values, keep))
-    expected = selection_reference.add_and_select(values, np.zeros_like(values), keep)
+    assert same(selection.select(values, keep), plain_selection.select(values, keep))
+    expected = plain_selection.add_and_select(values, np.zeros_like(values), keep)
     assert same(selection.add_and_select(values, np.zeros_like(values), keep), expected)
 
 

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
+import plain_sparse
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.compressors import set_threads
-from gradwire.compressors.kernels import sparse, sparse_reference
-from gradwire.compressors.kernels.lazy import CHUNK
-from gradwire.compressors.kernels.sparse_reference import Indices
+from gradwire.compressors.kernels import sparse
+from gradwire.compressors.kernels.shared import CHUNK, Indices
 
 CASES = [(0, 0), (1, 0), (1, 1), (10, 3), (64, 64), (65, 1), (1000, 100), (1000, 1000), (50_000, 500)]
 
@@ -28,7 +28,7 @@ def drawn(elements: int, count: int, seed: int = 0) -> Indices:
 def test_gaps(elements: int, count: int, low_bits: int) -> None:
     indices = drawn(elements, count)
     data = sparse.encode_gaps(indices, elements, low_bits)
-    assert np.array_equal(data, sparse_reference.encode_gaps(indices, elements, low_bits))
+    assert np.array_equal(data, plain_sparse.encode_gaps(indices, elements, low_bits))
     assert data.size <= sparse.gaps_limit(elements, count, low_bits)
     assert np.array_equal(sparse.decode_gaps(data, elements, count, low_bits), indices)
 
@@ -59,7 +59,7 @@ def test_arbitrary_bytes_are_refused_or_canonical(
         return indices
 
     found = attempt(sparse.decode_gaps)
-    assert found == attempt(sparse_reference.decode_gaps)
+    assert found == attempt(plain_sparse.decode_gaps)
     if found is not None:
         indices = np.array(found, np.uint32)
         assert np.array_equal(sparse.encode_gaps(indices, elements, low_bits), data)
@@ -85,7 +85,7 @@ def test_a_bitmap_is_refused_or_canonical(raw: bytes, elements: int) -> None:
 def test_drawn_indices(elements: int, count: int) -> None:
     for seed in (0, 1, 2**64 - 1):
         indices = sparse.seeded_indices(seed, elements, count)
-        assert np.array_equal(indices, sparse_reference.seeded_indices(seed, elements, count))
+        assert np.array_equal(indices, plain_sparse.seeded_indices(seed, elements, count))
         assert (np.diff(indices.astype(np.int64)) > 0).all()
         assert indices[-1] < elements
 
@@ -108,7 +108,7 @@ def test_distinct_indices(elements: int, count: int) -> None:
         assert indices.dtype == np.uint32
         assert indices.size == count
         if elements <= 100_000:
-            assert np.array_equal(indices, sparse_reference.distinct_indices(seed, elements, count))
+            assert np.array_equal(indices, plain_sparse.distinct_indices(seed, elements, count))
         assert (np.diff(indices.astype(np.int64)) > 0).all()
         assert not count or indices[-1] < elements
 
@@ -135,7 +135,7 @@ def test_sums(elements: int, keep: bool) -> None:
     weights = rng.random(len(indices)).astype(np.float32)
     start = rng.standard_normal(elements).astype(np.float32)
     expected = start.copy()
-    sparse_reference.add_sparse(indices, values, weights, expected, keep=keep)
+    plain_sparse.add_sparse(indices, values, weights, expected, keep=keep)
     for threads in (1, 2):
         set_threads(threads)
         out = start.copy()

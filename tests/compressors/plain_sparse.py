@@ -7,11 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from ..payload import Bytes, Float32
-
-Indices = npt.NDArray[np.uint32]
+from gradwire.compressors.kernels.shared import Indices
+from gradwire.compressors.payload import Bytes, Float32
 
 
 def _packed(bits: list[int]) -> Bytes:

@@ -17,13 +17,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from plain_codes import add_saturating, ordered_sum
 
-from ..payload import Bytes, Float32, pack_codes, unpack_codes
-from .reference import FLOAT32_MAX, add_saturating, ordered_sum
-
-# splitmix64: the n-th state is the seed plus n times this odd number, modulo 2**64.
-STEP = 0x9E3779B97F4A7C15
-MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+from gradwire.compressors.kernels import FLOAT32_MAX
+from gradwire.compressors.kernels.shared import MULTIPLIERS, STEP
+from gradwire.compressors.payload import Bytes, Float32, pack_codes, unpack_codes
 
 
 def unpack_signed(bits: int, data: Bytes, elements: int) -> npt.NDArray[np.int32]:
@@ -65,7 +63,7 @@ def bucket_maxima(gradient: Float32, residual: Float32, bucket: int) -> Float32:
 def bucket_norms(gradient: Float32, residual: Float32, bucket: int) -> Float32:
     """Return the Euclidean norm of gradient + residual in each bucket, limited to the largest float32.
 
-    The squares are added in float64 by `reference.ordered_sum`, whose blocks begin anew with each bucket.
+    The squares are added in float64 by `plain_codes.ordered_sum`, whose blocks begin anew with each bucket.
     """
     squares = add_saturating(gradient, residual).astype(np.float64) ** 2
     norms = [
@@ -77,7 +75,7 @@ def bucket_norms(gradient: Float32, residual: Float32, bucket: int) -> Float32:
 def bucket_means(gradient: Float32, residual: Float32, bucket: int) -> Float32:
     """Return the mean magnitude of gradient + residual in each bucket, float32 of shape (buckets,).
 
-    The magnitudes are added in float64 by `reference.ordered_sum`, whose blocks begin anew with each bucket.
+    They are added in float64 by `plain_codes.ordered_sum`, whose blocks begin anew with each bucket.
     """
     sizes = np.abs(add_saturating(gradient, residual)).astype(np.float64)
     each = [sizes[start : start + bucket] for start in range(0, sizes.size, bucket)]
@@ -151,7 +149,7 @@ def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
 
 def side_sums(gradient: Float32, residual: Float32) -> tuple[float, int, float, int]:
     """Sum the non-negative and the negative elements of gradient + residual separately, by
-    `reference.ordered_sum`.
+    `plain_codes.ordered_sum`.
 
     An element of the other side adds zero to a sum, and keeps its place in the order.
 

@@ -4,68 +4,11 @@ fast.
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import NamedTuple
-
 import numpy as np
-import numpy.typing as npt
+from plain_codes import add_saturating
 
-from ..payload import Float32, Int64
-from .reference import add_saturating
-
-Indices = npt.NDArray[np.uint32]
-
-
-class Score(Enum):
-    """The measure by which elements x are compared, in float32.
-
-    Attributes:
-        MAGNITUDE: |x - center|.
-        LARGEST: x.
-        SMALLEST: -x.
-    """
-
-    MAGNITUDE = 0
-    LARGEST = 1
-    SMALLEST = 2
-
-    def excludes_zeros(self, center: float) -> bool:
-        """Return True if zeros are never selected, because sending them has no effect: by magnitude
-        around 0.
-        """
-        return self is Score.MAGNITUDE and not center
-
-    def of(self, values: Float32, center: float) -> Float32:
-        """Return the score of each value, in new memory.
-
-        Args:
-            center: number that MAGNITUDE subtracts from each value; the other measures ignore it.
-        """
-        match self:
-            case Score.MAGNITUDE:
-                with np.errstate(over="ignore"):
-                    scores: Float32 = np.abs(values - np.float32(center) if center else values)
-                return scores
-            case Score.LARGEST:
-                return values.copy()
-            case Score.SMALLEST:
-                return -values
-
-
-class Selection(NamedTuple):
-    """Selected elements of an array.
-
-    Attributes:
-        indices: their indices, uint32, ascending.
-        values: their values, float32, in the same order.
-    """
-
-    indices: Indices
-    values: Float32
-
-    def moved(self, start: int) -> Selection:
-        """Return the selection with `start` added to every index."""
-        return Selection(self.indices + np.uint32(start), self.values) if start else self
+from gradwire.compressors.kernels.shared import Indices, Score, Selection
+from gradwire.compressors.payload import Float32, Int64
 
 
 def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center: float = 0.0) -> Selection:

@@ -8,41 +8,22 @@ Sums and products are rounded to float32 after each operation, as written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...common.stored import stored
-from ..payload import Bytes, CodeFormat, DenseFormat, Float32, Float64, Int64
-from ..payload import pack_codes as pack_codes
-from ..payload import unpack_codes as unpack_codes
-
-# Thresholds of a layer follow from its mean magnitude, so the sum must not depend on the number of threads or
-# of vector lanes. It is defined over blocks of 256 rows by 16 lanes.
-LANES = 16
-SUM_BLOCK = LANES * 256
-
-# Sums of gradient and residual are clipped to this magnitude, so that finite gradients leave finite
-# residuals.
-FLOAT32_MAX = np.finfo(np.float32).max
-# Values in both 16-bit formats are clipped to the largest finite one: a receiver would refuse an infinity.
-# The residual keeps the difference.
-BFLOAT16_MAX = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
-FLOAT16_MAX = np.float32(65504.0)
-
-
-@stored("magnitudes")
-class Magnitudes(NamedTuple):
-    """The mean-magnitude statistics of one tensor.
-
-    Attributes:
-        total: sum of the elements' absolute values; infinite or NaN exactly if an element is.
-        nonzero: number of elements that are not zero.
-    """
-
-    total: float
-    nonzero: int
+from gradwire.compressors.kernels import FLOAT32_MAX, Magnitudes
+from gradwire.compressors.kernels.shared import BFLOAT16_MAX, FLOAT16_MAX, LANES, SUM_BLOCK
+from gradwire.compressors.payload import (
+    Bytes,
+    CodeFormat,
+    DenseFormat,
+    Float32,
+    Float64,
+    Int64,
+    pack_codes,
+    unpack_codes,
+)
 
 
 def magnitudes(values: Float32) -> Magnitudes:
