@@ -87,12 +87,10 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Name on the command line, such as `--batch-size`."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """Name of the environment variable, such as `GC_BATCH_SIZE`."""
         return f"GC_{self.name.upper()}"
 
     @property
@@ -120,11 +118,7 @@ class Option:
     def convert(self, raw: Any, parse: Parse | None = None) -> Any:
         """Return the option's value for `raw`: text, or a value from a TOML file.
 
-        Args:
-            parse: further check, which raises ValueError for values that it rejects; None for none.
-
-        Raises:
-            ValueError: the value is not accepted; the message says what is, and quotes the value.
+        Raises ValueError, which says what is accepted, and quotes the value. parse: further check.
         """
         value = _number_or_text(self.kind, raw)
         low, high = self.least, self.most
@@ -147,11 +141,7 @@ def option(default: Any, help: str, *, parse: Parse | None = None, **more: Any) 
     """Declare an option as a dataclass field. Its annotation is its type: bool, int, float, str or a Literal
     of text.
 
-    Args:
-        default: default value; `REQUIRED` for none.
-        help: help text that begins with a noun.
-        parse: function that raises ValueError for text that it rejects; None to accept any.
-        more: other attributes of `Option` by name.
+    The arguments are attributes of `Option`.
     """
     declared = Option(default=default, help=help, parse=parse, **more)
     return field(default=default, metadata={"option": declared})
@@ -188,23 +178,18 @@ class Effective(Generic[T]):
     foreign: str = ""
 
     def chosen(self, name: str) -> bool:
-        """Return True if the user gave option `name` a value by flag, environment, file or preset."""
+        """True if the user gave the option a value by flag, environment, file or preset."""
         return self.origins[name] != "default"
 
     def changed(self, why: str, **values: Any) -> Effective[T]:
-        """Return a copy with options replaced by values that follow from other options.
-
-        Args:
-            why: reason, which becomes the origin of each replaced value.
-            values: new values by option name.
-        """
+        """Return a copy with options replaced by values that follow from other options. why: their origin."""
         settings = cast(T, dataclasses.replace(cast(Any, self.settings), **values))
         return dataclasses.replace(
             self, settings=settings, origins={**self.origins, **dict.fromkeys(values, why)}
         )
 
     def describe(self) -> str:
-        """Return one line for each option, `name = value  # origin`, as --print-config prints them."""
+        """Return the lines of --print-config, `name = value  # origin`."""
         width = max(map(len, self.origins))
         return "\n".join(
             f"{name:<{width}} = {getattr(self.settings, name)!r}  # {origin}"
@@ -213,8 +198,6 @@ class Effective(Generic[T]):
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argparse parser that raises UsageError where argparse would exit the process."""
-
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
@@ -285,14 +268,12 @@ def read(
 
 
 def shared(cls: type[Any], settings: Any) -> dict[str, Any]:
-    """Return the values of `settings` for each option that `cls` declares and `settings` has, by option
-    name."""
+    """Return the values of the options that `cls` declares and `settings` has, by option name."""
     return {name: getattr(settings, name) for name in options_of(cls) if hasattr(settings, name)}
 
 
 def to_text(settings: Any, cls: type[Any]) -> dict[str, str]:
-    """Return the options that `cls` declares as text by name, for `from_text`. `settings` is an instance of
-    `cls`."""
+    """Return the options that `cls` declares as text by name, for `from_text`."""
     return {name: str(getattr(settings, name)) for name in options_of(cls)}
 
 
@@ -302,12 +283,7 @@ def from_text(cls: type[T], texts: Mapping[str, str], **more: Any) -> T:
     Unknown names are ignored and missing options have their defaults. This lets releases of one protocol
     version understand each other.
 
-    Args:
-        texts: text of each option by name.
-        more: values of the fields of `cls` that are not options.
-
-    Raises:
-        ValueError: a text is not a value of its option; the message begins with the option's name.
+    Raises ValueError, which begins with the option's name. more: values of the fields that are no options.
     """
     values: dict[str, Any] = {}
     for name, each in options_of(cls).items():
@@ -323,12 +299,7 @@ def parse_named(kind: str, text: str, classes: Mapping[str, type[T]]) -> T:
     """Parse `name[:key=value,...]` and return the options dataclass of that name. Its keys are declared with
     `option`.
 
-    Args:
-        kind: kind of the named thing, such as "mode", for messages.
-        classes: options dataclass by name.
-
-    Raises:
-        SpecError: unknown name or key, or a value that its option rejects.
+    Raises SpecError for an unknown name or key, or a value that its option rejects.
     """
 
     def converters(cls: type[T]) -> dict[str, Parse]:
@@ -344,8 +315,6 @@ def _parse_flags(
     argv: Sequence[str],
     epilog: str,
 ) -> dict[str, Any]:
-    """Return the values on the command line by option name, as text or bool, and always `config` and
-    `print_config`."""
     command = commands[cls]
     parser = _Parser(
         prog=command,
@@ -391,7 +360,6 @@ def _flags(cls: type[Any]) -> set[str]:
 
 
 def _table(command: str) -> str:
-    """Return the name of a command's table in a TOML file."""
     return command.removeprefix("gc-")
 
 
@@ -424,7 +392,6 @@ def _check_variables(environ: Mapping[str, str], commands: Mapping[type[Any], st
 
 
 def _misspelt(name: str, known: Iterable[str]) -> str | None:
-    """Return the variable out of `known` that `name` misspells; None if it resembles none of them."""
     for each in known:
         if sorted(each.replace("_", "")) == sorted(name.replace("_", "")):
             return each
@@ -475,7 +442,7 @@ def _read_file(path: str | None, cls: type[Any], commands: Mapping[type[Any], st
 
 
 def _number_or_text(kind: type[Any], raw: Any) -> Any:
-    """Return `raw` as a value of `kind`, or None if it cannot be converted to a finite value of that type."""
+    """Return `raw` as a finite value of `kind`, or None."""
     if kind is bool:
         return raw if isinstance(raw, bool) else _SWITCH.get(str(raw).lower())
     if isinstance(raw, bool) or not isinstance(raw, str | int | float):

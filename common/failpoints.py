@@ -79,11 +79,7 @@ def reached(point: str) -> None:
 def arm(text: str) -> None:
     """Arm the points that `text` lists, instead of those armed before.
 
-    Args:
-        text: list in the form of the environment variable; empty to disarm all points.
-
-    Raises:
-        UsageError: an entry is malformed, or names an unknown point or error; the message quotes it.
+    The list has the form of the environment variable. Raises UsageError, which quotes the wrong entry.
     """
     found: dict[str, list[_Action]] = {}
     for entry in filter(None, (each.strip() for each in text.split(","))):
@@ -96,8 +92,7 @@ def arm(text: str) -> None:
 
 
 def _parse(entry: str) -> tuple[str, _Action]:
-    """Return the point and the action of one entry POINT=ACTION[@N[+]]; raise UsageError if it is
-    malformed."""
+    """Return the point and the action of one entry POINT=ACTION[@N[+]]."""
     match = _ENTRY.fullmatch(entry)
     if match is None:
         raise UsageError(f"{VARIABLE}: expected POINT=ACTION[@N[+]], got {entry!r}")

@@ -132,8 +132,7 @@ class Declared(Generic[M]):
         return metric
 
     def row(self, prefix: str) -> str:
-        """Return the metric's row of the table in docs/reference/metrics.md: name, kind, labels, help
-        text."""
+        """Return the metric's row in docs/reference/metrics.md: name, kind, labels, help text."""
         total = "_total" if self._kind is Counter else ""
         kind, labels = self._kind.__name__.lower(), ", ".join(f"`{label}`" for label in self.labels)
         return f"| `{prefix}_{self.name}{total}` | {kind} |{labels and ' '}{labels} | {self.text} |"
@@ -145,35 +144,18 @@ class Declared(Generic[M]):
 
 
 def counter(name: str, text: str, *labels: str) -> Declared[Counter]:
-    """Declare a counter in a `MetricSet`.
-
-    Args:
-        name: name without the set's prefix and without `_total`, which Prometheus adds.
-        text: help text.
-        labels: names of its labels.
-    """
+    """Declare a counter in a `MetricSet`. name: without the set's prefix and `_total`, which Prometheus
+    adds."""
     return Declared(Counter, name, text, labels)
 
 
 def gauge(name: str, text: str, *labels: str) -> Declared[Gauge]:
-    """Declare a gauge in a `MetricSet`.
-
-    Args:
-        name: name without the set's prefix.
-        text: help text.
-        labels: names of its labels.
-    """
+    """Declare a gauge in a `MetricSet`. name: without the set's prefix."""
     return Declared(Gauge, name, text, labels)
 
 
 def histogram(name: str, text: str, buckets: Sequence[float] = SECONDS) -> Declared[Histogram]:
-    """Declare a histogram without labels in a `MetricSet`.
-
-    Args:
-        name: name without the set's prefix.
-        text: help text.
-        buckets: upper ends of the buckets, in the metric's unit; by default for seconds.
-    """
+    """Declare a histogram without labels in a `MetricSet`. buckets: upper ends, by default of seconds."""
     return Declared(Histogram, name, text, (), buckets=buckets)
 
 

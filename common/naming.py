@@ -38,17 +38,12 @@ class LabelledEnum(IntEnum):
 
 
 def why_no_name(text: str) -> str:
-    """Return why `text` is not a valid name, as a clause that begins with "expected"; empty if it is
-    valid."""
+    """Return why `text` is not a valid name, as a clause that begins with "expected"; empty if it is."""
     return "" if _NAME.fullmatch(text) else f"expected {NAME_RULE}, got {shown(text)}"
 
 
 def why_no_label(text: str, most: int = MAX_LABEL_CHARACTERS) -> str:
-    """Return why `text` is not a valid label, as a clause that begins with "expected"; empty if it is valid.
-
-    Args:
-        most: largest number of characters allowed.
-    """
+    """Return why `text` is not a valid label, as a clause that begins with "expected"; empty if it is."""
     if 0 < len(text) <= most and text.isprintable() and text == text.strip():
         return ""
     return f"expected 1 to {most} printable characters without spaces around them, got {shown(text)}"

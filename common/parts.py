@@ -29,12 +29,7 @@ LEAST_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A range of elements in flat order, which is sent, summed, stepped and sent back as one.
-
-    Attributes:
-        start: index of its first element in flat order.
-        end: index after its last element.
-    """
+    """A range of elements in flat order, which is sent, summed, stepped and sent back as one."""
 
     start: int
     end: int
@@ -72,8 +67,7 @@ class Plan:
         units: the units, in the same order.
         starts: index in flat order of the first element of each tensor, and the total number of elements.
         number: number of the plan within the job, from 1.
-        merged: True if a sparsifier chooses from all elements of a unit as from one tensor, False if it
-            chooses from each tensor separately.
+        merged: True if a sparsifier chooses from all elements of a unit as from one tensor.
         turns: priority of each part; of several parts that wait to be sent, the one with the smallest goes
             first. Empty if parts are sent in the order in which they become ready.
         credit: number of parts of one worker that may be in flight at once; 0 for no limit.
@@ -147,12 +141,8 @@ def divide(
 def largest_part(elements: int, part_bytes: int = 0, slices: int = 1, least_bytes: int = LEAST_BYTES) -> int:
     """Return the number of elements of the largest part of a model.
 
-    Args:
-        elements: number of elements of the model.
-        part_bytes: size of the largest part as float32, in bytes; 0 for 1 / `SHARE` of the model.
-        slices: number of slices among which redundant workers divide the parts; each slice gets at least four
-            parts' worth of elements.
-        least_bytes: lower bound of the default size, as float32, in bytes.
+    The arguments are those of `divide`: by default it is 1 / `SHARE` of the model, and each slice gets at
+    least four parts' worth of elements.
     """
     part_bytes = part_bytes or max(least_bytes, 4 * elements // SHARE)
     if slices > 1:
@@ -191,7 +181,6 @@ def arrange(elements: Sequence[int], units: Sequence[int], cuts: Sequence[int], 
             number of tensors.
         cuts: indices in flat order, ascending, at which another part of a unit begins. They lie inside units
             of one tensor, at multiples of `ALIGNMENT` from its start.
-        number: number of the plan within the job.
     """
     starts = (0, *accumulate(elements))
     parts: list[Part] = []

@@ -24,7 +24,6 @@ class Preset:
 
     Attributes:
         purpose: kind of training that it is for, as a noun phrase.
-        sets: value of each option that it sets, by option name.
         suits: accepted names of modes and optimizers, by option name, for values that override the preset's.
     """
 
@@ -136,12 +135,8 @@ def adapted(effective: Effective[T]) -> Effective[T]:
 def check(effective: Effective[Any]) -> None:
     """Check that the options which override a preset suit it.
 
-    Args:
-        effective: options of gc-server or gc-run.
-
-    Raises:
-        UsageError: a mode or optimizer does not suit the preset, or the optimizer is another one and has the
-            learning rate of the preset's; the message names option, value and remedy.
+    Raises UsageError if a mode or optimizer does not, or if another optimizer has the preset's learning rate;
+    the message names option, value and remedy.
     """
     name = effective.settings.preset
     if not name:
@@ -162,23 +157,14 @@ def check(effective: Effective[Any]) -> None:
 
 
 def why_unsuited(preset: str, option: str, name: str) -> str:
-    """Return why a mode or an optimizer does not suit a preset, as a clause; empty if it does.
-
-    Args:
-        preset: name of the preset; empty for none, which any name suits.
-        option: option that `name` is a value of: mode or optimizer.
-        name: name of the mode or optimizer, without its options.
-    """
+    """Return why a mode or an optimizer, the `option`, does not suit a preset, as a clause; empty if it does,
+    or if there is no preset."""
     names = PRESETS[preset].suits.get(option, ()) if preset else ()
     return f"--preset {preset} expects {' or '.join(names)}" if names and name not in names else ""
 
 
 def describe(effective: Effective[Any]) -> str:
-    """Return a line with the values that the preset sets, and those that override it, with their origins.
-
-    Args:
-        effective: options of gc-server or gc-run, with a preset.
-    """
+    """Return a line with the values that the preset sets, and those that override it, with their origins."""
     settings = effective.settings
     preset = PRESETS[settings.preset]
     kept, replaced = list[str](), list[str]()

@@ -36,13 +36,8 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
-    """A parsed spec. Its values are still text, because only the named thing knows their types.
-
-    Attributes:
-        kind: kind of the named thing, for messages: "compressor", "task", …
-        name: text before the colon.
-        options: text of each value by key, in the order given.
-    """
+    """A parsed spec. Its values are still text, because only the named thing knows their types. kind: that of
+    the named thing, for messages: "compressor", "task", …"""
 
     kind: str
     name: str
@@ -57,14 +52,8 @@ class Spec:
 def parse_spec(kind: str, text: str, *, functions: bool = False) -> Spec:
     """Split `name[:key=value,...]` into a `Spec`.
 
-    Args:
-        kind: kind of the named thing, such as "compressor", for messages.
-        text: spec as typed.
-        functions: True if the name may also be `module:function`. Then the name ends at the last colon before
-            the first `key=`.
-
-    Raises:
-        SpecError: the text has another form, or a key twice.
+    Raises SpecError for another form, or a key twice. functions: True if the name may also be
+    `module:function`; it then ends at the last colon before the first `key=`.
     """
     if functions:
         end = re.search(r":(?=[^:,=]*=)", text)
@@ -88,37 +77,25 @@ def parse_spec(kind: str, text: str, *, functions: bool = False) -> Spec:
 
 
 def known(names: Iterable[str]) -> str:
-    """Return the names, sorted and joined by commas, for the end of an error message; "none" if there are
-    none."""
+    """Return the names, sorted and joined by commas, for an error message; "none" if there are none."""
     return ", ".join(sorted(names)) or "none"
 
 
 def unknown(kind: str, name: str, names: Iterable[str]) -> str:
-    """Return the message that `name` is not among the known `names`; with the nearest of them, and all of
-    them.
-
-    Args:
-        kind: kind of the named thing, such as "compressor".
-    """
+    """Return the message that `name` is not among the known `names`, with the nearest and all of them."""
     names = list(names)
     return f"unknown {kind} {name!r}{did_you_mean(name, names)}; known {kind}s: {known(names)}"
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return a hint such as ` (did you mean 'epochs'?)` with the nearest of `names`; empty if none is close
-    to `name`."""
+    """Return a hint such as ` (did you mean 'epochs'?)`; empty if none of `names` is close."""
     nearest = difflib.get_close_matches(name, list(names), 1)
     return f" (did you mean {nearest[0]!r}?)" if nearest else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """A length of training.
-
-    Attributes:
-        number: length in `unit`.
-        unit: "epochs", "steps", "seconds", or "percent" of the whole training.
-    """
+    """A length of training: epochs, steps, seconds, or percent of the whole training."""
 
     number: float
     unit: str
@@ -140,14 +117,7 @@ _UNITS = {
 
 def parse_length(text: str, units: Sequence[str] = ("epochs", "steps", "seconds")) -> Length:
     """Return the length that a text such as 200steps, 1.5epochs, 30s, 5min or 2h means; a bare number is
-    epochs.
-
-    Args:
-        units: accepted units: "epochs", "steps", "seconds", "percent".
-
-    Raises:
-        ValueError: the text is not a length, or its unit is not accepted.
-    """
+    epochs. Raises ValueError for other texts, and for other than the accepted units."""
     match = _LENGTH.fullmatch(text)
     if match is not None:
         unit, times = _UNITS[match[2] or "epochs"]
@@ -177,8 +147,6 @@ def parse_options(
     str, Enum or `Length`.
 
     Args:
-        options_type: dataclass of the options.
-        spec: parsed spec.
         converters: function that reads the text of each key; None to read it by the field's type.
         defaults: instance that supplies the values of keys that `spec` leaves out; None for the class's
             defaults.
@@ -218,15 +186,8 @@ def parse_one_of(
 ) -> OptionsT:
     """Parse `name[:key=value,...]` and return the options dataclass of that name.
 
-    Args:
-        kind: kind of the named thing, for messages.
-        text: spec as typed.
-        types: options dataclass by name.
-        converters: function from a dataclass to its converters by key; None from it to read texts by the
-            fields' types.
-
-    Raises:
-        SpecError: unknown name or key, or a value that is not accepted; lists the known ones.
+    Raises SpecError, which lists the known ones, for an unknown name or key, or a value that is not accepted.
+    converters: function from a dataclass to those of `parse_options`.
     """
     spec = parse_spec(kind, text)
     if spec.name not in types:

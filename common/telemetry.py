@@ -97,11 +97,7 @@ def keep_warnings() -> None:
 
 
 def add_log_fields(fields: LogFields) -> None:
-    """Add fields to every JSON log line from now on.
-
-    Args:
-        fields: function that is called for each line and returns values by name, out of `LOG_FIELDS`.
-    """
+    """Add the values that `fields` returns, by name out of `LOG_FIELDS`, to every JSON log line."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, _JsonLines):
             handler.formatter.fields = fields

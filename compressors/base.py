@@ -32,13 +32,8 @@ from .payload import Float32, Payload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
-    """A parameter tensor as compressors know it.
-
-    Attributes:
-        name: name of the parameter.
-        shape: its shape.
-        flops: floating-point operations in the forward pass of its layer, per sample; 0 if not measured.
-    """
+    """A parameter tensor as compressors know it. flops: floating-point operations in the forward pass of its
+    layer, per sample; 0 if not measured."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,26 +41,20 @@ class TensorSpec:
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Random:
-    """A source of random numbers that are determined by a key.
+    """A source of random numbers that are determined by a key: integers of at least 0.
 
-    The generator is made on first use: most compressors never need it, and making it takes longer than
-    compressing a small tensor.
-
-    Attributes:
-        key: integers of at least 0; equal keys give equal random numbers.
+    The generator is made on first use: making it takes longer than compressing a small tensor.
     """
 
     key: tuple[int, ...]
 
     @cached_property
     def generator(self) -> np.random.Generator:
-        """Generator of these random numbers, the same object each time."""
         return np.random.default_rng(self.key)
 
 
@@ -80,13 +69,12 @@ class StepContext:
         epoch: passes over the training samples so far, fractional; infinite if nothing is to be warmed up.
         random: random numbers of this tensor, rank and version, which make a run repeatable bit for bit.
         shared: random numbers of this tensor and version that are the same on every worker.
-        magnitudes: magnitudes of the gradient, before any residual is added; None if the caller does not know
-            them. A compressor that needs them then spends a read pass of its own.
+        magnitudes: those of the gradient, before any residual is added; None if not known.
         density: fraction of the elements to send, where each tensor has its own (`Choosing`); None otherwise.
-        keep: number of elements to send, from a plan for the whole model (`ModelWide`) or for several tensors
-            that are merged (`Choosing`); None if the compressor decides.
-        alone: True to send the gradient without the residual, which then keeps everything else, so that the
-            server can measure the norm of the mean gradient. Set only for compressors that are `seeded`.
+        keep: number of elements to send, from a plan for the whole model (`ModelWide`) or for merged tensors
+            (`Choosing`); None if the compressor decides.
+        alone: True to send the gradient without the residual, so that the server can measure norms. Set only
+            for compressors that are `seeded`.
     """
 
     samples: int
@@ -101,7 +89,6 @@ class StepContext:
 
     @property
     def rng(self) -> np.random.Generator:
-        """Random generator of this tensor, rank and version."""
         return self.random.generator
 
     @property
@@ -111,12 +98,9 @@ class StepContext:
 
 
 class Compressor(Protocol):
-    """The interface of a compressor: tensors in, payloads out. Its `CompressorEntry` declares its other
-    abilities."""
+    """The interface of a compressor: tensors in, payloads out."""
 
-    def init(self, spec: TensorSpec) -> Any:
-        """Return the state for one tensor, before its first gradient."""
-        ...
+    def init(self, spec: TensorSpec) -> Any: ...
 
     def compress(self, gradient: torch.Tensor, state: Any, context: StepContext) -> tuple[Payload, Any]:
         """Compress `gradient` (float32, shape (elements,)); return the payload and the next state."""
@@ -124,8 +108,7 @@ class Compressor(Protocol):
 
 
 class FusedFeedback(Protocol):
-    """A compressor that adds the residual, compresses the sum, and stores the new residual, in one pass over
-    memory."""
+    """A compressor that adds the residual, compresses, and stores the new residual, in one pass."""
 
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor, state: Any, context: StepContext
@@ -139,15 +122,11 @@ class FusedFeedback(Protocol):
 
 
 class OutOfPlace(Protocol):
-    """A fused compressor that can write the new residual to another tensor than the old one.
-
-    It also finds a gradient that is not finite during the same pass.
-    """
+    """A fused compressor that can write the new residual to another tensor than the old one, and finds a
+    gradient that is not finite during the same pass."""
 
     @property
-    def out_of_place(self) -> bool:
-        """True if the compressor, with its present options, can write the new residual to another tensor."""
-        ...
+    def out_of_place(self) -> bool: ...
 
     def compress_with_residual(
         self,
@@ -160,10 +139,7 @@ class OutOfPlace(Protocol):
         """Compress `gradient + residual`; return the payload and the next state.
 
         Args:
-            gradient: float32, shape (elements,).
-            residual: float32, shape (elements,); not changed if `left` is given.
-            state: state of the compressor.
-            context: facts about the step.
+            residual: not changed if `left` is given.
             left: tensor that receives the new residual, `gradient + residual - decode(payload)`; None to
                 overwrite `residual` with it.
 
@@ -189,25 +165,20 @@ class InBlocks(Protocol):
         tensor.
 
         Args:
-            gradients: gradients of the tensors, float32, contiguous, of one dimension each.
+            gradients: float32, contiguous, of one dimension each.
             residual: residuals of all tensors, end to end; None for zeros, and the errors are dropped.
             left: tensor of the same shape, which receives the new residuals; it may be `residual` itself.
-            states: state of each tensor.
             samples: number of samples over which the mean gradients were taken.
 
         Returns:
-            The payload, with a block for each tensor; the next states; and the sum of |g| for each tensor.
-                The caller must check these sums: if one is not finite, its gradient is not, and all other
-                results are invalid.
+            The payload, with a block for each tensor; the next states; and the sum of |g| for each tensor. If
+                one is not finite, its gradient is not, and all other results are invalid.
         """
         ...
 
 
 class NonFiniteGradient(ValueError):
-    """A gradient that contains an infinity or a NaN. No state was changed.
-
-    Attributes:
-        name: name of the tensor.
+    """A gradient, of the tensor `name`, that contains an infinity or a NaN. No state was changed.
 
     Example:
         >>> from gradwire.compressors import LayerRule, ModelCompressor, TensorSpec
@@ -250,15 +221,12 @@ class Spanning(Protocol):
     """A compressor that can compress consecutive tensors in a few calls."""
 
     def spanning(self, tensors: Neighbours) -> Compressor:
-        """Return a compressor for these tensors laid end to end.
-
-        Its payload decodes to the same bits as the payloads of the single tensors.
-        """
+        """Return a compressor for these tensors laid end to end, to the same bits as for each alone."""
         ...
 
 
 class Choosing(Protocol):
-    """A sparsifier that can choose elements from several tensors as from one; see `merging`.
+    """A sparsifier that can choose elements from several tensors as from one; see `joining.merged`.
 
     Attributes:
         seeded: True if the receiver draws the indices from a seed, so that none travel.
@@ -285,10 +253,8 @@ class Stateless:
 
 
 class Fused:
-    """A base for compressors whose `compress_with_residual` also works with None for the residual.
-
-    Without a residual, the error of compression is dropped.
-    """
+    """A base for compressors whose `compress_with_residual` also works with None for the residual; the error
+    of compression is then dropped."""
 
     __slots__ = ()
 
@@ -299,18 +265,15 @@ class Fused:
 
 
 def as_array(residual: torch.Tensor | None) -> Float32 | None:
-    """Return the residual as kernels take it: a numpy view, or None."""
     return None if residual is None else residual.numpy()
 
 
 def is_fused(compressor: Compressor) -> TypeGuard[FusedFeedback]:
-    """Return True if the compressor adds the residual itself (`FusedFeedback`)."""
     # Not by `isinstance`, which takes 40 µs with a protocol: this is called for every tensor in every step.
     return hasattr(compressor, "compress_with_residual")
 
 
 def is_out_of_place(compressor: Compressor) -> TypeGuard[OutOfPlace]:
-    """Return True if the compressor can write the new residual to another tensor (`OutOfPlace`)."""
     return bool(getattr(compressor, "out_of_place", False))
 
 
@@ -324,9 +287,7 @@ class ModelWide(Protocol):
         """Return the number of elements that each tensor may keep, which it later finds in `context.keep`.
 
         Args:
-            totals: gradient plus residual of each tensor, float32, shape (elements,). Tensors that have no
-                gradient in this step are left out.
-            specs: spec of each of these tensors.
-            context: facts about the step.
+            totals: gradient plus residual of each tensor that has a gradient in this step.
+            specs: those of the same tensors.
         """
         ...

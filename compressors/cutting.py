@@ -85,7 +85,6 @@ def join(payloads: Iterable[Payload]) -> list[Payload]:
 
 
 def _cut_values(payload: ValuePayload, borders: Sequence[int]) -> list[list[ValuePayload]]:
-    """Return the payloads of each range between borders, for a payload that is not sparse."""
     ranges = [*pairwise(borders)]
     match payload:
         case DensePayload():
@@ -107,7 +106,7 @@ def _cut_values(payload: ValuePayload, borders: Sequence[int]) -> list[list[Valu
 
 
 def _cut_buckets(payload: LinearPayload, start: int, end: int) -> list[ValuePayload]:
-    """Return the payloads of a range of a linear payload: the rest of a bucket, then whole buckets."""
+    """Return the rest of a bucket, then whole buckets."""
     border = min(end, -(-start // payload.bucket) * payload.bucket)
     parts = [(start, border), (border, end)]
     return [_cut_linear(payload, first, last) for first, last in parts if first < last]
@@ -119,12 +118,9 @@ def _cut_quantized(
     """Return a range of a quantized payload, which may begin and end within blocks.
 
     Args:
-        payload: the payload.
         sizes: number of elements of each block.
         stops: index after the last element of each block.
         words: index after the last 32-bit word of codes of each block.
-        start: index of the first element of the range.
-        end: index after the last element of the range.
     """
     bits = payload.format.bits
     # Numbers of the blocks that hold the first element and the last one.
@@ -159,7 +155,6 @@ def _cut_linear(payload: LinearPayload, start: int, end: int) -> LinearPayload:
 
 
 def _cut_sparse(payload: SparsePayload, borders: Sequence[int]) -> list[list[Payload]]:
-    """Return the payloads of each range between borders, for a sparse payload."""
     indices, values = decode_indices(payload), payload.value_payload()
     positions: list[int] = np.searchsorted(indices, borders).tolist()
     found: list[list[Payload]] = []
@@ -181,7 +176,6 @@ def _cut_sparse(payload: SparsePayload, borders: Sequence[int]) -> list[list[Pay
 
 
 def _nothing(values: ValuePayload) -> ValuePayload:
-    """Return a payload of the same kind with no elements."""
     if isinstance(values, QuantizedPayload):
         one = values.levels[: values.format.level_count]
         return replace(values, elements=0, sizes=None, levels=one, data=NO_BYTES)
@@ -203,7 +197,6 @@ def _codes(data: Bytes, bits: int, start: int, count: int, elements: int) -> Byt
 
 
 def _alike(one: Payload, other: Payload) -> bool:
-    """Return True if the two payloads can be joined, `other` after `one`."""
     if isinstance(one, LinearPayload) and isinstance(other, LinearPayload):
         # The last bucket of `one` has to be full: `other` then begins with a bucket and with a word of codes.
         return (one.bits, one.bucket) == (other.bits, other.bucket) and one.elements % one.bucket == 0
@@ -211,15 +204,13 @@ def _alike(one: Payload, other: Payload) -> bool:
 
 
 def _format(payload: Payload) -> DenseFormat | CodeFormat | type[AbsentPayload] | None:
-    """Return the format of a payload that can be joined with one of the same format; return None for other
-    kinds."""
+    """Return the format with which a payload can be joined; None for other kinds."""
     if isinstance(payload, AbsentPayload):
         return AbsentPayload
     return payload.format if isinstance(payload, DensePayload | QuantizedPayload) else None
 
 
 def _joined(run: list[Payload]) -> Payload:
-    """Return one payload of a run of payloads that can be joined."""
     first = run[0]
     if len(run) == 1:
         return first

@@ -6,7 +6,7 @@ Source: Lin et al., "Deep Gradient Compression" (ICLR 2018). Its components, and
                            than k elements exceed it, the largest k of those are taken (the paper's
                            hierarchical selection). If fewer do, only those are sent.
     momentum correction:   `momentum`, with masking, in `feedback`; the server takes plain SGD steps.
-    local clipping:        `clip`, in `step`.
+    local clipping:        `clip`, in `budget`.
     warm-up:               `warmup` epochs, in `sparsifiers.SparseOptions`; the learning rate's is the
                            server's schedule (`--schedule constant:warmup=4`).
 """
@@ -68,7 +68,6 @@ def _each_above_its_own(values: Float32, tensors: Neighbours, keeps: Int64) -> S
 
 
 def dgc(options: DgcOptions) -> Sparse:
-    """Return the sparsifier of `dgc`."""
     return Sparse(
         options=options,
         coder=coder_of(options.values),

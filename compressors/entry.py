@@ -30,16 +30,14 @@ How = Literal["elements", "blocks", "neighbours", "merged"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joined:
-    """How one call compresses neighbouring tensors to one payload, which decodes to the same bits as a call
-    for each.
-
-    See `runs` for how runs of neighbours are found.
+    """How one call compresses neighbouring tensors to one payload, to the same bits as a call for each (see
+    `joining`).
 
     Attributes:
         how: "elements" if each element is compressed independently of all others; "blocks" for
             `compress_blocks` (`base.InBlocks`); "neighbours" for `spanning` (`base.Spanning`). An entry never
             declares "merged", which comes from a merged plan.
-        full: number whose multiple the elements of each tensor but the last have to be.
+        full: number of which the elements of each tensor but the last are a multiple.
         most: number of elements of the largest tensor that is joined; None for no limit.
     """
 
@@ -61,27 +59,21 @@ class CompressorEntry:
         options: a frozen dataclass whose fields, all with defaults, are the keys of the spec; its
             `__post_init__` checks their bounds.
         build: function that makes the compressor. It may import torch; importing the entry must not.
-        wrapping: defaults of the options that every lossy compressor has (`Wrapping`); None for a lossless
-            compressor, which has none of them.
-        dense: True if it is cheap and exact enough for small tensors too; the layer rule then uses it for
-            every tensor.
-        on_gpu: True if it also takes gradients and residuals on a CUDA device; otherwise they are copied to
-            the host first. With feedback it needs `compress_with_residual` for that.
-        joins: function that returns how one call serves neighbouring tensors; None if each takes a call of
-            its own.
+        wrapping: defaults of the options that every lossy compressor has; None for a lossless one.
+        dense: True if the layer rule uses it for small tensors, too.
+        on_gpu: True if it also takes gradients and residuals on a CUDA device; with feedback it needs
+            `compress_with_residual` for that.
+        joins: how one call serves neighbouring tensors; None if each takes a call of its own.
         merges: True if it can choose from several tensors as from one (`base.Choosing`).
         model_wide: True if it divides a budget among all tensors (`base.ModelWide`). It then gets all
             gradients at once, and the FLOPs of each layer.
-        sends: function that returns the size of a tensor at full compression, after any warm-up; or, as text
-            for a message of `gc-plan`, the reason why the size is unknown.
-        nanoseconds: function that returns the nanoseconds in which one core of a worker compresses an
-            element, measured by `gc-bench compressors`.
-        downlink: function that returns "" if it suits updates of parameters with these options, otherwise the
-            reason why not. Thresholds meant for gradients do not suit, nor does an error that may exceed the
-            update.
-        adam_loss: function that returns the loss with Adam at the server, as a multiple of the uncompressed
-            one. `gc-bench accuracy adam` measured the validation loss with these options. It is 1 if training
-            did not lose, or was not measured.
+        sends: size of a tensor at full compression, after any warm-up; or, as text for a message of
+            `gc-plan`, the reason why the size is unknown.
+        nanoseconds: time in which one core compresses an element, measured by `gc-bench compressors`.
+        downlink: "" if it suits updates of parameters, otherwise the reason why not: thresholds meant for
+            gradients, or an error that may exceed the update.
+        adam_loss: loss with Adam at the server as a multiple of the uncompressed one, measured by `gc-bench
+            accuracy adam`; 1 if training did not lose, or was not measured.
     """
 
     options: type[Any]

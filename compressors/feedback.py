@@ -10,9 +10,9 @@ In this order, for each tensor, with gradient g, velocity u, residual e:
 Where the server measures norms (`StepContext.alone`), p = compress(u): r - decode(p) still keeps everything
 else, so that the older residual waits for a later step.
 
-Before that, `step` applies clipping and then the delay, once for the whole model. After that, the server
-applies the weighted mean, then weight decay and the step of its optimizer. With momentum correction that
-optimizer has to be plain SGD, or momentum would be applied twice.
+Before that, `budget` clips and `step` delays, once for the whole model. After that, the server applies the
+weighted mean, then weight decay and the step of its optimizer. With momentum correction that optimizer has to
+be plain SGD, or momentum would be applied twice.
 
 Sources: error feedback, Seide et al., "1-Bit Stochastic Gradient Descent" (Interspeech 2014); momentum
 correction and masking, Lin et al., "Deep Gradient Compression" (ICLR 2018), sections 3.1 and 3.3. Deviation:
@@ -39,15 +39,13 @@ from .thresholds import magnitudes
 @stored("feedback-state")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedbackState:
-    """The state of `ErrorFeedback` for one tensor. Its tensors are float32, of shape (elements,), and updated
-    in place.
+    """The state of `ErrorFeedback` for one tensor: float32 of shape (elements,), updated in place.
 
     Where a whole model is compressed they are views of a `Ledger`'s buffers.
 
     Attributes:
         residual: the residual; while `before` is set, only the buffer that receives the next one.
-        velocity: the velocity; None without momentum correction.
-        inner: state of the wrapped compressor.
+        velocity: None without momentum correction.
         before: the present residual, as long as `residual` does not hold it; None otherwise.
     """
 
@@ -61,13 +59,8 @@ class FeedbackState:
 class ErrorFeedback:
     """A wrapper that adds error feedback, and momentum correction if wanted, to a compressor.
 
-    Sums saturate at the largest finite float32, which keeps the residual of finite gradients finite.
-
-    Attributes:
-        compressor: the wrapped compressor.
-        decay: factor of the residual at each step; 1 keeps all of it.
-        momentum: momentum of the correction; 0 for none.
-        masking: True to set the velocity to 0 at the elements that a sparse payload holds.
+    Sums saturate at the largest finite float32, which keeps the residual of finite gradients finite. The
+    fields are those of `Wrapping`.
     """
 
     compressor: Compressor
@@ -77,7 +70,6 @@ class ErrorFeedback:
 
     @property
     def plain(self) -> bool:
-        """True if it only adds the residual to the gradient: no decay and no momentum."""
         return self.decay == 1.0 and not self.momentum
 
     def init(self, spec: TensorSpec) -> FeedbackState:
@@ -91,28 +83,29 @@ class ErrorFeedback:
     def compress(
         self, gradient: torch.Tensor, state: FeedbackState, context: StepContext
     ) -> tuple[Payload, FeedbackState]:
-        # 1. The gradient or velocity is sent alone, and the residual of before the step stays.
-        if context.alone:
-            velocity = self.accumulate(gradient, state)
-            payload, inner = self.compressor.compress(velocity, state.inner, context)
-            reduce_payloads([payload], [-1.0], state.residual.numpy(), keep=True)
-            devices.saturate(state.residual)
-            return self._masked(payload, inner, state)
-        # 2. One pass reads the present residual and writes the next one to another buffer.
-        if state.before is not None and self.plain and is_out_of_place(self.compressor):
-            sent = self.compressor.compress_with_residual(
+        """Compress r = gradient or velocity + residual; leave r - decode(payload) as the next residual.
+
+        A fused compressor adds, compresses and subtracts in one pass. For others these are three steps.
+        """
+        compressor = self.compressor
+        # A fused compressor that reads the present residual and writes the next one to another buffer.
+        if state.before is not None and self.plain and is_out_of_place(compressor) and not context.alone:
+            sent = compressor.compress_with_residual(
                 gradient, state.before, state.inner, context, state.residual
             )
             return self._masked(*sent, state)
-        # 3. The residual is updated in place.
         velocity = self._advance(gradient, state)
         if velocity is not gradient:
             context = replace(context, magnitudes=None)
-        if is_fused(self.compressor):
-            sent = self.compressor.compress_with_residual(velocity, state.residual, state.inner, context)
+        # A fused compressor that replaces the residual in place.
+        if is_fused(compressor) and not context.alone:
+            sent = compressor.compress_with_residual(velocity, state.residual, state.inner, context)
             return self._masked(*sent, state)
         devices.add_to(state.residual, velocity)
-        # The wrapped compressor gets r, but its statistics are those of the gradient or velocity alone.
+        # The gradient or velocity is sent alone. The residual keeps everything else, so that of before stays.
+        if context.alone:
+            return self.send(state, context, velocity)
+        # The compressor gets r, but its statistics are those of the gradient or velocity alone.
         return self.send(state, replace(context, magnitudes=magnitudes(velocity, context)))
 
     def accumulate(self, gradient: torch.Tensor, state: FeedbackState) -> torch.Tensor:
@@ -124,19 +117,24 @@ class ErrorFeedback:
         devices.add_to(state.residual, velocity)
         return velocity
 
-    def send(self, state: FeedbackState, context: StepContext) -> tuple[Payload, FeedbackState]:
-        """Compress the accumulated residual, the second half of `compress`; return the payload and the next
-        state.
+    def send(
+        self, state: FeedbackState, context: StepContext, what: torch.Tensor | None = None
+    ) -> tuple[Payload, FeedbackState]:
+        """Compress the accumulated residual, the second half of `compress`, and subtract what is sent.
 
-        context: its magnitudes, if given, are those of the tensor that was added last.
+        Args:
+            state: its residual holds the sum.
+            context: its magnitudes, if given, are those of the tensor that was added last.
+            what: tensor to compress instead of the sum.
         """
-        payload, inner = self.compressor.compress(state.residual, state.inner, context)
+        given = state.residual if what is None else what
+        payload, inner = self.compressor.compress(given, state.inner, context)
         reduce_payloads([payload], [-1.0], state.residual.numpy(), keep=True)
+        devices.saturate(state.residual)
         return self._masked(payload, inner, state)
 
     def _advance(self, gradient: torch.Tensor, state: FeedbackState) -> torch.Tensor:
-        """Apply decay to the residual and momentum to the velocity; return the tensor to add to the
-        residual."""
+        """Apply decay and momentum; return the tensor to add to the residual."""
         if state.before is not None:
             state.residual.copy_(state.before)
         if self.decay != 1.0:
@@ -147,8 +145,7 @@ class ErrorFeedback:
         return devices.saturate(state.velocity)
 
     def _masked(self, payload: Payload, inner: Any, state: FeedbackState) -> tuple[Payload, FeedbackState]:
-        """Set the velocity of the elements in a sparse payload to 0, unless masking is off; return the
-        payload and the next state."""
+        """Set the velocity of the elements in a sparse payload to 0, unless masking is off."""
         if self.masking and state.velocity is not None and isinstance(payload, SparsePayload):
             indices = decode_indices(payload)
             devices.put(state.velocity, indices, np.zeros(indices.size, np.float32))

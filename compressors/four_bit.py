@@ -72,7 +72,6 @@ class RunningMagnitude:
     elements: float = 0.0
 
     def updated(self, magnitudes: Magnitudes) -> RunningMagnitude:
-        """Return the running magnitude after a step with a gradient of these magnitudes."""
         if not magnitudes.nonzero:
             return self
         return RunningMagnitude(
@@ -82,15 +81,12 @@ class RunningMagnitude:
 
     @property
     def mean(self) -> float:
-        """Mean magnitude; 0 before the first element that is not 0."""
         return self.total / self.elements if self.elements else 0.0
 
 
 def levels_of(means: Sequence[float]) -> Float32:
-    """Return seven levels for each mean magnitude: float32, shape (means, 7), ascending within a row.
-
-    Levels are positive and finite for every mean, 0 and infinity included.
-    """
+    """Return seven levels for each mean magnitude: float32, shape (means, 7), ascending within a row,
+    positive and finite for every mean."""
     limits = np.finfo(np.float32)
     smallest = float(limits.smallest_normal) / RUNNING_MULTIPLES[0]
     largest = float(limits.max) / RUNNING_MULTIPLES[-1]
@@ -101,10 +97,7 @@ def levels_of(means: Sequence[float]) -> Float32:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FourBit(OnePass):
-    """The compressor `4bit`: quantizes to fifteen values, with the running magnitude as its state.
-
-    It is meant to be used with error feedback.
-    """
+    """The compressor `4bit`, meant to be used with error feedback. Its state is the running magnitude."""
 
     options: FourBitOptions = field(default_factory=FourBitOptions)
 
@@ -113,7 +106,6 @@ class FourBit(OnePass):
 
     @property
     def share(self) -> float:
-        """Fraction of a level from which on the level is sent."""
         return RUNNING_SHARE if self.options.levels is Levels.RUNNING else 1.0
 
     def compress_blocks(
@@ -138,7 +130,6 @@ class FourBit(OnePass):
     def _levels(
         self, gradients: Sequence[torch.Tensor], states: Sequence[RunningMagnitude], samples: int
     ) -> Float32:
-        """Return the seven levels for each gradient: float32, shape (gradients, 7)."""
         if self.options.levels is Levels.RUNNING:
             # The first gradient has no previous mean, and takes its own.
             known = [
@@ -156,7 +147,6 @@ class FourBit(OnePass):
 
 
 def choose_group(magnitude: float) -> tuple[float, ...]:
-    """Return the group of thresholds for a tensor of this mean magnitude, by table 1 of the paper."""
     if magnitude < 0.1:
         return GROUP_3
     return GROUP_1 if magnitude <= 0.5 else GROUP_2

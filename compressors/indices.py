@@ -17,7 +17,6 @@ def sparse_payload(elements: int, indices: Indices, values: ValuePayload) -> Spa
     """Return a sparse payload of ascending indices and their values, in the smaller of the two index codings.
 
     Args:
-        elements: number of elements of the tensor.
         indices: uint32, ascending and distinct.
         values: payload of the elements at these indices, in the same order.
     """
@@ -29,8 +28,7 @@ def sparse_payload(elements: int, indices: Indices, values: ValuePayload) -> Spa
 
 
 def max_index_bytes(elements: int, count: int) -> int:
-    """Return the most bytes that the indices of a `sparse_payload` take, for `count` of `elements`
-    elements."""
+    """Return the most bytes that the indices of a `sparse_payload` take."""
     gaps = sparse.gaps_limit(elements, count, sparse.gaps_low_bits(elements, count))
     return min(gaps, -(-elements // 8))
 
@@ -41,7 +39,6 @@ def seeded_payload(
     """Return a sparse payload whose indices the receiver draws from a seed.
 
     Args:
-        elements: number of elements of the tensor.
         seed: seed, below 2**64.
         values: payload of the elements at `drawn_indices(coding, seed, elements, values.elements)`.
         coding: SEEDED or UNIFORM.
@@ -58,8 +55,6 @@ def drawn_indices(coding: IndexCoding, seed: int, elements: int, count: int) -> 
 def _joined(
     elements: int, coding: IndexCoding, indices: Bytes, values: ValuePayload, **parameter: int
 ) -> SparsePayload:
-    """Return a sparse payload of encoded indices and values. parameter: `low_bits` or `seed`, as the coding
-    needs."""
     return SparsePayload(
         elements=elements,
         count=values.elements,

@@ -68,7 +68,6 @@ def central(total: Float32, keep: int) -> Selection:
 
 
 def _at(total: Float32, places: npt.NDArray[np.intp]) -> Selection:
-    """Return the selection of the elements at these positions, in ascending order."""
     indices = np.sort(places).astype(np.uint32)
     return Selection(indices, total[indices])
 
@@ -82,13 +81,6 @@ class KReciprocal(Sparse):
     def plan(
         self, totals: Sequence[torch.Tensor], specs: Sequence[TensorSpec], context: StepContext
     ) -> list[int]:
-        """Return the number of elements that each tensor may keep.
-
-        Args:
-            totals: gradient plus residual of each tensor, float32, shape (elements,).
-            specs: spec of each of these tensors.
-            context: facts about the step.
-        """
         keep = self.options.keep(sum(total.numel() for total in totals), context.epoch)
         # A layer whose FLOPs were not measured counts as a linear one. The `max` avoids 0 for empty layers.
         flops = [spec.flops or 2.0 * max(1, spec.elements) for spec in specs]
@@ -99,13 +91,8 @@ def allot(totals: Sequence[torch.Tensor], flops: Sequence[float], kappa: float, 
     """Return the number of elements of each tensor among the `keep` elements with the largest |r| /
     FLOPs**kappa.
 
-    Of equally important elements, those of earlier tensors and with lower indices come first.
-
-    Args:
-        totals: gradient plus residual of each tensor, float32, shape (elements,).
-        flops: FLOPs of each tensor's layer, positive.
-        kappa: exponent of the FLOPs.
-        keep: number of elements of all tensors together.
+    Of equally important elements, those of earlier tensors and with lower indices come first. flops: those of
+    each tensor's layer, positive.
     """
     if keep == 0:
         return [0] * len(totals)
@@ -149,7 +136,6 @@ def _guess(values: Sequence[Float32], factors: Sequence[np.float32], keep: int) 
 
 
 def k_reciprocal(options: KReciprocalOptions) -> KReciprocal:
-    """Return the sparsifier of `krngc`."""
     chosen = central if options.reading is Reading.LITERAL else extremes
     return KReciprocal(
         options=options,

@@ -22,9 +22,7 @@ SMALL = "bf16"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerRule:
     """The rule that selects the tensors to compress: those of two or more dimensions, unless patterns say
-    otherwise.
-
-    All other tensors travel dense.
+    otherwise. All others travel dense.
 
     Attributes:
         dense: shell patterns of names of tensors that travel dense, case-sensitive. They win where both
@@ -69,5 +67,4 @@ def _small(chosen: CompressorSpec) -> CompressorSpec:
 
 
 def _text(value: bool | float) -> str:
-    """Return the text of an option's value in a spec."""
     return ("on" if value else "off") if isinstance(value, bool) else repr(value)

@@ -8,7 +8,7 @@ range again, or in its flush. At any time
     everything sent and accepted + residual == everything computed
 
 (sums saturate at the largest finite float32). A step reads the ledger and writes to its *draft*, a second
-buffer, which replaces the residual when the step is pushed (`commit`). An abandoned step therefore changes
+buffer, which replaces the residual when the step is pushed (`enter`). An abandoned step therefore changes
 nothing. There is a method for each outcome of a push:
 
     keep:      the push counts, and its step will not be undone.
@@ -48,17 +48,8 @@ Ranges = Sequence[tuple[int, int]]
 class Before:
     """The contents of the ledger before a step, from which the step can be undone.
 
-    As soon as something other than the step has changed the ledger, they are replaced by a difference: the
-    previous residual minus the residual after the step.
-
-    Attributes:
-        residual: float32, shape (elements,): the previous residual, or the difference to add in order to undo
-            the step. None if there was no residual.
-        velocity: float32, shape (elements,): the previous velocity. None without momentum correction, and
-            once the residual is a difference.
-        states: previous states of the compressors; None once the residual is a difference.
-        usual: previous `Ledger.usual`.
-        slices: number of slices for which the residual is scaled.
+    As soon as something other than the step has changed the ledger, `residual` is a difference to add, the
+    previous residual minus that after the step, and `velocity` and `states` are None.
     """
 
     residual: torch.Tensor | None
@@ -73,11 +64,10 @@ class Compressed:
     """The payloads of one step, with everything the ledger needs when the outcome of the push arrives.
 
     Attributes:
-        payloads: the payloads; empty if the step only adds to the residual.
+        payloads: empty if the step only adds to the residual.
         ranges: start and end of each payload, in flat order.
         slices: number of slices for which the values are scaled, at least 1.
-        before: contents of the ledger before the step, kept for a push that may turn out redundant; None
-            otherwise.
+        before: contents of the ledger before the step, kept for a push that may turn out redundant.
     """
 
     payloads: Sequence[Payload] = ()
@@ -92,8 +82,7 @@ def norm(values: torch.Tensor) -> float:
 
 
 def gathered(buffer: torch.Tensor, ranges: Ranges, device: torch.device) -> torch.Tensor:
-    """Return ranges of a buffer, end to end, on a device: a view if it is one range on the same device, else
-    a copy."""
+    """Return ranges of a buffer, end to end, on a device: a view if possible."""
     pieces = [buffer[start:end] for start, end in ranges]
     found = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return found if found.device == device else found.to(device)
@@ -103,16 +92,12 @@ class Ledger:
     """A worker's residual ledger for all tensors of a model. It belongs to one thread.
 
     Attributes:
-        states: state of each tensor's compressor; None before the first.
         usual: statistics of each tensor's gradients by which spikes are found; float64, see `spikes.ROWS`.
         slices: number of slices for which the residual is scaled, at least 1.
     """
 
     def __init__(self, elements: Sequence[int], *, velocity: bool = False) -> None:
-        """Args:
-        elements: number of elements of each tensor, in manifest order.
-        velocity: True if momentum is corrected.
-        """
+        """Take the elements of each tensor, in manifest order. velocity: True if momentum is corrected."""
         self.states: list[Any] = [None] * len(elements)
         self.usual: Float64 = np.zeros((len(ROWS), len(elements)))
         self._starts = [0, *accumulate(elements)]
@@ -124,7 +109,7 @@ class Ledger:
         self._draft_residual: torch.Tensor | None = None
         self._draft_velocity: torch.Tensor | None = None
         self._device = torch.device("cpu")
-        # Of the last committed step, as long as nothing has changed the ledger since; otherwise None.
+        # Of the last pushed step, as long as nothing has changed the ledger since; otherwise None.
         self._latest: Before | None = None
 
     @property
@@ -136,21 +121,21 @@ class Ledger:
 
     @property
     def velocity(self) -> torch.Tensor | None:
-        """Velocity of all tensors, with the shape of the residual; None without momentum correction."""
+        """Velocity of all tensors; None without momentum correction."""
         if self._velocity is None and self._has_velocity:
             self._velocity = self._zeros()
         return self._velocity
 
     @property
     def draft(self) -> torch.Tensor:
-        """Buffer that `commit` makes the residual. A step has to write every element before."""
+        """Buffer that `enter` makes the residual. A step has to write every element before."""
         if self._draft_residual is None:
             self._draft_residual = torch.empty(self._elements, dtype=torch.float32, device=self._device)
         return self._draft_residual
 
     @property
     def draft_velocity(self) -> torch.Tensor | None:
-        """Buffer that `commit` makes the velocity; None without momentum correction."""
+        """Buffer that `enter` makes the velocity; None without momentum correction."""
         if self._draft_velocity is None and self._has_velocity:
             self._draft_velocity = torch.empty(self._elements, dtype=torch.float32, device=self._device)
         return self._draft_velocity
@@ -158,15 +143,12 @@ class Ledger:
     def opened(
         self, ranges: Ranges, device: torch.device, inner: Any, *, begun: bool = False
     ) -> FeedbackState:
-        """Return the residual and velocity of some ranges, as the state that `ErrorFeedback` updates in
+        """Return the residual and velocity of some ranges as of one tensor, for `ErrorFeedback` to update in
         place.
 
-        The ranges count as one tensor. The state's tensors are views of the draft where possible; `take`
-        writes back those that are copies.
+        The state's tensors are views of the draft where possible; `take` writes back those that are copies.
 
         Args:
-            ranges: start and end of each range, in flat order.
-            device: device of the gradient.
             inner: state of the compressor inside `ErrorFeedback`.
             begun: True if the draft already holds the result of `ErrorFeedback.accumulate`; False to begin
                 with the ledger's contents.
@@ -196,19 +178,18 @@ class Ledger:
 
     @property
     def device(self) -> torch.device:
-        """Device on which the buffers lie."""
         return self._device
 
     def image(self) -> dict[str, Any]:
-        """Return everything that a new ledger needs to continue, if no push is open: plain values and host
-        copies of tensors."""
+        """Return all that a new ledger needs to continue, if no push is open: plain values and host
+        copies."""
         buffers = {"residual": self._residual, "velocity": self._velocity}
         copies = {name: None if each is None else each.cpu().clone() for name, each in buffers.items()}
         rest = {"states": deepcopy(self.states), "usual": self.usual.copy(), "slices": self.slices}
         return {**copies, **rest}
 
     def restore(self, image: Mapping[str, Any]) -> None:
-        """Continue from an `image` of a ledger of the same tensors, whose tensors it takes over."""
+        """Continue from an `image` of a ledger of the same tensors; take over its tensors."""
         self._residual, self._velocity = (
             None if image[name] is None else image[name].to(self._device) for name in ("residual", "velocity")
         )
@@ -222,11 +203,9 @@ class Ledger:
 
     @property
     def empty(self) -> bool:
-        """True if the residual is 0 everywhere."""
         return self._residual is None or not bool(self._residual.any())
 
     def norm(self) -> float:
-        """Return the Euclidean norm of the residual; 0 if there is none."""
         return 0.0 if self._residual is None else norm(self._residual)
 
     def to(self, device: torch.device) -> None:
@@ -248,52 +227,36 @@ class Ledger:
             self._velocity.zero_()
         self.slices = slices
 
-    def commit(self, states: list[Any], usual: Float64, *, undoable: bool) -> Before | None:
-        """Make the draft, which compression has written during a pushed step, the residual.
+    def enter(self, states: list[Any], usual: Float64, *, drafted: bool, undoable: bool) -> Before | None:
+        """Make the draft of a pushed step the residual; return the previous contents if `undoable`.
 
         Args:
             states: states of the compressors after the step.
             usual: statistics for spikes after the step.
+            drafted: True if the step has written the draft; False if there was no residual and none is left.
             undoable: True if the step may have to be undone.
-
-        Returns:
-            The previous contents, which are kept, if `undoable`; otherwise None.
         """
         self._move_on()
         before = None
         if undoable:
-            before = self._latest = Before(self.residual, self.velocity, self.states, self.usual, self.slices)
-        self._residual, self._draft_residual = self._draft_residual, self._residual
-        self._velocity, self._draft_velocity = self._draft_velocity, self._velocity
-        if before is not None:  # `before` owns the buffers that would otherwise be the next draft
-            self._draft_residual = self._draft_velocity = None
+            residual, velocity = (self.residual, self.velocity) if drafted else (None, None)
+            before = self._latest = Before(residual, velocity, self.states, self.usual, self.slices)
+        if drafted:
+            self._residual, self._draft_residual = self._draft_residual, self._residual
+            self._velocity, self._draft_velocity = self._draft_velocity, self._velocity
+            if before is not None:  # `before` owns the buffers that would otherwise be the next draft
+                self._draft_residual = self._draft_velocity = None
+        else:
+            self._residual = None
         self.states, self.usual = states, usual
         return before
 
     def clear(self) -> None:
-        """Drop the residual, because the latest step, which cannot be undone, has sent all of it as
-        float32."""
+        """Drop the residual, because the latest step has sent all of it as float32, for good."""
         self._residual = None
 
-    def commit_without_residual(self, states: list[Any], usual: Float64, *, undoable: bool) -> Before | None:
-        """Commit a pushed step that leaves no residual, where there was none before.
-
-        Returns the previous contents if `undoable`, otherwise None. The draft is not used.
-
-        Args:
-            states: states of the compressors after the step.
-            usual: statistics for spikes after the step.
-            undoable: True if the step may have to be undone.
-        """
-        self._move_on()
-        if undoable:
-            self._latest = Before(None, None, self.states, self.usual, self.slices)
-        self._residual, self.states, self.usual = None, states, usual
-        return self._latest
-
     def keep(self, sent: Compressed) -> None:
-        """Called when a push counts: drop the contents kept for undoing its step, and reuse their buffers as
-        the draft."""
+        """Drop the contents kept for undoing a push that counts; their buffers become the draft."""
         before = sent.before
         if before is None or before is not self._latest:
             return
@@ -303,12 +266,8 @@ class Ledger:
             self._draft_residual, self._draft_velocity = before.residual, before.velocity
 
     def put_back(self, sent: Compressed, but: Ranges = ()) -> None:
-        """Add the values of a push that does not count to the residual again.
-
-        Args:
-            sent: payloads of the push.
-            but: ranges in flat order in which the push counts all the same.
-        """
+        """Add the values of a push that does not count to the residual again, `but` for the ranges in which
+        it counts all the same."""
         self._move_on()
         if not sent.payloads:
             return
@@ -337,10 +296,8 @@ class Ledger:
         If nothing has changed the ledger since the step, and nothing of the push counts, the ledger is
         restored bit for bit. Otherwise the difference is undone up to rounding, and the velocity stays.
 
-        Args:
-            sent: payloads of the push. Without `Compressed.before` no other worker can have sent the
-                gradient, and the values are put back instead.
-            but: ranges in flat order in which the push counts all the same.
+        Without `Compressed.before` no other worker can have sent the gradient, and the values are put back
+        instead. but: ranges in which the push counts all the same.
         """
         before = sent.before
         # 1. The gradient was this worker's alone.
@@ -362,8 +319,7 @@ class Ledger:
             saturate(self.residual.add_(undone, alpha=before.slices / self.slices))
 
     def _move_on(self) -> None:
-        """Turn the contents kept of the latest step into a difference, before something else changes the
-        ledger."""
+        """Turn the contents kept of the latest step into a difference, before the ledger changes."""
         if self._latest is not None:
             if self._latest.residual is not None:
                 before = self._latest.residual.to(self.residual.device)  # the buffer may have moved since

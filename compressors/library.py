@@ -19,6 +19,8 @@ from .indices import drawn_indices as drawn_indices
 from .indices import max_index_bytes as max_index_bytes
 from .indices import seeded_payload as seeded_payload
 from .indices import sparse_payload as sparse_payload
+from .joining.runs import runs_of as runs_of
+from .joining.runs import spanning as spanning
 from .kernels import set_threads as set_threads
 from .kernels import tell_of_compiling as tell_of_compiling
 from .kernels import warm_up as warm_up
@@ -32,8 +34,6 @@ from .reduction import add_update as add_update
 from .reduction import decode as decode
 from .reduction import put_update as put_update
 from .reduction import reduce_payloads as reduce_payloads
-from .runs import runs_of as runs_of
-from .runs import spanning as spanning
 from .spikes import Spike as Spike
 from .spikes import described as described
 from .step import Step as Step

@@ -60,10 +60,7 @@ class Linear(Fused, Stateless):
     random: bool
 
     def spanning(self, tensors: Neighbours) -> Linear:
-        """Return this compressor, which also suits consecutive tensors laid end to end.
-
-        Buckets do not mix tensors, because tensors are joined only where the last bucket of each is full.
-        """
+        """Return this compressor: tensors are joined only where the last bucket of each is full."""
         return self
 
     def compress_with_residual(
@@ -79,7 +76,6 @@ class Linear(Fused, Stateless):
         return LinearPayload(elements=elements, bits=bits, bucket=bucket, data=data), None
 
     def _scales(self, gradient: Float32, residual: Float32 | None) -> Float32:
-        """Return the scale of each bucket of gradient + residual: float32, shape (buckets,)."""
         norms = linear.bucket_maxima if self.options.norm is Norm.MAX else linear.bucket_norms
         # The largest scale whose multiples are all finite; larger values saturate.
         most = np.float32(FLOAT32_MAX / np.float32(2 ** (self.options.bits - 1)))
@@ -89,12 +85,10 @@ class Linear(Fused, Stateless):
 
 
 def eight_bit(options: NoOptions | None = None) -> Linear:
-    """Return the compressor of `8bit`, which is meant to be used with error feedback and has no options."""
     return Linear(options=QsgdOptions(bits=8, bucket=4096), random=False)
 
 
 def qsgd(options: QsgdOptions) -> Linear:
-    """Return the compressor of `qsgd`, which rounds to one of the two nearest levels at random."""
     return Linear(options=options, random=True)
 
 
@@ -117,8 +111,6 @@ class TernGrad(Fused, Stateless):
         return QuantizedPayload(format=format, elements=elements, levels=levels, data=data), None
 
     def _level(self, gradient: Float32, residual: Float32 | None) -> float:
-        """Return the magnitude of the values: the largest |gradient + residual|, clipped at `sigmas` root
-        mean squares."""
         if not gradient.size:
             return SMALLEST_LEVEL
         norm = math.hypot(*linear.bucket_norms(gradient, residual, MAX_BUCKET).tolist())

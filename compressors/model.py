@@ -27,7 +27,7 @@ class ModelCompressor(ModelTensors):
         return Step(self, terms)
 
     def compress(self, gradients: Sequence[torch.Tensor | None], samples: int, **step: Any) -> list[Payload]:
-        """Compress all gradients of a step and commit it; return the payloads.
+        """Compress all gradients of a step; return the payloads.
 
         Args:
             gradients: gradient of each tensor, in manifest order; None where the loss does not depend on the
@@ -46,21 +46,16 @@ class ModelCompressor(ModelTensors):
 
     def flush(self, gradients: Sequence[torch.Tensor | None], *, workers: int = 1) -> list[Payload]:
         """Encode these gradients and everything in the ledger as float32; return the payloads. The ledger is
-        then empty.
-
-        Args:
-            gradients: gradient of each tensor, in manifest order; None where there is none.
-            workers: number of workers in the round, at least 1.
-        """
+        then empty."""
         return self._whole(self.begin(PushTerms(samples=1, workers=workers, flush=True)), gradients)
 
     def _whole(self, step: Step, gradients: Sequence[torch.Tensor | None]) -> list[Payload]:
-        """Add all gradients to a step and commit it; return the payloads in flat order."""
+        """Add all gradients to a step and finish it; return the payloads in flat order."""
         if len(gradients) != len(self.specs):
             raise ValueError(f"expected {len(self.specs)} gradients, got {len(gradients)}")
         sent: dict[int, list[Payload]] = {}
         for index in reversed(range(len(gradients))):
             sent.update(step.add(index, gradients[index]))
-        step.commit()
+        step.finish()
         in_order = [part for unit in reversed(self.plan.units) for part in unit.parts]
         return [payload for part in in_order for payload in sent.get(part, ())]

@@ -42,7 +42,6 @@ def _each_far_from_its_median(values: Float32, tensors: Neighbours, keeps: Int64
 
 
 def near_centroid(options: SparseOptions) -> Sparse:
-    """Return the sparsifier of `gcac`."""
     return Sparse(
         options=options,
         coder=coder_of(options.values),

@@ -55,8 +55,7 @@ def binary_payload(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneBit(Fused, Stateless):
-    """The compressor `1bit`: sends signs and the mean of either side. Stateless; meant to be used with error
-    feedback."""
+    """The compressor `1bit`: sends signs and the mean of either side."""
 
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor | None, state: None, context: StepContext
@@ -70,20 +69,12 @@ class OneBit(Fused, Stateless):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockSigns(Fused, Stateless):
-    """The compressor `1bit:block=B`: sends signs and the mean magnitude of each block. Stateless; meant to be
-    used with error feedback.
-
-    Attributes:
-        block: number of consecutive elements that share a scale; the last block of a tensor may be shorter.
-    """
+    """The compressor `1bit:block=B`: sends signs and the mean magnitude of each block."""
 
     block: int
 
     def spanning(self, tensors: Neighbours) -> BlockSigns:
-        """Return this compressor, which also suits consecutive tensors laid end to end.
-
-        Blocks do not mix tensors, because tensors are joined only where the last block of each is full.
-        """
+        """Return this compressor: tensors are joined only where the last block of each is full."""
         return self
 
     def compress_with_residual(
@@ -98,8 +89,6 @@ class BlockSigns(Fused, Stateless):
 
 
 def one_bit(options: OneBitOptions) -> OneBit | BlockSigns:
-    """Return the compressor of `1bit`: with a scale for each block if `options.block` is set, otherwise with
-    two means for each tensor."""
     return BlockSigns(block=options.block) if options.block else OneBit()
 
 

@@ -30,12 +30,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 class PayloadError(ValueError):
-    """A payload that breaks a rule of its kind.
-
-    Attributes:
-        field: name of the field that breaks the rule.
-        limit: expected value, as text.
-        value: actual value, as text.
+    """A payload that breaks a rule of its kind: the field, the expected value and the actual one, as text.
 
     Example:
         >>> from gradwire.compressors import DenseFormat, DensePayload, validate
@@ -60,8 +55,7 @@ def code_bytes(bits: int, elements: int) -> int:
 
 
 def code_words(bits: int, sizes: Int64) -> Int64:
-    """Return the number of 32-bit words of the packed codes of each block, given the blocks' numbers of
-    elements."""
+    """Return the 32-bit words of the packed codes of each block, given the blocks' numbers of elements."""
     per_word = 32 // bits
     words: Int64 = sizes // per_word + (sizes % per_word > 0)
     return words
@@ -70,12 +64,8 @@ def code_words(bits: int, sizes: Int64) -> Int64:
 def pack_codes(bits: int, codes: npt.NDArray[np.integer]) -> Bytes:
     """Pack the codes of one block for the data of a quantized payload.
 
-    Args:
-        bits: bits of a code, such as `CodeFormat.bits`.
-        codes: integers of any width, shape (elements,), of which the lowest `bits` bits are taken.
-
-    Returns:
-        The codes without gaps, the first one in the lowest bits; zeros fill the last 32-bit word.
+    The lowest `bits` bits of each code follow each other without gaps, the first one in the lowest bits;
+    zeros fill the last 32-bit word.
     """
     separate = (codes[:, None] >> np.arange(bits)) & 1
     packed = np.zeros(code_bytes(bits, codes.size), np.uint8)
@@ -102,7 +92,6 @@ class DenseFormat(Enum):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element."""
         return 4 if self is DenseFormat.FLOAT32 else 2
 
 
@@ -136,13 +125,11 @@ class CodeFormat(Enum):
 
     @cached_property
     def bits(self) -> int:
-        """Bits of a code."""
         bits = {CodeFormat.SIGNED_4BIT: 4, CodeFormat.SIGNED_2BIT: 2, CodeFormat.CODEBOOK_8BIT: 8}
         return bits.get(self, 1)
 
     @cached_property
     def level_count(self) -> int:
-        """Number of levels in a table."""
         counts = {CodeFormat.SIGNED_4BIT: 7, CodeFormat.BINARY: 2, CodeFormat.CODEBOOK_8BIT: 256}
         return counts.get(self, 1)
 
@@ -152,21 +139,16 @@ class CodeFormat(Enum):
         return {CodeFormat.SIGNED_4BIT: 8, CodeFormat.SIGNED_2BIT: 1}.get(self)
 
     def code_bytes(self, elements: int) -> int:
-        """Return the bytes of the packed codes of `elements` values, in whole 32-bit words."""
         return code_bytes(self.bits, elements)
 
     def table(self, levels: Float32) -> Float32:
-        """Return the value of each code, given the levels of one block: float32, shape (2**bits,). A
-        forbidden code is 0."""
+        """Return the row of `tables` of one block."""
         table: Float32 = self.tables(levels)[0]
         return table
 
     def tables(self, levels: Float32) -> Float32:
-        """Return the value of each code in each block: float32, shape (blocks, 2**bits). A forbidden code is
-        0.
-
-        levels: the levels of all blocks, one block after another.
-        """
+        """Return the value of each code in each block, given the levels of all: float32, shape (blocks,
+        2**bits). A forbidden code is 0."""
         each = levels.reshape(-1, self.level_count)
         tables = np.zeros((len(each), 2**self.bits), np.float32)
         match self:
@@ -199,13 +181,7 @@ class IndexCoding(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DensePayload:
-    """All elements of a tensor, as floating-point numbers.
-
-    Attributes:
-        format: format of an element.
-        elements: number of elements.
-        data: uint8, `elements * format.element_bytes` bytes.
-    """
+    """All elements of a tensor, as floating-point numbers."""
 
     format: DenseFormat
     elements: int
@@ -219,8 +195,6 @@ class QuantizedPayload:
     The elements may be those of several tensors, one after another: blocks, each with levels of its own.
 
     Attributes:
-        format: format of the codes.
-        elements: number of elements of all blocks.
         levels: float32, `format.level_count` finite values for each block, one block after another. Those of
             a block ascend, and are positive magnitudes (BINARY: of any sign; CODEBOOK_8BIT: of any sign and
             order). A code decodes to its level exactly: any scale, such as the division by the batch size, is
@@ -246,7 +220,6 @@ class LinearPayload:
     scale.
 
     Attributes:
-        elements: number of elements.
         bits: bits of a code, within `LINEAR_BITS`. A code of 1 bit is a sign: 1 stands for +1, 0 for -1.
             Codes of more bits are in two's complement; the most negative one is never sent, which makes the
             range symmetric.
@@ -263,16 +236,13 @@ class LinearPayload:
 
     @property
     def buckets(self) -> int:
-        """Number of buckets."""
         return -(-self.elements // self.bucket)
 
     def scales(self) -> Float32:
-        """Return the scale of each bucket, float32: a copy, because received data may lie at any
-        alignment."""
+        """Return the scale of each bucket: a copy, because received data may lie at any alignment."""
         return self.data[: 4 * self.buckets].copy().view(np.float32)
 
     def codes(self) -> Bytes:
-        """Return the packed codes, uint8: a view of the data."""
         return self.data[4 * self.buckets :]
 
 
@@ -282,11 +252,8 @@ MAX_BUCKET = 1 << 24
 
 
 def check_linear(bits: int, bucket: int, *, fewest: int = LINEAR_BITS[0]) -> None:
-    """Raise `PayloadError` if linear payloads cannot have this number of bits per code, or of elements per
-    bucket.
-
-    fewest: lower bound of the bits; 2 where codes are integers and not signs.
-    """
+    """Raise `PayloadError` if linear payloads cannot have these bits per code, at least `fewest`, or elements
+    per bucket."""
     most = LINEAR_BITS[1]
     if not fewest <= bits <= most:
         raise PayloadError("bits", f"{fewest} to {most}", str(bits))
@@ -303,9 +270,6 @@ class SparsePayload:
     """Some of the elements of a tensor; all other elements are 0.
 
     Attributes:
-        elements: number of elements of the tensor.
-        count: number of elements in the payload.
-        coding: coding of their indices.
         low_bits: for GAPS, number of low bits of a gap that are not coded in unary; otherwise 0.
         index_bytes: bytes of the indices at the beginning of `data`; 0 for SEEDED and UNIFORM.
         seed: for SEEDED and UNIFORM, seed of the indices, below 2**64. For GAPS and BITMAP, the seed of the
@@ -324,11 +288,9 @@ class SparsePayload:
     data: Bytes
 
     def index_data(self) -> Bytes:
-        """Return the coded indices: a view of the data."""
         return self.data[: self.index_bytes]
 
     def value_payload(self) -> ValuePayload:
-        """Return the values as a payload of their own: a view of the data."""
         return replace(self.values, data=self.data[self.index_bytes :])
 
 
@@ -341,10 +303,6 @@ class AbsentPayload:
 
     It decodes to zeros, and a sum counts it as zeros. Elements that are absent in every summed payload have
     no sum, and the optimizer skips them.
-
-    Attributes:
-        elements: number of elements.
-        data: empty.
     """
 
     elements: int

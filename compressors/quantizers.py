@@ -44,14 +44,12 @@ class Scale(StrEnum):
     MEAN = "mean"
 
     def factor(self, samples: int) -> float:
-        """Return the factor between the gradient to which thresholds apply and PyTorch's, a mean over
-        `samples` samples."""
+        """Return the factor between the gradient to which thresholds apply and PyTorch's."""
         return float(samples) if self is Scale.SUM else 1.0
 
 
 def check_threshold(name: str, value: float) -> None:
-    """Raise ValueError for a threshold that could become 0 or infinite when it is divided by the number of
-    samples."""
+    """Raise ValueError for a threshold that could become 0 or infinite when divided by the samples."""
     if not 1e-20 <= value <= 1e20:
         raise ValueError(f"{name}: expected a number from 1e-20 to 1e20, got {value}")
 
@@ -169,13 +167,8 @@ class TernGradOptions:
 
 
 def late(module: str, name: str) -> Callable[[Any], Compressor]:
-    """Return a `build` function that imports a module of this room, and with it torch, only when it is
-    called.
-
-    Args:
-        module: name of the module.
-        name: name of the function or class in it that makes the compressor.
-    """
+    """Return a `build` function that calls `name` of a module of this room, importing it, and with it torch,
+    only then."""
 
     def build(options: Any) -> Compressor:
         made: Compressor = getattr(import_module(f".{module}", __package__), name)(options=options)
@@ -185,20 +178,17 @@ def late(module: str, name: str) -> Callable[[Any], Compressor]:
 
 
 def always(value: T) -> Callable[[Any], T]:
-    """Return a function that returns `value` for any options."""
     return lambda options: value
 
 
 def lost(loss: float, kind: type[Any] = NoOptions) -> Callable[[Any], float]:
-    """Return an `adam_loss` function: it returns `loss` for the default options of `kind`, and 1 for all
-    others."""
+    """Return an `adam_loss` function: `loss` for the default options of `kind`, and 1 for all others."""
     return lambda options: loss if options == kind() else 1.0
 
 
 def _dense(
     format: DenseFormat, sends: TensorCoding, nanoseconds: float, wrapping: Wrapping | None = WITH_FEEDBACK
 ) -> CompressorEntry:
-    """Return the declaration of a dense compressor."""
 
     def build(options: NoOptions) -> Compressor:
         from .dense import Dense

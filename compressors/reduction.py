@@ -48,7 +48,6 @@ def decode(payload: Payload) -> Float32:
 
 
 def _decode_to(payload: Payload, out: Float32) -> None:
-    """Write the values of a valid payload to `out`."""
     if isinstance(payload, DensePayload):
         kernels.cpu.decode_dense(payload.format, payload.data, out)
     else:
@@ -87,13 +86,11 @@ def put_update(payload: Payload, parameter: torch.Tensor) -> None:
 
 
 def _added(flat: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
-    """Add values to the elements of `flat` at these indices."""
     # Not `index_add_`: on a GPU that adds by atomics, which flush the smallest numbers to zero.
     flat.index_copy_(0, indices, flat[indices] + values)
 
 
 def _plain(parameter: torch.Tensor) -> bool:
-    """Return True if kernels can write to the parameter's memory."""
     return parameter.device.type == "cpu" and parameter.is_contiguous()
 
 
@@ -121,7 +118,7 @@ def reduce_payloads(
 
     Args:
         payloads: payloads of `out.size` elements each, in the order of the sum.
-        weights: weight of each payload.
+        weights: one for each payload.
         out: float32, shape (elements,), contiguous and writable.
         keep: True to add the sum to the present contents of `out`.
 
@@ -156,7 +153,6 @@ _Kind = DenseFormat | CodeFormat | tuple[CodeFormat, bytes] | tuple[int, int] | 
 
 
 def _kind(payload: ValuePayload | SparsePayload) -> _Kind:
-    """Return the key by which neighbouring payloads are added in one pass."""
     match payload:
         case DensePayload():
             return payload.format
@@ -172,7 +168,6 @@ def _kind(payload: ValuePayload | SparsePayload) -> _Kind:
 def _add_run(
     payloads: Sequence[ValuePayload | SparsePayload], weights: Float32, out: Float32, *, keep: bool
 ) -> None:
-    """Add the weighted payloads of one kind to `out`, or overwrite `out` unless `keep`."""
     match payloads[0]:
         case DensePayload(format=format):
             kernels.cpu.add_dense(format, [payload.data for payload in payloads], weights, out, keep=keep)
@@ -189,7 +184,6 @@ def _add_run(
 
 
 def _add_sparse(payloads: Sequence[SparsePayload], weights: Float32, out: Float32, *, keep: bool) -> None:
-    """Add the weighted values of sparse payloads to `out`, after zeroing it unless `keep`."""
     if not keep:
         out.fill(0.0)
     # One after another, because decoded payloads need more memory than encoded ones.
@@ -201,8 +195,7 @@ def _add_sparse(payloads: Sequence[SparsePayload], weights: Float32, out: Float3
 def _add_quantized(
     payloads: Sequence[QuantizedPayload], weights: Float32, out: Float32, *, keep: bool
 ) -> None:
-    """Add weighted quantized payloads of equal formats and blocks to `out`, or overwrite `out` unless
-    `keep`."""
+    """Add payloads of equal formats and blocks."""
     format, sizes = payloads[0].format, payloads[0].block_sizes()
     levels = np.concatenate([payload.levels for payload in payloads])
     shape = len(payloads), sizes.size, 2**format.bits
@@ -212,7 +205,6 @@ def _add_quantized(
 
 
 def _add_votes(payloads: Sequence[QuantizedPayload], weights: Float32, out: Float32, *, keep: bool) -> None:
-    """Count the votes of all payloads, and add the result to `out`, or overwrite `out` unless `keep`."""
     # Votes are counted in whole numbers, which float32 holds exactly, so that a draw gives exactly 0.
     count = np.zeros_like(out)
     signs = np.array([-1, 1], np.float32)

@@ -42,8 +42,6 @@ class CompressorSpec:
 
     Attributes:
         text: `name[:key=value,...]`, for messages, logs and the wire.
-        name: name of the compressor.
-        entry: its declaration.
         options: its own options, an instance of `entry.options`.
         wrapping: the options that every lossy compressor has; None if it is lossless.
     """
@@ -59,13 +57,11 @@ class CompressorSpec:
 
     @property
     def lossless(self) -> bool:
-        """True if payloads decode to the given gradient, bit for bit."""
         return self.entry.wrapping is None
 
     @property
     def joins(self) -> Joined | None:
-        """How one call serves neighbouring tensors, given the wrapping; None if each takes a call of
-        its own."""
+        """How one call serves neighbouring tensors, given the wrapping."""
         found = self.entry.joins(self.options)
         if found is not None and found.how == "blocks" and not (self.wrapping and self.wrapping.plain):
             return None  # `compress_blocks` adds a gradient to its residual without decay or momentum
@@ -81,16 +77,12 @@ class CompressorSpec:
 
     @property
     def chooses_by_norm(self) -> bool:
-        """True if the fraction that is sent of each tensor follows from the norms of all tensors
-        (`Plan.norms`)."""
+        """True if the fraction that is sent of each tensor follows from `Plan.norms`."""
         return isinstance(self.options, SparseOptions) and self.options.densities([1.0]) is not None
 
     @property
     def adam_loss(self) -> float:
-        """Loss with Adam as a multiple of the uncompressed one, see `CompressorEntry`.
-
-        1 if feedback is switched on or off against the entry's default, because that was not measured.
-        """
+        """That of the entry; 1 if feedback differs from the entry's default, which was not measured."""
         default = self.entry.wrapping
         if self.wrapping is None or default is None or self.wrapping.feedback != default.feedback:
             return 1.0
@@ -98,7 +90,6 @@ class CompressorSpec:
 
     @property
     def least_part_bytes(self) -> int:
-        """Lower bound of the default size of a model's largest part, as float32, in bytes."""
         if not isinstance(self.options, SparseOptions):
             return LEAST_BYTES
         return max(LEAST_BYTES, least_sparse_part_bytes(self.options.ratio))
@@ -165,8 +156,6 @@ def parse_compressor(spec: str | CompressorSpec) -> CompressorSpec:
 
 
 def _wrapping(parsed: Spec, entry: CompressorEntry) -> Wrapping | None:
-    """Return the options that every lossy compressor has; None if it is lossless. Raises SpecError for bad
-    values."""
     defaults = entry.wrapping
     if defaults is None:
         return None
@@ -222,10 +211,8 @@ def compressor_of(spec: str, *, received: bool = False) -> tuple[CompressorSpec,
 
 
 def create(spec: str | CompressorSpec) -> Compressor:
-    """Return the compressor that `spec` names, inside `ErrorFeedback` if its options ask for feedback.
-
-    Raises:
-        SpecError: an unknown name or key, or a bad value.
+    """Return the compressor that `spec` names, inside `ErrorFeedback` if its options ask for feedback; raise
+    SpecError for a bad one.
 
     Example:
         >>> from gradwire.compressors import Random, StepContext, TensorSpec, payload_bytes
@@ -284,11 +271,8 @@ def names() -> list[str]:
 
 
 def find(name: str) -> CompressorEntry:
-    """Return the declaration of a compressor, loading a third party's code if necessary.
-
-    Raises:
-        SpecError: there is none of this name, several packages offer it, or it cannot be loaded.
-    """
+    """Return the declaration of a compressor, loading a third party's code if necessary; raise SpecError if
+    that fails."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     point = plugins.find("compressor", name)
@@ -312,11 +296,7 @@ def known_compressor(spec: str) -> CompressorSpec | None:
 
 
 def check_entry(name: str, entry: CompressorEntry) -> None:
-    """Check that a declaration can be used. Built-in ones are checked at import.
-
-    Raises:
-        SpecError: it cannot; the message names the field.
-    """
+    """Raise SpecError, which names the field, if a declaration cannot be used."""
     for each in ("build", "joins", "sends", "nanoseconds", "downlink", "adam_loss"):
         if not callable(getattr(entry, each)):
             raise SpecError(f"compressor {name!r}: {each} must be a function of the options")

@@ -36,7 +36,6 @@ from .sparsifiers import SparseOptions, Values
 
 
 def coder_of(values: Values) -> Compressor:
-    """Return the compressor of the values of chosen elements."""
     match values:
         case Values.EIGHT_BIT:
             return eight_bit()
@@ -54,7 +53,6 @@ class Sparse:
 
     Attributes:
         options: options that all sparsifiers share.
-        coder: compressor of the values.
         select: function that chooses about `keep` elements of a total (float32, shape (elements,)); arguments
             total, keep, context.
         add_and_select: function that adds gradient and residual, saturating, into `left`, and chooses from
@@ -83,12 +81,10 @@ class Sparse:
 
     @property
     def seeded(self) -> bool:
-        """True if the receiver draws the indices from a seed, so that none travel."""
         return self.drawn is not None
 
     @property
     def out_of_place(self) -> bool:
-        """True if `compress_with_residual` can write the new residual to another tensor."""
         return self.add_and_select is not None
 
     def compress_with_residual(
@@ -99,10 +95,6 @@ class Sparse:
         context: StepContext,
         left: torch.Tensor | None = None,
     ) -> tuple[SparsePayload, Any]:
-        """Compress `gradient + residual`; return the payload and the next state of the coder.
-
-        left: tensor that receives the new residual, only if `out_of_place`; None to write it to `residual`.
-        """
         elements = residual.numel()
         keep = self.keep(elements, context)
         if self.add_and_select is not None:
@@ -117,8 +109,7 @@ class Sparse:
         return payload, state
 
     def spanning(self, tensors: Neighbours) -> Sparse:
-        """Return a sparsifier for consecutive tensors laid end to end, which chooses from each of them
-        separately.
+        """Return a sparsifier for tensors laid end to end, which chooses from each of them separately.
 
         Indices ascend from tensor to tensor, so that one list of them serves all tensors.
         """
@@ -138,8 +129,7 @@ class Sparse:
         return replace(self, select=select, add_and_select=add_and_select)
 
     def _select_each(self, total: torch.Tensor, tensors: Neighbours, keeps: Int64) -> Selection:
-        """Choose from each tensor: neighbouring small tensors in one kernel call, each large tensor in a call
-        of its own."""
+        """Choose from neighbouring small tensors in one kernel call, from each large one in its own."""
         assert self.select_each is not None
         bounds, found = tensors.bounds(), list[Selection]()
         for small, group in groupby(
@@ -162,7 +152,6 @@ class Sparse:
         return Selection(*(np.concatenate(each) for each in zip(*found, strict=True)))
 
     def keep(self, elements: int, context: StepContext) -> int:
-        """Return the number of elements to send of a tensor of this size: `context.keep` if it is set."""
         if context.keep is not None:
             return context.keep
         return self.options.keep(elements, context.epoch, context.density)
@@ -170,7 +159,6 @@ class Sparse:
     def _encode(
         self, elements: int, chosen: Selection, state: Any, context: StepContext
     ) -> tuple[SparsePayload, Any]:
-        """Return the payload of the chosen elements, and the next state of the coder."""
         # Magnitudes in the context are those of all elements, not those of the chosen values.
         context = replace(context, magnitudes=None)
         values, state = self.coder.compress(torch.from_numpy(chosen.values), state, context)

@@ -43,7 +43,6 @@ class Values(StrEnum):
 
     @property
     def bits(self) -> int:
-        """Bits of a value."""
         return {Values.FLOAT32: 32, Values.EIGHT_BIT: 8, Values.FOUR_BIT: 4, Values.ONE_BIT: 1}.get(self, 16)
 
 
@@ -105,12 +104,8 @@ class SparseOptions:
         """Return the number of elements to send of a tensor: elements / ratio, rounded down, at least one of
         a non-empty tensor.
 
-        Source: (3-8) of the thesis on near-centroid compression.
-
-        Args:
-            elements: number of elements of the tensor.
-            epoch: passes over the training samples so far.
-            density: fraction to send after the warm-up; None for 1 / `ratio`.
+        Source: (3-8) of the thesis on near-centroid compression. density: fraction to send after the warm-up;
+        None for 1 / `ratio`.
         """
         return min(elements, max(1, int(elements / self.ratio_at(epoch, density))))
 
@@ -211,12 +206,10 @@ class ThresholdOptions:
         check_threshold("tau", self.tau)
 
     def level(self, context: StepContext) -> float:
-        """Return the threshold for PyTorch's gradient, the mean over `context.samples`."""
         return float(np.float32(self.tau / self.scale.factor(context.samples)))
 
 
 def _elements(options: SparseOptions, *, indices: bool = True) -> TensorCoding:
-    """Return the coding of a tensor by a sparsifier. indices: True if they travel."""
     return TensorCoding(
         bits=options.values.bits,
         bucket=4096 if options.values is Values.EIGHT_BIT else 0,
@@ -226,23 +219,17 @@ def _elements(options: SparseOptions, *, indices: bool = True) -> TensorCoding:
 
 
 def _joins(options: SparseOptions, *, most: int | None = None) -> Joined | None:
-    """Return how one call serves neighbours: possible if each value is coded independently. most: see
-    `Joined`."""
+    """One call serves neighbours if each value is coded independently."""
     return Joined(how="neighbours", most=most) if options.values.bits >= 16 else None
 
 
 def _joins_small(options: SparseOptions) -> Joined | None:
-    """Return how one call serves neighbours that are small, for a sparsifier that adds and selects in one
-    pass.
-
-    For a large tensor that pass saves more than a shared call, which copies, adds and selects in passes of
-    their own.
-    """
+    """One call serves small neighbours, where a sparsifier adds and selects in one pass: for a large tensor
+    that pass saves more than a shared call."""
     return _joins(options, most=ALONE)
 
 
 def _rand_k_sends(options: RandKOptions) -> TensorCoding | str:
-    """Return the coding of a tensor by `randk`; with norms, the reason why it is not known."""
     if options.density is Density.NORM:
         return BY_NORMS
     return _elements(options, indices=False)

@@ -75,7 +75,6 @@ class Spike:
     """A spike in one tensor's gradient.
 
     Attributes:
-        name: name of the tensor.
         factor: ratio of its mean magnitude to the usual one.
     """
 

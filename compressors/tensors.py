@@ -9,11 +9,11 @@ from ..common.parts import Plan, divide
 from .base import Compressor, TensorSpec, is_fused
 from .dense import Dense
 from .feedback import ErrorFeedback, without_feedback
+from .joining.runs import checks_alone, runs_of
 from .layers import LayerRule
 from .ledger import Ledger
 from .payload import DenseFormat
 from .registry import CompressorSpec, parse_compressor
-from .runs import checks_alone, runs_of
 from .sparsifiers import SparseOptions
 from .spikes import keeps_spikes
 from .wrapping import Wrapping
@@ -27,15 +27,10 @@ class ModelTensors:
     A list with an entry for each tensor is in manifest order.
 
     Attributes:
-        specs: spec of each tensor.
         chosen: compressor of each tensor, as declared.
         compressors: compressor of each tensor, as built; tensors with equal specs share one object.
         wrapping: options that every lossy compressor has, as the job's compressor sets them.
-        seed: seed of the job.
-        rank: rank of this worker, from 0.
-        numbers: number of each tensor that is part of the key of its random numbers.
         ledger: residuals, and states of the compressors.
-        plan: how the model is divided.
         unit_of: number of the unit of each tensor.
         runs: for each unit, its runs of neighbouring tensors that one call may serve.
         densities: by index of the tensor, the fraction of its elements that is sent, where norms decide it.
@@ -59,15 +54,11 @@ class ModelTensors:
         numbers: Sequence[int] | None = None,
     ) -> None:
         """Args:
-            specs: the model's tensors, in the order in which gradients are given.
             compressor: compressor of the tensors that the rule selects, `name[:key=value,...]` or parsed.
-            rule: rule that decides which tensors it compresses.
             seed: seed of the job, at least 0. Seed and rank determine every step's random numbers.
             rank: rank of this worker, at least 0; it may be changed between steps. No two workers of a round
                 may have the same.
-            plan: how the model is divided; None for the default plan.
-            numbers: number of each tensor in the key of its random numbers, at least 0 and distinct; None for
-                its index.
+            numbers: number of each tensor in the key of its random numbers, distinct; None for its index.
 
         Raises:
             SpecError: the compressor does not exist, or has bad options.
@@ -126,8 +117,7 @@ class ModelTensors:
         ]
 
     def _densities(self, norms: Sequence[float]) -> dict[int, float]:
-        """Return the fraction of elements to send, by index of the tensor, for tensors where norms
-        decide it."""
+        """Return the fraction of elements to send where norms decide it, by index of the tensor."""
         by_norm = [index for index, (each, _) in enumerate(self._given) if each.chooses_by_norm]
         if not (norms and by_norm):
             return {}
@@ -136,11 +126,8 @@ class ModelTensors:
         return dict(zip(by_norm, found, strict=True))
 
     def sent_shares(self, epoch: float) -> list[float]:
-        """Return the fraction of elements that a step at `epoch` sends of each tensor, above 0 and at most 1.
-
-        The fractions are those before sparsifiers round down to whole elements, of which they keep at least
-        one.
-        """
+        """Return the fraction of elements that a step at `epoch` sends of each tensor, before sparsifiers
+        round to whole elements."""
         return [
             1 / each.options.ratio_at(epoch, self.densities.get(index))
             if isinstance(each.options, SparseOptions)
@@ -149,7 +136,6 @@ class ModelTensors:
         ]
 
     def first_states(self) -> list[Any]:
-        """Return the state of each tensor's compressor before the first step."""
         pairs = zip(self.compressors, self.specs, strict=True)
         return [without_feedback(compressor).init(spec) for compressor, spec in pairs]
 

@@ -46,7 +46,6 @@ def _largest_each(values: Float32, tensors: Neighbours, keeps: Int64) -> Selecti
 
 
 def top_k(options: SparseOptions) -> Sparse:
-    """Return the sparsifier of `topk` and `l1`."""
     return Sparse(
         options=options,
         coder=coder_of(options.values),
@@ -57,7 +56,6 @@ def top_k(options: SparseOptions) -> Sparse:
 
 
 def rand_k(options: RandKOptions) -> Sparse:
-    """Return the sparsifier of `randk`."""
     drawn = IndexCoding.UNIFORM if options.draw is Draw.UNIFORM else IndexCoding.SEEDED
 
     def select(total: torch.Tensor, keep: int, context: StepContext) -> Selection:
@@ -81,7 +79,6 @@ class Sign(Stateless):
 
 
 def threshold(options: ThresholdOptions) -> Sparse:
-    """Return the sparsifier of `threshold`."""
 
     def at_least_each(values: Float32, tensors: Neighbours, keeps: Int64) -> Selection:
         return selection.at_least(values, options.level(tensors.context(0)))  # the level is the same for all

@@ -101,8 +101,6 @@ def _check_sizes(payload: QuantizedPayload) -> int:
 
 
 def _check_levels(payload: QuantizedPayload) -> None:
-    """Raise `PayloadError` if the levels have the wrong shape, are not finite, or break the order of their
-    format."""
     levels, count = payload.levels, payload.format.level_count
     total = count * _check_sizes(payload)
     if levels.dtype != np.float32 or levels.shape != (total,):
@@ -129,7 +127,6 @@ def _raise_if_wrong(levels: Float32, wrong: npt.NDArray[np.bool_] | np.bool_, ex
 
 
 def _check_sparse(payload: SparsePayload) -> None:
-    """Raise `PayloadError` if the fields of a sparse payload break a rule."""
     if payload.elements > MAX_SPARSE_ELEMENTS:
         raise PayloadError("elements", f"at most {MAX_SPARSE_ELEMENTS}, if sparse", str(payload.elements))
     if not 0 <= payload.count <= payload.elements:
@@ -155,7 +152,6 @@ def _check_sparse(payload: SparsePayload) -> None:
 
 
 def _validate_codes(payload: QuantizedPayload) -> None:
-    """Raise `PayloadError` if the data contain a forbidden code or set padding bits."""
     format, data = payload.format, payload.data
     if format.forbidden_code is not None and kernels.cpu.has_forbidden_code(format, data):
         raise PayloadError("data", "codes that name a level", f"code {format.forbidden_code}")
@@ -171,7 +167,6 @@ def _validate_codes(payload: QuantizedPayload) -> None:
 
 
 def _validate_linear(payload: LinearPayload) -> None:
-    """Raise `PayloadError` if a scale is out of range, a code is forbidden, or padding bits are set."""
     scales, codes = payload.scales(), payload.codes()
     most = np.float32(kernels.FLOAT32_MAX / np.float32(2 ** (payload.bits - 1)))
     # Both comparisons are false for a NaN.
@@ -183,7 +178,6 @@ def _validate_linear(payload: LinearPayload) -> None:
 
 
 def _check_padding(data: Bytes, used_bits: int) -> None:
-    """Raise `PayloadError` if a bit after the first `used_bits` is set."""
     # At most one 32-bit word is partly used: the padding is less than four bytes.
     padding = data[used_bits // 8 :].copy()
     if padding.size and used_bits % 8:
@@ -193,5 +187,4 @@ def _check_padding(data: Bytes, used_bits: int) -> None:
 
 
 def _padding_set() -> PayloadError:
-    """Return the error for padding bits that are set."""
     return PayloadError("data", "zero padding after the last code", "padding bits that are set")

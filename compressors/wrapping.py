@@ -2,7 +2,7 @@
 
     clip -> delay -> momentum -> residual (decay) -> the compressor, with its warm-up -> masking
 
-The first two act on the whole model (`step`), the others on each tensor (`feedback`).
+The first two act on the whole model (`budget`, `step`), the others on each tensor (`feedback`).
 """
 
 from __future__ import annotations

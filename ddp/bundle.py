@@ -42,10 +42,7 @@ PROBED = 256  # first elements of a tensor; only if all of them are 0 is the who
 class Terms:
     """The settings that all ranks must share. Their text enters the checksum that ranks compare.
 
-    Attributes:
-        compressor: compressor of the gradients, adapted to the optimizer.
-        rule: rule that selects the tensors to compress.
-        seed: seed of random numbers, at least 0.
+    The compressor is adapted to the optimizer; the seed is at least 0.
     """
 
     compressor: CompressorSpec
@@ -58,9 +55,8 @@ class Parameter:
     """A parameter of the model that DDP wraps.
 
     Attributes:
-        name: name by which the parameter's state is saved.
-        number: number of the parameter, from 0, the same on every rank; it seeds the random numbers.
-        shape: the parameter's shape.
+        name: name by which its state is saved.
+        number: its number, from 0, the same on every rank; it seeds the random numbers.
         norm: Euclidean norm of the parameter's initial values; 0 if the compressor does not use it.
     """
 
@@ -89,11 +85,7 @@ class TensorState:
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A compressor's state as it was loaded from a file.
-
-    Attributes:
-        values: numbers, texts and tensors, by name of the field.
-    """
+    """A compressor's state as it was loaded from a file: numbers, texts and tensors, by name of the field."""
 
     values: Mapping[str, Any]
 
@@ -126,15 +118,9 @@ class Bundle:
     def __init__(
         self, terms: Terms, parameters: Sequence[Parameter], states: Mapping[str, TensorState], rank: int
     ) -> None:
-        """
-        Args:
-            terms: settings that all ranks share.
-            parameters: tensors of the bundle, at least one, in the order of their gradients.
-            states: state to continue from, by name of the tensor; a tensor without one starts from zeros.
-            rank: this process's rank, from 0.
+        """Take over the states, by name of the tensor; a tensor without one starts from zeros.
 
-        Raises:
-            ValueError: a residual or velocity has another shape than its tensor.
+        Raises ValueError if a residual or velocity has another shape than its tensor.
         """
         self.parameters = tuple(parameters)
         specs = [TensorSpec(name=each.name, shape=each.shape) for each in parameters]
@@ -161,7 +147,7 @@ class Bundle:
     def compress(
         self, gradients: torch.Tensor, samples: int, version: int, epoch: float, ranks: int
     ) -> list[Payload]:
-        """Compress the gradients of one step; the caller then calls `commit` or `abandon`.
+        """Compress the gradients of one step; the caller then calls `finish` or `abandon`.
 
         A tensor whose gradient is all 0 is sent as absent and keeps its residual: DDP hands over a gradient
         of 0 for a parameter that the step did not use, and drops the average.
@@ -169,10 +155,10 @@ class Bundle:
         Args:
             gradients: gradients of all tensors end to end: float32, shape (elements,), mean over `samples`
                 samples. Payloads may share this memory.
-            samples: number of samples of this rank's mean gradient, at least 1.
+            samples: number of samples of this rank's mean gradient.
             version: number of steps before this one.
             epoch: passes over the training samples so far, for the compressor's warm-up.
-            ranks: number of ranks, at least 1.
+            ranks: number of ranks.
 
         Returns:
             The payloads, which cover all elements of the bundle end to end.
@@ -190,17 +176,14 @@ class Bundle:
                 sent += payloads
         return sent
 
-    def commit(self) -> list[Spike]:
-        """Make the residuals of the compressed step permanent, and return the step's spikes.
+    def finish(self) -> list[Spike]:
+        """Make the residuals of the compressed step permanent, once its payloads have reached all ranks.
 
-        Called once the step's payloads have reached all ranks.
-
-        Returns:
-            The gradients that were far larger than usual and therefore sent as float32.
+        Return the gradients that were far larger than usual and therefore sent as float32.
         """
         assert self._step is not None
         spikes = self._step.spikes
-        self._step.commit()
+        self._step.finish()
         self._step = None
         return spikes
 
@@ -246,7 +229,6 @@ class Bundle:
 
 
 def _used(pieces: Sequence[torch.Tensor]) -> list[bool]:
-    """Return, for each gradient, True if it has an element other than 0."""
     if all(piece.device.type == "cpu" for piece in pieces):
         return [bool(piece[:PROBED].any()) or bool(piece.any()) for piece in pieces]
     found = torch.stack([piece.any() for piece in pieces]).cpu().numpy()  # one wait for the GPU
@@ -254,12 +236,8 @@ def _used(pieces: Sequence[torch.Tensor]) -> list[bool]:
 
 
 def mean(pushes: Sequence[Sequence[Payload]], out: Float32) -> None:
-    """Decode the payloads of all ranks and write their mean to `out`; ranks are added in their order.
-
-    Args:
-        pushes: for each rank, the payloads that cover `out` end to end.
-        out: result, overwritten: float32, shape (elements,).
-    """
+    """Write the mean of all ranks' payloads, which cover `out` end to end, to `out`; ranks are added in their
+    order."""
     shares = [1 / len(pushes)] * len(pushes)
     at = 0
     for aligned in _aligned(pushes):
@@ -278,12 +256,10 @@ def _aligned(pushes: Sequence[Sequence[Payload]]) -> Iterator[tuple[Payload, ...
 
 
 def _ends(push: Sequence[Payload]) -> Iterator[int]:
-    """Yield the index of the element behind each payload."""
     return accumulate(payload.elements for payload in push)
 
 
 def _cut(push: Sequence[Payload], borders: Sequence[int]) -> Iterator[Payload]:
-    """Yield the payloads of one rank, cut at `borders`, which are indices of elements in ascending order."""
     at = 0
     for payload in push:
         first, last = np.searchsorted(borders, [at, at + payload.elements])

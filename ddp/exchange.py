@@ -67,24 +67,14 @@ class Frame:
 
 
 def checksum(terms: object, manifest: Manifest, step: int) -> int:
-    """Return the CRC-32C by which ranks find out whether they share terms, tensors and step.
-
-    Args:
-        terms: settings, which are compared by their text.
-        manifest: names, shapes and dtypes of the bundle's tensors.
-        step: number of steps before this one.
-    """
+    """Return the CRC-32C by which ranks find out whether they share terms, by their text, tensors and
+    step."""
     text = f"{terms};{step}".encode()
     return crc32c((np.frombuffer(text + manifest.fingerprint, np.uint8),))
 
 
 def to_bytes(frame: Frame, agreed: int) -> Bytes:
-    """Serialize a frame, into new memory.
-
-    Args:
-        frame: frame to send.
-        agreed: CRC-32C of the values that all ranks must share, from `checksum`.
-    """
+    """Serialize a frame, into new memory. agreed: `checksum` of the values that all ranks must share."""
     header = b""
     if frame.not_finite is None:
         header = encode(part_header(0, 0, 0, 0, frame.payloads))
@@ -98,11 +88,11 @@ def from_bytes(data: Bytes, agreed: int, part: Part, manifest: Manifest, *, rank
     """Parse and check a frame that arrived from another rank.
 
     Args:
-        data: bytes of the frame, uint8; the payloads share this memory.
-        agreed: this rank's CRC-32C of the values that all ranks must share.
+        data: bytes of the frame; the payloads share this memory.
+        agreed: this rank's `checksum`.
         part: range of the bundle's elements.
         manifest: the bundle's tensors.
-        rank: rank that sent the frame.
+        rank: sender.
 
     Raises:
         RanksDisagree: the frame has another checksum than `agreed`, or no header of payloads.
@@ -122,7 +112,6 @@ def from_bytes(data: Bytes, agreed: int, part: Part, manifest: Manifest, *, rank
 
 
 def _disagreeing(rank: int) -> RanksDisagree:
-    """Return the error for a rank whose checksum differs from this rank's."""
     same = "the same compressor, seed, layer rule and model on every rank, at the same step"
     return RanksDisagree(
         f"rank {rank}: expected {same}, got others; give every rank the same arguments of "
@@ -161,7 +150,6 @@ class Gather:
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        """group: process group of the collectives; None for the default one."""
         self._group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.sent = 0
@@ -174,13 +162,8 @@ class Gather:
     def agree(self, terms: object) -> None:
         """Check that all ranks have the same terms. Call it before the first `begin`.
 
-        Ranks with different compressors might begin different all-gathers, which would block for ever.
-
-        Args:
-            terms: this rank's settings; their text is compared.
-
-        Raises:
-            RanksDisagree: another rank has other terms.
+        Ranks with different compressors might begin different all-gathers, which would block for ever. Raises
+        RanksDisagree if another rank has other terms, by their text.
         """
         text = np.frombuffer(str(terms).encode(), np.uint8)
         own = np.frombuffer(AGREED.pack(crc32c((text,))), np.uint8)
@@ -189,14 +172,9 @@ class Gather:
                 raise _disagreeing(rank)
 
     def begin(self, bundle: str, frame: Bytes) -> Flight:
-        """Start the all-gather of a frame's first bytes, as many as fit the bundle's slot.
+        """Start the all-gather of a frame's first bytes, as many as fit the bundle's slot; `end` ends it.
 
-        Args:
-            bundle: name of the bundle, the same on all ranks; each bundle has a slot size of its own.
-            frame: this rank's frame, uint8.
-
-        Returns:
-            The started all-gather, for `end`.
+        bundle: name of the bundle, the same on all ranks; each bundle has a slot size of its own.
         """
         slot = self._slots.get(bundle, 0)
         length = np.frombuffer(LENGTH.pack(frame.size), np.uint8)

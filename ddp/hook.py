@@ -1,6 +1,6 @@
 """The communication hook that DistributedDataParallel (DDP) calls, and its state.
 
-No bundle is committed and no bucket's future completes before the last bucket of the step. Every rank has
+No bundle is finished and no bucket's future completes before the last bucket of the step. Every rank has
 every frame by then, so all ranks void the same steps: they discard a step in which a gradient of any rank is
 not finite. The hook begins all collectives itself, none in a callback, so their order is the same on every
 rank. Random numbers are seeded by the numbers of parameters, so buckets do not affect the bits.
@@ -10,66 +10,30 @@ rank. Random numbers are seeded by the numbers of parameters, so buckets do not 
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket  # as `torch.distributed` has it
 
 from ..common.spec import SpecError
 from ..compressors import (
-    CompressorSpec,
     LayerRule,
     NonFiniteGradient,
     Spike,
-    advice,
     described,
     norm,
     parse_compressor,
-    suited,
     tell_of_compiling,
 )
-from ..optim.steps import Adam, OptimizerOptions, Sgd
-from .bundle import Bundle, Parameter, SavedState, TensorState, Terms, mean, plain_fields
-from .exchange import Flight, Frame, Gather, checksum, from_bytes, to_bytes
+from .buckets import Bucket, Sent, average
+from .bundle import Bundle, Parameter, SavedState, TensorState, Terms, plain_fields
+from .exchange import Frame, Gather, checksum, from_bytes, to_bytes
+from .suiting import suited_to
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Bucket:
-    """A bucket of DDP's whose mean is not computed yet.
-
-    Attributes:
-        buffer: this rank's gradients, one-dimensional; overwritten with the mean.
-        parameters: the parameters whose gradients are in the buffer, in its order.
-        future: completes with `buffer` once it holds the mean over the ranks.
-    """
-
-    buffer: torch.Tensor
-    parameters: Sequence[Parameter]
-    future: torch.futures.Future[torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sent:
-    """A bundle whose frame is being gathered.
-
-    Attributes:
-        bundle: compressed the gradients.
-        buckets: the buckets that the bundle covers, in its order.
-        agreed: CRC-32C that the frames of all ranks must carry.
-        flight: the started all-gather.
-    """
-
-    bundle: Bundle
-    buckets: Sequence[_Bucket]
-    agreed: int
-    flight: Flight
 
 
 class HookState:
@@ -141,7 +105,7 @@ class HookState:
         """
         chosen = parse_compressor(compressor)
         if optimizer is not None:
-            chosen = _suited(chosen, _options(optimizer))
+            chosen = suited_to(optimizer, chosen)
         wrapping = chosen.wrapping
         if wrapping is not None and wrapping.delay > 1:
             limit = f"expected delay=1, got {wrapping.delay}; to exchange fewer gradients use DDP's no_sync()"
@@ -166,8 +130,8 @@ class HookState:
         self._loaded = False
         self._bundles: dict[tuple[str, ...], Bundle] = {}
         self._gather: Gather | None = None
-        self._waiting: list[_Bucket] = []
-        self._sent: list[_Sent] = []
+        self._waiting: list[Bucket] = []
+        self._sent: list[Sent] = []
         self.epoch = float("inf")
         self.steps = self.voided = self.spikes = self.raw_bytes = 0
         self._saved_rank: int | None = None  # of a loaded state that no step has used yet
@@ -189,7 +153,7 @@ class HookState:
         )
 
     def _before_step(self, *_: object) -> None:
-        """Called before each step of the optimizer: warn if DDP has never called the hook."""
+        """Warn if DDP has never called the hook, before a step of the optimizer."""
         if not self._called:
             self._warn(
                 "unused",
@@ -201,7 +165,6 @@ class HookState:
         self._exchanges = 0
 
     def _warn(self, kind: str, text: str) -> None:
-        """Log a warning, once for each kind."""
         if kind not in self._warned:
             self._warned.add(kind)
             _log.warning(text)
@@ -277,18 +240,9 @@ class HookState:
         }
 
     def add_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Compress and send a bucket's gradients, and return the future of their mean; `hook` calls this.
+        """Compress and send a bucket's gradients, and return the future of their mean, as `hook` says.
 
         The last bucket of a step completes the step: it receives all frames and completes all futures.
-
-        Args:
-            bucket: gradients of this rank; the buffer is overwritten with the mean.
-
-        Raises:
-            TypeError: a gradient is sparse, or neither float32 nor bfloat16 nor float16.
-            RanksDisagree: a rank has another compressor, seed or model, or is at another step.
-            Refused: a rank's frame was damaged.
-            ValueError: `named_parameters` lacks a parameter, or a loaded state does not fit the model.
         """
         self._called = True
         if bucket.index() == 0:
@@ -310,7 +264,7 @@ class HookState:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=None if on_host else [buffer.device]
         )
-        self._waiting.append(_Bucket(buffer.detach(), parameters, future))
+        self._waiting.append(Bucket(buffer.detach(), parameters, future))
         self.raw_bytes += buffer.numel() * buffer.element_size()
         if bucket.is_last() or not self._whole:
             self._send(self._waiting)
@@ -321,7 +275,6 @@ class HookState:
 
     @property
     def _rank(self) -> int | None:
-        """Rank whose residuals the state holds; None if it is not known yet."""
         if self._saved_rank is not None:
             return self._saved_rank
         return dist.get_rank(self._group) if dist.is_initialized() else None
@@ -345,7 +298,7 @@ class HookState:
             raise RuntimeError("state of gradwire.ddp: the step is incomplete; save or load after backward()")
 
     def _drop_unfinished(self) -> None:
-        """Discard the buckets of a backward pass that ended before its last bucket."""
+        """Discard the buckets of a backward pass that did not reach its last bucket."""
         for sent in self._sent:
             sent.flight.wait()
             sent.bundle.abandon()
@@ -374,7 +327,6 @@ class HookState:
 
     @staticmethod
     def _check(buffer: torch.Tensor, parameters: Sequence[Parameter]) -> None:
-        """Raise TypeError if a bucket's gradients are sparse or of a dtype that cannot be compressed."""
         if buffer.layout is not torch.strided or buffer.dtype not in DTYPES:
             got = f"{buffer.dtype} ({buffer.layout})"
             known = ", ".join(map(str, DTYPES))
@@ -404,8 +356,7 @@ class HookState:
             self._gather = gather
         return self._gather
 
-    def _send(self, buckets: Sequence[_Bucket]) -> None:
-        """Compress buckets as one bundle, and start the all-gather of its frame."""
+    def _send(self, buckets: Sequence[Bucket]) -> None:
         bundle = self._bundle([each for bucket in buckets for each in bucket.parameters])
         pieces = [bucket.buffer.float() for bucket in buckets]
         where = pieces[0].device
@@ -420,10 +371,10 @@ class HookState:
             frame = Frame((), names.index(error.name))
         slot = f"{bundle.parameters[0].name} {len(bundle.parameters)}"
         flight = self._gathers.begin(slot, to_bytes(frame, agreed))
-        self._sent.append(_Sent(bundle, buckets, agreed, flight))
+        self._sent.append(Sent(bundle, buckets, agreed, flight))
 
     def _finish(self) -> None:
-        """Receive all frames of the step, commit or void it, and complete the buckets' futures."""
+        """Receive all frames of the step, finish or void it, and complete the buckets' futures."""
         self._check_loaded()
         bad: list[str] = []
         for sent in self._sent:
@@ -438,13 +389,13 @@ class HookState:
                 if frame.not_finite is not None
             ]
             if not bad:
-                _average(frames, sent.buckets)
+                average(frames, sent.buckets)
         spikes: list[Spike] = []
         for sent in self._sent:
             if bad:
                 sent.bundle.abandon()
             else:
-                spikes += sent.bundle.commit()
+                spikes += sent.bundle.finish()
             for bucket in sent.buckets:
                 bucket.future.set_result(bucket.buffer.fill_(torch.nan) if bad else bucket.buffer)
         self._sent = []
@@ -463,7 +414,7 @@ class HookState:
             _log.warning("rank %d, step %d: %s", self._gathers.rank, self.steps, described(spikes))
 
     def _check_loaded(self) -> None:
-        """Raise ValueError if no bundle of the first step after `load_state_dict` has a loaded tensor."""
+        """Raise ValueError if a loaded tensor is in no bundle of the first step."""
         if self._loaded and self._states:
             left = ", ".join(map(repr, sorted(self._states)))
             raise ValueError(f"state of gradwire.ddp: expected tensors of this model, got also {left}")
@@ -480,10 +431,6 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
     as with DDP alone. A `GradScaler` or a check of the norm then skips the step. Residuals keep their values
     from before the step, and a warning names tensor and rank.
 
-    Args:
-        state: this rank's state, the same object for all buckets and steps.
-        bucket: gradients of this rank, from DDP.
-
     Raises:
         TypeError: a gradient is sparse, or neither float32 nor bfloat16 nor float16.
         RanksDisagree: a rank has another compressor, seed or model, or is at another step.
@@ -491,37 +438,3 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
         ValueError: `named_parameters` lacks a parameter, or a loaded state does not fit the model.
     """
     return state.add_bucket(bucket)
-
-
-def _suited(compressor: CompressorSpec, options: OptimizerOptions) -> CompressorSpec:
-    """Return the compressor, adapted to the optimizer. Log the adaptation, and warn of lost accuracy."""
-    chosen = suited(compressor, options, local=False)
-    if chosen != compressor:
-        _log.info(
-            "using compressor %s, because the optimizer divides by the root of squared gradients", chosen
-        )
-    for line in advice(chosen, options, local=False, server=False):
-        _log.warning("%s", line)
-    return chosen
-
-
-def _options(optimizer: torch.optim.Optimizer) -> OptimizerOptions:
-    """Return the options of the Gradwire optimizer that a compressor treats like this torch optimizer."""
-    if "eps" in optimizer.defaults:
-        return Adam()
-    return Sgd(momentum=0.9 if optimizer.defaults.get("momentum") else 0.0)
-
-
-def _average(frames: Sequence[Frame], buckets: Sequence[_Bucket]) -> None:
-    """Decode the ranks' frames and write their mean into the buckets' buffers."""
-    pushes = [frame.payloads for frame in frames]
-    only = buckets[0].buffer
-    if len(buckets) == 1 and only.device.type == "cpu" and only.dtype is torch.float32:
-        mean(pushes, only.numpy())
-        return
-    sizes = [bucket.buffer.numel() for bucket in buckets]
-    out = np.empty(sum(sizes), np.float32)
-    mean(pushes, out)
-    values = torch.split(torch.from_numpy(out), sizes)
-    for bucket, value in zip(buckets, values, strict=True):
-        bucket.buffer.copy_(value)

@@ -20,12 +20,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[Declared], lr: float) -> None:
-        """
-        Args:
-            model: model whose parameters are stepped.
-            groups: all trainable parameters of the model, by name.
-            lr: learning rate of groups that have none of their own.
-        """
+        """Take the groups of all trainable parameters. lr: that of groups that have none of their own."""
         parameters = dict(model.named_parameters())
         super().__init__(
             [
@@ -41,11 +36,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with the gradients in `grad`. Return the loss of `closure`, None without it.
-
-        Args:
-            closure: function that computes gradients and returns the loss; None if they were computed before.
-        """
+        """Take one step with the gradients in `grad`, which `closure` computes; return its loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

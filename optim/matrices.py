@@ -46,7 +46,6 @@ class Declared:
     """Parameters of a model that are stepped alike.
 
     Attributes:
-        options: optimizer and its options.
         learning_rate: learning rate before the job's schedule; None for the job's.
         names: names of the parameters.
     """
@@ -121,7 +120,6 @@ def declared(
     `split` of a group have no effect.
 
     Args:
-        model: model whose parameters are grouped.
         given: one mapping per group, as for `torch.optim`.
         options: options of the job's optimizer, which a group's options override.
 
@@ -200,12 +198,9 @@ def divided(
     """Divide parameters into those that Muon steps and those that AdamW steps, with and without weight decay.
 
     Args:
-        model: model of the parameters.
-        parameters: parameters to divide, by name.
         overrides: values of options of Muon that differ from `options`. `optimizer` is "muon" or "adamw";
             without it, the rule at the head of this file decides.
-        options: options of the job's optimizer.
-        learning_rate: learning rate of the parameters before the schedule; None for the job's.
+        learning_rate: that before the schedule; None for the job's.
 
     Raises:
         ValueError: an option is unknown or has an invalid value, or Muon cannot step a parameter.

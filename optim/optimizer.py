@@ -15,10 +15,10 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from ..common.spec import did_you_mean, known, option_types, parse_one_of
+from .memory import Remembered, copied, joined, present
 from .steps import COUNT, OPTIMIZERS, OptimizerOptions, check_not_negative
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from .steps import Memories, Memory
+    from .steps import Memories
 
 
 def parse_optimizer(text: str) -> OptimizerOptions:
@@ -46,13 +46,9 @@ def optimizer_spec(options: OptimizerOptions) -> str:
 
 
 def overridden(options: OptimizerOptions, overrides: Mapping[str, object]) -> OptimizerOptions:
-    """Return a copy of `options` with new values for some of them.
+    """Return a copy of `options` with new values; torch's `betas` stands for beta1 and beta2.
 
-    Args:
-        overrides: new values by option name; torch's `betas` stands for beta1 and beta2.
-
-    Raises:
-        ValueError: unknown option, or a value that it does not accept.
+    Raises ValueError for an unknown option, or a value that it does not accept.
     """
     types, changes = option_types(cast(Any, type(options))), dict[str, Any](overrides)
     if "betas" in changes and "beta1" in types:
@@ -92,109 +88,11 @@ class OptimizerGroup:
     """The hyperparameters of one group of parameters.
 
     Attributes:
-        options: optimizer and its options.
         learning_rate: base learning rate of the group; a schedule's factor multiplies it.
     """
 
     options: OptimizerOptions
     learning_rate: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Remembered:
-    """The optimizer's state of a run of adjacent elements that have taken all of their steps together.
-
-    Torch can step such a run as one tensor.
-
-    Attributes:
-        start, end: range of elements, counted in a parameter, or in the buffer that the parameters are views
-            of.
-        memory: state tensors of these elements by torch's name, such as "exp_avg"; empty before their first
-            step, and if the optimizer has no state.
-    """
-
-    start: int
-    end: int
-    memory: Memory
-
-    def within(self, start: int, end: int, to: int) -> Remembered | None:
-        """Return the state of the elements from `start` to `end`, renumbered so that `start` becomes `to`.
-
-        None if the run has no element in that range.
-        """
-        first, last = max(start, self.start), min(end, self.end)
-        if first >= last:
-            return None
-        return Remembered(first - start + to, last - start + to, self.piece(first, last).memory)
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this run's elements of `tensor`, which has the parameter's shape: `tensor` itself if the run
-        covers it."""
-        return tensor if self.end - self.start == tensor.numel() else tensor[self.start : self.end]
-
-    def alike(self, other: Remembered) -> bool:
-        """Return True if both runs have the same step count, and the same of their state tensors exist."""
-        import torch
-
-        if self.memory.keys() != other.memory.keys():
-            return False
-        for name, tensor in self.memory.items():
-            theirs = other.memory[name]
-            if (tensor is None) != (theirs is None):
-                return False
-            if name == COUNT and not torch.equal(_present(tensor), _present(theirs)):
-                return False
-        return True
-
-    def cut(self, borders: Sequence[int]) -> list[Remembered]:
-        """Return the run as pieces, cut at those of the ascending `borders` that lie inside. The pieces share
-        its memory."""
-        inside = borders[bisect_right(borders, self.start) : bisect_left(borders, self.end)]
-        if not inside:
-            return [self]
-        return [self.piece(*pair) for pair in pairwise((self.start, *inside, self.end))]
-
-    def alone(self) -> Remembered:
-        """Return a copy of the run with tensors that are views cloned, so that it does not keep larger
-        tensors alive."""
-        memory: Memory = dict(self.memory)
-        for name, tensor in memory.items():
-            if tensor is not None and tensor.nbytes < tensor.untyped_storage().nbytes():
-                memory[name] = tensor.clone()
-        return Remembered(self.start, self.end, memory)
-
-    def piece(self, start: int, end: int) -> Remembered:
-        """Return the state of elements `start` to `end`: views of this run's tensors, and a copy of its step
-        count."""
-        memory: Memory = {}
-        for name, tensor in self.memory.items():
-            if tensor is None:
-                memory[name] = None
-            elif name == COUNT:
-                memory[name] = tensor.clone()
-            else:
-                memory[name] = tensor[start - self.start : end - self.start]
-        return Remembered(start, end, memory)
-
-
-def _joined(runs: Sequence[Remembered]) -> list[Remembered]:
-    """Return `runs` with adjacent runs that have the same step count merged into new tensors."""
-    import torch
-
-    groups: list[list[Remembered]] = []
-    for run in runs:
-        if groups and groups[-1][0].alike(run):
-            groups[-1].append(run)
-        else:
-            groups.append([run])
-    joined: list[Remembered] = []
-    for group in groups:
-        memory: Memory = dict(group[0].memory)
-        for name, tensor in memory.items() if len(group) > 1 else ():
-            if tensor is not None and name != COUNT:
-                memory[name] = torch.cat([_present(run.memory[name]) for run in group])
-        joined.append(Remembered(group[0].start, group[-1].end, memory))
-    return joined
 
 
 def _borders(
@@ -223,24 +121,12 @@ def _borders(
     return found
 
 
-def _copied(memory: Memory) -> Memory:
-    """Return a copy of a parameter's state with cloned tensors."""
-    return {name: None if tensor is None else tensor.clone() for name, tensor in memory.items()}
-
-
-def _present(tensor: torch.Tensor | None) -> torch.Tensor:
-    """Return `tensor`, which the caller knows not to be None."""
-    assert tensor is not None
-    return tensor
-
-
 @dataclass(frozen=True, slots=True)
 class _Stretch:
     """Neighbouring elements that one optimizer steps at one rate.
 
     Attributes:
         start, end: range of elements, counted in a parameter.
-        options: optimizer and its options.
         learning_rate: learning rate of the next step.
     """
 
@@ -269,12 +155,7 @@ class Optimizer:
     def __init__(
         self, options: OptimizerOptions, parameters: Sequence[torch.Tensor], learning_rate: float
     ) -> None:
-        """
-        Args:
-            options: optimizer and options of all parameters, which form one group.
-            parameters: tensors to step in place.
-            learning_rate: base learning rate.
-        """
+        """Take parameters that form one group. learning_rate: base learning rate."""
         group = OptimizerGroup(options=options, learning_rate=learning_rate)
         self._begin([group], parameters, [[(each.numel(), 0)] for each in parameters])
 
@@ -352,7 +233,7 @@ class Optimizer:
         other._borders, other._parameters = self._borders, self._parameters
         other.learning_rates = list(self.learning_rates)
         for runs in self._runs:
-            other._runs.append([Remembered(run.start, run.end, _copied(run.memory)) for run in runs])
+            other._runs.append([Remembered(run.start, run.end, copied(run.memory)) for run in runs])
         return other
 
     def step(self, only: int | None = None, ranges: Sequence[tuple[int, int]] | None = None) -> None:
@@ -371,19 +252,13 @@ class Optimizer:
         self._step_pieces(found)
 
     def step_copy(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Step a copy of a parameter in place, to the same bits as `step`; the optimizer's state is that of
-        the parameter.
-
-        Args:
-            index: index of the parameter.
-            parameter: the copy.
-            gradient: its gradient, of the same shape.
-        """
+        """Step a copy of parameter `index` in place, to the same bits as `step`; the optimizer's state is
+        that of the parameter."""
         self._step_pieces(self._pieces(index, parameter, gradient))
 
     def copy_memory(self, index: int) -> list[Remembered]:
         """Return a copy of a parameter's state, for `restore_memory`."""
-        return [Remembered(run.start, run.end, _copied(run.memory)) for run in self._runs[index]]
+        return [Remembered(run.start, run.end, copied(run.memory)) for run in self._runs[index]]
 
     def restore_memory(self, index: int, memory: Sequence[Remembered]) -> None:
         """Continue from the state of a parameter that `copy_memory` returned, without copying it."""
@@ -396,7 +271,6 @@ class Optimizer:
         gradient: torch.Tensor,
         ranges: Sequence[tuple[int, int]] | None = None,
     ) -> list[_Piece]:
-        """Return the pieces of a parameter that a step takes; `ranges` limits the elements as in `step`."""
         runs = self._within(index, [(0, parameter.numel())] if ranges is None else ranges)
         return [(run, stretch, run.of(parameter), run.of(gradient)) for run, stretch in runs]
 
@@ -418,12 +292,8 @@ class Optimizer:
                     run.memory[name] = tensor
 
     def divide(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Replace the parameters by others that cover the same elements of the same buffer, and keep each
-        element's group and state.
-
-        Args:
-            parameters: new parameters. Old and new ones are flat views of one buffer.
-        """
+        """Replace the parameters by others that cover the same elements of the same buffer, as flat views of
+        it; each element keeps its group and state."""
         known, ends = self.remembered(), list[tuple[int, int]]()
         for each, borders in zip(self._parameters, self._borders, strict=True):
             ends += [(int(each.storage_offset()) + end, number) for end, number in borders]
@@ -446,12 +316,8 @@ class Optimizer:
         return sorted(found, key=lambda each: each.start)
 
     def recall(self, remembered: Sequence[Remembered]) -> None:
-        """Continue from the state that `remembered` returned in an optimizer with the same options.
-
-        Args:
-            remembered: runs of the buffer that the parameters are views of, together covering every
-                parameter.
-        """
+        """Continue from the state that `remembered` returned in an optimizer with the same options: runs that
+        together cover every parameter."""
         known = [Remembered(each.start, each.end, dict(each.memory)) for each in remembered]
         self._assign_runs(sorted(known, key=lambda run: run.start))
 
@@ -465,8 +331,8 @@ class Optimizer:
             among = known[bisect_right(ends, start) : bisect_left(ends, end) + 1]
             pieces = [piece for run in among for piece in run.cut((start, end))]
             inside = [run for run in pieces if start <= run.start and run.end <= end]
-            joined = [run.alone() for run in _joined(inside)]
-            moved = [Remembered(run.start - start, run.end - start, run.memory) for run in joined]
+            alone = [run.alone() for run in joined(inside)]
+            moved = [Remembered(run.start - start, run.end - start, run.memory) for run in alone]
             self._runs.append(moved or [Remembered(0, 0, {})])
 
     def step_apart(
@@ -477,15 +343,14 @@ class Optimizer:
         positions: npt.NDArray[np.int64],
         ranges: Sequence[tuple[int, int]],
     ) -> None:
-        """Step copies of some elements of a parameter, to the same bits as `step` if all other gradients were
-        0.
+        """Step copies of some elements of parameter `index`, to the same bits as `step` if all other
+        gradients were 0.
 
         Called only if `leaves_zeros`. The optimizer's state of these elements is updated too.
 
         Args:
-            index: index of the parameter.
             parameter: copied elements, stepped in place; one dimension.
-            gradient: their gradients, of the same shape.
+            gradient: their gradients.
             positions: positions of the copied elements in the parameter, ascending.
             ranges: ranges (start, end) of the parameter's elements that take this step, ascending and
                 disjoint; they contain all positions.
@@ -497,7 +362,7 @@ class Optimizer:
                 first, last = (int(each) for each in positions.searchsorted((run.start, run.end)))
                 here = torch.from_numpy(positions[first:last] - run.start)
                 memory = {
-                    name: _present(tensor) if name == COUNT else _present(tensor)[here]
+                    name: present(tensor) if name == COUNT else present(tensor)[here]
                     for name, tensor in run.memory.items()
                 }
                 memories: Memories = {name: [tensor] for name, tensor in memory.items()}
@@ -505,7 +370,7 @@ class Optimizer:
                 stretch.options.step(*some, memories, stretch.learning_rate)
                 for name, tensor in memory.items():
                     if name != COUNT:
-                        _present(run.memory[name])[here] = tensor
+                        present(run.memory[name])[here] = tensor
 
     def _within(self, index: int, ranges: Sequence[tuple[int, int]]) -> list[tuple[Remembered, _Stretch]]:
         """Return the runs of a parameter that lie in `ranges`, each with its stretch, after cutting the
@@ -529,7 +394,7 @@ class Optimizer:
 
     def image(self) -> dict[str, Any]:
         """Return the optimizer's state, for `restore`: plain values and copies of its tensors."""
-        runs = [[(run.start, run.end, _copied(run.memory)) for run in runs] for runs in self._runs]
+        runs = [[(run.start, run.end, copied(run.memory)) for run in runs] for runs in self._runs]
         groups = [optimizer_spec(group.options) for group in self._groups]
         return {"groups": groups, "rates": list(self.learning_rates), "runs": runs}
 

@@ -53,7 +53,6 @@ class Sgd:
     Attributes:
         momentum: factor of the momentum buffer, from 0 to below 1; 0 for no momentum.
         weight_decay: multiple of the parameter that is added to its gradient.
-        nesterov: True for Nesterov momentum.
         undoes_weights: False: a scaled gradient makes a scaled step.
     """
 
@@ -70,12 +69,10 @@ class Sgd:
 
     @property
     def has_momentum(self) -> bool:
-        """True if a step also moves along earlier gradients."""
         return self.momentum > 0
 
     @property
     def leaves_zeros(self) -> bool:
-        """True if a step changes no element whose gradient is 0."""
         return not self.momentum and not self.weight_decay
 
     def memory(self, parameter: torch.Tensor) -> Memory:
@@ -84,13 +81,7 @@ class Sgd:
         return {"momentum_buffer": None} if self.momentum else {}
 
     def step(self, parameters: Tensors, gradients: Tensors, memory: Memories, learning_rate: float) -> None:
-        """Step `parameters` in place with torch's SGD, and update their state in `memory`.
-
-        Args:
-            parameters, gradients: tensors to step, and the gradient of each.
-            memory: state tensors by torch's name, one for each parameter.
-            learning_rate: learning rate of this step.
-        """
+        """Step `parameters` in place with torch's SGD, and their state in `memory`, by torch's names."""
         from torch.optim.sgd import sgd
 
         sgd(
@@ -148,13 +139,8 @@ class Adam:
         return {COUNT: no_steps(), "exp_avg": zeros(), "exp_avg_sq": zeros()}
 
     def step(self, parameters: Tensors, gradients: Tensors, memory: Memories, learning_rate: float) -> None:
-        """Step `parameters` in place with torch's Adam or AdamW, and update their state in `memory`.
-
-        Args:
-            parameters, gradients: tensors to step, and the gradient of each.
-            memory: state tensors by torch's name, one for each parameter.
-            learning_rate: learning rate of this step.
-        """
+        """Step `parameters` in place with torch's Adam or AdamW, and their state in `memory`, by torch's
+        names."""
         from torch.optim.adam import adam
         from torch.optim.adamw import adamw
 
@@ -225,13 +211,7 @@ class Adagrad:
         return {COUNT: no_steps(), "sum": total}
 
     def step(self, parameters: Tensors, gradients: Tensors, memory: Memories, learning_rate: float) -> None:
-        """Step `parameters` in place with torch's Adagrad, and update their state in `memory`.
-
-        Args:
-            parameters, gradients: tensors to step, and the gradient of each.
-            memory: state tensors by torch's name, one for each parameter.
-            learning_rate: learning rate of this step.
-        """
+        """Step `parameters` in place with torch's Adagrad, and their state in `memory`, by torch's names."""
         from torch.optim.adagrad import adagrad
 
         step: Any = adagrad
@@ -293,11 +273,7 @@ class Muon:
     def step(self, parameters: Tensors, gradients: Tensors, memory: Memories, learning_rate: float) -> None:
         """Step `parameters` in place, and update their state in `memory`.
 
-        Args:
-            parameters, gradients: tensors to step, and the gradient of each. The first of their dimensions
-                counts the rows of a matrix, the others together its columns.
-            memory: state tensors by torch's name, one for each parameter.
-            learning_rate: learning rate of this step.
+        The first dimension counts the rows of a matrix, the others together its columns.
         """
         for parameter, gradient, average in zip(
             parameters, gradients, memory["momentum_buffer"], strict=True

@@ -142,7 +142,7 @@ def _quantize_blocks(
         pieces_end = min(first + CHUNK_PIECES, layout[PIECES, -1])
         for block in range(block_of(layout, first), block_of(layout, pieces_end - 1) + 1):
             start, stop = elements_of(layout, block, first, pieces_end)
-            gradient, at, code_at = gradients[block], layout[ELEMENTS, block], 4 * layout[WORDS, block]
+            given, at, byte = gradients[block], layout[ELEMENTS, block], 4 * layout[WORDS, block]
             tables = _tables(bits, levels, share, block)
             doubling = _kind(bits, levels, share, block) == DOUBLING
             past = stream and at % LANES == 0
@@ -155,19 +155,22 @@ def _quantize_blocks(
                 for part in range(begin, whole, PART):
                     last = min(part + PART, whole)
                     for i in range(part, last, LANES):
-                        v.prefetch(gradient, np.uint64(4 * i + AHEAD))
-                        here = v.load_floats(gradient, np.uint64(4 * i))
+                        v.prefetch(given, np.uint64(4 * i + AHEAD))
+                        here = v.load_floats(given, np.uint64(4 * i))
                         lanes = v.add_widened(lanes, v.magnitude(here))
                         count = v.add_mask(count, v.nonzero(here))
-                    given = tables, gradient, residual, left, data, code_at, at, part, last, past
                     if doubling:
-                        _quantize_part(DOUBLING, bits, *given)
+                        _quantize_part(
+                            DOUBLING, bits, tables, given, residual, left, data, byte, at, part, last, past
+                        )
                     else:
-                        _quantize_part(bits, bits, *given)
+                        _quantize_part(
+                            bits, bits, tables, given, residual, left, data, byte, at, part, last, past
+                        )
                 if whole < end:
                     padded[:] = np.float32(0.0)
                     for k in range(end - whole):
-                        padded[k] = read_float32(gradient, whole + k)
+                        padded[k] = read_float32(given, whole + k)
                     if kept:
                         copy(residual, at + whole, at + end, padded, LANES)
                     here = v.load(padded, 0)
@@ -178,7 +181,7 @@ def _quantize_blocks(
                     if kept:
                         copy(rests, 0, end - whole, left, at + whole)
                     # The zeros behind the elements have code 0, which is the padding.
-                    copy(packed, 0, ((end - whole) * bits + 31) // 32 * 4, data, code_at + whole * bits // 8)
+                    copy(packed, 0, ((end - whole) * bits + 31) // 32 * 4, data, byte + whole * bits // 8)
                 piece = layout[PIECES, block] + begin // SUM_BLOCK
                 sums[piece], counts[piece] = v.sum_doubles(lanes), v.sum_words(count)
         first = fetch_add(cursor, CHUNK_PIECES)

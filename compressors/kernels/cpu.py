@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..payload import Bytes, CodeFormat, DenseFormat, Float32, Float64, Int64
+from . import linear
 from .blocks import ELEMENTS, WORDS, layout_of
 from .checks import address, addresses, check, check_signed, checked_pair, code_addresses, in_order
-from .lazy import codes, dense, linear_sums
+from .lazy import codes, dense, linear_loops, linear_sums
 from .shared import LANES, SUM_BLOCK, Magnitudes
 from .threads import run
 
@@ -41,7 +42,8 @@ def block_magnitudes(values: Float32) -> tuple[Float64, Int64]:
     check("values", values, np.float32, values.size)
     blocks = -(-values.size // SUM_BLOCK)
     sums, counts = np.zeros(blocks), np.zeros(blocks, np.int64)
-    run(dense.magnitudes, values.size, values, sums, counts)
+    none = np.empty(0, np.float32)
+    run(linear_loops.piece_sums, values.size, values, none, SUM_BLOCK, sums, counts, False)
     return sums, counts
 
 
@@ -239,11 +241,10 @@ def decode_dense(format: DenseFormat, data: Bytes, out: Float32) -> None:
 def has_forbidden_code(format: CodeFormat, data: Bytes) -> bool:
     """Return True if any code in `data`, padding included, is the one code that is never sent."""
     check_signed(format)
-    words = data.size // 4
-    check("data", data, np.uint8, 4 * words)
-    found = np.zeros(1, np.uint8)
-    run(dense.find_code, words, format.bits, address(data), words, found)
-    return bool(found[0])
+    if format is CodeFormat.SIGNED_4BIT:  # code 8 is the most negative integer of four bits
+        return linear.has_forbidden_linear(4, 2 * data.size, data)
+    check("data", data, np.uint8, data.size // 4 * 4)
+    return bool((data & ~(data >> 1) & 0x55).any())
 
 
 def all_finite(format: DenseFormat, data: Bytes) -> bool:

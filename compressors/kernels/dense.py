@@ -14,8 +14,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from . import vectors as v
-from .compiling import copy, fetch_add, kernel
-from .shared import BFLOAT16_MAX, CHUNK, FLOAT16_MAX, FLOAT32_MAX, LANES, SUM_BLOCK
+from .compiling import fetch_add, kernel
+from .shared import BFLOAT16_MAX, CHUNK, FLOAT16_MAX, FLOAT32_MAX, LANES
 
 FLOAT32, BFLOAT16, FLOAT16 = range(3)
 # Elements of a sum that stay in the first-level cache while one payload after the other is added to them.
@@ -55,36 +55,6 @@ def _bitcast(source, target, llvm):
 
 bits_of = _bitcast(types.float32, types.uint32, v.I32)
 float_of = _bitcast(types.uint32, types.float32, ir.FloatType())
-
-
-@kernel
-def magnitudes(cursor, values, sums, counts):
-    """Write the sum of absolute values and the number of non-zero elements of each block of `SUM_BLOCK`
-    elements.
-
-    Args:
-        sums: receives the sums, float64 (blocks,), added as by `ordered_sum`.
-        counts: receives the counts, int64 (blocks,).
-    """
-    padded, address = np.empty(LANES, np.float32), np.uint64(values.ctypes.data)
-    start = fetch_add(cursor, CHUNK)
-    while start < values.size:
-        for first in range(start, min(start + CHUNK, values.size), SUM_BLOCK):
-            last = min(first + SUM_BLOCK, values.size)
-            whole = first + (last - first) // LANES * LANES
-            lanes, count = v.no_doubles(), v.all_words(0)
-            for i in range(first, whole, LANES):
-                v.prefetch(address, np.uint64(4 * (i + SUM_BLOCK)))
-                here = v.load(values, i)
-                lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_mask(count, v.nonzero(here))
-            if whole < last:
-                padded[:] = np.float32(0.0)
-                copy(values, whole, last, padded)
-                here = v.load(padded, 0)
-                lanes, count = v.add_widened(lanes, v.magnitude(here)), v.add_mask(count, v.nonzero(here))
-            sums[first // SUM_BLOCK] = v.sum_doubles(lanes)
-            counts[first // SUM_BLOCK] = v.sum_words(count)
-        start = fetch_add(cursor, CHUNK)
 
 
 @kernel
@@ -259,29 +229,6 @@ def round_dense(cursor, format, gradient, residual, data):
                 bits = _float16(total)
                 out[i] = bits
                 e[i] = total - _from_float16(bits)
-        start = fetch_add(cursor, CHUNK)
-
-
-@kernel
-def find_code(cursor, bits, address, words, found):
-    """Set found[0] if any of `words` 32-bit words holds the code that is never sent: 1000 of 4 bits, 01 of 2
-    bits.
-    """
-    start = fetch_add(cursor, CHUNK)
-    while start < words:
-        hits = np.uint32(0)
-        if bits == 4:
-            for i in range(start, min(start + CHUNK, words)):
-                w = read_uint32(address, i)
-                hits |= (w >> np.uint32(3)) & ~((w >> np.uint32(2)) | (w >> np.uint32(1)) | w)
-            hits &= np.uint32(0x11111111)
-        else:
-            for i in range(start, min(start + CHUNK, words)):
-                w = read_uint32(address, i)
-                hits |= w & ~(w >> np.uint32(1))
-            hits &= np.uint32(0x55555555)
-        if hits != 0:
-            found[0] = 1
         start = fetch_add(cursor, CHUNK)
 
 

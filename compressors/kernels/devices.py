@@ -87,7 +87,6 @@ def quantize_blocks(
 
     Args:
         format: SIGNED_4BIT or SIGNED_2BIT.
-        gradients: one for each block.
         residual: residuals of all blocks, end to end; None for zeros, and the errors are dropped.
         left: receives the quantization errors of all blocks, end to end; `residual` itself, or memory that
             does not overlap it.

@@ -68,7 +68,8 @@ def _bucket_sums(gradient: Float32, residual: Float32 | None, bucket: int, *, sq
     left = checked_pair(gradient, residual)
     bucket, pieces = _cut(bucket, gradient.size)
     sums = np.zeros(pieces)
-    run(linear_loops.piece_sums, gradient.size, gradient, left, bucket, sums.reshape(-1), squared)
+    given = gradient, left, bucket, sums.reshape(-1), np.zeros(sums.size, np.int64)
+    run(linear_loops.piece_sums, gradient.size, *given, squared)
     # Accumulating adds the pieces one after the other; `sum` would use another order, with other bits.
     totals: Float64 = np.add.accumulate(sums, axis=1)[:, -1]
     return totals
@@ -99,9 +100,8 @@ def quantize_linear(
     left = checked_pair(gradient, residual)
     check("scales", scales, np.float32, _buckets(bucket, gradient.size))
     check("data", data, np.uint8, code_bytes(bits, gradient.size), written=True)
-    rounding = seed is not None, _word(seed or 0)
-    arguments = bits, bucket, gradient, left, scales, data
-    run(linear_loops.quantize_linear, gradient.size, *arguments, *rounding)
+    way = linear_loops.NEAREST if seed is None else linear_loops.AT_RANDOM
+    _quantize(way, bits, bucket, gradient, left, scales, scales, data, seed or 0)
 
 
 def add_linear(
@@ -179,8 +179,7 @@ def quantize_binary(
     left = checked_pair(gradient, residual)
     check("data", data, np.uint8, code_bytes(1, gradient.size), written=True)
     lows, highs = np.array([low], np.float32), np.array([high], np.float32)
-    bucket = max(1, gradient.size)
-    run(linear_loops.quantize_binary, gradient.size, bucket, gradient, left, lows, highs, data)
+    _quantize(linear_loops.SIDES, 1, gradient.size, gradient, left, lows, highs, data)
 
 
 def quantize_signs(
@@ -197,7 +196,7 @@ def quantize_signs(
     left = checked_pair(gradient, residual)
     check("scales", scales, np.float32, _buckets(bucket, gradient.size))
     check("data", data, np.uint8, code_bytes(1, gradient.size), written=True)
-    run(linear_loops.quantize_binary, gradient.size, bucket, gradient, left, -scales, scales, data)
+    _quantize(linear_loops.SIDES, 1, bucket, gradient, left, -scales, scales, data)
 
 
 def quantize_ternary(
@@ -214,8 +213,24 @@ def quantize_ternary(
     """
     left = checked_pair(gradient, residual)
     check("data", data, np.uint8, CodeFormat.SIGNED_2BIT.code_bytes(gradient.size), written=True)
-    size, start = np.float32(level), _word(seed)
-    run(linear_loops.quantize_ternary, gradient.size, gradient, left, size, data, start)
+    levels = np.array([level], np.float32)
+    _quantize(linear_loops.TERNARY, 2, gradient.size, gradient, left, levels, levels, data, seed)
+
+
+def _quantize(
+    way: int,
+    bits: int,
+    bucket: int,
+    gradient: Float32,
+    left: Float32,
+    lows: Float32,
+    highs: Float32,
+    data: Bytes,
+    seed: int = 0,
+) -> None:
+    """Run the one kernel of all these codes; `linear_loops.quantize` has the arguments."""
+    given = way, bits, max(1, bucket), gradient, left, lows, highs, data, np.uint64(seed % 2**64)
+    run(linear_loops.quantize, gradient.size, *given)
 
 
 def warm_up() -> None:
@@ -247,8 +262,3 @@ def _cut(bucket: int, elements: int) -> tuple[int, tuple[int, int]]:
     buckets = _buckets(bucket, elements)
     bucket = min(bucket, max(elements, 1))
     return bucket, (buckets, -(-bucket // SUM_BLOCK))
-
-
-def _word(seed: int) -> np.uint64:
-    """Return the seed modulo 2**64."""
-    return np.uint64(seed % 2**64)

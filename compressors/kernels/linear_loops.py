@@ -151,36 +151,38 @@ def piece_maxima(cursor, gradient, residual, bucket, maxima):
 
 
 @njit
-def _add_piece(sums, total, squared):
-    """Return sums + total * total if `squared`, otherwise sums + |total|, in float64."""
-    return add_squares(sums, total) if squared else v.add_widened(sums, v.magnitude(total))
+def _add_piece(sums, count, total, squared):
+    """Add total * total if `squared`, otherwise |total|, to the sums in float64; count what is not zero."""
+    added = add_squares(sums, total) if squared else v.add_widened(sums, v.magnitude(total))
+    return added, v.add_mask(count, v.nonzero(total))
 
 
 @kernel
-def piece_sums(cursor, gradient, residual, bucket, sums, squared):
+def piece_sums(cursor, gradient, residual, bucket, sums, counts, squared):
     """Write the sum of magnitudes or squares of gradient + residual in each piece of a bucket, `SUM_BLOCK`
-    elements at most.
+    elements at most, and the number of elements that are not zero.
 
     Args:
         residual: as many elements as the gradient; empty for zeros.
-        bucket: elements of a bucket.
-        sums: receives the sums, float64 (pieces,).
+        sums, counts: receive the results, float64 and int64 (pieces,).
         squared: True to add squares, False to add magnitudes.
     """
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
-    padded = np.empty((2, LANES), np.float32)
+    padded, address = np.empty((2, LANES), np.float32), np.uint64(gradient.ctypes.data)
     start = fetch_add(cursor, several)
     while start < sums.size:
         for p in range(start, min(start + several, sums.size)):
             first, last = _piece(p, bucket, gradient.size)
             whole = first + (last - first) // LANES * LANES
-            lanes = v.no_doubles()
+            lanes, count = v.no_doubles(), v.all_words(0)
             for i in range(first, whole, LANES):
-                lanes = _add_piece(lanes, _total(gradient, residual, i), squared)
+                v.prefetch(address, np.uint64(4 * (i + SUM_BLOCK)))
+                lanes, count = _add_piece(lanes, count, _total(gradient, residual, i), squared)
             if whole < last:
                 _pad(gradient, residual, whole, last, padded)
-                lanes = _add_piece(lanes, _total(padded[0], padded[1], 0), squared)
-            sums[p] = v.sum_doubles(lanes)
+                here = _total(padded[0], padded[1][: min(residual.size, LANES)], 0)
+                lanes, count = _add_piece(lanes, count, here, squared)
+            sums[p], counts[p] = v.sum_doubles(lanes), v.sum_words(count)
         start = fetch_add(cursor, several)
 
 
@@ -270,43 +272,6 @@ def _round_to_zero(gradient, residual, codes):
         residual[i] = _clip(gradient[i] + residual[i], FLOAT32_MAX)
 
 
-@kernel
-def quantize_linear(cursor, bits, bucket, gradient, residual, scales, data, at_random, seed):
-    """Round gradient + residual to multiples of each bucket's scale, as defined by
-    `quantize_linear`.
-
-    Args:
-        residual: replaced by the rounding error; empty for zeros, and the error is dropped.
-        data: receives the packed codes.
-        at_random: True for stochastic rounding with `seed`; False to round to nearest.
-    """
-    codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
-    scratch = np.empty(BLOCK, np.float32)
-    noise = np.empty(BLOCK, np.float32)
-    last, mask = np.float32(2 ** (bits - 1) - 1), np.uint32(2**bits - 1)
-    start = fetch_add(cursor, CHUNK)
-    while start < gradient.size:
-        for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
-            end = min(first + BLOCK, gradient.size)
-            if at_random:
-                _fill_uniform(seed, first, noise[: end - first])
-            here, index, left = first, first // bucket, residual_slice(residual, scratch, first, end)
-            while here < end:
-                scale, stop = scales[index], min((index + 1) * bucket, end)
-                # Slices, because LLVM knows that an index counted from 0 is not negative.
-                g, c = gradient[here:stop], codes[here - first : stop - first]
-                e = left[here - first : stop - first]
-                if not scale > 0:
-                    _round_to_zero(g, e, c)
-                elif at_random:
-                    _round_at_random(g, e, c, scale, last, mask, noise[here - first : stop - first])
-                else:
-                    _round_to_nearest(g, e, c, scale, last, mask)
-                here, index = stop, index + 1
-            _store(bits, codes, end - first, packed, data, first)
-        start = fetch_add(cursor, CHUNK)
-
-
 @njit(inline="always")
 def _send_sides(gradient, residual, codes, low, high):
     """Send `high` for each element that is at least 0, otherwise `low`; leave the error in `residual`."""
@@ -315,32 +280,6 @@ def _send_sides(gradient, residual, codes, low, high):
         upper = total >= np.float32(0.0)
         codes[i] = np.uint8(upper)
         residual[i] = _clip(total - (high if upper else low), FLOAT32_MAX)
-
-
-@kernel
-def quantize_binary(cursor, bucket, gradient, residual, lows, highs, data):
-    """Send a bucket's value of `highs` where gradient + residual is at least 0, otherwise its value of
-    `lows`, as codes of one bit in `data`.
-
-    Args:
-        bucket: number of elements that share the two values.
-        residual: replaced by the quantization error; empty for zeros, and the error is dropped.
-        lows, highs: values of each bucket, float32 (buckets,).
-    """
-    codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
-    scratch = np.empty(BLOCK, np.float32)
-    start = fetch_add(cursor, CHUNK)
-    while start < gradient.size:
-        for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
-            end = min(first + BLOCK, gradient.size)
-            here, index, left = first, first // bucket, residual_slice(residual, scratch, first, end)
-            while here < end:
-                stop = min((index + 1) * bucket, end)
-                g, c = gradient[here:stop], codes[here - first : stop - first]
-                _send_sides(g, left[here - first : stop - first], c, lows[index], highs[index])
-                here, index = stop, index + 1
-            _store(1, codes, end - first, packed, data, first)
-        start = fetch_add(cursor, CHUNK)
 
 
 @njit(inline="always")
@@ -357,28 +296,47 @@ def _send_at_random(gradient, residual, codes, level, noise):
         residual[i] = total - (value if sent else np.float32(0.0))
 
 
+# The ways of `quantize`: to the nearest multiple of the bucket's scale, to a neighbour at random, to one of
+# two values, and to plus or minus the level or zero at random.
+NEAREST, AT_RANDOM, SIDES, TERNARY = range(4)
+
+
 @kernel
-def quantize_ternary(cursor, gradient, residual, level, data, seed):
-    """Send `level` with the sign of r = gradient + residual, with probability |r| / level, as codes of two
-    bits.
+def quantize(cursor, way, bits, bucket, gradient, residual, lows, highs, data, seed):
+    """Quantize gradient + residual bucket by bucket, to codes of `bits` bits.
 
     Args:
         residual: replaced by the quantization error; empty for zeros, and the error is dropped.
-        level: magnitude to send; 0 sends zeros only.
+        lows, highs: values of each bucket, float32 (buckets,): SIDES sends `lows` for negative elements and
+            `highs` for others; elsewhere `highs` is the scale or level, and one of 0 sends zeros.
         data: receives the packed codes.
+        seed: seed of the random numbers, uint64.
     """
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
-    scratch = np.empty(BLOCK, np.float32)
-    noise = np.empty(BLOCK, np.float32)
+    scratch, noise = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    last, mask = np.float32(2 ** (bits - 1) - 1), np.uint32(2**bits - 1)
     start = fetch_add(cursor, CHUNK)
     while start < gradient.size:
         for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
             end = min(first + BLOCK, gradient.size)
-            g, e, c = gradient[first:end], residual_slice(residual, scratch, first, end), codes[: end - first]
-            if level > 0:
+            if way in (AT_RANDOM, TERNARY):
                 _fill_uniform(seed, first, noise[: end - first])
-                _send_at_random(g, e, c, level, noise[: end - first])
-            else:
-                _round_to_zero(g, e, c)
-            _store(2, codes, end - first, packed, data, first)
+            here, index, left = first, first // bucket, residual_slice(residual, scratch, first, end)
+            while here < end:
+                high, stop = highs[index], min((index + 1) * bucket, end)
+                # Slices, because LLVM knows that an index counted from 0 is not negative.
+                g, c = gradient[here:stop], codes[here - first : stop - first]
+                e, u = left[here - first : stop - first], noise[here - first : stop - first]
+                if way == SIDES:
+                    _send_sides(g, e, c, lows[index], high)
+                elif not high > 0:
+                    _round_to_zero(g, e, c)
+                elif way == AT_RANDOM:
+                    _round_at_random(g, e, c, high, last, mask, u)
+                elif way == TERNARY:
+                    _send_at_random(g, e, c, high, u)
+                else:
+                    _round_to_nearest(g, e, c, high, last, mask)
+                here, index = stop, index + 1
+            _store(bits, codes, end - first, packed, data, first)
         start = fetch_add(cursor, CHUNK)

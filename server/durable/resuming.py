@@ -19,7 +19,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
-from ...optim.optimizer import OptimizerGroup, Remembered, optimizer_spec, parse_optimizer
+from ...optim.memory import Remembered
+from ...optim.optimizer import OptimizerGroup, optimizer_spec, parse_optimizer
 from ...optim.steps import memory_names
 from ...proto.entries import of_kind
 from ...proto.manifest import Manifest

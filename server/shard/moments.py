@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...optim.optimizer import OptimizerGroup, Remembered
+from ...optim.memory import Remembered
+from ...optim.optimizer import OptimizerGroup
 from ...optim.steps import COUNT
 from ...proto.manifest import Manifest
 from ...proto.moments import Moments

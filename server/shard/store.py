@@ -18,7 +18,8 @@ import torch
 
 from ...common.parts import Plan
 from ...compressors import DensePayload, Payload, decode, finite
-from ...optim.optimizer import Optimizer, OptimizerGroup, Remembered
+from ...optim.memory import Remembered
+from ...optim.optimizer import Optimizer, OptimizerGroup
 from ...proto.manifest import Manifest
 from ...proto.messages import Content, Update
 from ...proto.transfer import encode_chunks, part_transfer, payload_header

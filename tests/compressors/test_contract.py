@@ -24,6 +24,7 @@ from gradwire.compressors import (
     validate,
 )
 from gradwire.compressors.feedback import ErrorFeedback, FeedbackState
+from gradwire.compressors.four_bit import RunningMagnitude
 from gradwire.compressors.registry import BUILT_IN
 
 VARIANTS = [
@@ -210,7 +211,7 @@ def test_one_pass_feedback_leaves_the_same_bits_as_two(spec: str) -> None:
 
 
 class _WithoutFusion:
-    """Hides `compress_with_residual`."""
+    """Hides `compress_with_residual`. The running magnitude is that of the gradient, not of the sum."""
 
     def __init__(self, compressor: Compressor) -> None:
         self._compressor = compressor
@@ -219,4 +220,7 @@ class _WithoutFusion:
         return self._compressor.init(spec)
 
     def compress(self, gradient: torch.Tensor, state: object, context: StepContext) -> tuple[Payload, object]:
-        return self._compressor.compress(gradient, state, context)
+        payload, following = self._compressor.compress(gradient, state, context)
+        if isinstance(state, RunningMagnitude) and context.magnitudes is not None:
+            following = state.updated(context.magnitudes)
+        return payload, following

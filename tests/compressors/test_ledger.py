@@ -69,7 +69,7 @@ class Subject:
 
     def step(self, version: int, *, undoable: bool = False, flush: bool = False) -> Compressed:
         step = self.begun(version, flush=flush)
-        before = step.commit(undoable=undoable)
+        before = step.finish(undoable=undoable)
         payloads: list[Payload] = []
         ranges: list[tuple[int, int]] = []
         for number, part in step.sent.items():

@@ -183,7 +183,7 @@ def test_the_last_push_has_all_of_the_residual_at_a_measured_version_too() -> No
     step = subject.begin(PushTerms(samples=8, version=1, flush=True, measured=True))
     for place in reversed(range(len(SHAPES))):
         step.add(place, gradients(1)[place])
-    step.commit()
+    step.finish()
     sent = np.concatenate(
         [
             decode(each)

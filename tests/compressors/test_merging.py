@@ -29,7 +29,7 @@ from gradwire.compressors import (
     registry,
     validate,
 )
-from gradwire.compressors.merging import shares
+from gradwire.compressors.joining.merged import shares
 from gradwire.compressors.sparsifiers import Density, RandKOptions
 
 Array = npt.NDArray[np.float32]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -238,9 +239,7 @@ def test_8bit_is_off_by_half_a_step_of_its_bucket_at_most() -> None:
 def test_rows_without_gradient_move_as_the_page_says(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = Path(__file__).parents[2] / "docs" / "reference" / "compressors" / "one-bit.md"
-    (code,) = re.findall(r"```python\n# rows\.py[^\n]*\n(.*?)```", page.read_text(), re.S)
     monkeypatch.setattr("sys.argv", ["rows.py", "4bit", "1bit:block=4096,decay=0.97", "signsgd"])
-    exec(code, {})
+    runpy.run_path(str(Path(__file__).with_name("rows.py")))
     moved = [float(each) for each in re.findall(r"without gradient ([\d.]+)", capsys.readouterr().out)]
     assert moved == [0.0, pytest.approx(0.0027, rel=0.2), pytest.approx(1.2, rel=0.1)]

@@ -123,7 +123,7 @@ def test_neither_parts_nor_the_order_of_gradients_have_a_say(spec: str) -> None:
         sent: dict[int, list[Payload]] = {}
         for place, gradient in enumerate(given):
             sent.update(begun.add(place, gradient))
-        begun.commit()
+        begun.finish()
         parts = [part for unit in reversed(forward.plan.units) for part in unit.parts]
         found.append(flat([payload for part in parts for payload in sent[part]]))
         for other in found[1:]:
@@ -153,7 +153,7 @@ def test_a_step_that_is_abandoned_or_undone_changes_nothing_of_what_is_usual() -
         begun.add(place, gradients(AT, 1e6)[place])
     assert [spike.name for spike in begun.spikes] == [SPECS[SPIKED].name]
     np.testing.assert_array_equal(subject.ledger.usual, before)
-    undoable = begun.commit(undoable=True)
+    undoable = begun.finish(undoable=True)
     assert (subject.ledger.usual != before).any()
     subject.ledger.forget(Compressed(before=undoable))
     np.testing.assert_array_equal(subject.ledger.usual, before)

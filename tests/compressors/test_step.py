@@ -69,7 +69,7 @@ def test_the_bits_depend_neither_on_the_plan_nor_on_the_order_of_gradients(spec:
             step = subject.begin(PushTerms(samples=8, version=version, workers=2, flush=version == 3))
             for place in map(int, order):
                 step.add(place, given[place])
-            step.commit()
+            step.finish()
             in_order = sorted(step.sent, key=lambda part: subject.plan.parts[part].start)
             payloads = [payload for part in in_order for payload in step.sent[part]]
             for payload in payloads:
@@ -139,7 +139,7 @@ def test_parts_that_are_not_wanted_leave_the_rest_of_the_ledger(spec: str) -> No
     for step in steps:
         for place in reversed(range(len(LARGE))):
             step.add(place, large(1)[place])
-        step.commit()
+        step.finish()
     assert steps[0].sent.keys() == wanted
     for part, bounds in enumerate(CUT.parts):
         owed, alone = (each.ledger.residual[bounds.start : bounds.end] for each in (subject, whole))
@@ -179,7 +179,7 @@ def a_step(subject: ModelCompressor, seed: int, absent: Sequence[int], **step: A
     begun = subject.begin(PushTerms(samples=8, version=seed, workers=2, **step))
     for place in reversed(range(len(LARGE))):
         begun.add(place, None if place in absent else given[place])
-    begun.commit()
+    begun.finish()
     return begun
 
 
@@ -238,7 +238,7 @@ def test_the_bits_depend_neither_on_the_plan_nor_on_the_order_in_which_it_is_mis
             step = subject.begin(PushTerms(samples=8, version=version, workers=2, flush=version == 5))
             for place in map(int, order):
                 step.add(place, None if place in absent else given[place])
-            step.commit()
+            step.finish()
             in_order = sorted(step.sent, key=lambda part: subject.plan.parts[part].start)
             payloads = [payload for part in in_order for payload in step.sent[part]]
             seen += [np.concatenate([decode(each) for each in payloads]).tobytes()] if payloads else []
@@ -303,7 +303,7 @@ def test_a_flush_sends_all_of_a_tensor_of_which_something_is_owed() -> None:
         step = subject.begin(PushTerms(samples=8, version=0, workers=2))
         for place, each in enumerate(given):
             step.add(place, each)
-        step.commit()
+        step.finish()
         found.append(absent_elements(a_step(subject, 1, range(5), flush=True)))
     assert found[0] == found[1]
 

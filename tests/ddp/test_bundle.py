@@ -51,7 +51,7 @@ def gradients(places: Sequence[int], step: int) -> torch.Tensor:
 def compressed(made: Bundle, places: Sequence[int], step: int) -> dict[int, list[float]]:
     """Return the decoded payloads of a step, by tensor."""
     payloads = made.compress(gradients(places, step), 1, step, float("inf"), ranks=2)
-    made.commit()
+    made.finish()
     flat = np.concatenate([decode(payload) for payload in payloads])
     sizes = np.cumsum([int(np.prod(SHAPES[place])) for place in places])
     return {place: piece.tolist() for place, piece in zip(places, np.split(flat, sizes[:-1]), strict=True)}
@@ -88,7 +88,7 @@ def test_what_is_not_used_is_absent_and_keeps_its_residual() -> None:
     given = gradients([0, 2], 1)
     given[: 64 * 64] = 0.0
     payloads = made.compress(given, 1, 1, 0.0, ranks=2)
-    made.commit()
+    made.finish()
     assert isinstance(payloads[0], AbsentPayload)
     assert payloads[0].elements == 64 * 64
     after = made.tensor_states()["tensor 0"].residual

@@ -19,6 +19,7 @@ from gradwire.compressors import decode, validate
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "third_party_compressor"
 MODE = ROOT / "examples" / "third_party_mode"
+CHECK = EXAMPLE / "check.py"
 GUIDE = ROOT / "docs" / "how-to" / "own-compressor.md"
 
 pytestmark = pytest.mark.timeout(300)  # a busy machine starts processes slowly
@@ -53,10 +54,8 @@ def test_it_uses_only_what_is_public() -> None:
     assert len(source.splitlines()) <= 80
 
 
-def test_the_check_of_the_guide_passes(site: Path, tmp_path: Path) -> None:
-    """The guide's own code, on the guide's own compressor."""
-    (check,) = re.findall(r"```python\n# check\.py\n(.*?)```", GUIDE.read_text(), re.S)
-    done = run(site, "-c", check, "ternary:factor=1", cwd=tmp_path)
+def test_the_check_passes(site: Path, tmp_path: Path) -> None:
+    done = run(site, str(CHECK), "ternary:factor=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("holds\n")
 
@@ -73,14 +72,13 @@ FAULTY = {
 
 
 @pytest.mark.parametrize("fault", FAULTY)
-def test_the_check_of_the_guide_notices(site: Path, tmp_path: Path, fault: str) -> None:
-    (check,) = re.findall(r"```python\n# check\.py\n(.*?)```", GUIDE.read_text(), re.S)
+def test_the_check_notices(site: Path, tmp_path: Path, fault: str) -> None:
     right, wrong, words = FAULTY[fault]
     shutil.copytree(site, tmp_path / "site")
     module = tmp_path / "site" / "gradwire_ternary.py"
     assert module.read_text().count(right) == 1
     module.write_text(module.read_text().replace(right, wrong))
-    done = run(tmp_path / "site", "-c", check, "ternary", cwd=tmp_path)
+    done = run(tmp_path / "site", str(CHECK), "ternary", cwd=tmp_path)
     assert done.returncode == 1
     assert re.search(words, done.stderr)
 

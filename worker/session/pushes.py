@@ -146,7 +146,7 @@ class Push:
         if step is None or plan is None:
             return
         self._step = None
-        before = step.commit(undoable=undoable)
+        before = step.finish(undoable=undoable)
         if step.spikes:
             self._of.metrics.spikes.inc(len(step.spikes))
             where = self._of.connection.worker, self.assignment.version

@@ -348,7 +348,7 @@ def test_slices_of_parts_go_down_where_they_belong(slices: int) -> None:
         generator = torch.Generator().manual_seed(number)
         for place, spec in enumerate(WIDE_MANIFEST.specs):
             step.add(place, torch.randn(spec.shape, generator=generator))
-        step.commit()
+        step.finish()
         assert step.sent.keys() == wanted
         for part, payloads in step.sent.items():
             at = plan.parts[part].start
@@ -467,7 +467,7 @@ def run_of_versions(plan: Plan, absent: int | None) -> tuple[list[list[bytes]], 
             for place, spec in enumerate(SPECS):
                 gradient = torch.randn(spec.shape, generator=generator)
                 step.add(place, None if place == absent and rank == version % 2 else gradient)
-            step.commit()
+            step.finish()
             shares.append(pushed(8, step.sent))
         update = apply(ours, version=version, shares=shares)
         sent.append([payload for _, each in receive_parts(update, MANY, plan) for payload in each])

@@ -66,7 +66,7 @@ def share(
     making = compressor.begin(PushTerms(samples=samples, version=version))
     for place, gradient in enumerate(given):
         making.add(place, gradient)
-    making.commit()
+    making.finish()
     return pushed(samples, making.sent)
 
 

@@ -99,7 +99,7 @@ def step(
         begun = compressor.begin(PushTerms(samples=8, version=base, measured=measured))
         for place, gradient in reversed([*enumerate(gradients(rank))]):
             begun.add(place, None if (rank, place) in absent else gradient)
-        begun.commit()
+        begun.finish()
         shares.append(pushed(SAMPLES[rank], dict(begun.sent)))
         whole = np.zeros(STARTS[-1])
         for part, payloads in begun.sent.items():

@@ -82,7 +82,7 @@ def push(
     step = subject.begin(PushTerms(samples=samples, version=version))
     for place in reversed(EVERY):
         step.add(place, gradients[place])
-    step.commit()
+    step.finish()
     return pushed(samples, step.sent)
 
 

@@ -322,7 +322,7 @@ def test_a_step_that_fails_in_its_last_part_leaves_the_version_before_it(downlin
         making = model.begin(PushTerms(samples=8, version=version))
         for place, given in enumerate(gradients(version, 0)):
             making.add(place, given * (1e38 if (version, place) == (3, 0) else 1))
-        making.commit()
+        making.finish()
         before = [replica.clone() for replica in ours.replica]
         if version < 3:
             apply(ours, version=version, shares=[pushed(8, making.sent)])
@@ -409,7 +409,7 @@ def large_shares(compressors: Sequence[ModelCompressor], step: int) -> list[Shar
         making = compressor.begin(PushTerms(samples=8 + rank, version=step))
         for place, spec in enumerate(LARGE.specs):
             making.add(place, torch.randn(spec.shape, generator=generator))
-        making.commit()
+        making.finish()
         found.append(pushed(8 + rank, making.sent))
     return found
 

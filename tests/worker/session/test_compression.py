@@ -56,7 +56,7 @@ def push(
     """Return the payloads of a push, by part."""
     given = Assignment(id=1, world=1, version=version, slice=slice, slices=slices)
     step = begun(subject, given, gradients(version), leaving=leaving)
-    step.commit()
+    step.finish()
     return step.sent
 
 
@@ -127,7 +127,7 @@ def test_only_a_push_that_others_may_make_superfluous_keeps_the_state_of_before_
 ) -> None:
     given = Assignment(id=1, version=0, stragglers=stragglers, slices=slices)
     subject = compression("4bit")
-    before = begun(subject, given, gradients(0)).commit(undoable=subject.undoable(given))
+    before = begun(subject, given, gradients(0)).finish(undoable=subject.undoable(given))
     assert (before is not None) == bool(stragglers or slices)
 
 
@@ -139,7 +139,7 @@ def test_who_takes_a_lost_members_place_pushes_the_parts_that_are_left(leaving: 
     before = subject.ledger.residual.clone()
     given = Assignment(id=2, world=1, version=0, parts=(1, 3))
     step = begun(subject, given, gradients(1), leaving=leaving)
-    step.commit()
+    step.finish()
     assert sorted(step.sent) == [1, 3]
     for part in (0, 2):
         here = slice(PLAN.parts[part].start, PLAN.parts[part].end)
@@ -197,7 +197,7 @@ def test_gradients_leave_alone_where_the_server_measures_their_norms(fusion: str
         step = subject.begin(given, PushTerms(samples=8, version=version + 7, step=version), leaving=False)
         for place in (1, 0):
             step.add(place, tensors[place])
-        step.commit()
+        step.finish()
         (payloads,) = step.sent.values()
         sent = decode(payloads[0])
         places = np.flatnonzero(sent)

@@ -1,19 +1,10 @@
-"""Runs: neighbouring tensors of a unit that one call compresses to one payload.
+"""Runs: neighbouring tensors of a unit that one call compresses. Tensors outside runs are compressed alone.
 
-A run decodes to the same bits as its tensors would by themselves. Tensors outside runs are compressed one by
-one. The method depends on the compressor:
-
-    elements:    the compressor treats each element alike (`bf16`), and takes the run for one tensor.
-    blocks:      levels are known before the gradient (`4bit`, `2bit`), and the call goes block by block.
-    neighbours:  the compressor works on each tensor separately, in one kernel call for all.
-                 Sparsifiers choose from each tensor (`kernels/block_selection`). Indices ascend from tensor
-                 to tensor, so that one list of them serves the run, and no receiver has to know where tensors
-                 begin. The coder of values has to treat each element alike. A tensor of more than
-                 `sparsifiers.ALONE` elements stays by itself if one pass adds the residual and selects.
-                 The compressor `8bit` joins a tensor if the last bucket before it is full, so that scales and
-                 codes lie as in one tensor. In contrast, `qsgd` draws random numbers for each tensor, and has
-                 no runs.
-    merged:      the only method that changes the bits: see `merging`.
+Of `neighbours`, sparsifiers choose from each tensor (`kernels/block_selection`). Indices ascend from tensor
+to tensor, so that one list of them serves the run, and no receiver has to know where tensors begin; the coder
+of values has to treat each element alike. A tensor of more than `sparsifiers.ALONE` elements stays by itself
+if one pass adds the residual and selects. `8bit` joins a tensor if the last bucket before it is full, so that
+scales and codes lie as in one tensor; `qsgd` draws random numbers for each tensor, and has no runs.
 
 The downlink, where it has a compressor, uses the same runs.
 """
@@ -25,10 +16,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import cast
 
-from .base import Compressor, Neighbours, Spanning, TensorSpec, is_out_of_place
-from .entry import How, Joined
-from .feedback import ErrorFeedback, without_feedback
-from .registry import CompressorSpec
+from ..base import Compressor, Neighbours, Spanning, TensorSpec, is_out_of_place
+from ..entry import How as How
+from ..entry import Joined
+from ..feedback import ErrorFeedback, without_feedback
+from ..registry import CompressorSpec
 
 MERGED = Joined(how="merged")
 
@@ -38,15 +30,17 @@ class Run:
     """Consecutive tensors that one call may serve.
 
     Attributes:
-        first: index of the first tensor.
         last: index after the last tensor.
-        how: method by which one call serves them, see the head of this file; None if each takes a call of its
-            own.
+        how: way in which one call serves them; None if each takes a call of its own.
     """
 
     first: int
     last: int
     how: How | None
+
+    @property
+    def indices(self) -> range:
+        return range(self.first, self.last)
 
 
 def checks_alone(compressor: Compressor) -> bool:
