@@ -21,14 +21,11 @@ def select_blocks(
     times.
 
     Args:
-        values: all blocks, end to end; finite.
-        sizes: number of elements of each block, shape (blocks,), `values.size` in all.
-        keeps: limit for each block, shape (blocks,), from 0 to the block's size.
-        lowest: lowest magnitude to select, shape (blocks,), not negative.
-        centers: center of each block, shape (blocks,), finite.
-
-    Returns:
-        The selected elements; indices count from the beginning of `values`.
+        values: all blocks, end to end; finite. Selected indices count from its beginning.
+        sizes: number of elements of each block, shape (blocks,), as the other arguments.
+        keeps: from 0 to the block's size.
+        lowest: not negative.
+        centers: finite.
     """
     check("values", values, np.float32, values.size)
     check("sizes", sizes, np.int64, sizes.size)
@@ -60,7 +57,6 @@ def warm_up() -> None:
 
 
 def _starts(sizes: Int64) -> Int64:
-    """Return the sum of the sizes before each block, and the sum of all, shape (blocks + 1,)."""
     starts = np.zeros(sizes.size + 1, np.int64)
     np.cumsum(sizes, out=starts[1:])
     return starts

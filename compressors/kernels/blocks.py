@@ -23,12 +23,11 @@ def layout_of(bits: int, sizes: Int64) -> Int64:
     """Return the number of elements, 32-bit code words and pieces before each block, and in all of them.
 
     Args:
-        bits: bits of one code.
         sizes: number of elements of each block, int64, shape (blocks,).
 
     Returns:
-        int64 of shape (3, blocks + 1), with the rows ELEMENTS, WORDS and PIECES. Treat it as read-only: a
-            later call may return the same array.
+        int64 of shape (3, blocks + 1), with the rows ELEMENTS, WORDS and PIECES; read-only, because a later
+            call may return the same array.
     """
     if sizes.dtype != np.int64 or sizes.ndim != 1:
         raise ValueError(f"sizes: expected int64 of one dimension, got {sizes.dtype} of shape {sizes.shape}")

@@ -17,10 +17,7 @@ def check(
     """Raise ValueError unless `array` holds `size` consecutive, aligned elements of `dtype`.
 
     The checks are not assertions: under `python -O` machine code could read memory outside the array.
-
-    Args:
-        name: name of the argument, for the message.
-        written: True if machine code writes to the array, which must then be writeable.
+    written: True if machine code writes to the array, which must then be writeable.
     """
     flags = array.flags
     if array.dtype != dtype or array.shape != (size,) or not flags.c_contiguous or not flags.aligned:
@@ -32,14 +29,8 @@ def check(
 
 
 def checked_pair(gradient: Float32, residual: Float32 | None) -> Float32:
-    """Check a gradient and its residual, and return the residual in the form that the loops take.
-
-    Args:
-        residual: as many elements as the gradient; None if there is none and the error is dropped.
-
-    Returns:
-        The residual, or an empty array for None.
-    """
+    """Check a gradient and its residual; return the residual as the loops take it, an empty array for
+    None."""
     check("gradient", gradient, np.float32, gradient.size)
     if residual is None:
         return np.empty(0, np.float32)
@@ -48,12 +39,10 @@ def checked_pair(gradient: Float32, residual: Float32 | None) -> Float32:
 
 
 def address(array: npt.NDArray[np.generic]) -> np.uint64:
-    """Return the address of the array's first element."""
     return np.uint64(array.__array_interface__["data"][0])
 
 
 def addresses(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint64]:
-    """Return the address of each array's first element, uint64 of shape (arrays,)."""
     return np.array([array.__array_interface__["data"][0] for array in arrays], np.uint64)
 
 
@@ -65,7 +54,6 @@ def code_addresses(datas: Sequence[Bytes], size: int) -> npt.NDArray[np.uint64]:
 
 
 def check_keep(keep: int, elements: int) -> None:
-    """Raise ValueError unless `keep`, the number of elements to select, is from 0 to `elements`."""
     if not 0 <= keep <= elements:
         raise ValueError(f"keep: expected 0 to {elements}, got {keep}")
 

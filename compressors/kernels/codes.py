@@ -311,15 +311,9 @@ def sum_2bit(cursor, addresses, tables, layout, out, keep, stream):
 
 @kernel
 def sum_8bit(cursor, addresses, tables, layout, out, keep):
-    """Add payloads of 8-bit codes to `out`, one payload after the other.
+    """Add payloads of 8-bit codes to `out`; the arguments are those of `sum_4bit`, with 256 entries a table.
 
-    It works element by element, because a table of 256 entries does not fit a vector lookup.
-
-    Args:
-        addresses: address of each payload's codes, uint64 (payloads,).
-        tables: weighted value of each code, by payload, then by block, float32 (256 * payloads * blocks,).
-        layout: layout of the blocks, from `blocks.layout_of`.
-        keep: True to add to the values in `out`; False to start from zeros.
+    It works element by element, because such a table does not fit a vector lookup.
     """
     payloads, blocks, pieces = addresses.size, layout.shape[1] - 1, layout[PIECES, -1]
     first = fetch_add(cursor, CHUNK_PIECES)

@@ -38,10 +38,7 @@ class LockedCache:
     """
 
     def __init__(self, cache, name: str) -> None:
-        """Args:
-        cache: numba's cache.
-        name: name of the lock file, without its suffix.
-        """
+        """Take numba's cache, and the name of the lock file without its suffix."""
         self._cache = cache
         self._name = name
         self._file: int | None = None

@@ -28,17 +28,12 @@ _NUMBERS = {format: number for number, format in enumerate(DenseFormat)}
 
 
 def magnitudes(values: Float32) -> Magnitudes:
-    """Return the sum of absolute values and the number of non-zero elements of `values`."""
     sums, counts = block_magnitudes(values)
     return Magnitudes(in_order(sums), int(counts.sum()))
 
 
 def block_magnitudes(values: Float32) -> tuple[Float64, Int64]:
-    """Sum the absolute values, and count the non-zero elements, of each block of `SUM_BLOCK` elements.
-
-    Returns:
-        The sums (float64) and the counts (int64), both of shape (blocks,); the last block may be short.
-    """
+    """Sum the absolute values, and count the non-zero elements, of each block of `SUM_BLOCK` elements."""
     check("values", values, np.float32, values.size)
     blocks = -(-values.size // SUM_BLOCK)
     sums, counts = np.zeros(blocks), np.zeros(blocks, np.int64)
@@ -54,13 +49,9 @@ def sampled_magnitudes(
     it.
 
     Args:
-        tensors: address of each tensor's first float32, which the caller has checked, shape (tensors,).
-        sizes: number of elements of each tensor, shape (tensors,).
+        tensors: address of each tensor's first float32, which the caller has checked.
         largest: number of elements up to which all of a tensor is read.
         stride: of a larger tensor, the first 16 of every `stride` elements are read.
-
-    Returns:
-        The sums (float64) and the counts (int64), both of shape (tensors,).
     """
     check("sizes", sizes, np.int64, sizes.size)
     check("tensors", tensors, np.uint64, sizes.size)
@@ -176,7 +167,6 @@ def add_quantized(
         datas: packed codes of each payload.
         tables: weighted value of each code, shape (payloads, blocks, 2**bits), or (payloads, 2**bits) for one
             block.
-        out: the sum, flat float32.
         keep: True to add to the values in `out`; False to start from zeros.
         sizes: number of elements of each block, shape (blocks,); None for one block.
     """
@@ -203,10 +193,7 @@ def add_dense(
 ) -> None:
     """Add `weights[w]` times the values of payload w to `out`, one payload after the other.
 
-    Args:
-        datas: bytes of each payload, in `format`.
-        weights: one float32 for each payload.
-        keep: True to add to the values in `out`; False to start from zeros.
+    keep: True to add to the values in `out`; False to start from zeros.
     """
     check("out", out, np.float32, out.size, written=True)
     check("weights", weights, np.float32, len(datas))
@@ -218,11 +205,7 @@ def encode_dense(format: DenseFormat, gradient: Float32, residual: Float32 | Non
     """Round gradient + residual to a 16-bit format; write the bytes to `data` and the rounding error to
     `residual`.
 
-    Args:
-        residual: replaced by the error; None for zeros, and the error is dropped.
-
-    Raises:
-        ValueError: `format` is FLOAT32, which needs no rounding.
+    A residual of None stands for zeros, and the error is dropped.
     """
     if format is DenseFormat.FLOAT32:
         raise ValueError("format: expected one of 16 bits, got float32")
@@ -248,7 +231,6 @@ def has_forbidden_code(format: CodeFormat, data: Bytes) -> bool:
 
 
 def all_finite(format: DenseFormat, data: Bytes) -> bool:
-    """Return True if `data` holds neither an infinity nor a NaN."""
     elements = data.size // format.element_bytes
     check("data", data, np.uint8, elements * format.element_bytes)
     found = np.zeros(1, np.uint8)

@@ -32,15 +32,7 @@ def quantize(
     *,
     share: float = 1.0,
 ) -> None:
-    """Quantize gradient + residual on the GPU; write the codes to `data` and the error to `residual`.
-
-    Args:
-        format: SIGNED_4BIT or SIGNED_2BIT.
-        gradient, residual: flat float32 of the same length.
-        levels: the format's positive levels, ascending, on the host.
-        data: receives the packed codes, uint8, `format.code_bytes(elements)` long.
-        share: fraction of a level from which SIGNED_4BIT sends it; SIGNED_2BIT ignores it.
-    """
+    """Quantize gradient + residual on the GPU, as `cpu.quantize` does; the levels are on the host."""
     elements = gradient.numel()
     _check("gradient", gradient, torch.float32, elements)
     _check("residual", residual, torch.float32, elements)
@@ -85,12 +77,8 @@ def select(values: torch.Tensor, keep: int, *, center: float = 0.0) -> torch.Ten
 
 
 def add_and_select(gradient: torch.Tensor, residual: torch.Tensor, keep: int) -> torch.Tensor:
-    """Replace `residual` by the saturating sum gradient + residual, and select the `keep` largest magnitudes
-    in it.
-
-    Returns:
-        Indices of the selected elements, int32, ascending.
-    """
+    """Replace `residual` by the saturating sum gradient + residual, and `select` the `keep` largest
+    magnitudes in it."""
     _check("gradient", gradient, torch.float32, residual.numel())
     _check("residual", residual, torch.float32, residual.numel())
     if residual.numel():
@@ -100,11 +88,7 @@ def add_and_select(gradient: torch.Tensor, residual: torch.Tensor, keep: int) ->
 
 
 def median(values: torch.Tensor) -> float:
-    """Return the median of `values`; of an even number of elements, the lower of the middle two.
-
-    Raises:
-        ValueError: `values` is empty.
-    """
+    """Return the median as `selection.median` does."""
     _check("values", values, torch.float32, values.numel())
     if not values.numel():
         raise ValueError("values: expected at least one element, got none")
@@ -115,11 +99,9 @@ def median(values: torch.Tensor) -> float:
 
 
 def _threshold(values: torch.Tensor, rank: int, center: float, *, ordered: bool) -> tuple[int, int]:
-    """Return the key of the element of rank `rank`, and the number of keys above it.
+    """Return the key of the element of rank `rank`, 1 for the highest, and the number of keys above it.
 
-    Args:
-        rank: 1 for the highest key.
-        ordered: True to compare x itself; False to compare |x - center|.
+    ordered: True to compare x itself; False to compare |x - center|.
     """
     prefix, above = 0, 0
     programs = -(-values.numel() // (SELECT_BLOCK * BLOCKS_PER_PROGRAM))
@@ -141,12 +123,10 @@ def _threshold(values: torch.Tensor, rank: int, center: float, *, ordered: bool)
 
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: int) -> None:
-    """Raise ValueError unless `tensor` holds `size` consecutive elements of `dtype`."""
     if tensor.dtype != dtype or tensor.shape != (size,) or not tensor.is_contiguous():
         got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
         raise ValueError(f"{name}: expected contiguous {dtype} of shape ({size},), got {got}")
 
 
 def _launch(kernel: Any, programs: int, *arguments: object, **constants: object) -> None:
-    """Run a Triton kernel on a grid of `programs` programs."""
     kernel[(programs,)](*arguments, **constants)

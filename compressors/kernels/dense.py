@@ -143,7 +143,6 @@ def _from_float16(bits):
 
 @njit
 def _read(format, address, i):
-    """Return element i of the payload at `address` as float32."""
     if format == FLOAT32:
         return read_float32(address, i)
     if format == BFLOAT16:
@@ -153,7 +152,6 @@ def _read(format, address, i):
 
 @kernel
 def widen(cursor, format, address, out):
-    """Convert the values at `address`, in `format`, to float32, exactly, and write them to `out`."""
     start = fetch_add(cursor, CHUNK)
     while start < out.size:
         values = out[start : min(start + CHUNK, out.size)]

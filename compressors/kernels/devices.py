@@ -36,7 +36,6 @@ def has_kernels_for(tensor: torch.Tensor) -> bool:
 
 
 def on_gpu(what: torch.Tensor | torch.device) -> bool:
-    """Return True if the tensor is on a GPU, or the device is one."""
     return what.is_cuda if isinstance(what, torch.Tensor) else what.type == "cuda"
 
 
@@ -55,11 +54,7 @@ def sampled_magnitudes(tensors: Sequence[torch.Tensor]) -> tuple[Float64, Int64]
 
     A tensor of more than `selection.SMALL` elements is measured by the sample that `selection.sample` takes.
 
-    Args:
-        tensors: contiguous float32 tensors of one dimension, on the host.
-
-    Returns:
-        The sums (float64) and the counts (int64), both of shape (tensors,).
+    tensors: contiguous float32 tensors of one dimension, on the host.
     """
     _check_blocks(tensors, torch.device("cpu"))
     sizes = np.array([tensor.numel() for tensor in tensors], np.int64)
@@ -81,22 +76,10 @@ def quantize_blocks(
     *,
     share: float = 1.0,
 ) -> tuple[Bytes, Float64, Int64]:
-    """Quantize several tensors in one pass, each with its own levels.
+    """Quantize several tensors in one pass, as `cpu.quantize_at` does; return the packed codes as well.
 
-    All tensors are contiguous float32 of one dimension, on the same device.
-
-    Args:
-        format: SIGNED_4BIT or SIGNED_2BIT.
-        residual: residuals of all blocks, end to end; None for zeros, and the errors are dropped.
-        left: receives the quantization errors of all blocks, end to end; `residual` itself, or memory that
-            does not overlap it.
-        levels: `format.level_count` levels of each block, end to end.
-        share: fraction of a level from which SIGNED_4BIT sends it.
-
-    Returns:
-        The packed codes of all blocks, and of each gradient the sum of absolute values and the number of
-            non-zero elements, shape (blocks,). If a sum is not finite, the block's codes and errors are
-            undefined.
+    All tensors are contiguous float32 of one dimension, on the same device. A residual of None stands for
+    zeros, and the errors are dropped.
     """
     device = gradients[0].device if residual is None else residual.device
     _check_blocks(gradients, device)
@@ -155,8 +138,7 @@ def saturate(values: torch.Tensor) -> torch.Tensor:
 def add_to(residual: torch.Tensor, gradient: torch.Tensor) -> None:
     """Add `gradient` to `residual` in place, and clip the sum to the finite float32 range.
 
-    Raises:
-        FloatingPointError: the gradient is on the host and not finite.
+    Raises FloatingPointError if the gradient is on the host and not finite.
     """
     if on_gpu(residual):
         saturate(residual.add_(gradient))
@@ -177,11 +159,7 @@ def add_and_select(
     """Write the saturating sum gradient + residual to `left`, and return its `keep` elements of largest
     magnitude.
 
-    Args:
-        left: receives the sum; it may be `residual` itself.
-
-    Raises:
-        FloatingPointError: the gradient is on the host and not finite.
+    `left` may be `residual` itself. Raises FloatingPointError if the gradient is on the host and not finite.
     """
     if not on_gpu(residual):
         return selection.add_and_select(gradient.numpy(), residual.numpy(), keep, left.numpy())
@@ -191,7 +169,7 @@ def add_and_select(
 
 
 def median(values: torch.Tensor) -> float:
-    """Return the median of `values`; of an even number of elements, the lower of the middle two."""
+    """Return the median; of an even number of elements, the lower of the middle two."""
     if not on_gpu(values):
         return selection.median(values.numpy())
     return float(cuda.median(values))
@@ -207,5 +185,4 @@ def put(out: torch.Tensor, indices: Indices, values: Float32) -> None:
 
 
 def _chosen(values: torch.Tensor, indices: torch.Tensor) -> Selection:
-    """Return the selection, on the host, of the elements of `values` at `indices`."""
     return Selection(indices.cpu().numpy().view(np.uint32), values[indices.long()].cpu().numpy())

@@ -6,7 +6,7 @@ elements, a multiple of 32; the last one may be short. The most negative integer
 signs reach equally far. A binary code is one bit, an index of two levels.
 
 Machine code trusts the sizes and addresses that it receives, so every array is checked in this file first. A
-residual of None stands for zeros, and the error is dropped.
+residual is replaced by the quantization error; None stands for zeros, and the error is dropped.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ from .threads import run
 
 
 def bucket_maxima(gradient: Float32, residual: Float32 | None, bucket: int) -> Float32:
-    """Return the largest magnitude of gradient + residual in each bucket, float32 of shape (buckets,).
-
-    Args:
-        residual: as many elements as the gradient; None for zeros.
-        bucket: elements of a bucket; the last bucket may be shorter.
-    """
+    """Return the largest magnitude of gradient + residual in each bucket, float32 of shape (buckets,)."""
     left = checked_pair(gradient, residual)
     bucket, pieces = _cut(bucket, gradient.size)
     maxima = np.zeros(pieces, np.uint32)
@@ -38,24 +33,14 @@ def bucket_maxima(gradient: Float32, residual: Float32 | None, bucket: int) -> F
 
 
 def bucket_norms(gradient: Float32, residual: Float32 | None, bucket: int) -> Float32:
-    """Return the Euclidean norm of gradient + residual in each bucket, float32 of shape (buckets,).
-
-    Args:
-        residual: as many elements as the gradient; None for zeros.
-        bucket: elements of a bucket; the last bucket may be shorter.
-    """
+    """Return the Euclidean norm of gradient + residual in each bucket, float32 of shape (buckets,)."""
     totals = _bucket_sums(gradient, residual, bucket, squared=True)
     norms: Float32 = np.minimum(np.sqrt(totals), np.float64(FLOAT32_MAX)).astype(np.float32)
     return norms
 
 
 def bucket_means(gradient: Float32, residual: Float32 | None, bucket: int) -> Float32:
-    """Return the mean magnitude of gradient + residual in each bucket, float32 of shape (buckets,).
-
-    Args:
-        residual: as many elements as the gradient; None for zeros.
-        bucket: elements of a bucket; the last bucket may be shorter.
-    """
+    """Return the mean magnitude of gradient + residual in each bucket, float32 of shape (buckets,)."""
     totals = _bucket_sums(gradient, residual, bucket, squared=False)
     counts = np.minimum(bucket, gradient.size - bucket * np.arange(totals.size))
     means: Float32 = (totals / counts).astype(np.float32)
@@ -90,8 +75,6 @@ def quantize_linear(
 
     Args:
         bits: bits of a code, 2 to 8.
-        bucket: elements that share a scale.
-        residual: replaced by the rounding error; None for zeros, and the error is dropped.
         scales: scale of each bucket, finite and not negative; a bucket with scale 0 gets codes 0.
         data: receives the packed codes.
         seed: seed of stochastic rounding; None rounds to nearest, ties to even.
@@ -118,7 +101,6 @@ def add_linear(
 
     Args:
         bits: bits of a code, 1 to 8.
-        bucket: elements that share a scale.
         datas: packed codes of each payload.
         scales: scales of each payload's buckets.
         weights: one float32 for each payload.
@@ -152,9 +134,6 @@ def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
 def side_sums(gradient: Float32, residual: Float32 | None) -> tuple[float, int, float, int]:
     """Sum the non-negative and the negative elements of gradient + residual separately.
 
-    Args:
-        residual: as many elements as the gradient; None for zeros.
-
     Returns:
         Sum and number of the elements that are at least 0, then sum and number of the negative elements.
     """
@@ -173,7 +152,6 @@ def quantize_binary(
     element.
 
     Args:
-        residual: replaced by the quantization error; None for zeros, and the error is dropped.
         data: receives the packed codes, one bit an element: 1 for `high`.
     """
     left = checked_pair(gradient, residual)
@@ -188,8 +166,6 @@ def quantize_signs(
     """Send the bucket's scale with the sign of each element of gradient + residual, 0 as positive.
 
     Args:
-        bucket: elements that share a scale.
-        residual: replaced by the quantization error; None for zeros, and the error is dropped.
         scales: scale of each bucket, finite and not negative.
         data: receives the packed codes, one bit an element: 1 for positive.
     """
@@ -206,7 +182,6 @@ def quantize_ternary(
     otherwise.
 
     Args:
-        residual: replaced by the quantization error; None for zeros, and the error is dropped.
         level: magnitude to send; 0 sends zeros only.
         data: receives the packed codes of `CodeFormat.SIGNED_2BIT`.
         seed: seed of the random numbers.

@@ -132,8 +132,6 @@ def piece_maxima(cursor, gradient, residual, bucket, maxima):
     most.
 
     Args:
-        residual: as many elements as the gradient; empty for zeros.
-        bucket: elements of a bucket.
         maxima: receives the magnitudes as the bits of float32, uint32 (pieces,).
     """
     several = max(1, CHUNK // min(bucket, SUM_BLOCK))
@@ -163,7 +161,6 @@ def piece_sums(cursor, gradient, residual, bucket, sums, counts, squared):
     elements at most, and the number of elements that are not zero.
 
     Args:
-        residual: as many elements as the gradient; empty for zeros.
         sums, counts: receive the results, float64 and int64 (pieces,).
         squared: True to add squares, False to add magnitudes.
     """

@@ -141,11 +141,7 @@ def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep
 def add_binary(cursor, addresses, tables, layout, out, keep):
     """Add payloads of one-bit codes to `out`, as defined by `add_quantized`.
 
-    Args:
-        addresses: address of each payload's codes, uint64 (payloads,).
-        tables: weighted values of codes 0 and 1, by payload, then by block, float32 (2 * payloads * blocks,).
-        layout: layout of the blocks, from `blocks.layout_of`.
-        keep: True to add to the values in `out`; False to start from zeros.
+    The arguments are those of `codes.sum_4bit`, with two entries a table.
     """
     blocks = layout.shape[1] - 1
     first = fetch_add(cursor, CHUNK_PIECES)

@@ -22,13 +22,10 @@ _doing: Tell = _ignore
 
 
 def tell_of_compiling(tell: Tell, doing: Tell = _ignore) -> None:
-    """Register the callbacks for notices that this process compiles a kernel, or waits for a process that
-    does.
+    """Register callbacks for notices that this process compiles a kernel, or waits for a process that does.
 
-    Args:
-        tell: called with the notice, the first time for each kind of notice, on the thread that needs the
-            kernel.
-        doing: called with the notice for each kernel, on the same thread.
+    Both are called on the thread that needs the kernel: `doing` each time, `tell` the first time for each
+    kind of notice.
     """
     global _tell, _doing
     _tell, _doing = tell, doing
@@ -36,21 +33,15 @@ def tell_of_compiling(tell: Tell, doing: Tell = _ignore) -> None:
 
 
 def compiling() -> None:
-    """Notify the listeners that this process compiles a kernel."""
     _say(compiling, COMPILING)
 
 
 def uncached() -> None:
-    """Notify the listeners that compiled kernels cannot be cached on disk."""
     _say(uncached, UNCACHED)
 
 
 def waiting(process: str) -> None:
-    """Notify the listeners that this process waits for another one to compile a kernel.
-
-    Args:
-        process: id of the other process; empty if it has not written its id to the lock file yet.
-    """
+    """Say that another process compiles a kernel; its id is empty if it has not written it yet."""
     _say(waiting, f"waiting for process {process or '?'}, which compiles kernels")
 
 

@@ -68,11 +68,7 @@ _scratch = Scratch(LARGEST_SCRATCH)
 def select(values: Float32, keep: int, *, score: Score = Score.MAGNITUDE, center: float = 0.0) -> Selection:
     """Return the `keep` elements of highest score; by magnitude, only those that are not zero.
 
-    Args:
-        values: contiguous float32, finite.
-        keep: number of elements, 0 to `values.size`.
-        score: the measure by which elements are compared.
-        center: number that MAGNITUDE subtracts from each element first.
+    center: number that MAGNITUDE subtracts from each element first.
     """
     check("values", values, np.float32, values.size)
     check_keep(keep, values.size)
@@ -93,11 +89,8 @@ def add_and_select(gradient: Float32, residual: Float32, keep: int, left: Float3
     """Write the saturating sum gradient + residual to `left`, and return its `keep` elements of largest
     magnitude.
 
-    Args:
-        left: receives the sum; None to replace `residual` by it.
-
-    Raises:
-        FloatingPointError: the gradient is not finite; the contents of `left` are then undefined.
+    A `left` of None stands for `residual`. Raises FloatingPointError if the gradient is not finite; the
+    contents of `left` are then undefined.
     """
     left = residual if left is None else left
     check("gradient", gradient, np.float32, gradient.size)
@@ -114,20 +107,13 @@ def add_and_select(gradient: Float32, residual: Float32, keep: int, left: Float3
 
 
 def add_to(residual: Float32, gradient: Float32) -> None:
-    """Add `gradient` to `residual` in place, and clip the sum to the finite float32 range.
-
-    Raises:
-        FloatingPointError: the gradient is not finite; the contents of `residual` are then undefined.
-    """
+    """Add `gradient` to `residual` in place, as `add_into` does."""
     add_into(gradient, residual, residual)
 
 
 def add_into(gradient: Float32, residual: Float32, left: Float32) -> None:
-    """Write the saturating sum gradient + residual to `left`.
-
-    Raises:
-        FloatingPointError: the gradient is not finite; the contents of `left` are then undefined.
-    """
+    """Write the saturating sum gradient + residual to `left`; raise FloatingPointError if the gradient is not
+    finite."""
     check("gradient", gradient, np.float32, gradient.size)
     check("residual", residual, np.float32, gradient.size)
     check("left", left, np.float32, gradient.size, written=True)
@@ -135,11 +121,8 @@ def add_into(gradient: Float32, residual: Float32, left: Float32) -> None:
 
 
 def median(values: Float32) -> float:
-    """Return the median of `values`; of an even number of elements, the lower of the middle two.
-
-    Raises:
-        ValueError: `values` is empty.
-    """
+    """Return the median; of an even number of elements, the lower of the middle two. Raises ValueError if
+    there is none."""
     if not values.size:
         raise ValueError("values: expected at least one element, got none")
     check("values", values, np.float32, values.size)
@@ -216,7 +199,6 @@ def _guess(few: Float32, elements: int, keep: int, score: Score, center: float) 
 
 
 def _room(keep: int, elements: int) -> int:
-    """Return the number of candidates to allocate memory for."""
     return min(elements, max(MOST_CANDIDATES * keep, SMALL))
 
 
@@ -236,9 +218,7 @@ def _histogram(values: Float32, score: Score, center: float) -> npt.NDArray[np.i
 def _reached(counts: npt.NDArray[np.int64], rank: int) -> tuple[int, int]:
     """Return the bin that holds the element of rank `rank`, and the number of elements in higher bins.
 
-    Args:
-        counts: number of elements in each bin, in ascending order of scores.
-        rank: 1 for the highest score.
+    rank: 1 for the highest score.
     """
     from_top = np.cumsum(counts[::-1])
     steps = int(np.searchsorted(from_top, rank))
@@ -248,12 +228,8 @@ def _reached(counts: npt.NDArray[np.int64], rank: int) -> tuple[int, int]:
 def _collect(
     values: Float32, score: Score, center: float, lowest: float, beyond: float = np.nan, *, room: int
 ) -> _Candidates | None:
-    """Return the elements whose score is at least `lowest` and below `beyond`; None if there are more than
-    `room`.
-
-    Args:
-        beyond: upper bound; NaN for none.
-    """
+    """Return the elements whose score is at least `lowest` and below `beyond` (NaN for no bound); None if
+    there are more than `room`."""
     if lowest == -np.inf:
         everything = np.array([[0, values.size]], np.int64)
         return _Candidates(np.arange(values.size, dtype=np.uint32), values, everything)
@@ -265,11 +241,7 @@ def _add_and_collect(
     gradient: Float32, residual: Float32, left: Float32, lowest: float, *, room: int
 ) -> _Candidates | None:
     """Write the saturating sum to `left`; return its elements of magnitude `lowest` or more, None if more
-    than `room`.
-
-    Raises:
-        FloatingPointError: the gradient is not finite.
-    """
+    than `room`."""
     apart = address(left) != address(residual)
     stream = apart and left.size >= STREAM_ELEMENTS and address(left) % 64 == 0
     odd = np.zeros(1, np.int64)
@@ -284,12 +256,7 @@ def _collected(
     kernel: Callable[..., None], elements: int, room: int, *arguments: object, more: tuple[object, ...] = ()
 ) -> _Candidates | None:
     """Run a kernel that writes down the elements it finds, and return them; None if there are more than
-    `room`.
-
-    Args:
-        arguments: arguments of the kernel before its outputs.
-        more: arguments of the kernel after its outputs.
-    """
+    `room`. arguments, more: those of the kernel before and after its outputs."""
     found, values = _scratch.take(room)
     places, total = np.zeros((-(-elements // CHUNK), 2), np.int64), np.zeros(1, np.int64)
     run(kernel, elements, *arguments, found, values, places, total, *more)

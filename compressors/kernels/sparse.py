@@ -53,10 +53,7 @@ def gaps_limit(elements: int, count: int, low_bits: int) -> int:
 def encode_gaps(indices: Indices, elements: int, low_bits: int) -> Bytes:
     """Encode ascending indices below `elements` as gaps, and return the bytes.
 
-    The low `low_bits` bits of all gaps come first, then the quotients in unary.
-
-    Raises:
-        ValueError: the indices do not ascend, or one is not below `elements`.
+    Raises ValueError if the indices do not ascend, or one is not below `elements`.
     """
     check("indices", indices, np.uint32, indices.size)
     found = np.zeros(1, np.int64)
@@ -74,8 +71,7 @@ def encode_gaps(indices: Indices, elements: int, low_bits: int) -> Bytes:
 def decode_gaps(data: Bytes, elements: int, count: int, low_bits: int) -> Indices:
     """Decode `count` indices below `elements` from the bytes that `encode_gaps` returned, and return them.
 
-    Raises:
-        ValueError: the bytes are not those that `encode_gaps` returns for `count` such indices.
+    Raises ValueError for other bytes than `encode_gaps` returns for `count` such indices.
     """
     check("data", data, np.uint8, data.size)
     low_bytes = -(-count * low_bits // 8)
@@ -92,9 +88,7 @@ def decode_gaps(data: Bytes, elements: int, count: int, low_bits: int) -> Indice
 
 
 def encode_bitmap(indices: Indices, elements: int) -> Bytes:
-    """Encode ascending indices below `elements` as a bitmap of one bit for each element, and return the
-    bytes.
-    """
+    """Encode ascending indices below `elements` as a bitmap of one bit for each element."""
     bits = np.zeros(elements, np.uint8)
     bits[indices] = 1
     return np.packbits(bits, bitorder="little")
@@ -103,8 +97,7 @@ def encode_bitmap(indices: Indices, elements: int) -> Bytes:
 def decode_bitmap(data: Bytes, elements: int, count: int) -> Indices:
     """Decode `count` indices from a bitmap of `elements` bits, as made by `encode_bitmap`, and return them.
 
-    Raises:
-        ValueError: another number of bits is set, or the padding is not zero.
+    Raises ValueError if another number of bits is set, or the padding is not zero.
     """
     bits = np.unpackbits(data, bitorder="little")
     if np.count_nonzero(bits) != count:  # before their indices take memory
@@ -115,24 +108,14 @@ def decode_bitmap(data: Bytes, elements: int, count: int) -> Indices:
 
 
 def seeded_indices(seed: int, elements: int, count: int) -> Indices:
-    """Return `count` ascending indices, one at a random place in each of `count` parts of the elements.
-
-    Args:
-        seed: seed of the random numbers, below 2**64.
-        count: number of indices, at most `elements`.
-    """
+    """Return `count` ascending indices, one at a random place in each of `count` parts of the elements."""
     indices = np.empty(count, np.uint32)
     loops.draw(np.uint64(seed), elements, indices)
     return indices
 
 
 def distinct_indices(seed: int, elements: int, count: int) -> Indices:
-    """Return `count` ascending, distinct indices below `elements`, drawn uniformly.
-
-    Args:
-        seed: seed of the random numbers, below 2**64.
-        count: number of indices, at most `elements`.
-    """
+    """Return `count` ascending, distinct indices below `elements`, drawn uniformly."""
     indices, taken = np.empty(count, np.uint32), np.zeros(-(-elements // 64), np.uint64)
     loops.draw_distinct(np.uint64(seed), elements, taken, indices)
     return indices
@@ -148,11 +131,7 @@ def add_sparse(
 ) -> None:
     """Add `weights[w] * values[w]` to `out` at `indices[w]`, one payload after the other.
 
-    Args:
-        indices: indices of each payload, ascending and below `out.size`.
-        values: values of each payload, in the order of its indices.
-        weights: one float32 for each payload.
-        keep: True to add to the values in `out`; False to start from zeros.
+    Indices ascend, below `out.size`. keep: True to add to the values in `out`; False to start from zeros.
     """
     check("out", out, np.float32, out.size, written=True)
     check("weights", weights, np.float32, len(indices))

@@ -39,14 +39,12 @@ class _Pool:
         self._executor: ThreadPoolExecutor | None = None
 
     def resize(self, threads: int) -> None:
-        """Set the number of threads of later calls."""
         with self._lock:
             # Dropped, not shut down: a call in flight keeps its executor until its work is done.
             self._executor = None
             self.threads = threads
 
     def executor(self) -> ThreadPoolExecutor:
-        """Return the executor of the helper threads, creating it if there is none."""
         with self._lock:
             if self._executor is None:
                 helpers = max(1, self.threads - 1)
@@ -61,11 +59,7 @@ if hasattr(os, "register_at_fork"):
 
 def set_threads(threads: int) -> None:
     """Set the most threads that a kernel uses for a large tensor, at least 1; the default is one per usable
-    core.
-
-    Raises:
-        ValueError: `threads` is below 1.
-    """
+    core."""
     if threads < 1:
         raise ValueError(f"threads: expected at least 1, got {threads}")
     _pool.resize(threads)
@@ -76,9 +70,7 @@ def run(kernel: Callable[..., Any], elements: int, *args: Any) -> None:
     elements.
 
     Each thread claims chunks of the range from the cursor, int64 of shape (1,), until none are left.
-
-    Args:
-        elements: number of elements that the kernel reads, as a measure of its work.
+    elements: those that the kernel reads, as a measure of its work.
     """
     cursor = np.zeros(1, np.int64)
     helpers = min(_pool.threads, elements // ELEMENTS_PER_THREAD) - 1
@@ -97,14 +89,10 @@ def run(kernel: Callable[..., Any], elements: int, *args: Any) -> None:
 
 
 class Scratch(threading.local):
-    """Memory that each thread reuses, because allocating fresh memory takes as long as half a pass over
-    it.
-    """
+    """Memory that each thread reuses, because fresh memory takes as long as half a pass over it."""
 
     def __init__(self, largest: int) -> None:
-        """Args:
-        largest: number of elements, of 8 bytes, up to which memory is kept for reuse.
-        """
+        """Keep memory for reuse up to `largest` elements of 8 bytes."""
         self._largest = largest
         self._words, self._floats = np.empty(0, np.uint32), np.empty(0, np.float32)
 
