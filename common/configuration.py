@@ -178,7 +178,7 @@ class Effective(Generic[T]):
     foreign: str = ""
 
     def chosen(self, name: str) -> bool:
-        """True if the user gave the option a value by flag, environment, file or preset."""
+        """Return True if the user gave the option a value by flag, environment, file or preset."""
         return self.origins[name] != "default"
 
     def changed(self, why: str, **values: Any) -> Effective[T]:

@@ -1,4 +1,4 @@
-"""What needs all gradients of a step before any is compressed: clipping, and budgets for the whole model."""
+"""Clipping, and budgets for the whole model: both need all gradients of a step before any is compressed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _divide(draft: Draft) -> None:
             added = compressor.accumulate(gradient, state)
             if added is not gradient:  # the velocity
                 draft.magnitudes[index] = devices.magnitudes(added)
-            draft.ledger.take(ranges, state)
+            draft.ledger.write_back(ranges, state)
             totals.append(state.residual)
         else:
             total = draft.plus_residual(gradient, ranges)

@@ -24,7 +24,7 @@ from .terms import PushTerms
 
 
 class Draft:
-    """What a step holds and will leave, by index of the tensor where it is a dict, a list or a set.
+    """The contents of a step, by index of the tensor where they are a dict, a list or a set.
 
     Attributes:
         gradients: gradients that are not compressed yet, float32 of shape (elements,).
@@ -54,7 +54,7 @@ class Draft:
         self.compresses = sends and not terms.flush
         self.measured = terms.measured and not terms.flush
 
-    def add(self, index: int, gradient: torch.Tensor, *, in_runs: bool) -> None:
+    def hold(self, index: int, gradient: torch.Tensor, *, in_runs: bool) -> None:
         """Store a gradient as a contiguous tensor of shape (elements,), on a device that its compressor
         accepts.
 
@@ -154,7 +154,7 @@ class Draft:
                     payload, state = compressor.send(state, context)
                 else:
                     payload, state = compressor.compress(gradient, state, context)
-                ledger.take(ranges, state)
+                ledger.write_back(ranges, state)
                 self.states[first] = state.inner
                 return payload
             if context.alone:
@@ -193,7 +193,7 @@ class Draft:
             if isinstance(compressor, ErrorFeedback):
                 state = self.ledger.opened([(start, end)], gradient.device, self.states[index])
                 compressor.accumulate(gradient, state)
-                self.ledger.take([(start, end)], state)
+                self.ledger.write_back([(start, end)], state)
             else:
                 self.ledger.draft[start:end].copy_(self.plus_residual(gradient, [(start, end)]))
 
@@ -204,7 +204,7 @@ class Draft:
             if self.ledger.velocity is not None and self.ledger.draft_velocity is not None:
                 self.ledger.draft_velocity[start:end].copy_(self.ledger.velocity[start:end])
 
-    def restore(self, unit: Unit) -> None:
+    def undo(self, unit: Unit) -> None:
         """Reset all that was written for a unit to the state before the step."""
         self.leave(unit.start, unit.end)
         tensors = slice(unit.first, unit.last)

@@ -118,17 +118,17 @@ class ErrorFeedback:
         return velocity
 
     def send(
-        self, state: FeedbackState, context: StepContext, what: torch.Tensor | None = None
+        self, state: FeedbackState, context: StepContext, given: torch.Tensor | None = None
     ) -> tuple[Payload, FeedbackState]:
-        """Compress the accumulated residual, the second half of `compress`, and subtract what is sent.
+        """Compress the accumulated residual, the second half of `compress`, and subtract the payload.
 
         Args:
             state: its residual holds the sum.
             context: its magnitudes, if given, are those of the tensor that was added last.
-            what: tensor to compress instead of the sum.
+            given: tensor to compress instead of the sum.
         """
-        given = state.residual if what is None else what
-        payload, inner = self.compressor.compress(given, state.inner, context)
+        total = state.residual if given is None else given
+        payload, inner = self.compressor.compress(total, state.inner, context)
         reduce_payloads([payload], [-1.0], state.residual.numpy(), keep=True)
         devices.saturate(state.residual)
         return self._masked(payload, inner, state)

@@ -146,7 +146,8 @@ class Ledger:
         """Return the residual and velocity of some ranges as of one tensor, for `ErrorFeedback` to update in
         place.
 
-        The state's tensors are views of the draft where possible; `take` writes back those that are copies.
+        The state's tensors are views of the draft where possible; `write_back` writes back those that are
+        copies.
 
         Args:
             inner: state of the compressor inside `ErrorFeedback`.
@@ -163,7 +164,7 @@ class Ledger:
                 velocity.copy_(gathered(self.velocity, ranges, device))
         return FeedbackState(residual=residual, velocity=velocity, inner=inner, before=before)
 
-    def take(self, ranges: Ranges, state: FeedbackState) -> None:
+    def write_back(self, ranges: Ranges, state: FeedbackState) -> None:
         """Write the tensors of a state from `opened` back to the draft, unless they are views of it."""
         if len(ranges) == 1 and state.residual.device == self._device:
             return  # views

@@ -82,7 +82,7 @@ class CompressorSpec:
 
     @property
     def adam_loss(self) -> float:
-        """That of the entry; 1 if feedback differs from the entry's default, which was not measured."""
+        """Loss with Adam as the entry says; 1 if feedback differs from the entry's default: not measured."""
         default = self.entry.wrapping
         if self.wrapping is None or default is None or self.wrapping.feedback != default.feedback:
             return 1.0

@@ -81,7 +81,7 @@ class Step:
         if gradient is None:
             draft.absent.add(index)
         else:
-            draft.add(index, gradient, in_runs=draft.compresses and not self._whole)
+            draft.hold(index, gradient, in_runs=draft.compresses and not self._whole)
         number = self._model.unit_of[index]
         self._missing[number] -= 1
         if self._missing[number]:
@@ -107,7 +107,7 @@ class Step:
             unit for number, unit in enumerate(self.plan.units) if number not in self._compressed_units
         ]
         for unit in missing:
-            self._draft.restore(unit)
+            self._draft.undo(unit)
         self._units_left = 0
         return [part for unit in missing for part in unit.parts if self._wants(part)]
 

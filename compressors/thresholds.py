@@ -1,4 +1,4 @@
-"""What the threshold compressors (`2bit`, `4bit`) and others share."""
+"""The common part of the threshold compressors (`2bit`, `4bit`) and others."""
 
 from __future__ import annotations
 

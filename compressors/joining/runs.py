@@ -1,10 +1,12 @@
 """Runs: neighbouring tensors of a unit that one call compresses. Tensors outside runs are compressed alone.
 
 Of `neighbours`, sparsifiers choose from each tensor (`kernels/block_selection`). Indices ascend from tensor
-to tensor, so that one list of them serves the run, and no receiver has to know where tensors begin; the coder
+to tensor, so that one list of them serves the run, and no receiver has to know where tensors begin. The coder
 of values has to treat each element alike. A tensor of more than `sparsifiers.ALONE` elements stays by itself
-if one pass adds the residual and selects. `8bit` joins a tensor if the last bucket before it is full, so that
-scales and codes lie as in one tensor; `qsgd` draws random numbers for each tensor, and has no runs.
+if one pass adds the residual and selects.
+
+`8bit` joins a tensor if the last bucket before it is full: scales and codes then lie as in one tensor. `qsgd`
+draws random numbers for each tensor, and has no runs.
 
 The downlink, where it has a compressor, uses the same runs.
 """

@@ -1,8 +1,8 @@
 """The hot loops of the compressors. The rest of `compressors` imports them from here.
 
 `cpu`, `linear`, `selection`, `block_selection` and `sparse` check arrays and call the compiled loops in
-`codes`, `dense` and `*_loops`; `cuda` computes some of the results on a GPU. `devices` takes torch tensors
-and calls `cuda` or the others, as the device asks. Tests hold each to plain numpy, bit for bit.
+`codes`, `dense` and `*_loops`. Of these `cuda` has some for a GPU. `devices` takes torch tensors, and calls
+`cuda` or the others. Tests hold each to plain numpy, bit for bit.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ class Score(Enum):
     SMALLEST = 2
 
     def excludes_zeros(self, center: float) -> bool:
-        """True if zeros are never selected, because sending them has no effect: by magnitude around 0."""
+        """Return True if zeros are never selected, because sending them has no effect: by magnitude around
+        0."""
         return self is Score.MAGNITUDE and not center
 
     def of(self, values: Float32, center: float) -> Float32:

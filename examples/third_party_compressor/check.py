@@ -1,4 +1,4 @@
-"""What a lossy compressor promises: python check.py NAME[:KEY=VALUE,...], without feedback or momentum"""
+"""Checks the promises of a lossy compressor: python check.py NAME[:KEY=VALUE,...], without feedback keys"""
 
 import json
 import math
@@ -44,7 +44,7 @@ def steps(
         validate(payload)  # as the server will
         assert payload.elements == given.numel()
         assert payload.data.size == payload_bytes(payload)
-        # Nothing is lost: what was sent, and what is left, is what was there.
+        # Nothing is lost: the values sent and the rest make up the sum.
         total = np.clip(given.numpy() + old, -LARGEST, LARGEST)
         sent, left = decode(payload).astype(np.float64), state.residual.numpy()
         error = np.abs(sent + left - total)
