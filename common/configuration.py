@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import math
-import re
 import tomllib
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from .spec import did_you_mean, parse_one_of
+from .variables import is_link, unknown_variables
 from .version import __version__
 
 T = TypeVar("T")
@@ -28,11 +27,6 @@ Parse = Callable[[str], object]
 REQUIRED: Any = dataclasses.MISSING
 
 _LARGE = 1_000_000  # larger upper bounds are left out of the help text
-# Variables that Kubernetes and Docker set for a service whose name begins with gc-.
-_LINK_NAME = re.compile(
-    r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_(PORT|PROTO|ADDR))?$"
-)
-_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 _SWITCH = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -241,7 +235,7 @@ def read(
     for name, each in sorted(options.items(), key=lambda item: not item[1].sets):
         if name in given:
             raw, origin = given[name], "flag"
-        elif each.variable in environ and not _is_link(each.variable, environ[each.variable]):
+        elif each.variable in environ and not is_link(each.variable, environ[each.variable]):
             raw, origin = environ[each.variable], f"environment {each.variable}"
         elif name in file:
             raw, origin = file[name], "file"
@@ -363,11 +357,6 @@ def _table(command: str) -> str:
     return command.removeprefix("gc-")
 
 
-def _is_link(name: str, value: str) -> bool:
-    """Return True if Kubernetes or Docker set this variable for a service, so that it is not an option."""
-    return bool(_LINK_NAME.search(name) or _LINK_VALUE.match(value))
-
-
 def _check_variables(environ: Mapping[str, str], commands: Mapping[type[Any], str]) -> str:
     """Return a warning of `GC_` variables that are not options of any command; empty if there are none.
 
@@ -378,10 +367,8 @@ def _check_variables(environ: Mapping[str, str], commands: Mapping[type[Any], st
     """
     known = {"GC_CONFIG", *(each.variable for cls in commands for each in options_of(cls).values())}
     foreign: list[str] = []
-    for name, value in sorted(environ.items()):
-        if not name.startswith("GC_") or name in known or _is_link(name, value):
-            continue
-        if meant := _misspelt(name, known):
+    for name, meant in unknown_variables(environ, known):
+        if meant:
             raise UsageError(
                 f"environment {name}: no command has this option (did you mean {meant!r}?); unset it"
             )
@@ -389,15 +376,6 @@ def _check_variables(environ: Mapping[str, str], commands: Mapping[type[Any], st
     if not foreign:
         return ""
     return f"environment {', '.join(foreign)}: ignored, because no option of Gradwire has this name"
-
-
-def _misspelt(name: str, known: Iterable[str]) -> str | None:
-    for each in known:
-        if sorted(each.replace("_", "")) == sorted(name.replace("_", "")):
-            return each
-    # Without the common prefix, which makes any two short names alike.
-    nearest = difflib.get_close_matches(name[3:], [each[3:] for each in known], 1, cutoff=0.8)
-    return f"GC_{nearest[0]}" if nearest else None
 
 
 def _read_file(path: str | None, cls: type[Any], commands: Mapping[type[Any], str]) -> dict[str, Any]:
