@@ -122,12 +122,6 @@ def test_levels_each_double_the_next(unit: float, share: float) -> None:
         levels=np.tile(levels, 2),
         share=share,
     )
-    codes, left = np.zeros(FOUR.code_bytes(values.size), np.uint8), np.zeros_like(values)
-    expected, expected_left = np.zeros_like(codes), np.zeros_like(values)
-    cpu.quantize(FOUR, values, left, levels, codes, share=share)
-    plain_codes.quantize(FOUR, values, expected_left, levels, expected, share=share)
-    assert same_bits(codes, expected)
-    assert same_bits(left, expected_left)
 
 
 def test_some_blocks_with_levels_that_double() -> None:
@@ -136,19 +130,6 @@ def test_some_blocks_with_levels_that_double() -> None:
     sizes = [5000, 77, 300, 4100]
     for share in (1.0, 0.75):
         check(FOUR, gradients_of(sizes), residual_of(sum(sizes)), in_place=True, levels=levels, share=share)
-
-
-@pytest.mark.parametrize("format", SIGNED)
-def test_the_first_block_is_what_a_single_call_makes(format: CodeFormat) -> None:
-    values, owed, levels = gradient(5003), residual_of(5003), levels_of(format)
-    datas = [np.zeros(format.code_bytes(5003), np.uint8) for _ in range(2)]
-    left = owed.copy()
-    totals, nonzero = cpu.quantize_blocks(format, [values], left, left, levels, datas[0])
-    cpu.quantize(format, values, owed, levels, datas[1])
-    assert same_bits(*datas)
-    assert same_bits(left, owed)
-    assert (totals[0], nonzero[0]) == cpu.magnitudes(values)
-    validate(QuantizedPayload(format=format, elements=5003, levels=levels, data=datas[0]))
 
 
 def test_the_number_of_threads_does_not_show() -> None:
