@@ -81,12 +81,12 @@ def quantize_blocks(
     All tensors are contiguous float32 of one dimension, on the same device. A residual of None stands for
     zeros, and the errors are dropped.
     """
-    device = gradients[0].device if residual is None else residual.device
-    _check_blocks(gradients, device)
+    first = gradients[0] if residual is None else residual
+    _check_blocks(gradients, first.device)
     sizes = np.array([gradient.numel() for gradient in gradients], np.int64)
-    if on_gpu(device):
+    if on_gpu(first):
         if residual is None or left is None:
-            residual = left = torch.zeros(int(sizes.sum()), device=device)
+            residual = left = torch.zeros(int(sizes.sum()), device=first.device)
         return _quantize_blocks_on_gpu(format, gradients, sizes, residual, left, levels, share)
     data = np.empty(4 * int(code_words(format.bits, sizes).sum()), np.uint8)
     places = np.array([gradient.data_ptr() for gradient in gradients], np.uint64)

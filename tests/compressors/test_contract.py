@@ -24,7 +24,7 @@ from gradwire.compressors import (
     validate,
 )
 from gradwire.compressors.feedback import ErrorFeedback, FeedbackState
-from gradwire.compressors.four_bit import RunningMagnitude
+from gradwire.compressors.four_bit import FourBit, RunningMagnitude
 from gradwire.compressors.registry import BUILT_IN
 
 VARIANTS = [
@@ -221,6 +221,7 @@ class _WithoutFusion:
 
     def compress(self, gradient: torch.Tensor, state: object, context: StepContext) -> tuple[Payload, object]:
         payload, following = self._compressor.compress(gradient, state, context)
-        if isinstance(state, RunningMagnitude) and context.magnitudes is not None:
+        if isinstance(self._compressor, FourBit) and context.magnitudes is not None:
+            assert isinstance(state, RunningMagnitude)
             following = state.updated(context.magnitudes)
         return payload, following

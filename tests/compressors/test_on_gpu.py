@@ -19,9 +19,9 @@ from gradwire.compressors import (
     decode,
     parse_compressor,
 )
+from gradwire.compressors.joining import units
 from gradwire.compressors.kernels import devices
 from gradwire.compressors.payload import Payload
-from gradwire.compressors.step import Step
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -133,8 +133,7 @@ def test_neighbours_on_the_host_are_apart_from_a_ledger_on_the_gpu(
 
     if not AVAILABLE:
         monkeypatch.setattr(devices, "on_gpu", on_gpu)
-        for name in ("_elements", "_blocks"):
-            monkeypatch.setattr(Step, name, together)
+        monkeypatch.setattr(units, "WAYS", dict.fromkeys(units.WAYS, together))
     for version, each in enumerate(given):
         got = ours.compress(each, 8, version=version)
         decoded = [np.concatenate([decode(payload) for payload in sent]) for sent in (got, expected[version])]
