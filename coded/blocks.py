@@ -26,13 +26,11 @@ class Blocks:
     """Divides the samples of rounds into blocks.
 
     Attributes:
-        most: largest redundancy, as far as the number of members allows; None to choose it by measured times.
         _paces: seconds that each member takes for a sample: a running mean since the last exchange with equal
             blocks, in which each exchange has half the weight of the next one.
-        _choice: choice of the redundancy by measured times.
     """
 
-    most: int | None
+    most: int | None  # largest redundancy; None to choose it by measured times
     by_speed: bool = False  # True to size the blocks by the speeds of their workers
     _paces: dict[Name, float] = field(default_factory=dict[Name, float])
     _choice: AdaptiveRedundancy = field(default_factory=AdaptiveRedundancy)
@@ -49,9 +47,6 @@ class Blocks:
         """Return the blocks of the next round, and a log line if they change.
 
         Args:
-            exchange: number of the round's exchange.
-            samples: number of samples of the round.
-            members: worker and incarnation of each node.
             least: smallest number of samples of a block that has any.
         """
         nodes = len(members)

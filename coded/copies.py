@@ -35,30 +35,17 @@ DRIFT_VERSIONS = 100  # versions after which replicas that differ are replaced, 
 @stored("server-copy")
 @dataclass(slots=True)
 class ServerCopy:
-    """The server's copy of the parameters, in coded mode.
-
-    Attributes:
-        asked: worker and incarnation that was asked for the current version; None if none was.
-        hoping_since: time from which members have waited for departed ones that have the version; None if
-            they do not wait.
-        since: samples trained on after `version`, each with the version that resulted.
-    """
+    """The server's copy of the parameters, in coded mode."""
 
     version: int = 0  # version of the installed copy
-    asked: Name | None = None
+    asked: Name | None = None  # member that was asked for the current version
     loading: int | None = None  # version that is being installed; None if none is
     due: bool = False  # True if a new copy is wanted though no member needs it
-    hoping_since: float | None = None
-    since: list[tuple[int, Drawn]] = field(default_factory=list[tuple[int, Drawn]])
+    hoping_since: float | None = None  # time from which members have waited for departed ones
+    since: list[tuple[int, Drawn]] = field(default_factory=list[tuple[int, Drawn]])  # samples after it
 
     def request(self, able: Iterable[Member], version: int, apply: int) -> list[e.Action]:
-        """Ask the first of the `able` members for a snapshot, unless the version is here or was asked for.
-
-        Args:
-            able: members that have the version, or can make it.
-            version: current version.
-            apply: number of the exchange whose sum the member applies first, if it has not.
-        """
+        """Ask the first of the `able` members for a snapshot, unless the version is here or was asked for."""
         if self.version == version:
             self.due = False
         if self.version == version or self.asked is not None or self.loading is not None:
@@ -72,7 +59,6 @@ class ServerCopy:
         """Return True if this worker's snapshot of a version should be installed.
 
         Args:
-            current: current version.
             leaving: True if the worker sends it without a request, because it leaves.
         """
         if leaving:
@@ -85,7 +71,6 @@ class ServerCopy:
 
         Args:
             ready: number of other members that are ready to train.
-            lease_s: length of a lease.
         """
         if not ready:
             self.hoping_since = None
@@ -128,22 +113,15 @@ class Drift:
 
     Sums are equal to the bit, or an exchange is replaced. But computers of different makes may take the same
     step differently in the last bits.
-
-    Attributes:
-        names: worker and incarnation of each member whose replica differs.
     """
 
-    names: set[Name] = field(default_factory=set[Name])
+    names: set[Name] = field(default_factory=set[Name])  # members that differ
     since: int = 0  # version at which replicas began to differ
     found: int = 0  # number of members that differed in the last comparison
 
     def compare(self, version: int, members: Sequence[Member], checksums: Sequence[int]) -> list[e.Action]:
         """Compare the members' replicas by their checksums, and record the members that differ from the
         first.
-
-        Args:
-            members: the members, in rank order.
-            checksums: checksum of each member's replica, in the same order.
 
         Returns:
             A warning for the log if further members differ.

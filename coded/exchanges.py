@@ -54,12 +54,7 @@ SAID_DISAGREEMENTS = 4  # Steps in a row with differing gradients of a block, be
 
 @dataclass
 class Coded(Mode, Exchanges):
-    """The mode `coded`.
-
-    Attributes:
-        _have_sum: members that have the sum of the last round, by worker and incarnation.
-        _damaged_by: number of exchanges in a row that failed because of a member, by worker and incarnation.
-    """
+    """The mode `coded`."""
 
     _state: JobState = field(metadata=DERIVED)
     _blocks: Blocks  # decides how many members compute each block, and the sizes of blocks
@@ -67,9 +62,9 @@ class Coded(Mode, Exchanges):
     _count: int = 0  # number of exchanges so far, which is the number of the last one
     _applied: int = 0  # number of the exchange whose sum made the version
     _uncoded: int = 0  # number of exchanges that replaced a broken one
-    _have_sum: set[Name] = field(default_factory=set[Name])
+    _have_sum: set[Name] = field(default_factory=set[Name])  # of the last round
     _clipping: Clipping = field(default_factory=Clipping)  # gradient elements that were clipped
-    _damaged_by: Counter[Name] = field(default_factory=Counter[Name])
+    _damaged_by: Counter[Name] = field(default_factory=Counter[Name])  # exchanges in a row
     _disagreements: int = 0  # number of rounds in a row in which members computed a block differently
     _copy: ServerCopy = field(default_factory=ServerCopy)  # the server's copy of the parameters
     _drift: Drift = field(default_factory=Drift)  # members whose replicas differ
@@ -267,10 +262,6 @@ class Coded(Mode, Exchanges):
     def _break_disagreed(self, round_: CodedRound, member: Member, block: int, node: int) -> None:
         """Break the exchange, because two members computed a block differently: decoding would return neither
         gradient.
-
-        Args:
-            member: member whose packet has arrived.
-            node: node that sent the first checksum of the block.
         """
         if not round_.disagreed:
             round_.disagreed = True

@@ -21,12 +21,7 @@ def _parse_copies(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodedOptions(ModeOptions):
-    """Workers exchange coded packets of gradients, and each takes the step itself.
-
-    Attributes:
-        redundancy: number of workers that compute each block, as text; "auto" to choose it by measured times.
-        blocks: "even", or "speed" to size blocks so that all workers compute for equally long.
-    """
+    """Workers exchange coded packets of gradients, and each takes the step itself."""
 
     redundancy: str = option(
         "1", "workers that compute each block; auto chooses by measured times", parse=_parse_copies

@@ -62,12 +62,7 @@ class CodedRound:
 
     Attributes:
         checksums: node that sent the first checksum of a block, and this checksum, by block.
-        reports: reports of members that have the sum, by node.
-        irregular: True if the round's time is not comparable: an exchange was replaced, or a member
-            evaluates.
         _plan: plan of the running exchange; empty until it is needed.
-        _unsent: number of packets that were not relayed yet, by node.
-        _nodes: node of each member; empty until it is needed.
     """
 
     version: int  # version at which members compute
@@ -82,12 +77,12 @@ class CodedRound:
     checksums: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     begun: set[int] = field(default_factory=set[int])  # indices of packets whose headers have arrived
     relayed: set[int] = field(default_factory=set[int])  # indices of packets that were relayed whole
-    reports: dict[int, ExchangeReport] = field(default_factory=dict[int, ExchangeReport])
+    reports: dict[int, ExchangeReport] = field(default_factory=dict[int, ExchangeReport])  # by node
     lost: set[int] = field(default_factory=set[int])  # nodes whose members are lost
-    irregular: bool = False
+    irregular: bool = False  # its time is not comparable: an exchange was replaced, or a member evaluates
     _plan: list[ExchangePlan] = field(default_factory=list[ExchangePlan], metadata=DERIVED)
-    _unsent: dict[int, int] = field(default_factory=dict[int, int], metadata=DERIVED)
-    _nodes: dict[Name, int] = field(default_factory=dict[Name, int], metadata=DERIVED)
+    _unsent: dict[int, int] = field(default_factory=dict[int, int], metadata=DERIVED)  # packets, by node
+    _nodes: dict[Name, int] = field(default_factory=dict[Name, int], metadata=DERIVED)  # empty until needed
 
     @property
     def plan(self) -> ExchangePlan:
@@ -143,10 +138,6 @@ class CodedRound:
     def differing(self, node: int, index: int, checksums: Sequence[int]) -> tuple[int, int] | None:
         """Record the checksums of a packet's blocks, and find a block that two nodes have computed
         differently.
-
-        Args:
-            node: node that sends the packet.
-            checksums: checksum of each block that the packet combines.
 
         Returns:
             The first block that differs, and the other node that computed it; None if no block differs.

@@ -23,7 +23,6 @@ def to_fixed_point(values: Float32, out: Words, scale: float = 1.0) -> int:
     Args:
         values: shape (elements,).
         out: receives the integers as two's complement, shape (elements,).
-        scale: factor of the values.
 
     Returns:
         The number of values outside the range, which were clipped. NaN counts as outside and becomes 0.
@@ -49,7 +48,6 @@ def from_fixed_point(sums: npt.NDArray[np.int64], out: Float32, scale: float = 1
     Args:
         sums: shape (elements,).
         out: receives the values, shape (elements,).
-        scale: factor of the sums.
     """
     for start in range(0, sums.size, _PIECE):
         values = sums[start : start + _PIECE].astype(np.float64)

@@ -35,14 +35,10 @@ NOBODY = 2**32 - 1  # in a list of senders: no node sends this block
 
 @dataclass(frozen=True, slots=True)
 class PlannedPacket:
-    """One packet of an exchange plan.
-
-    Attributes:
-        targets: nodes that receive the packet. Each holds all blocks of `terms` but one.
-    """
+    """One packet of an exchange plan."""
 
     sender: int  # node that encodes and sends the packet
-    targets: tuple[int, ...]
+    targets: tuple[int, ...]  # each holds all blocks of `terms` but one
     terms: tuple[tuple[int, int], ...]  # (block, slice) pairs whose gradients the packet sums
 
 
@@ -51,15 +47,12 @@ class ExchangePlan:
     """The assignment of blocks to nodes, and the packets, of one exchange.
 
     All processes derive the same plan.
-
-    Attributes:
-        blocks: blocks that are exchanged and summed, ascending: all, unless every holder of a block is lost.
     """
 
     nodes: int
     slices: int  # number of slices that each block's gradient is cut into
     holders: tuple[tuple[int, ...], ...]  # nodes that compute each block, ascending, by block
-    blocks: tuple[int, ...]
+    blocks: tuple[int, ...]  # that are summed, ascending: all, unless every holder of one is lost
     packets: tuple[PlannedPacket, ...]  # all packets; an index into them names a packet on the wire
 
     @cached_property
@@ -128,7 +121,6 @@ def resent(original: ExchangePlan, senders: Sequence[int], present: Iterable[int
 
     Args:
         senders: node that sends each block, by block; `NOBODY` leaves the block out of the sum.
-        present: nodes that still take part.
     """
     there = tuple(present)
     holders = tuple(() if sender == NOBODY else (sender,) for sender in senders)
@@ -156,11 +148,7 @@ def plan(nodes: int, redundancy: int) -> ExchangePlan:
 
 @contextmanager
 def planning_with(make_plan: Callable[[int, int], ExchangePlan]) -> Generator[None]:
-    """Have `plan` call another function in this process, for the duration of a with block.
-
-    Args:
-        make_plan: function from the number of nodes and the redundancy to a plan.
-    """
+    """Have `plan` call another function in this process, for the duration of a with block."""
     global _make_plan
     before, _make_plan = _make_plan, make_plan
     try:

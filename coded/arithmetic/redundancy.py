@@ -33,11 +33,7 @@ class UncodedTimes:
 
 
 def load(nodes: int, redundancy: int) -> int:
-    """Return the load of a node's download in an exchange, in units of one block's gradient.
-
-    Args:
-        redundancy: number of nodes that compute each block.
-    """
+    """Return the load of a node's download in an exchange, in units of one block's gradient."""
     return comb(nodes - 1, redundancy)
 
 
@@ -46,7 +42,6 @@ def step_seconds(times: UncodedTimes, nodes: int, redundancy: int) -> float:
 
     Args:
         times: seconds of a step's phases at redundancy 1.
-        redundancy: number of nodes that compute each block.
     """
     exchanging = times.exchanging * load(nodes, redundancy) / load(nodes, 1) if nodes > 1 else 0.0
     return redundancy * times.computing + exchanging
@@ -70,11 +65,7 @@ def fastest(times: UncodedTimes, nodes: int) -> int:
 
 
 def without_redundancy(nodes: int, redundancy: int, measured: UncodedTimes) -> UncodedTimes:
-    """Convert the measured times of a step at `redundancy` to predicted times at redundancy 1.
-
-    Args:
-        measured: seconds of the step's phases.
-    """
+    """Convert the measured times of a step at `redundancy` to predicted times at redundancy 1."""
     factor = load(nodes, 1) / load(nodes, redundancy) if nodes > 1 else 1.0
     return UncodedTimes(measured.computing / redundancy, measured.exchanging * factor)
 
@@ -97,9 +88,6 @@ class AdaptiveRedundancy:
         """Record the times of a finished step, or discard all records if the number of nodes has changed.
 
         The first step of a new number of nodes is not recorded either: it is not representative.
-
-        Args:
-            measured: seconds of the step's phases.
         """
         if nodes != self.nodes:
             self.nodes = nodes

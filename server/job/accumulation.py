@@ -46,9 +46,6 @@ class Accumulation:
 
         Another number is believed the second time in a row: a script may pass over a batch, or add the
         gradients of an earlier epoch to a step. The end of an epoch, which cuts assignments, teaches nothing.
-
-        Args:
-            took: number of batches that the step took.
         """
         if took == self.batches:
             self._last = 0

@@ -157,11 +157,6 @@ class Apply:
     Attributes:
         members: workers that get each part of the update as soon as it is made; the other workers get the
             update with their next assignment.
-        base_version: version that the gradient was computed at, where pushes are applied one by one; None in
-            rounds.
-        bases: versions that the shard has to keep, because gradients are being computed at them.
-        clocks_stale: number of clocks that the push is behind the newest one; None where clocks are not
-            bounded.
     """
 
     version: int  # version that the step produces
@@ -170,9 +165,9 @@ class Apply:
     opened_at: float  # time at which the work was assigned, in seconds of the job's clock
     members: tuple[str, ...] = ()
     weight: float = 1.0  # factor of the mean gradient
-    base_version: int | None = None
-    bases: frozenset[int] = frozenset()
-    clocks_stale: int | None = None
+    base_version: int | None = None  # of the gradient, where pushes are applied one by one; None in rounds
+    bases: frozenset[int] = frozenset()  # versions to keep, because gradients are being computed at them
+    clocks_stale: int | None = None  # clocks behind the newest push; None where clocks are not bounded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,19 +29,14 @@ NEWCOMER = 2  # assignments until a new member takes over the job's buffers
 @stored("buffers")
 @dataclass(kw_only=True, slots=True)
 class Buffers:
-    """Decides which assignments ask for the worker's buffers.
-
-    Attributes:
-        first_alone: True if only the member of lowest rank contributes buffers (`--buffers rank0`).
-        next_s: time at which the next collection by time is due, in seconds since the job began.
-    """
+    """Decides which assignments ask for the worker's buffers."""
 
     wanted: bool = False  # True if the model has buffers and the job collects them
-    first_alone: bool = False
+    first_alone: bool = False  # `--buffers rank0`: only the member of lowest rank contributes
     number: int = 0  # number of the last collection; 0 before the first
     epoch: int = 0  # first epoch, from 0, without a collection at its end
     evaluation: int = 0  # number of the last evaluation that has a collection
-    next_s: float = EVERY_S
+    next_s: float = EVERY_S  # when the next collection by time is due, since the job began
 
     def joined(self, member: Member) -> None:
         """Called when a member joins a job that has begun: begin a new collection, without the newcomer."""
@@ -63,8 +58,6 @@ class Buffers:
         """Decide whether the push for a new assignment carries buffers.
 
         Args:
-            member: member that gets the assignment.
-            left: number of samples left to draw in the same epoch.
             evaluation: number of an evaluation that is due after this push or a few others; 0 if none is.
 
         Returns:

@@ -54,12 +54,7 @@ RETURN_S = 60.0  # Time that members have to return to a restarted server, in ad
 
 
 class Core:
-    """The decisions about one job. The conductor creates and drives it.
-
-    Attributes:
-        state: data of the job that all modes share.
-        mode: rules of the job's mode, with their own data.
-    """
+    """The decisions about one job. The conductor creates and drives it."""
 
     def __init__(self, rules: ServerSettings, options: ModeOptions) -> None:
         self.state = JobState(
@@ -98,9 +93,6 @@ class Core:
 
     def step(self, event: e.Event[R], now: float) -> e.Result[R]:
         """Process one event: refuse it, or change the state of the job.
-
-        Args:
-            event: the event, of a type in `events`.
 
         Returns:
             The reply to the event's sender, and the actions for the shell to perform in order.
@@ -262,7 +254,6 @@ class Core:
         `_advance`.
 
         Args:
-            reason: cause of the loss, for the log and the status.
             away: True if the same incarnation may return.
         """
         state = self.state

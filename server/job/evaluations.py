@@ -45,17 +45,12 @@ class Asked:
 @stored("evaluations")
 @dataclass(kw_only=True, slots=True)
 class Evaluations:
-    """The evaluations of a job that are done, and the one that a member is asked for.
-
-    Attributes:
-        done: results of the last `EVALUATIONS_REMEMBERED` evaluations, in the order of their numbers.
-        best: best value of each metric so far, by name, of the first `BEST_REMEMBERED` names.
-    """
+    """The evaluations of a job that are done, and the one that a member is asked for."""
 
     begun: int = 0  # number of the last evaluation before the job began; 0 if there was none
     asked: Asked | None = None  # the request that is unanswered; None if there is none
-    done: list[EpochStatus] = field(default_factory=list[EpochStatus])
-    best: dict[str, float] = field(default_factory=dict[str, float])
+    done: list[EpochStatus] = field(default_factory=list[EpochStatus])  # in the order of their numbers
+    best: dict[str, float] = field(default_factory=dict[str, float])  # by metric
 
     def has(self, epoch: int) -> bool:
         """Return True if evaluation `epoch` is done, or is older than all results that are remembered."""
@@ -87,7 +82,6 @@ class Evaluations:
         """Withdraw the request from `member`, so that it or another member can be asked again.
 
         Args:
-            member: worker and incarnation of a member that is lost or has reconnected.
             assigned: id of the last assignment that the member received; -1 if it is lost.
             version: version of its replica; None without one. The request stays if the member has received it
                 and has the version to evaluate. A member without it waits, for the version and the request.
@@ -108,10 +102,6 @@ class Evaluations:
         keep: Keep | None = None,
     ) -> bool:
         """Store the metrics that `member` reports for evaluation `epoch` of `version`.
-
-        Args:
-            started_at: time at which the job began, in seconds of the job's clock.
-            keep: metric of `--keep`, which says whether its smallest value is the best.
 
         Returns:
             True if the report was stored; False if the member was not asked for this evaluation, or reports a

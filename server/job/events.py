@@ -51,18 +51,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """The reply to `Joined`.
-
-    Attributes:
-        workers: number of members that share a step: the present ones, or the number that the job needs to
-            begin.
-    """
+    """The reply to `Joined`."""
 
     rank: int
     version: int
     initialize: bool  # True if the worker has to upload the initial parameters
     epoch: int  # the present epoch, from 0
-    workers: int = 1
+    workers: int = 1  # members that share a step, or the number that the job needs to begin
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,8 +126,6 @@ class Prepared(FromWorker[None]):
     """The worker has loaded its model and is ready for assignments.
 
     Attributes:
-        drifted: version at which its replica differed from the server's, so that it has none now; 0 if it did
-            not.
         difference: first difference of its model from the job's, in the job's model and in its own; empty if
             there is none, or it is unknown.
     """
@@ -142,7 +135,7 @@ class Prepared(FromWorker[None]):
     assigned: int = 0  # id of the last assignment that it received; 0 for none
     data: int = 0  # checksum of some of its training samples; 0 if they cannot be compared
     train_samples: int = 0  # number of samples in its epoch; 0 to skip the comparison
-    drifted: int = 0
+    drifted: int = 0  # version at which its replica differed from the server's; 0 if it did not
     restored: bool = False  # True if it resumes from its own saved state at the server's version
     difference: tuple[str, str] = ("", "")
     accumulate: int = 0  # number of batches that an optimizer step of its script takes; 0 if not declared
@@ -181,23 +174,18 @@ class RatesReceived(FromWorker[None]):
 @stored("pushed")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pushed(FromWorker[Decided]):
-    """A push is committed, and the shard has all of its parts, which are valid.
-
-    Attributes:
-        exchanged: in coded mode, the worker's report of the exchange; None where pushes carry payloads.
-        local_rates: learning rates of a script's last local step, by parameter group; empty for other steps.
-    """
+    """A push is committed, and the shard has all of its parts, which are valid."""
 
     seq: int
     assignment: int  # id of the assignment that it answers
     base_version: int  # version at which it was computed
     samples: int  # number of samples that it stands for; 0 for a skipped step
     loss: float | None = None  # mean training loss over these samples; None if unknown
-    exchanged: Exchanged | None = None
+    exchanged: Exchanged | None = None  # report of the exchange; None where pushes carry payloads
     plan: int = 1  # number of the plan that its parts belong to
     computing_s: float = 0.0  # seconds that its local steps took; 0 if unknown
     learning_rates: tuple[float, ...] = ()  # learning rates by parameter group; empty for those of the job
-    local_rates: tuple[float, ...] = ()
+    local_rates: tuple[float, ...] = ()  # of a script's last local step; empty for other steps
     batch: int = 0  # checksum of its batch, which other workers should not have; 0 if it is not compared
     batches: int = 0  # number of the assignment's batches that the push stands for, from the first; 0 for all
     steps: int = 0  # number of optimizer steps that a script has taken with them; 0 if unknown
@@ -211,16 +199,12 @@ class Pushed(FromWorker[Decided]):
 @stored("more-wanted")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoreWanted(FromWorker[None]):
-    """A worker has computed all batches of its assignment, and its script accumulates gradients of more.
-
-    Attributes:
-        steps: number of optimizer steps that it has taken with these batches, in local mode; otherwise 0.
-    """
+    """A worker has computed all batches of its assignment, and its script accumulates gradients of more."""
 
     assignment: int
     batches: int  # number of batches that the worker has of it
     wanted: int = 1  # number of further batches
-    steps: int = 0
+    steps: int = 0  # local steps taken with these batches
 
 
 @stored("published")
@@ -248,16 +232,11 @@ class PlanPrepared(Event[None]):
 @stored("packet-begun")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PacketStarted(FromWorker[Targets]):
-    """The header of a coded packet has arrived.
-
-    Attributes:
-        checksums: checksums of the blocks that it combines, one for each; empty where blocks are not
-            compared.
-    """
+    """The header of a coded packet has arrived."""
 
     exchange: int
     index: int  # index of the packet in the exchange's plan
-    checksums: Sequence[int] = ()
+    checksums: Sequence[int] = ()  # of the blocks that it combines; empty where these are not compared
 
 
 @stored("packet-relayed")

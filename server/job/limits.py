@@ -81,10 +81,6 @@ def epochs(rules: JobSettings) -> int:
 def fraction_done(rules: JobSettings, epochs_passed: float, steps: float) -> float:
     """Return the fraction of the job that is done, 0 to 1, by the limit that is nearest.
 
-    Args:
-        epochs_passed: epochs trained on so far, with a fraction.
-        steps: steps taken so far, with a fraction.
-
     Returns:
         0 if only time ends the job.
     """
@@ -94,12 +90,7 @@ def fraction_done(rules: JobSettings, epochs_passed: float, steps: float) -> flo
 
 
 def why_over(rules: JobSettings, version: int, elapsed_s: float, evaluations: Sequence[EpochStatus]) -> str:
-    """Return the reason for which the job ends now; empty if it continues, or ends with its last epoch.
-
-    Args:
-        version: version of the parameters, which is the number of steps taken.
-        evaluations: the last results, at most `EVALUATIONS_REMEMBERED`, oldest first.
-    """
+    """Return the reason for which the job ends now; empty if it continues, or ends with its last epoch."""
     if rules.max_steps and version >= rules.max_steps:
         return f"reached --max-steps {rules.max_steps}"
     if rules.max_seconds and elapsed_s >= rules.max_seconds:

@@ -41,10 +41,6 @@ class LossHistory:
     def add(self, version: int, samples: int, loss: float) -> None:
         """Add the step that produced `version`. A step without samples or with a loss that is not finite is
         ignored.
-
-        Args:
-            samples: number of samples in the step.
-            loss: mean loss over these samples.
         """
         if not samples or not math.isfinite(loss):
             return

@@ -20,10 +20,6 @@ NAMED_AFTER = 0.5  # fraction of the limit after which the log names a member
 def note_activity(state: JobState, member: Member, activity: str, stalled_s: float) -> list[e.Action]:
     """Record a heartbeat that tells a member's activity and the time without progress.
 
-    Args:
-        activity: the training thread's activity, in words.
-        stalled_s: seconds since the training thread last made progress.
-
     Returns:
         A log line if a member that the log has named makes progress again.
     """

@@ -104,11 +104,7 @@ def no_progress(worker: str, activity: str, stalled_s: float, limit_s: float) ->
 def wrong_model(
     worker: str, fingerprint: bytes, expected: bytes, difference: tuple[str, str] = ("", "")
 ) -> Refusal:
-    """Return the refusal of a worker whose model differs from the job's.
-
-    Args:
-        difference: the first difference, in the job's model and in the worker's; empty if it is unknown.
-    """
+    """Return the refusal of a worker whose model differs from the job's."""
     limit, value = difference
     return refusal(
         Reason.MODEL,
@@ -121,11 +117,7 @@ def wrong_model(
 
 
 def accumulation(worker: str, batches: int, other: str, expected: int) -> Refusal:
-    """Return the refusal of a worker that accumulates another number of batches than the job's others.
-
-    Args:
-        other: id of the worker that has declared the job's number.
-    """
+    """Return the refusal of a worker that accumulates another number of batches than the job's others."""
     return refusal(
         Reason.MODEL,
         worker=worker,
@@ -148,11 +140,7 @@ def not_extended(worker: str) -> Refusal:
 
 
 def undeclared_accumulation(worker: str, took: int, given: int, why: str) -> Refusal:
-    """Return the refusal of an optimizer step of another number of batches than the round was divided for.
-
-    Args:
-        why: option that fixes the division of rounds.
-    """
+    """Return the refusal of an optimizer step of another number of batches than the round was divided for."""
     return refusal(
         Reason.SIZE,
         worker=worker,
@@ -177,12 +165,7 @@ def wrong_data(worker: str, data: int, expected: int) -> Refusal:
 
 
 def wrong_epoch(worker: str, samples: int, expected: int, batch_size: int) -> Refusal:
-    """Return the refusal of a worker whose epochs have another number of samples than the job's.
-
-    Args:
-        samples: number of samples in the worker's epoch.
-        batch_size: samples in a batch, to express both numbers in batches.
-    """
+    """Return the refusal of a worker whose epochs have another number of samples than the job's."""
 
     def counted(samples: int) -> str:
         return f"{samples} samples ({-(-samples // batch_size)} batches of {batch_size})"
@@ -199,11 +182,7 @@ def wrong_epoch(worker: str, samples: int, expected: int, batch_size: int) -> Re
 
 
 def not_the_initializer(worker: str, initializer: str | None) -> Refusal:
-    """Return the refusal of initial parameters from a worker that was not asked for them.
-
-    Args:
-        initializer: id of the worker that was asked; None if none was.
-    """
+    """Return the refusal of initial parameters from a worker that was not asked for them."""
     return refusal(
         Reason.NOT_A_MEMBER,
         worker=worker,
@@ -261,11 +240,7 @@ def plan(worker: str, seq: int, given: int, expected: int) -> Refusal:
 def learning_rates(
     worker: str, seq: int, given: tuple[float, ...], other: str, expected: tuple[float, ...]
 ) -> Refusal:
-    """Return the refusal of a push whose learning rates differ from those of another push of the round.
-
-    Args:
-        other: id of the worker that was the first to send rates in the round.
-    """
+    """Return the refusal of a push whose learning rates differ from those of another push of the round."""
     pairs = enumerate(zip_longest(given, expected))
     group, (got, first) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
     of_job = "that of the job"
@@ -323,11 +298,7 @@ def given_up(worker: str, seq: int) -> Refusal:
 
 
 def parts(worker: str, seq: int, given: int, expected: int, assignment: Assignment) -> Refusal:
-    """Return the refusal of a push with a wrong number of parts.
-
-    Args:
-        assignment: the assignment that the push answers.
-    """
+    """Return the refusal of a push with a wrong number of parts."""
     of = (
         f"slice {assignment.slice} of {assignment.slices}, or all of them"
         if assignment.slices

@@ -88,51 +88,33 @@ BROKEN = {**dict.fromkeys(Life, Life.JOINED), **dict.fromkeys(_READY, Life.AWAY)
 @stored("member")
 @dataclass(kw_only=True, slots=True)
 class Member:
-    """One incarnation of a worker that has joined the job, present or departed.
-
-    Attributes:
-        incarnation: number that distinguishes processes with the same worker id; a later process has a larger
-            one.
-        heard_at: time of the last message from it, in seconds of the job's clock; the lease runs from here.
-        first: True if it had not finished its first step at its last heartbeat. The first step takes longer.
-        named_s: value of `stalled_s` when the log last named it; 0 if the log has not, or it has made
-            progress since.
-        version: version of its replica once it has received all that was sent to it; None without a replica.
-        work: its work; None while it has none. Only `Roster.assign` and `Roster.relieve` change it.
-        revoked: the last work revoked because the member was lost; None if there is none, or it was resolved.
-        succeeded: ids of its last assignments that substitutes took over.
-        after: version that its last push became part of. It gets work once that version is published.
-        clock: number of its accepted pushes, counted from the clock of the slowest member when it joined;
-            None before its first work.
-        pace: the share of samples that fits its speed; None before its first work, and in rounds.
-        outcomes: outcomes of its last decided pushes, by seq.
-    """
+    """One incarnation of a worker that has joined the job, present or departed."""
 
     worker: str
-    incarnation: int
+    incarnation: int  # a later process with the same worker id has a larger one
     rank: int
-    heard_at: float
+    heard_at: float  # last message, in seconds of the job's clock; the lease runs from here
     compressor: str = ""  # spec of its compressor, for the log
     activity: str = ""  # activity of its training thread, by its last heartbeat; empty if unknown
     stalled_s: float = 0.0  # seconds without progress of its training thread, by its last heartbeat
-    first: bool = True
-    named_s: float = 0.0
+    first: bool = True  # it had not finished its first step, which takes longer, at its last heartbeat
+    named_s: float = 0.0  # `stalled_s` when the log last named it; 0 if it has made progress since
     suspended: bool = False  # True from a hang of its training thread until it is ready again
     life: Life = Life.JOINED
     fingerprint: bytes = b""
     data: int = 0  # checksum of some of its training samples; 0 if unknown
     train_samples: int = 0  # number of samples in its epoch; 0 if unknown
-    version: int | None = None
+    version: int | None = None  # of its replica, once it has all that was sent to it; None without one
     pushes: int = 0  # number of its accepted pushes
     empty: int = 0  # number of its last accepted pushes, in a row, that contribute nothing
-    work: AssignedWork | None = None
-    revoked: AssignedWork | None = None
-    succeeded: list[int] = field(default_factory=list[int])
+    work: AssignedWork | None = None  # only `Roster.assign` and `Roster.relieve` change it
+    revoked: AssignedWork | None = None  # the last work that was revoked, until it is resolved
+    succeeded: list[int] = field(default_factory=list[int])  # assignments that substitutes took over
     collection: int = 0  # number of the last collection of buffers that it was asked to contribute to
     newcomer: int = 0  # number of assignments until it takes over the job's buffers; 0 if it has
-    after: int = 0
-    clock: int | None = None
-    pace: ShareFit | None = None
+    after: int = 0  # version that its last push became part of; it gets work once that is published
+    clock: int | None = None  # accepted pushes, counted from the slowest member's clock when it joined
+    pace: ShareFit | None = None  # share of samples that fits its speed; None in rounds
     last_seq: int = 0  # seq of its last decided push; 0 before the first
     outcomes: OrderedDict[int, Outcome] = field(default_factory=OrderedDict[int, Outcome])
 
@@ -185,27 +167,19 @@ class Member:
 @stored("roster")
 @dataclass(kw_only=True, slots=True)
 class Roster:
-    """The members of a job, present and departed.
-
-    Attributes:
-        departed: lost members that may return, by worker id; the last `DEPARTED_MEMBERS` ones.
-        computing: number of members that compute at each version; versions without any are left out.
-    """
+    """The members of a job, present and departed."""
 
     lease_s: float
     members: dict[str, Member] = field(default_factory=dict[str, Member])  # present members, by worker id
-    departed: OrderedDict[str, Member] = field(default_factory=OrderedDict[str, Member])
+    departed: OrderedDict[str, Member] = field(default_factory=OrderedDict[str, Member])  # may return
     ready_members: int = 0  # number of present members that are ready
-    computing: Counter[int] = field(default_factory=Counter[int])
+    computing: Counter[int] = field(default_factory=Counter[int])  # members at each version
     _in_order: list[Member] = field(default_factory=list[Member], metadata=DERIVED)  # empty: to be sorted
 
     def join(
         self, worker: str, incarnation: int, compressor: str, now: float
     ) -> tuple[Member, Member | None]:
         """Admit a worker to the job, and assign its rank.
-
-        Args:
-            compressor: spec of its compressor, for the log.
 
         Returns:
             The member, and the earlier incarnation of the same worker that it replaces; None if it replaces
@@ -306,11 +280,7 @@ class Roster:
         return member
 
     def hear(self, heard: Mapping[str, float]) -> None:
-        """Update the last-heard time of members. Unknown workers are ignored.
-
-        Args:
-            heard: time at which each worker was last heard, in seconds of the job's clock, by worker id.
-        """
+        """Update the last-heard time of members. Unknown workers are ignored."""
         for worker, at in heard.items():
             if worker in self.members:
                 self.members[worker].heard_at = at

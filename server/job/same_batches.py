@@ -28,7 +28,6 @@ class SameBatches:
         It is found once in a job.
 
         Args:
-            batch: checksum of the batch, not 0.
             present: ids of the present members; others are forgotten.
         """
         self._seen = {each: self._seen[each] for each in present if each in self._seen}

@@ -83,22 +83,16 @@ class Drawn:
 @stored("samples")
 @dataclass
 class Samples:
-    """The states of all samples of a job.
-
-    Attributes:
-        _returned: returned samples, by epoch.
-        completed: number of epochs of which all samples have been settled. It never falls, even if settled
-            samples are returned.
-    """
+    """The states of all samples of a job."""
 
     per_epoch: int
     epochs: int
     least: int = 1  # smallest number of samples that may be drawn at a time, or left in an epoch
     _epoch: int = 0  # epoch of the fresh samples, from 0
     _next: int = 0  # position of the first fresh sample in that epoch
-    _returned: dict[int, list[Range]] = field(default_factory=dict[int, list[Range]])
+    _returned: dict[int, list[Range]] = field(default_factory=dict[int, list[Range]])  # by epoch
     _unsettled: Counter[int] = field(default_factory=Counter[int])  # number of unsettled samples, by epoch
-    completed: int = 0
+    completed: int = 0  # never falls, even if settled samples are returned
 
     @classmethod
     def beginning(cls, per_epoch: int, epochs: int, least: int, epoch: int) -> Samples:
@@ -106,7 +100,6 @@ class Samples:
 
         Args:
             least: smallest number of samples that may be drawn at a time, or left in an epoch.
-            epoch: first epoch to train on, from 0.
         """
         epoch = min(epoch, epochs)
         return cls(per_epoch, epochs, least, _epoch=epoch, completed=epoch)
@@ -167,11 +160,7 @@ class Samples:
         self._count_completed()
 
     def give_back(self, drawn: Drawn, *, settled: bool = False) -> None:
-        """Requeue assigned samples, so that they are drawn again.
-
-        Args:
-            settled: True if the samples were already marked as settled; False if they are unsettled.
-        """
+        """Requeue assigned samples, so that they are drawn again."""
         if not settled:
             self._unsettled[drawn.epoch] -= drawn.count
         self._returned[drawn.epoch] = _merged([*self._returned.get(drawn.epoch, ()), *drawn.ranges])
@@ -181,9 +170,6 @@ class Samples:
 
         Nothing changes if some of them were drawn again meanwhile, or if the rest of an earlier epoch would
         be too few samples to train on.
-
-        Args:
-            settled: True to mark the samples as settled; False to mark them as unsettled.
 
         Returns:
             True if the samples were removed; False if nothing has changed.
@@ -214,11 +200,8 @@ class Samples:
         return self._given_back + (self.epochs - self._epoch) * self.per_epoch - self._next
 
     def _at_once(self, most: int, left: int) -> int:
-        """Return the number of samples to draw next: about `most`, but no rest of fewer than `least` stays.
-
-        Args:
-            left: number of samples left in the epoch.
-        """
+        """Return the number of samples to draw next: about `most`, but no rest of fewer than `least`
+        stays."""
         count = min(max(most, self.least), left)
         return left if left - count < self.least else count
 

@@ -19,17 +19,11 @@ NOTHING, EPOCH, TEN_EPOCHS = (Length(number, "epochs") for number in (0, 1, 10))
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Progress of a job in the middle of a step.
+    """Progress of a job in the middle of a step."""
 
-    Attributes:
-        epochs: epochs trained on, with a fraction.
-        steps: steps taken, with a fraction; in local mode, local steps of one worker.
-        of_job: fraction of the job that is done, 0 to 1; 0 if the job's end is unknown.
-    """
-
-    epochs: float
-    steps: float = 0.0
-    of_job: float = 0.0
+    epochs: float  # trained on, with a fraction
+    steps: float = 0.0  # with a fraction; in local mode, local steps of one worker
+    of_job: float = 0.0  # fraction that is done, 0 to 1; 0 if the job's end is unknown
 
     def lengths(self, length: Length) -> float:
         """Return the progress as a multiple of `length`, in its unit."""
@@ -39,15 +33,11 @@ class Passed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
-    """The schedule `constant`: the base rate after the warm-up. It is the base class of the other schedules.
+    """The schedule `constant`: the base rate after the warm-up. It is the base class of the other
+    schedules."""
 
-    Attributes:
-        warmup: length of the warm-up; 0 for none.
-        minimum: fraction of the base rate below which the rate does not decay, 0 to 1.
-    """
-
-    warmup: Length = NOTHING
-    minimum: float = 0.0
+    warmup: Length = NOTHING  # 0 for none
+    minimum: float = 0.0  # fraction of the base rate below which the rate does not decay
 
     def __post_init__(self) -> None:
         if not 0 <= self.minimum <= 1:
@@ -90,15 +80,10 @@ class Cosine(Constant):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepDecay(Constant):
-    """The schedule `step`: the rate is multiplied by gamma at regular intervals.
+    """The schedule `step`: the rate is multiplied by gamma at regular intervals."""
 
-    Attributes:
-        every: length of an interval, at least 1 epoch, step or percent.
-        gamma: factor for each interval, above 0 and at most 1.
-    """
-
-    every: Length = TEN_EPOCHS
-    gamma: float = 0.1
+    every: Length = TEN_EPOCHS  # at least 1
+    gamma: float = 0.1  # above 0, at most 1
 
     def __post_init__(self) -> None:
         # `slots=True` creates a new class, which super() without arguments would not find.

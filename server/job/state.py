@@ -28,20 +28,7 @@ PUSHES_AFTER_PLAN = 3  # a new plan comes into force only if each member has at 
 
 @dataclass(kw_only=True)
 class JobState:
-    """The state of one job that its modes share.
-
-    Attributes:
-        initializer: worker and incarnation that was asked for the initial parameters; None if none was.
-        samples: the samples of the job; none before `Initialized`.
-        started_at: time of the first assignment, in seconds of the job's clock; None before. From then on,
-            one ready member is enough to train.
-        lost: the last `LOST_REMEMBERED` lost members, oldest first.
-        longest_stalled_s: longest seconds without progress from which a training thread recovered, by
-            activity.
-        closing: True once the server will stop, so no more work is assigned.
-        waiting_since: time from which the job has waited for its present condition; None before the first.
-        reported: subject and time of the last report about waiting; None if there was none since.
-    """
+    """The state of one job that its modes share."""
 
     rules: ServerSettings = field(metadata=DERIVED)
     schedule: Constant = field(metadata=DERIVED)
@@ -49,7 +36,7 @@ class JobState:
     same_batches: SameBatches = field(default_factory=SameBatches, metadata=DERIVED)
     roster: Roster
     phase: Phase = Phase.EMPTY
-    initializer: tuple[str, int] | None = None
+    initializer: tuple[str, int] | None = None  # member that was asked for the initial parameters
     fingerprint: bytes = b""  # fingerprint of the job's model; empty before it has one
     data: int = 0  # checksum of some training samples; 0 if unknown
     samples: Samples = field(default_factory=lambda: Samples(0, 0))
@@ -57,26 +44,26 @@ class JobState:
     earlier_steps: int = 0  # steps that the script took before version 0, in a job that ended
     plan: int = 1  # number of the plan in force
     planned: bool = False  # True while the next plan is prepared and waits to come into force
-    started_at: float | None = None
+    started_at: float | None = None  # first assignment; from then on, one ready member is enough to train
     assignments: int = 0  # number of assignments so far, which is the id of the last one
     evaluations: Evaluations = field(default_factory=Evaluations)
     accumulation: Accumulation = field(default_factory=Accumulation)
     buffers: Buffers = field(default_factory=Buffers)
     best: float | None = None  # value of the `--keep` metric of the best version; None before the first
-    lost: list[LostStatus] = field(default_factory=list[LostStatus])
+    lost: list[LostStatus] = field(default_factory=list[LostStatus])  # the last ones, oldest first
     accepted_pushes: int = 0
     unlogged: bool = False  # True once the log has named a member that does not know its training loss
     stale_pushes: int = 0  # number of pushes refused as stale or redundant
     repeated_samples: int = 0  # number of samples trained on by a lost member, and again by another one
-    longest_stalled_s: dict[str, float] = field(default_factory=dict[str, float])
+    longest_stalled_s: dict[str, float] = field(default_factory=dict[str, float])  # by activity
     suspensions: int = 0  # number of times that a member was suspended for lack of progress
     elapsed_s: float = 0.0  # seconds since `started_at`, when the limits were last checked
-    closing: bool = field(default=False, metadata=DERIVED)
+    closing: bool = field(default=False, metadata=DERIVED)  # the server will stop: no more work
     reunion: bool = False  # True from a restart of the server until all members have returned or are lost
     stopped: str = ""  # reason for which the job ends before its last epoch; empty if it does not
     last_evaluation: int = 0  # number of the evaluation of the last version; 0 before the end
-    waiting_since: float | None = None
-    reported: tuple[str, float] | None = None
+    waiting_since: float | None = None  # beginning of the present condition
+    reported: tuple[str, float] | None = None  # subject and time of the last report
 
     @property
     def training(self) -> bool:
@@ -228,11 +215,8 @@ class JobState:
         """Assign samples to a member at the current version.
 
         Args:
-            member: member that gets the work. If it is reconnecting, it gets the assignment when it is back.
-            drawn: samples to compute.
             counted: number of samples that the push stands for; None for all of `drawn`.
             share: number of samples due to the member, if `drawn` may have fewer.
-            terms: other fields of the assignment.
 
         Returns:
             The action that sends the assignment; none while the member is reconnecting.
@@ -261,11 +245,8 @@ class JobState:
         return [self.send(member, assignment)] if member.listening else []
 
     def revoke(self, member: Member, *, requeue: bool = True) -> None:
-        """Take a member's work from it. It gets the work back if it returns in time, unless others share it.
-
-        Args:
-            requeue: True to draw the samples again.
-        """
+        """Take a member's work from it. It gets the work back if it returns in time, unless others share
+        it."""
         work = self.roster.relieve(member)
         if work is None:
             return
@@ -281,9 +262,7 @@ class JobState:
         """Requeue the samples of batches that a push does not stand for; return the others.
 
         Args:
-            batches: number of samples of each batch of it.
             took: number of batches, from the first, that the push stands for.
-            settled: True if the samples were already marked as settled.
         """
         if took >= len(batches) or not self.training:
             return drawn
@@ -295,12 +274,6 @@ class JobState:
         self, member: Member, work: AssignedWork, more: Drawn, batches: tuple[int, ...], **terms: Any
     ) -> list[Action]:
         """Add further batches to a member's work.
-
-        Args:
-            member: member that has the work. If it is reconnecting, it gets the assignment when it is back.
-            more: samples of the same epoch.
-            batches: number of samples of each further batch.
-            terms: other fields of the assignment that change.
 
         Returns:
             The action that sends the assignment again; none while the member is reconnecting.
@@ -345,10 +318,6 @@ class JobState:
     def send(self, member: Member, assignment: Assignment) -> Assign:
         """Return the action that sends `assignment` to `member`, and record that the replica will be at its
         version.
-
-        Args:
-            member: member to send to.
-            assignment: assignment that has its id.
         """
         has, member.version = member.version, assignment.version
         return Assign(worker=member.worker, assignment=assignment, has=has)
@@ -369,9 +338,6 @@ class JobState:
 
     def ask_for_evaluation(self, member: Member, epoch: int, assignment: int, now: float) -> bool:
         """Ask a member for an evaluation, unless it is done or another one is running.
-
-        Args:
-            assignment: id of the assignment that carries the request.
 
         Returns:
             True if the member was asked.

@@ -19,19 +19,14 @@ STALLED_SHOWN_S = 10.0  # seconds without progress from which a member's descrip
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Awaited:
-    """A condition that the job waits for.
-
-    Attributes:
-        usual: True if healthy jobs wait like this too, while members start or end; then no warning is logged.
-        seconds: seconds of waiting so far; None for the time since `JobState.waiting_since`.
-    """
+    """A condition that the job waits for."""
 
     ranks: tuple[int, ...] = ()
     subject: str = ""  # text without times, which is the same for repeated reports of one condition
     text: str = ""  # message for the log and the status; empty if the job waits for nothing
-    usual: bool = False
+    usual: bool = False  # healthy jobs wait like this too, so no warning is logged
     for_others: bool = True  # True if the job waits for members; False if only this server is at work
-    seconds: float | None = None
+    seconds: float | None = None  # of waiting so far; None for the time since `JobState.waiting_since`
 
 
 def report(state: JobState, waiting: Awaited, now: float) -> list[e.Action]:

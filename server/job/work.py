@@ -45,11 +45,7 @@ _WORK_TRANSITIONS = {
 @stored("work")
 @dataclass(kw_only=True, slots=True)
 class AssignedWork:
-    """An assignment that a member has not answered yet.
-
-    Attributes:
-        interrupted: True if the member's stream broke since, so the time that it takes is no measure.
-    """
+    """An assignment that a member has not answered yet."""
 
     assignment: Assignment  # the assignment, as the member receives it
     drawn: Drawn
@@ -57,7 +53,7 @@ class AssignedWork:
     share: int = 0  # number of samples due to the member; at the end of an epoch `drawn` may have fewer
     counted: int | None = None  # number of samples that the push stands for; None for all of `drawn`
     life: WorkLife = WorkLife.ASSIGNED
-    interrupted: bool = False
+    interrupted: bool = False  # the stream broke since, so the time that the work takes is no measure
     asked: int = 0  # number of further batches that the member waits for; 0 while it computes
     stepped: int = 0  # number of optimizer steps that it had taken when it asked, in local mode
 
@@ -82,12 +78,7 @@ class AssignedWork:
         return self.assignment.batches or (self.samples,)
 
     def extend(self, more: Drawn, batches: tuple[int, ...], **terms: Any) -> None:
-        """Add samples of the same epoch to the work, as further batches.
-
-        Args:
-            batches: number of samples of each further batch.
-            terms: other fields of the assignment that change.
-        """
+        """Add samples of the same epoch to the work, as further batches."""
         all_of_them = (*self.batches, *batches)
         self.drawn, self.asked = self.drawn.with_more(more), 0
         if self.counted is not None:

@@ -54,37 +54,28 @@ class Arrivals(Mode):
     kept up to date instead: the fields marked DERIVED.
 
     Attributes:
-        bound: number of clocks that a member may be ahead of the slowest; None for no bound.
-        compensated: True if the shard keeps the versions at which gradients are being computed.
         _queue: orders for accepted pushes that wait for the shard, oldest first.
-        _largest_staleness: largest staleness of an accepted push, in clocks if bounded, else in versions.
-        _stuck_since: time from which members have waited for the slowest, in seconds of the job's clock.
-        _held_back: workers that are too far ahead of the slowest.
-        _held_at: clock of the slowest member when `_held_back` was filled.
         _visible: clocks that other members can see, by worker.
-        _clocks: number of workers at each visible clock.
-        _times: seconds for whole shares, by worker.
-        _sorted_times: the same seconds, ascending.
     """
 
     _state: JobState = field(metadata=DERIVED)
-    bound: int | None = field(metadata=DERIVED)
+    bound: int | None = field(metadata=DERIVED)  # clocks that a member may be ahead of the slowest
     inverse: bool = field(metadata=DERIVED)  # True to divide a gradient by its staleness in versions
-    compensated: bool = field(metadata=DERIVED)
+    compensated: bool = field(metadata=DERIVED)  # the shard keeps the base versions of gradients
     _promised: int = 0  # version of the newest accepted push
     _newest: int = -1  # clock of the newest accepted push; -1 before the first
     _queue: deque[e.Apply] = field(default_factory=deque[e.Apply])
     _applying: Name | None = None  # worker and incarnation whose push is being applied; None while none is
-    _largest_staleness: int = 0
-    _stuck_since: float = 0.0
+    _largest_staleness: int = 0  # in clocks if bounded, else in versions
+    _stuck_since: float = 0.0  # time from which members have waited for the slowest
     _epoch_version: int = 0  # version with which the last epoch was complete
     _idle: set[str] = field(default_factory=set[str], metadata=DERIVED)  # workers that may get work
-    _held_back: set[str] = field(default_factory=set[str], metadata=DERIVED)
-    _held_at: int = field(default=0, metadata=DERIVED)
+    _held_back: set[str] = field(default_factory=set[str], metadata=DERIVED)  # too far ahead
+    _held_at: int = field(default=0, metadata=DERIVED)  # the slowest member's clock then
     _visible: dict[str, int] = field(default_factory=dict[str, int], metadata=DERIVED)
-    _clocks: Counter[int] = field(default_factory=Counter[int], metadata=DERIVED)
-    _times: dict[str, float] = field(default_factory=dict[str, float], metadata=DERIVED)
-    _sorted_times: list[float] = field(default_factory=list[float], metadata=DERIVED)
+    _clocks: Counter[int] = field(default_factory=Counter[int], metadata=DERIVED)  # workers at each
+    _times: dict[str, float] = field(default_factory=dict[str, float], metadata=DERIVED)  # of whole shares
+    _sorted_times: list[float] = field(default_factory=list[float], metadata=DERIVED)  # ascending
 
     @property
     def quiet(self) -> bool:

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AsyncOptions(ModeOptions):
-    """Every gradient becomes a version as soon as it arrives.
-
-    Attributes:
-        rate: "full", or "inverse" to divide a gradient by the number of versions applied since its base.
-        compensation: λ of the delay compensation for those versions; 0 for none.
-    """
+    """Every gradient becomes a version as soon as it arrives."""
 
     rate: Literal["full", "inverse"] = option(
         "full", "weight of a gradient: full, or inverse: divided by the versions applied since its base"

@@ -28,34 +28,25 @@ from ..samples import Drawn, Samples
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharing:
-    """How the members of a round share its samples.
-
-    Attributes:
-        stragglers: number of members without whose pushes a round may close because of a straggler code.
-    """
+    """How the members of a round share its samples."""
 
     backup: int = 0  # number of members without whose pushes a round may close
     redundancy: int = 1  # number of members that compute the same samples, and push a slice each
-    stragglers: int = 0
+    stragglers: int = 0  # stragglers that a round may close without, because of a code
 
 
 @stored("round-part")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleShare:
-    """The share of one slot of a round.
-
-    Attributes:
-        slices: number of slices of each tensor; 0 if tensors are not sliced. A field of `Assignment`.
-        stragglers: number of stragglers that the code tolerates; 0 without a code. A field of `Assignment`.
-    """
+    """The share of one slot of a round."""
 
     drawn: Drawn  # samples of the slot's assignment; in a straggler code all samples of the round
     samples: int  # number of samples that the slot's push stands for
     position: int  # index of the slot's piece of the samples, a field of `Assignment`
     world: int  # number of pieces that the samples are divided into, a field of `Assignment`
     slice: int = 0  # index of the slice of each tensor that the slot's push carries, a field of `Assignment`
-    slices: int = 0
-    stragglers: int = 0
+    slices: int = 0  # number of slices of each tensor; 0 if tensors are not sliced
+    stragglers: int = 0  # stragglers that a round may close without, because of a code
     batches: tuple[int, ...] = ()  # number of samples of each batch of a script; empty for a task
 
     def steps(self, at_once: int) -> int:
@@ -75,7 +66,11 @@ class SampleShare:
 @stored("division")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Division:
-    """The shares of a plain round: each member computes samples of its own."""
+    """The shares of a plain round: each member computes samples of its own.
+
+    Its methods take the state of the round: `answered`, the number of samples behind each accepted push, by
+    slot (0 for a skipped step), `lost`, the slots of lost members, and `open_`, the number of other slots.
+    """
 
     parts: tuple[SampleShare, ...]  # one share for each slot, in rank order
     needed: int  # number of pushes that suffice to close the round
@@ -91,30 +86,16 @@ class Division:
         return [(part.drawn, [slot]) for slot, part in enumerate(self.parts)]
 
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
-        """Return the slots of lost members that other members have to take over, so that the round can close.
-
-        Args:
-            answered: number of samples behind each accepted push, by slot; 0 for a skipped step.
-            lost: slots of lost members.
-            open_: number of slots that are neither answered nor lost.
-        """
+        """Return the slots of lost members that other members have to take over, so that the round can
+        close."""
         return []
 
     def complete(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> bool:
-        """Return True if enough pushes have arrived to close the round.
-
-        Args:
-            answered: number of samples behind each accepted push, by slot; 0 for a skipped step.
-            lost: slots of lost members.
-            open_: number of slots that are neither answered nor lost.
-        """
+        """Return True if enough pushes have arrived to close the round."""
         return not open_ or len(answered) >= self.needed
 
     def weights(self, answered: Mapping[int, int]) -> Mapping[int, float] | None:
         """Return the weight of each slot's push in the sum, by slot.
-
-        Args:
-            answered: number of samples behind each accepted push, by slot; 0 for a skipped step.
 
         Returns:
             None to weight pushes by their samples. A slot that is missing has the weight 0. An empty mapping
@@ -151,11 +132,6 @@ class Sliced(Division):
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
         """Return the lost slots whose slices are needed: another member of their group has pushed, or still
         may.
-
-        Args:
-            answered: number of samples behind each accepted push, by slot; 0 for a skipped step.
-            lost: slots of lost members.
-            open_: unused; the number of slots that are neither answered nor lost.
         """
         missing: list[int] = []
         for _, slots in self.portions():
@@ -184,11 +160,6 @@ class StragglerCoded(Division):
     def vacant(self, answered: Mapping[int, int], lost: Collection[int], open_: int) -> list[int]:
         """Return the lost slots without which the code cannot be decoded, even if every open slot is
         answered.
-
-        Args:
-            answered: number of samples behind each accepted push, by slot; 0 for a skipped step.
-            lost: slots of lost members.
-            open_: number of slots that are neither answered nor lost.
         """
         expected = len(self._usable(answered)) + open_
         absent = [slot for slot in sorted(lost) if slot not in answered]
@@ -201,9 +172,6 @@ class StragglerCoded(Division):
 
     def weights(self, answered: Mapping[int, int]) -> Mapping[int, float]:
         """Return the decoding weight of each slot's push, by slot.
-
-        Args:
-            answered: number of samples behind each accepted push, by slot; 0 for a skipped step.
 
         Returns:
             An empty mapping, which skips the round, if too few pushes have samples.
@@ -233,8 +201,6 @@ def divide_batches(
     the same, however many of them an optimizer step takes.
 
     Args:
-        steps: number of batches of each member that are drawn together.
-        idle: number of members that can take part.
         late: number of other members, which still compute for a round that has closed.
         times: number of draws; the end of an epoch ends them.
         in_parts: True to step a plain round part by part.
@@ -276,8 +242,6 @@ def divide(
     """Draw a round's samples and divide them among its members.
 
     Args:
-        steps: number of batches for a member.
-        idle: number of members that can take part.
         late: number of other members, which still compute for a round that has closed.
         in_parts: True to step a plain round part by part.
         everybody: True to leave enough samples for all members in the last round of an epoch: the last two

@@ -20,24 +20,16 @@ from .rounds import Rounds
 
 @dataclass
 class LocalRounds(Rounds):
-    """The mode `local`.
+    """The mode `local`."""
 
-    Attributes:
-        next_steps: returns the number of steps in the next round, from the ratios of losses, rates and times
-            (`LocalOptions.next_steps`).
-        elastic: True if the server adds up the members' differences.
-        _step_s: seconds of one local step of the slowest member, a running mean over rounds; NaN before.
-        _exchange_s: seconds of a round without its steps, a running mean over rounds; NaN before.
-    """
-
-    next_steps: Callable[[float, float, float], int] = field(kw_only=True, metadata=DERIVED)
-    elastic: bool = field(kw_only=True, metadata=DERIVED)
+    next_steps: Callable[[float, float, float], int] = field(kw_only=True, metadata=DERIVED)  # `LocalOptions`
+    elastic: bool = field(kw_only=True, metadata=DERIVED)  # the server adds up the members' differences
     _last_steps: int = 1  # local steps of each member in the last round; 1 before the first
     _all_steps: int = 0  # local steps of one member in all rounds that have closed
     _first_loss: float | None = None  # mean training loss at the start of the first round; None before
     _loss: float = math.nan  # mean training loss at the start of the last closed round; NaN before
-    _step_s: float = math.nan
-    _exchange_s: float = math.nan
+    _step_s: float = math.nan  # one local step of the slowest member, a running mean
+    _exchange_s: float = math.nan  # a round without its steps, a running mean
 
     takes_local_steps: ClassVar[bool] = True
 

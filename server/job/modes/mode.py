@@ -30,9 +30,6 @@ class Exchanges(ABC):
     def targets(self, member: Member, event: e.PacketStarted) -> e.Targets:
         """Return the workers that get a packet whose header has arrived; None if it is to be discarded.
 
-        Args:
-            member: member that sends the packet.
-
         Raises:
             Refused: PACKET; the packet breaks the rules of its exchange.
         """
@@ -44,11 +41,7 @@ class Exchanges(ABC):
 
     @abstractmethod
     def packet_elements(self, exchange: int, elements: int) -> int | None:
-        """Return the number of elements in a packet of an exchange; None if the exchange is not running.
-
-        Args:
-            elements: number of elements in a gradient.
-        """
+        """Return the number of elements in a packet of an exchange; None if the exchange is not running."""
 
     @abstractmethod
     def wants_copy(self, worker: str, version: int, *, leaving: bool = False) -> bool:

@@ -42,12 +42,8 @@ class ModeOptions(ABC):
         """Raise UsageError for options of the server that conflict with these."""
 
     def check_workers(self, mode: str, workers: int) -> None:
-        """Raise UsageError if the mode needs more than `workers` workers. No worker joins or leaves the job.
-
-        Args:
-            mode: text of `--mode`, for the message.
-            workers: number of workers of the job.
-        """
+        """Raise UsageError if the mode needs more than `workers` workers. No worker joins or leaves the
+        job."""
         return
 
     def optimizer(self, settings: ServerSettings) -> tuple[OptimizerOptions, float]:
@@ -115,12 +111,7 @@ def needs_mean(settings: ServerSettings) -> None:
 
 
 def needs_workers(settings: ServerSettings, needed: int) -> None:
-    """Raise UsageError if `--min-workers` is too small for the mode or for `--aggregation`.
-
-    Args:
-        settings: options of the server.
-        needed: number of workers that the mode needs.
-    """
+    """Raise UsageError if `--min-workers` is too small for the mode or for `--aggregation`."""
     needed = max(needed, parse_aggregation(settings.aggregation).fewest)
     if settings.min_workers < needed:
         mode = f"--mode {settings.mode}"

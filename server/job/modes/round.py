@@ -66,45 +66,34 @@ class Round:
     """One round: its slots, in rank order, and the state of each slot, by its index.
 
     Attributes:
-        total_steps: number of steps of the whole job, if the number of members stays; 0 if only time ends it.
-        evaluations: number of the last evaluation that was done when the round opened; 0 before the first.
-        local_rates: learning rate of each local step; empty if all are the same, or a script chooses them.
-        local_steps: local steps of a member in earlier rounds; None where members take one step.
-        unfilled: True if lost slots stay empty: all parts are stepped, or no member could take the slots.
-        rates: learning rates of the step, by parameter group; empty for those of the job.
         local_rates_of: learning rates of scripts' last local steps, by slot.
-        slot_of: index of the slot, by id of the assignment.
-        contributions: accepted pushes, by slot.
-        answered: number of samples behind each contribution, by slot.
         computing: seconds and number of samples of each member's local steps, by slot.
-        stepped: number of optimizer steps that each member's script has taken, by slot.
-        took: largest number of batches that an optimizer step took, and the number that was expected.
     """
 
     version: int  # version at which members compute
     opened_at: float  # time at which the round opened, in seconds of the job's clock
     progress: float  # epochs trained on when the round opened, with a fraction
-    total_steps: int = 0
+    total_steps: int = 0  # of the whole job, if the members stay; 0 if only time ends it
     rate_factor: float  # factor of the base learning rate
-    evaluations: int = 0
-    local_rates: tuple[float, ...] = ()
+    evaluations: int = 0  # number of the last one that was done when the round opened
+    local_rates: tuple[float, ...] = ()  # of each local step; empty if all are the same, or a script chooses
     division: Division | InParts | Sliced | StragglerCoded
     parts: bool = False  # True if the shard may step parts before the round closes
     steps: int = 1  # number of steps that the member with the most samples takes, as planned
-    local_steps: int | None = None
+    local_steps: int | None = None  # of a member in earlier rounds; None where members take one step
     begun: bool = False  # True once the shard has started to step parts
-    unfilled: bool = False
-    rates: tuple[float, ...] = ()
+    unfilled: bool = False  # lost slots stay empty: all parts are stepped, or no member could take them
+    rates: tuple[float, ...] = ()  # by parameter group; empty for those of the job
     rated_by: str = ""  # id of the worker that was the first to send its rates; empty before
     local_rates_of: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
     life: RoundLife = RoundLife.OPEN
     slots: list[Slot] = field(default_factory=list[Slot])
-    slot_of: dict[int, int] = field(default_factory=dict[int, int])
-    contributions: dict[int, e.Contribution] = field(default_factory=dict[int, e.Contribution])
-    answered: dict[int, int] = field(default_factory=dict[int, int])
+    slot_of: dict[int, int] = field(default_factory=dict[int, int])  # by assignment
+    contributions: dict[int, e.Contribution] = field(default_factory=dict[int, e.Contribution])  # by slot
+    answered: dict[int, int] = field(default_factory=dict[int, int])  # samples of each contribution
     computing: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
-    stepped: dict[int, int] = field(default_factory=dict[int, int])
-    took: tuple[int, int] = (0, 0)
+    stepped: dict[int, int] = field(default_factory=dict[int, int])  # optimizer steps of each script
+    took: tuple[int, int] = (0, 0)  # most batches of a step, and the expected number
     open: set[int] = field(default_factory=set[int])  # slots that are neither answered, lost nor ended
     lost: set[int] = field(default_factory=set[int])  # slots whose members are lost
     ended: set[int] = field(default_factory=set[int])  # slots whose work has ended without a push

@@ -59,19 +59,15 @@ class Rounds(Mode):
 
     Attributes:
         in_parts: True if the shard may step a part as soon as every member has pushed it.
-        begins_early: True if members begin the next round's steps before they have this one's version.
-        _next_steps: number of local steps in the next round, where workers are told before it opens; 0
-            otherwise.
-        _told: orders to the shard that leave with the next actions.
     """
 
     _state: JobState = field(metadata=DERIVED)
     sharing: Sharing = field(default=Sharing(), metadata=DERIVED)  # how members share the samples of a round
     in_parts: bool = field(default=False, metadata=DERIVED)
-    begins_early: bool = field(default=False, metadata=DERIVED)
+    begins_early: bool = field(default=False, metadata=DERIVED)  # the next round, before this version
     round: Round | None = None
-    _next_steps: int = 0
-    _told: list[ToShard] = field(default_factory=list[ToShard])
+    _next_steps: int = 0  # of the next round, where workers are told before it opens; else 0
+    _told: list[ToShard] = field(default_factory=list[ToShard])  # leave with the next actions
     _note: str = ""  # the last log line about the division of rounds
     _warned_of_rates: bool = False  # True once the log has named members whose local steps have unequal rates
 
@@ -169,7 +165,6 @@ class Rounds(Mode):
         Args:
             division: division of the round that opens, which has drawn its samples.
             planned: number of steps in this round, which the end of an epoch may have cut.
-            steps: number of steps in a round.
         """
         state = self._state
         members = len(state.roster.members)  # those that are loading, late or away share later steps, too

@@ -25,18 +25,12 @@ HELPED = 0.75  # A smaller share helps if it takes at most this fraction of the 
 @stored("share-fit")
 @dataclass(kw_only=True, slots=True)
 class ShareFit:
-    """The share of samples of one worker, fitted to its speed.
-
-    Attributes:
-        answers: seconds that its last answers took since the share changed, at most `ENOUGH` of them.
-        whole: seconds for a whole share, until the first smaller share has been judged; None otherwise.
-        fixed: True if a smaller share does not help, because the worker's time does not depend on samples.
-    """
+    """The share of samples of one worker, fitted to its speed."""
 
     share: int  # number of samples that it gets at a time
-    answers: list[float] = field(default_factory=list[float])
-    whole: float | None = None
-    fixed: bool = False
+    answers: list[float] = field(default_factory=list[float])  # seconds, since the share changed
+    whole: float | None = None  # seconds for a whole share, until the first smaller one is judged
+    fixed: bool = False  # a smaller share does not help: the worker's time does not depend on samples
 
     @property
     def seconds(self) -> float:
@@ -57,7 +51,6 @@ class ShareFit:
 
         Args:
             others: seconds that other workers take for whole shares, ascending.
-            batch_size: number of samples in a whole share.
         """
         if len(self.answers) < ENOUGH or self.fixed or not others:
             return
@@ -68,11 +61,7 @@ class ShareFit:
             self.share, self.answers = share, []
 
     def _fitting(self, usual: float, batch_size: int) -> int:
-        """Return the number of samples that the worker should get.
-
-        Args:
-            usual: median of the seconds that other workers take for whole shares.
-        """
+        """Return the number of samples that the worker should get."""
         whole, self.whole = self.whole, None
         # 1. The first smaller share did not help: restore the whole share for good.
         if whole is not None and self.seconds > HELPED * whole:

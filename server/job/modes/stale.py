@@ -11,11 +11,7 @@ from .options import MAX_UINT32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaleOptions(AsyncOptions):
-    """Like `async`, with a bound on how far a worker may be ahead of the slowest.
-
-    Attributes:
-        bound: number of clocks that a worker may be ahead of the slowest when it begins a step.
-    """
+    """Like `async`, with a bound on how far a worker may be ahead of the slowest."""
 
     bound: int = option(
         4, "clocks that a worker may be ahead of the slowest when it begins a step", least=0, most=MAX_UINT32

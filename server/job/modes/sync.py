@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncOptions(ModeOptions):
-    """Rounds: the gradients of all workers at one version make the next.
-
-    Attributes:
-        backup: number of members without whose pushes a round may close.
-        redundancy: number of members that compute the same samples; each pushes another slice of the model.
-        stragglers: number of members without whose pushes a round may close because of a straggler code.
-    """
+    """Rounds: the gradients of all workers at one version make the next."""
 
     backup: int = option(0, "stragglers that a round may close without", least=0, most=MAX_UINT32)
     redundancy: int = option(
