@@ -44,11 +44,8 @@ PARSERS = {**SPECS, "output": _parse_output, "keep": parse_keep}
 
 
 def check(settings: ServerSettings) -> None:
-    """Check that options are allowed together.
-
-    Raises:
-        UsageError: two options contradict each other; the message names them and a remedy.
-    """
+    """Check that options are allowed together. Raises UsageError if two options contradict each other; the
+    message names them and a remedy."""
     mode = registry.parse(settings.mode)
     mode.check(settings)
     if isinstance(mode.optimizer(settings)[0], Muon):
@@ -85,8 +82,7 @@ def adapted(effective: Effective[T]) -> Effective[T]:
     """Return the options of gc-server or gc-run with values that follow from others.
 
     The compressor is `none` if the mode needs it and the user has chosen no other. A preset's mode is one for
-    scripts with --script.
-    """
+    scripts with --script."""
     effective = presets.adapted(effective)
     options: JobSettings = effective.settings
     mode = registry.parse(options.mode)
@@ -111,10 +107,7 @@ def check_lossless(settings: JobSettings) -> None:
 
 def check_compressors(settings: ServerSettings) -> None:
     """Check that the compressor of --compressor is valid, and that of --downlink too and suits updates.
-
-    Raises:
-        UsageError: one of them is not; the message has the reason.
-    """
+    Raises UsageError if one of them is not; the message has the reason."""
     from ..compressors import compressor_of, parse_downlink  # late, as in `check_lossless`
 
     try:

@@ -70,7 +70,6 @@ class Conductor:
         applied: called when the shard has applied a version; live, `publish`.
         tell: called with actions that only inform; live, log, metrics and members get them.
         copies: workers' snapshots that are not installed yet, and whose values are not checked.
-        finished: set once the job is finished and its parameters are saved, if that was possible.
         uploaded: share of the initial model that has arrived, as a text that follows the waiting text; "" if
             no worker uploads it.
         parameters_sha256: SHA-256 of the final parameters in hexadecimal; "" before they are saved.

@@ -61,11 +61,8 @@ LINGER_S = 5.0  # Time for clients to fetch the parameters and the status of a f
 
 
 def run(effective: Effective[ServerSettings]) -> int:
-    """Run the server until a signal, the end of the job or a failure; return the exit code.
-
-    Raises:
-        UsageError: an option, the state folder or the port cannot be used.
-    """
+    """Run the server until a signal, the end of the job or a failure; return the exit code. Raises UsageError
+    if an option, the state folder or the port cannot be used."""
     options = effective.settings
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -143,12 +140,7 @@ _MAY_CHANGE = frozenset(
 
 
 class _Kept:
-    """The folder of --state, which this process holds from now on, and the job in it.
-
-    Attributes:
-        folder: the open folder.
-        job: id of the job.
-    """
+    """The folder of --state, which this process holds from now on, and the job in it."""
 
     def __init__(self, options: ServerSettings) -> None:
         """Open the folder, and compare the options with those of its job. Raises UsageError."""
@@ -410,9 +402,7 @@ def exit_code(
     """Return the exit code of a server that has shut down in order. A failure takes precedence over a signal.
 
     Args:
-        finished: whether the job is finished.
         received: the signal that stopped the server; None if there was none.
-        failed: whether the job could not continue.
         diverged: whether it failed because its parameters are not finite.
         unsaved: whether the last parameters could not be written to their files.
         unwritten: whether it failed because its journal cannot be written.

@@ -60,8 +60,6 @@ def update_gauges(metrics: ServerMetrics, core: Core, parts: int, now: float) ->
     with the number of members or packets.
 
     Args:
-        metrics: metrics of the server.
-        core: control, which the values come from.
         parts: number of parts in the plan; 0 as long as there is none.
         now: seconds of the job's clock.
     """
@@ -113,8 +111,6 @@ def count_waiting(metrics: ServerMetrics, core: Core, now: float, tick_s: float)
     members.
 
     Args:
-        metrics: metrics of the server.
-        core: control, which knows for whom the round waits.
         now: seconds of the job's clock.
         tick_s: length of a tick, in seconds.
     """

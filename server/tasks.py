@@ -17,13 +17,12 @@ class Tasks:
     applied would never close, and without ticks no lease would end. The conductor owns it.
 
     Attributes:
-        working: tasks that are running.
         failed: set once the job cannot continue.
         failure: reason why the job cannot continue; "" if it can.
         diverged: whether the reason is that parameters are not finite.
         unwritten: whether the reason is that the journal cannot be written.
-        stopping: whether the server stops. Another server will then produce from the journal what this one
-            could not journal, so that is no failure.
+        stopping: whether the server stops. Then a record that cannot be written is no failure, because
+            another server will replay the journal.
     """
 
     def __init__(self) -> None:

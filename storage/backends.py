@@ -43,8 +43,7 @@ class BackendError(OSError):
         ...     gradwire.connect(state="no-such://place", worker_id="w0")
         ... except gradwire.BackendError as error:
         ...     print(error)
-        no-such://place/...: Protocol not known: no-such
-    """
+        no-such://place/...: Protocol not known: no-such"""
 
 
 def is_url(where: str | Path) -> bool:
@@ -81,7 +80,6 @@ class Disk:
 
     Attributes:
         name: the folder, for messages.
-        path: the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,8 +92,7 @@ class Disk:
         lock.
 
         Folders that a killed process left incomplete are removed. Raise BackendError if the file system has
-        no locks, because two servers would damage each other's files.
-        """
+        no locks, because two servers would damage each other's files."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._tighten()
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -155,13 +152,7 @@ class Disk:
 
     def write(self, folder: str, tree: Any, about: Mapping[str, Any]) -> int:
         """Write a checkpoint folder, in place of a previous one of that name, and return the bytes of its
-        files.
-
-        Args:
-            folder: name of the folder.
-            tree: values and tensors (`values.pack`).
-            about: plain values for the manifest.
-        """
+        files. about: plain values for the manifest."""
         return checkpoint.write_folder(self.path / folder, tree, about)
 
     def read(self, folder: str) -> tuple[Any, dict[str, Any]]:
@@ -237,16 +228,8 @@ class Remote:
 
     def write(self, folder: str, tree: Any, about: Mapping[str, Any]) -> int:
         """Write a checkpoint folder, in place of a previous one of that name, and return the bytes of its
-        files.
-
-        Args:
-            folder: name of the folder.
-            tree: values and tensors (`values.pack`).
-            about: plain values for the manifest.
-
-        Raises:
-            OSError: the store fails, or another process has claimed the folder at this URL.
-        """
+        files. Raises OSError if the store fails, or another process has claimed the folder at this URL.
+        about: plain values for the manifest."""
         self._check_owner()
         self.remove(folder)
         with tempfile.TemporaryDirectory(prefix="gradwire-") as name:
@@ -368,8 +351,7 @@ def local_copy(where: str | Path) -> Generator[Path | None]:
     """Yield the path of a file with the content at `where`, or None if `where` is a folder.
 
     A local file is yielded itself; one at a URL is copied, and the copy removed afterwards. Raises OSError if
-    it cannot be read.
-    """
+    it cannot be read."""
     if not is_url(where):
         yield None if Path(where).is_dir() else Path(where)
         return

@@ -43,8 +43,6 @@ def write_folder(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
     complete.
 
     Args:
-        folder: path of the folder.
-        tree: values and tensors (`values.pack`).
         about: plain values for the manifest.
 
     Returns:
@@ -82,8 +80,6 @@ def write_files(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
     """Write the three files of a checkpoint into an existing folder, without syncing them.
 
     Args:
-        folder: existing folder.
-        tree: values and tensors (`values.pack`).
         about: plain values for the manifest.
 
     Returns:
@@ -199,8 +195,7 @@ def write_private(path: Path, text: str) -> None:
 def sync(path: Path) -> None:
     """Wait until a file or folder is on the disk; raise OSError if the disk fails.
 
-    Some file systems (FUSE, SMB) sync files only. They decide themselves when a new name is on the disk.
-    """
+    Some file systems (FUSE, SMB) sync files only. They decide themselves when a new name is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         try:

@@ -33,15 +33,10 @@ class Tokens:
 
     A line `WORKER-ID:TOKEN` *binds* the id: the token is valid for that worker alone. No other token is valid
     for a bound worker, unless another line binds it too. A line `TOKEN` is valid for every worker that is not
-    bound. Lines that begin with # are comments.
-    """
+    bound. Lines that begin with # are comments."""
 
     def __init__(self, path: Path) -> None:
-        """Read the tokens of a file.
-
-        Raises:
-            TokenFileError: the file cannot be read or is invalid.
-        """
+        """Read the tokens of a file. Raises TokenFileError if the file cannot be read or is invalid."""
         self._path = path
         self._changed_at = 0
         self._said = ""  # the error that the log has, if there still is one
@@ -105,11 +100,8 @@ class Access:
     asks it."""
 
     def __init__(self, options: ServerSettings) -> None:
-        """Read the token file, if there is one, and decide whether other machines are answered.
-
-        Raises:
-            TokenFileError: the file of --token-file cannot be read or is invalid.
-        """
+        """Read the token file, if there is one, and decide whether other machines are answered. Raises
+        TokenFileError if the file of --token-file cannot be read or is invalid."""
         self._tokens = Tokens(Path(options.token_file)) if options.token_file else None
         named = self._tokens is not None or bool(options.tls_ca)
         self.remote = options.insecure or (bool(options.tls_cert) and named)
@@ -126,15 +118,9 @@ class Access:
         )
 
     def check(self, metadata: Mapping[str, Any], worker: str) -> None:
-        """Check that a call's token is valid for the worker that the call names.
-
-        Args:
-            metadata: metadata of the call.
-            worker: id of the worker; "" for a call that names no worker.
-
-        Raises:
-            Refused: TOKEN, the token is missing or not valid for this worker.
-        """
+        """Check that a call's token is valid for the worker that the call names. Raises Refused (TOKEN) if
+        the token is missing or not valid for this worker. worker: id of the worker; "" for a call that names
+        no worker."""
         if self._tokens is None or not worker:
             return
         owners, bound = self._tokens.owners(metadata), self._tokens.binds(worker)
@@ -148,13 +134,8 @@ class Access:
 
     def check_peer(self, peer: str) -> None:
         """Check that a peer may call this server: in protected mode only processes on this machine may.
-
-        Args:
-            peer: address of the peer as gRPC writes it.
-
-        Raises:
-            Refused: PROTECTED, the peer is on another machine.
-        """
+        Raises Refused (PROTECTED) if the peer is on another machine. peer: address of the peer as gRPC writes
+        it."""
         if self.remote or peer.startswith(_LOOPBACK):
             return
         raise refused(

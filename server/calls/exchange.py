@@ -52,16 +52,8 @@ class WorkerCall:
 
     async def run(self, hello: m.Hello, requests: Requests, context: Context) -> None:
         """Serve the stream until it ends, from either side. A previous stream of the same worker is ended.
-
-        Args:
-            hello: first message of the stream.
-            requests: all later messages.
-            context: the gRPC call, which messages to the worker are written to.
-
-        Raises:
-            Refused: the worker is refused or must not reconnect; other ends of the stream abort the call as
-                UNAVAILABLE.
-        """
+        Raises Refused if the worker is refused or must not reconnect; other ends of the stream abort the call
+        as UNAVAILABLE."""
         stream = WorkerStream(hello.worker, hello.incarnation, Outbox(), ArrivingParts(hello.worker))
         attached = self._conductor.decide(e.Attached(*stream.id))
         previous = self._conductor.streams.get(hello.worker)
@@ -273,16 +265,8 @@ class WorkerCall:
 
 
 async def expect(requests: AsyncIterator[Any], expected: type[T], worker: str = "") -> T:
-    """Return the next message of a stream, which has to be of one kind.
-
-    Args:
-        requests: messages of the stream.
-        expected: class of the message.
-        worker: id of the sender, for the refusal; "" if unknown.
-
-    Raises:
-        Refused: MALFORMED, the message is of another kind or the stream has ended; CHECKSUM, it was damaged.
-    """
+    """Return the next message of a stream, which has to be of one kind. Raises Refused (MALFORMED) if the
+    message is of another kind or the stream has ended, or (CHECKSUM) if it was damaged."""
     message = await anext(aiter(requests), None)
     if isinstance(message, expected):
         return message

@@ -25,23 +25,12 @@ class Fetches:
     """Sends large replies of one job, at most `AT_ONCE` at a time. `Service` creates it."""
 
     def __init__(self, job: str) -> None:
-        """
-        Args:
-            job: id of the job, for the headers."""
         self._job = job
         self._free = asyncio.Semaphore(AT_ONCE)
 
     async def send(self, shard: Shard, manifest: Manifest, write: Callable[[Any], Awaitable[None]]) -> None:
-        """Write the parameters to a client: the header, then all chunks.
-
-        Args:
-            shard: owner of the parameters.
-            manifest: list of the model's tensors, for the header.
-            write: writes one message to the client.
-
-        Raises:
-            Refused: CHUNK, the client has read nothing for `STALLED_S`.
-        """
+        """Write the parameters to a client: the header, then all chunks. Raises Refused (CHUNK) if the client
+        has read nothing for `STALLED_S`."""
         async with self._free:
             values = await shard.values()
             header = FetchHeader(
@@ -54,15 +43,7 @@ class Fetches:
 
     async def send_moments(self, shard: Shard, write: Callable[[Any], Awaitable[None]]) -> int:
         """Write the optimizer's state to a client, the header and all chunks, and return the bytes of the
-        chunks.
-
-        Args:
-            shard: owner of the optimizer's state.
-            write: writes one message to the client.
-
-        Raises:
-            Refused: CHUNK, the client has read nothing for `STALLED_S`.
-        """
+        chunks. Raises Refused (CHUNK) if the client has read nothing for `STALLED_S`."""
         async with self._free:
             found = await shard.values(moments=True)
             header = OptimizerHeader(version=found.version, moments=tuple(found.moments))
@@ -70,11 +51,8 @@ class Fetches:
             return sum(map(len, found.chunks))
 
     async def write(self, messages: Iterable[Any], write: Callable[[Any], Awaitable[None]]) -> None:
-        """Write messages to a client, within the limit of `AT_ONCE` clients.
-
-        Raises:
-            Refused: CHUNK, the client has read nothing for `STALLED_S`.
-        """
+        """Write messages to a client, within the limit of `AT_ONCE` clients. Raises Refused (CHUNK) if the
+        client has read nothing for `STALLED_S`."""
         async with self._free:
             await self._write(messages, write)
 

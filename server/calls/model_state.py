@@ -29,7 +29,6 @@ class StateCalls:
     def __init__(self, conductor: Conductor, fetches: Fetches, next_chunk: NextChunk) -> None:
         """
         Args:
-            conductor: conductor of the job.
             fetches: limits the number of downloads at a time.
             next_chunk: returns the next chunk of a worker's upload; raises Refused if the chunk is late."""
         self._conductor = conductor
@@ -50,11 +49,8 @@ class StateCalls:
             self._conductor.happen(e.KeepAlive(*member))
 
     async def put(self, header: m.StateHeader, requests: AsyncIterator[Any]) -> m.PutStateResponse:
-        """Handle PutState: receive a worker's buffers, for a push or an evaluation.
-
-        Raises:
-            Refused: the server has not asked for these buffers, or the upload is invalid.
-        """
+        """Handle PutState: receive a worker's buffers, for a push or an evaluation. Raises Refused if the
+        server has not asked for these buffers, or the upload is invalid."""
         member = header.worker, header.incarnation
         self._conductor.happen(e.KeepAlive(*member))
         self._manifest(header.worker)
@@ -98,11 +94,8 @@ class StateCalls:
 
     async def get(self, request: m.GetStateRequest, job: str, context: Context) -> None:
         """Handle GetState: send the buffers of an epoch's evaluation, or the current ones, to a worker. Send
-        the frozen parameters too, unless the worker's digest shows that it has them.
-
-        Raises:
-            Refused: the job has no parameters yet, or the worker stops reading.
-        """
+        the frozen parameters too, unless the worker's digest shows that it has them. Raises Refused if the
+        job has no parameters yet, or the worker stops reading."""
         self._manifest(request.worker)
         state = self._state
         frozen = request.frozen != state.frozen_digest
@@ -115,11 +108,8 @@ class StateCalls:
         self._conductor.metrics.sent_raw(sum(values[entry.name].size for entry in entries))
 
     async def get_optimizer(self, request: m.GetOptimizerRequest, context: Context) -> None:
-        """Handle GetOptimizer: send the optimizer's state.
-
-        Raises:
-            Refused: the job has no parameters yet, or the worker stops reading.
-        """
+        """Handle GetOptimizer: send the optimizer's state. Raises Refused if the job has no parameters yet,
+        or the worker stops reading."""
         self._manifest(request.worker)
         sent = await self._fetches.send_moments(self._conductor.shard, context.write)
         self._conductor.metrics.sent_raw(sent)

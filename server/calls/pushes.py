@@ -47,11 +47,8 @@ class Pushes:
 
     async def take(self, message: m.PartHeader | m.Chunk) -> None:
         """Take a header or chunk of a part, and store the part once it is complete. A part that is refused
-        does not end the stream.
-
-        Raises:
-            Refused: the message belongs to no part, so the stream cannot continue.
-        """
+        does not end the stream. Raises Refused if the message belongs to no part, so the stream cannot
+        continue."""
         self._stream.chunk_at = time.monotonic()
         part = (
             message if isinstance(message, m.PartHeader) else self._stream.arriving.header(message.transfer)
@@ -108,7 +105,6 @@ class Pushes:
         """Store a part whose bytes have all arrived, or refuse its push if the part is invalid.
 
         Args:
-            part: header of the part.
             checksum: crc32c of its bytes.
             finish: returns the decoded payloads, or raises Refused if they are invalid.
         """
@@ -130,11 +126,7 @@ class Pushes:
 
     def committed(self, commit: m.Commit) -> None:
         """Take the commit of a push, which is decided once all of its parts are stored. An invalid commit
-        refuses the push.
-
-        Raises:
-            Refused: the worker is not a member, so the stream cannot continue.
-        """
+        refuses the push. Raises Refused if the worker is not a member, so the stream cannot continue."""
         try:
             due = self._ledger.commit(self._stream, commit, self._fault(commit))
         except Refused as error:
@@ -159,11 +151,8 @@ class Pushes:
         return refusal(reason, worker=worker, field=f"push {commit.seq} {field}", limit=limit, value=value)
 
     def abandoned(self, abandon: m.Abandon) -> None:
-        """Drop a push that the worker has abandoned, and decide on later pushes that waited for it.
-
-        Raises:
-            Refused: the worker is not a member, so the stream cannot continue.
-        """
+        """Drop a push that the worker has abandoned, and decide on later pushes that waited for it. Raises
+        Refused if the worker is not a member, so the stream cannot continue."""
         self._stream.arriving.drop_push(abandon.seq)
         self._ledger.abandon(self._key(abandon.seq))
         self._answer(self._ledger.next(self._stream))

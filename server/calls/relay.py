@@ -24,13 +24,8 @@ class Relay:
     download overlap. `Uploads` creates it."""
 
     def __init__(self, packet: Packet, targets: Sequence[Outbox], worker: str) -> None:
-        """Forward the packet's header to the targets.
-
-        Args:
-            packet: header of the packet.
-            targets: outboxes of the workers that get the packet.
-            worker: id of the sender.
-        """
+        """Forward the packet's header to the targets. targets: outboxes of the workers that get the
+        packet."""
         self.packet = packet
         self.targets = targets
         self._validator = ChunkValidator(packet_transfer(packet), 4 * packet.elements, worker=worker)
@@ -43,11 +38,8 @@ class Relay:
         return self._validator.complete
 
     def add(self, chunk: Chunk) -> None:
-        """Check a chunk and forward it to the targets.
-
-        Raises:
-            Refused: CHUNK or CHECKSUM; the chunks that were forwarded before are useless then.
-        """
+        """Check a chunk and forward it to the targets. Raises Refused (CHUNK or CHECKSUM); the chunks that
+        were forwarded before are useless then."""
         self._validator.add(chunk)
         message = encode_chunk(chunk.transfer, chunk.offset, (chunk.data,), chunk.crc32c)
         for target in self.targets:
@@ -67,11 +59,7 @@ class Uploads:
 
     def end(self) -> None:
         """End the current upload. Called when a message arrives that is not a chunk. An incomplete packet is
-        reported as damaged.
-
-        Raises:
-            Refused: a snapshot is incomplete, so the stream cannot continue.
-        """
+        reported as damaged. Raises Refused if a snapshot is incomplete, so the stream cannot continue."""
         unfinished, self._arriving, self._dropping = self._arriving, None, None
         why = refusals.packet(self._stream.worker, "all chunks of it before another message", "only some")
         if isinstance(unfinished, Relay):
@@ -80,12 +68,8 @@ class Uploads:
             raise Refused(why)
 
     def begin(self, header: Packet | Snapshot) -> None:
-        """Begin to receive a packet or a snapshot.
-
-        Raises:
-            Refused: the job has no parameters yet, or does not expect this upload; the stream cannot
-                continue.
-        """
+        """Begin to receive a packet or a snapshot. Raises Refused if the job has no parameters yet, or does
+        not expect this upload; the stream cannot continue."""
         self.end()
         manifest = self._conductor.shard.reported.manifest
         if manifest is None:
@@ -127,12 +111,8 @@ class Uploads:
         self._arriving = snapshot, values_assembly(snapshot.version, manifest, worker=worker)
 
     def add(self, chunk: Chunk) -> None:
-        """Add a chunk to the current upload.
-
-        Raises:
-            Refused: the chunk belongs to no upload, or is an invalid one of a snapshot, so the stream cannot
-                continue.
-        """
+        """Add a chunk to the current upload. Raises Refused if the chunk belongs to no upload, or is an
+        invalid one of a snapshot, so the stream cannot continue."""
         if self._arriving is None:
             if self._dropping != chunk.transfer:
                 self._stream.arriving.add(chunk)  # refuses it: no header has announced it

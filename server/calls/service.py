@@ -71,11 +71,6 @@ class Service:
     ) -> None:
         """
         Args:
-            conductor: conductor of the job.
-            options: options of the server.
-            mode: options of the job's mode.
-            job: id of the job.
-            access: checks of tokens and peers.
             resumed: model with which the job begins; None to begin with the first worker's.
             first_checkpoint: writes the checkpoint of version 0; None for a job that is not stored."""
         self._access, self._resumed, self._first_checkpoint = access, resumed, first_checkpoint

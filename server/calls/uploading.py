@@ -18,22 +18,12 @@ from ...proto.transfer import Assembly, Bytes, values_assembly
 
 
 class Upload:
-    """One upload. Its buffers are allocated at construction.
-
-    Attributes:
-        values: values of all tensors.
-        held: number of chunks that have arrived.
-    """
+    """One upload. Its buffers are allocated at construction."""
 
     def __init__(self, header: m.InitializeHeader, manifest: Manifest) -> None:
         """
-        Args:
-            header: header of the first call.
-            manifest: manifest of the model, from the header.
-
         Raises:
-            Refused: the header's list of moments does not fit the manifest.
-        """
+            Refused: the header's list of moments does not fit the manifest."""
         self._header = _content(header)
         self.values: Assembly = values_assembly(0, manifest, worker=header.worker)
         frozen = of_kind(manifest.entries, frozen=True)
@@ -70,11 +60,8 @@ class Upload:
         self.held += 1
 
     def finish(self) -> tuple[dict[str, Bytes], Moments]:
-        """Return the values of the entries and the optimizer's state, once all chunks have arrived.
-
-        Raises:
-            Refused: a value is one that the optimizer cannot have computed.
-        """
+        """Return the values of the entries and the optimizer's state, once all chunks have arrived. Raises
+        Refused if a value is one that the optimizer cannot have computed."""
         return self._state.finish(), self._moments.finish()
 
 

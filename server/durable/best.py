@@ -42,12 +42,7 @@ class BestFile:
         self._doing: asyncio.Task[bool] | None = None  # the last task; returns whether it succeeded
 
     def evaluated(self, epoch: int, version: int) -> None:
-        """Write the shard's present version, which a member is about to evaluate, to the candidate's file.
-
-        Args:
-            epoch: number of the evaluation.
-            version: version of the parameters.
-        """
+        """Write the shard's present version, which a member is about to evaluate, to the candidate's file."""
         if self._of == (epoch, version):  # asked again after a reconnect
             return
         self._of = epoch, version
@@ -79,12 +74,7 @@ class BestFile:
         return True
 
     def best(self, epoch: int, version: int) -> None:
-        """Replace the file by the candidate, which is the best so far.
-
-        Args:
-            epoch: number of the evaluation.
-            version: version of the candidate.
-        """
+        """Replace the file by the candidate, which is the best so far."""
         if self._of == (epoch, version) and self._doing is not None:
             self._doing = asyncio.ensure_future(self._take(version, self._doing))
 
@@ -119,12 +109,7 @@ class BestCheckpoint:
         self._doing: asyncio.Task[None] | None = None
 
     def evaluated(self, epoch: int, version: int) -> None:
-        """Copy the shard's present version, which a member is about to evaluate, as the candidate.
-
-        Args:
-            epoch: number of the evaluation.
-            version: version of the parameters.
-        """
+        """Copy the shard's present version, which a member is about to evaluate, as the candidate."""
         if self._of == (epoch, version):  # asked again after a reconnect
             return
         assert self._shard.reported.manifest is not None
@@ -148,12 +133,7 @@ class BestCheckpoint:
         }
 
     def best(self, epoch: int, version: int) -> None:
-        """Write the candidate to the folder, as the best version so far. Log a warning if there is none.
-
-        Args:
-            epoch: number of the evaluation.
-            version: version of the candidate.
-        """
+        """Write the candidate to the folder, as the best version so far. Log a warning if there is none."""
         if self._of != (epoch, version) or self._candidate is None:
             text = "version %d, the best so far, was evaluated before a restart and is not kept in --state"
             log.warning(text, version)

@@ -48,7 +48,6 @@ class Placed:
     """A record of the journal, and where it was read.
 
     Attributes:
-        record: the record.
         own: True if its segment is that of the checkpoint; False if it is a later one.
         where: file, byte and number of the record, for messages.
     """
@@ -60,13 +59,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The newest checkpoint that is whole.
-
-    Attributes:
-        version: version of the parameters.
-        tree: content of the checkpoint.
-        bytes: size of its files.
-    """
+    """The newest checkpoint that is whole."""
 
     version: int
     tree: Any
@@ -75,11 +68,7 @@ class Found:
 
 def segment_limit(checkpoint_bytes: int) -> int:
     """Return the size of a segment, in bytes, from which a checkpoint is due, even before
-    `--checkpoint-every`.
-
-    Args:
-        checkpoint_bytes: size of the last checkpoint.
-    """
+    `--checkpoint-every`. checkpoint_bytes: size of the last checkpoint."""
     return max(LEAST_SEGMENT_BYTES, 8 * checkpoint_bytes)
 
 
@@ -108,10 +97,7 @@ def job_at(where: Path | str) -> Mapping[str, Any] | None:
 
 def journal_limit(checkpoint_bytes: int) -> int:
     """Return the size of the journal, in bytes, at which a server ends whose checkpoints fail.
-
-    Args:
-        checkpoint_bytes: size of the last checkpoint.
-    """
+    checkpoint_bytes: size of the last checkpoint."""
     return 4 * segment_limit(checkpoint_bytes)
 
 
@@ -119,7 +105,6 @@ class StateFolder:
     """The folder of --state, which this process holds. The recorder writes to it, and a recovery reads it.
 
     Attributes:
-        path: path of the folder.
         bytes_before: bytes of the segments that `records` read before the last one.
     """
 
@@ -157,11 +142,8 @@ class StateFolder:
         return self._backend.name
 
     def begun(self) -> bool:
-        """Return True if a job has begun here: there is a checkpoint or a segment.
-
-        Raises:
-            StateError: the folder cannot be read.
-        """
+        """Return True if a job has begun here: there is a checkpoint or a segment. Raises StateError if the
+        folder cannot be read."""
         try:
             return bool(self._checkpoints()) or any(self._segments())
         except OSError as error:
@@ -169,12 +151,9 @@ class StateFolder:
 
     def claim(self) -> None:
         """Take over a folder at a URL, so that another server, which no lock keeps out, stops writing to it.
-
-        Raises:
-            StateError: the other server wrote a checkpoint after `newest` returned an older one. This server
-                would continue from the older one, and the next start would take the other server's for the
-                newest.
-        """
+        Raises StateError if the other server wrote a checkpoint after `newest` returned an older one. This
+        server would continue from the older one, and the next start would take the other server's for the
+        newest."""
         try:
             self._backend.claim()
             newest = max(self._checkpoints(), default=None)
@@ -188,11 +167,7 @@ class StateFolder:
             )
 
     def put_job(self, job: Mapping[str, Any]) -> None:
-        """Write the id and options of the job.
-
-        Raises:
-            StateError: the folder cannot be written to.
-        """
+        """Write the id and options of the job. Raises StateError if the folder cannot be written to."""
         try:
             self._backend.put_text(JOB, json.dumps(job, indent=1))
         except OSError as error:
@@ -242,9 +217,6 @@ class StateFolder:
         Nothing is cut off but half a record at the end of the last segment, from which nothing can have
         followed.
 
-        Args:
-            version: version of the checkpoint.
-
         Raises:
             StateError: a segment is missing, was damaged later, or cannot be decoded. Nothing was changed.
         """
@@ -283,7 +255,6 @@ class StateFolder:
 
         Args:
             record: first record of the segment.
-            path: path of the segment.
             own: True if the segment is that of the checkpoint, which may continue any segment.
         """
         before, end = self._last
@@ -299,7 +270,6 @@ class StateFolder:
         """Raise StateError if the bytes after `end` are more than half a record of a killed process.
 
         Args:
-            path: path of the segment.
             end: byte at which its last whole record ends.
             last: True if no later segment follows.
         """
@@ -318,26 +288,16 @@ class StateFolder:
         return self.path / _name(SEGMENT, version, ".log")
 
     def journal(self) -> Journal:
-        """Return a journal that continues the segment which `records` has read last.
-
-        Raises:
-            OSError: the segment cannot be opened.
-        """
+        """Return a journal that continues the segment which `records` has read last. Raises OSError if the
+        segment cannot be opened."""
         path, end = self._last
         if not end:
             return self._begun(path, None)
         return Journal(path, syncs=self._syncs, at=end)
 
     def segment(self, version: int, after: Journal | None = None) -> Journal:
-        """Begin a new segment and return its journal.
-
-        Args:
-            version: version of the checkpoint that the segment follows.
-            after: journal of the segment that it continues; None for the first one.
-
-        Raises:
-            OSError: the segment could not be begun, and does not exist.
-        """
+        """Begin a new segment and return its journal. Raises OSError if the segment could not be begun, and
+        does not exist. after: journal of the segment that it continues; None for the first one."""
         return self._begun(self.segment_path(version), after)
 
     def _begun(self, path: Path, after: Journal | None) -> Journal:
@@ -356,8 +316,6 @@ class StateFolder:
         """Write a checkpoint, and remove the checkpoints and segments that it makes superfluous.
 
         Args:
-            version: version of the parameters.
-            tree: content of the checkpoint.
             about: facts about the checkpoint that are stored beside it, such as the id of the job.
 
         Returns:
@@ -377,16 +335,8 @@ class StateFolder:
         return written
 
     def write_best(self, version: int, tree: Any, about: Mapping[str, Any]) -> None:
-        """Write the best version in place of the previous one.
-
-        Args:
-            version: version of the parameters.
-            tree: model and optimizer state.
-            about: facts about the version that are stored beside it, such as the id of the job.
-
-        Raises:
-            OSError: the version could not be written.
-        """
+        """Write the best version in place of the previous one. Raises OSError if the version could not be
+        written. about: facts about the version that are stored beside it, such as the id of the job."""
         name = _name(BEST, version)
         if name not in self._backend.folders(BEST):
             self._backend.write(name, tree, about)

@@ -41,7 +41,6 @@ class Record:
     """One record of the journal.
 
     Attributes:
-        kind: kind of the record, such as "event".
         fields: values by name.
         data: bytes that belong to the record, uint8, shape (bytes,).
     """
@@ -58,17 +57,11 @@ class JournalError(Exception):
 class UnreadableError(Exception):
     """A segment is undamaged but cannot be read, for instance because it has another format.
 
-    The message names file, byte and record, and the remedy. Nothing may be cut off.
-    """
+    The message names file, byte and record, and the remedy. Nothing may be cut off."""
 
 
 class Journal:
-    """Writes one segment. Belongs to one thread; only `sync` may be called from another.
-
-    Attributes:
-        path: path of the segment.
-        bytes: number of bytes in the segment.
-    """
+    """Writes one segment. Belongs to one thread; only `sync` may be called from another."""
 
     def __init__(self, path: Path, *, syncs: bool, at: int = 0) -> None:
         """
@@ -76,8 +69,7 @@ class Journal:
             path: path of the segment, which is created if it does not exist.
             syncs: True if `sync` waits for the disk. Otherwise records survive the process, and not the
                 machine.
-            at: number of bytes that stay; the bytes after them are cut off.
-        """
+            at: number of bytes that stay; the bytes after them are cut off."""
         self.path = path
         self.bytes = at
         self._syncs, self._dirty = syncs, False
@@ -91,7 +83,6 @@ class Journal:
         """Write a record to the file.
 
         Args:
-            kind: kind of the record, such as "event".
             fields: values by name.
             data: bytes that belong to the record, end to end.
 
@@ -140,11 +131,8 @@ class Journal:
                 buffers[0] = memoryview(buffers[0])[written:]
 
     def sync(self) -> None:
-        """Wait until all records are on the disk, if the options ask for it.
-
-        Raises:
-            JournalError: the records may not be on the disk, or an earlier write has failed.
-        """
+        """Wait until all records are on the disk, if the options ask for it. Raises JournalError if the
+        records may not be on the disk, or an earlier write has failed."""
         self._check()
         if not self._syncs or not self._dirty:
             return
@@ -203,7 +191,6 @@ def record_after(path: Path, at: int) -> int | None:
     means that the rest is half a record, which may be cut off; otherwise the file was damaged later.
 
     Args:
-        path: path of the segment.
         at: byte at which `read` has stopped.
 
     Returns:

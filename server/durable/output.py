@@ -32,12 +32,8 @@ class Output:
         Args:
             path: path of the final parameters; None without --output. The parameters of an unfinished job are
                 written to a file beside it, which neither overwrites a finished model nor looks like one.
-            shard: shard that has the parameters.
-            state: buffers and frozen parameters.
-            recorder: recorder of the state folder.
             keep_best: True to keep the best evaluated version, in a file beside `path` and in the recorder's
-                folder.
-        """
+                folder."""
         self._path, self._shard, self._state = path, shard, state
         self._bests: list[BestFile | BestCheckpoint] = []
         if keep_best and path is not None:
@@ -48,22 +44,12 @@ class Output:
 
     def evaluated(self, epoch: int, version: int) -> None:
         """Called before a member evaluates a version, which is the shard's present one: copy the version as a
-        candidate for the best.
-
-        Args:
-            epoch: number of the evaluation.
-            version: version of the parameters.
-        """
+        candidate for the best."""
         for each in self._bests:
             each.evaluated(epoch, version)
 
     def best(self, epoch: int, version: int) -> None:
-        """Called when an evaluated version is the best so far: keep its copy.
-
-        Args:
-            epoch: number of the evaluation.
-            version: version of the parameters.
-        """
+        """Called when an evaluated version is the best so far: keep its copy."""
         for each in self._bests:
             each.best(epoch, version)
 
@@ -76,10 +62,8 @@ class Output:
     async def write(self, epoch: int | None) -> str:
         """Write the final parameters, if there is a path for them, and return their SHA-256.
 
-        Args:
-            epoch: the last evaluated epoch of a finished job, whose buffers are written; None for an
-                unfinished job, which is written to a file beside the path.
-        """
+        epoch: the last evaluated epoch of a finished job, whose buffers are written; None for an unfinished
+        job, which is written to a file beside the path."""
         finished = epoch is not None
         shard, path = self._shard, self._path
         for each in self._bests:
@@ -117,8 +101,6 @@ async def written(path: Path, version: int, save: Callable[[Path], Awaitable[Non
     full disk does not lose them.
 
     Args:
-        path: path of the file.
-        version: version of the parameters, for the log.
         save: function that writes the parameters to the path that it is given.
 
     Returns:

@@ -76,9 +76,7 @@ class Recorder:
         Args:
             folder: folder of --state; None if the job ends with its server.
             every: length of training after which a checkpoint is due; None for none but the first.
-            job: id of the job.
-            recorded: True if there is a journal between checkpoints.
-        """
+            recorded: True if there is a journal between checkpoints."""
         self._folder, self._every, self._job = folder, every, job
         self._recorded = recorded
         self.broken: Callable[[str], None] = lambda why: None
@@ -271,8 +269,8 @@ class Recorder:
         return (long or self._segment_bytes > segment_limit(self.bytes)) and not self._begins_at(version)
 
     def _check_limit(self) -> None:
-        """Raise JournalError if checkpoints fail and the journal has reached its limit, beyond which it
-        would grow without bound."""
+        """Raise JournalError if checkpoints fail and the journal has reached its limit, beyond which it would
+        grow without bound."""
         limit = journal_limit(self.bytes)
         if self._journal is None or not self.failing or self.journal_bytes <= limit:
             return
@@ -288,8 +286,7 @@ class Recorder:
         """Return True if the segment begins at this version already, so that no checkpoint may be begun.
 
         A second segment would replace the first, and lose its records before the checkpoint of the version is
-        whole. The same holds for a second checkpoint where there is no journal.
-        """
+        whole. The same holds for a second checkpoint where there is no journal."""
         if self._folder is None:
             return False
         if self._journal is None:
@@ -310,7 +307,6 @@ class Recorder:
         a new checkpoint.
 
         Args:
-            tree: content of the checkpoint.
             stored: stored parts of open pushes, which the new segment begins with.
             now: time in seconds of the job's clock.
             progress: epochs trained on, with a fraction.
@@ -390,8 +386,8 @@ class Recorder:
         log.error("%s; %s", self.failing, then)
 
     async def close(self) -> None:
-        """Wait for a checkpoint that is being written, unless the backend hangs, then close the journal
-        and the folder."""
+        """Wait for a checkpoint that is being written, unless the backend hangs, then close the journal and
+        the folder."""
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=self.patience_s)
         if self._journal is not None:
@@ -402,8 +398,8 @@ class Recorder:
 
 
 def run_on_daemon_thread(function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-    """Call a function on a thread of its own, and return a future of its result. The process may end
-    before the thread does."""
+    """Call a function on a thread of its own, and return a future of its result. The process may end before
+    the thread does."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

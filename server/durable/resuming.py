@@ -76,7 +76,7 @@ class Resumed:
 
         Returns:
             State of ranges of elements in the manifest's flat order. None if the file has no state, or an
-                optimizer of another kind wrote it.
+            optimizer of another kind wrote it.
         """
         begins = f"starting with the parameters of {self.name}"
         if self.moments is None:
@@ -128,15 +128,9 @@ class ResumeError(ValueError):
 
 
 def read_model(where: Path | str) -> Resumed:
-    """Read the model that a job is to begin with.
-
-    Args:
-        where: path or URL of a state_dict as safetensors (such as --output writes), of a checkpoint, or of a
-            folder of --state, whose newest whole checkpoint is read.
-
-    Raises:
-        ResumeError: the file is missing, damaged or of another kind.
-    """
+    """Read the model that a job is to begin with. Raises ResumeError if the file is missing, damaged or of
+    another kind. where: path or URL of a state_dict as safetensors (such as --output writes), of a
+    checkpoint, or of a folder of --state, whose newest whole checkpoint is read."""
     try:
         with local_copy(where) as file:
             if file is not None:

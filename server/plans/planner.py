@@ -92,12 +92,9 @@ class Planner:
         """
         Args:
             fusion: rule that joins tensors to units.
-            order: order in which parts are sent.
             replanning: when a new plan is made.
             part_bytes: size of the largest part, in bytes as float32; 0 for the default.
-            at_once: whether workers send nothing before they have all gradients.
-            machine: name of the server's machine.
-            cores: number of its processor cores."""
+            at_once: whether workers send nothing before they have all gradients."""
         self._machine, self._cores = machine, cores
         self._fusion, self._order, self._replanning = fusion, order, replanning
         self._part_bytes, self._at_once = part_bytes, at_once
@@ -127,7 +124,6 @@ class Planner:
         """Return the plan that is used before anything is measured.
 
         Args:
-            manifest: list of the model's tensors.
             slices: number of slices in which the members of a group divide the parts among themselves.
             least_bytes: lower bound for the default size of the largest part, in bytes as float32.
         """
@@ -165,12 +161,8 @@ class Planner:
         return bool(self._replanning.every) and version - at >= self._replanning.every
 
     def measured(self, manifest: Manifest, norms: Sequence[float] = ()) -> Measurements | None:
-        """Return the measurements so far; None before the first profile.
-
-        Args:
-            manifest: list of the model's tensors.
-            norms: square norms of the mean gradient of each tensor; empty if unknown.
-        """
+        """Return the measurements so far; None before the first profile. norms: square norms of the mean
+        gradient of each tensor; empty if unknown."""
         profiles = list(self._profiles.values())
         if not profiles:
             return None
@@ -223,13 +215,7 @@ class Planner:
 
     def plan(self, version: int, manifest: Manifest, measured: Measurements) -> Plan | None:
         """Return the plan that is due at a version; None to keep the present plan, because with --replan
-        drift the measurements have not drifted.
-
-        Args:
-            version: present version.
-            manifest: list of the model's tensors.
-            measured: measurements to plan by.
-        """
+        drift the measurements have not drifted."""
         if self._replanning.drift and self._planned is not None:
             _, before = self._planned
             full = before.steps < FULL <= measured.steps

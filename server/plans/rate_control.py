@@ -39,8 +39,6 @@ class PartArrival(NamedTuple):
     """The arrival of a part. The handler of pushes makes it; rate control and planner use it.
 
     Attributes:
-        worker: id of the sender.
-        size: bytes of the part.
         at: time of its arrival, in seconds of the monotonic clock.
         waited: whether the worker had it ready while the previous part was being sent.
     """
@@ -55,9 +53,6 @@ class SendingInterval(NamedTuple):
     """An interval in which a worker sent without a pause.
 
     Attributes:
-        worker: id of the sender.
-        size: bytes that arrived in the interval.
-        since: begin of the interval, in seconds of the monotonic clock.
         at: end of the interval.
     """
 

@@ -49,8 +49,8 @@ def fixed() -> Planner:
 
 
 def chosen_steps(state: JobState) -> tuple[StepOptions, int] | None:
-    """Return the options of the job's steps, with the first member's compressor, and the number of
-    members. None if these steps cannot be predicted."""
+    """Return the options of the job's steps, with the first member's compressor, and the number of members.
+    None if these steps cannot be predicted."""
     rules, members = state.rules, state.roster.by_rank()
     compressor = known_compressor(members[0].compressor) if members else None
     if compressor is None:
@@ -93,8 +93,6 @@ class Replanning:
         """
         Args:
             planner: keeps the measurements and makes plans.
-            shard: reports version, plan and norms.
-            metrics: receive measurements and predictions.
             adopt: called with each new plan, to put it in force.
             work: runs an awaitable in the background, and handles its failure.
             chosen: returns the options of the job's steps and the number of workers; None if they are
@@ -110,11 +108,7 @@ class Replanning:
 
     def prepare(self, plan: Plan) -> Plan:
         """Keep a plan, under the next number, until `take_prepared`, and return it. The job must have
-        parameters.
-
-        Raises:
-            Refused: PLAN, the model cannot be divided by this plan.
-        """
+        parameters. Raises Refused (PLAN) if the model cannot be divided by this plan."""
         known = self._reported
         assert known.manifest is not None, "a plan needs the parameters"
         following = replace(plan, number=known.plan.number + 1, norms=known.plan.norms)
@@ -186,9 +180,8 @@ class Replanning:
     def published(self, version: int) -> None:
         """Start to make a plan, if one is due and its inputs are known. Called after each published version.
 
-        A plan that takes norms waits until there are some, and until the versions that are being measured
-        are over.
-        """
+        A plan that takes norms waits until there are some, and until the versions that are being measured are
+        over."""
         planner = self.planner
         if self._planning or self._reported.manifest is None:
             return

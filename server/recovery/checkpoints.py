@@ -34,18 +34,8 @@ POLL_S = 0.02  # interval at which `pause` looks whether workers have saved
 async def first_checkpoint(
     conductor: Conductor, manifest: Manifest, image: Image, plan: Plan, state: Values
 ) -> None:
-    """Write the checkpoint of version 0, before control hears of the parameters.
-
-    Args:
-        conductor: conductor of the new job.
-        manifest: manifest of its model.
-        image: image of the shard at version 0.
-        plan: the first plan.
-        state: buffers and frozen parameters, by name.
-
-    Raises:
-        Refused: the checkpoint cannot be written, so the server stops.
-    """
+    """Write the checkpoint of version 0, before control hears of the parameters. Raises Refused if the
+    checkpoint cannot be written, so the server stops. image: image of the shard at version 0."""
     first = ModelState()
     first.open(manifest.entries, state)
     try:
@@ -62,7 +52,6 @@ async def checkpoint(conductor: Conductor, *, announced: bool = False) -> Awaita
     to save.
 
     Args:
-        conductor: conductor of the running job.
         announced: True if control has heard of the newest version.
 
     Returns:
@@ -89,8 +78,7 @@ async def pause(conductor: Conductor, grace_s: float) -> None:
     """Apply the accepted pushes, then save the states of server and workers, so that the job can be resumed.
 
     After `grace_s` seconds it gives up. The server then ends as if it was killed, and the next one replays
-    the journal.
-    """
+    the journal."""
     conductor.happen(e.PauseRequested())
     try:
         async with asyncio.timeout(grace_s):

@@ -21,10 +21,7 @@ def image_of(
 
     Args:
         conductor: conductor whose present state is taken. Control has not heard of the image's version yet.
-        manifest: manifest of the model.
-        plan: plan in force.
         shard: image of the shard.
-        state: buffers and frozen parameters.
     """
     return {
         "core": conductor.core.save(),
@@ -43,12 +40,8 @@ def image_of(
 
 
 async def restore(conductor: Conductor, tree: Mapping[str, Any]) -> None:
-    """Restore the state of a tree that `image_of` returned into a new conductor.
-
-    Args:
-        conductor: conductor that has just been created.
-        tree: the tree.
-    """
+    """Restore the state of a tree that `image_of` returned into a new conductor. conductor: conductor that
+    has just been created."""
     message: m.ModelManifest = tree["manifest"]
     manifest = Manifest.from_message(message, worker="", max_bytes=conductor.core.state.rules.max_model_bytes)
     conductor.plans.planner.first(manifest, *tree["planner"])

@@ -27,7 +27,6 @@ def combine(aggregation: Median | Trimmed, gradients: Sequence[Sequence[Payload]
     coordinate. All payloads are decoded at once and take that much memory.
 
     Args:
-        aggregation: the rule.
         gradients: payloads of the part from each worker, end to end, in rank order.
         out: receives the result: float32, shape (elements of the part,).
 

@@ -101,7 +101,6 @@ class PartUpdate:
     """The update of one part, before it is encoded as messages.
 
     Attributes:
-        part: number of the part in the plan.
         payloads: payloads of the part, end to end.
         contents: for each payload, whether a replica adds it or takes it as values.
     """
@@ -142,11 +141,8 @@ class Downlink:
     ) -> None:
         """
         Args:
-            manifest: list of the model's tensors.
-            plan: division of the model into parts.
             parameters: the server's parameters, in flat order; they change between calls.
             compressor: compressor of the updates, or `auto`.
-            seed: seed of the job, for compressors that draw random numbers.
             scratch: memory of the parameters' size. `encode` overwrites the range of its parts, because fresh
                 memory would cost more than the arithmetic.
             leaves_zeros: whether an optimizer's step leaves elements unchanged whose gradient is 0."""
@@ -172,13 +168,7 @@ class Downlink:
 
     def piecewise(self, unit: Unit, pushes: Sequence[Placed], version: int) -> bool:
         """Return True when a part of a divided tensor can be encoded before the other parts of the tensor are
-        known.
-
-        Args:
-            unit: unit of the part.
-            pushes: position and payloads of the pushes of that part.
-            version: version that the update leads to.
-        """
+        known. pushes: position and payloads of the pushes of that part."""
         kind = self._fixed.text if self._fixed is not None else self._kinds(unit, pushes)[0]
         if kind == "4bit" and RULE.compresses(self._specs[unit.first]):
             return self._running_magnitudes.knows(unit.first, version)
@@ -224,7 +214,6 @@ class Downlink:
         Args:
             encodings: encodings of the parts' elements, from `choose`.
             parts: numbers of the parts.
-            version: version that the update leads to.
             changed: whether the step has changed any of these parts.
         """
         done: list[tuple[Payload, Content]] = []

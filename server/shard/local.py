@@ -57,7 +57,6 @@ class _Part:
     """A part of a push in the open round.
 
     Attributes:
-        key: identity of the push.
         payloads: payloads of the part, end to end; empty if the push contributes nothing.
         rates: learning rates that arrived with the part; empty for those of the job.
     """

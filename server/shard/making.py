@@ -78,7 +78,6 @@ class PendingVersion:
     """The state of a version while the store makes it.
 
     Attributes:
-        version: number of the version.
         before: values to roll back to if the step fails.
         taken: numbers of the parts that are no longer open.
         piecewise: for each unit, whether its parts are encoded one by one.
@@ -151,7 +150,6 @@ class SteppedStore(Store):
         """Start a new version whose parts will be added.
 
         Args:
-            version: number of the version.
             rate_factor: multiplies the base learning rate of each parameter group.
             learning_rates: learning rates of this step, by parameter group, which replace the multiplied
                 ones; empty for none.
@@ -171,7 +169,6 @@ class SteppedStore(Store):
         final. A failure is kept and raised by `apply`.
 
         Args:
-            part: number of the part in the plan.
             shares: contribution and payloads of each push that counts in the part, in rank order.
             send: receives each part of the update as soon as it is encoded.
         """
@@ -309,8 +306,7 @@ class SteppedStore(Store):
         """Sum a part and take the optimizer's step for the elements that have a gradient. Return True when
         there were enough pushes for a step.
 
-        touched: elements that the step can change, in flat order; only these are computed. None for all.
-        """
+        touched: elements that the step can change, in flat order; only these are computed. None for all."""
         found = step.summed[number] if number in step.summed else self._stretches(shares)
         if not found:
             return False
@@ -374,8 +370,7 @@ class SteppedStore(Store):
         """Sum and step only the elements of a part that sparse pushes hold, with the same bits as a step of
         the whole part.
 
-        places: these elements, ascending, counted from the beginning of the part.
-        """
+        places: these elements, ascending, counted from the beginning of the part."""
         part, factors = self.plan.parts[number], self._factors(shares, step)
         gradient, values = (flat[part.start : part.end].numpy() for flat in (self._gradient, self._flat))
         gradient[places] = 0.0

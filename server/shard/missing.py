@@ -35,11 +35,8 @@ class Stretch:
 
 
 def stretches(pushes: Sequence[Payloads]) -> list[Stretch]:
-    """Return the ranges of a part for which at least one push has a gradient, ascending.
-
-    Args:
-        pushes: payloads of the whole part from each push, end to end; at least one push.
-    """
+    """Return the ranges of a part for which at least one push has a gradient, ascending. pushes: payloads of
+    the whole part from each push, end to end; at least one push."""
     elements = sum(payload.elements for payload in pushes[0])
     borders = {0, elements}
     for push in pushes:

@@ -39,7 +39,6 @@ class Deposit:
     Attributes:
         collection: number of the collection of buffers to which the server asked the worker to contribute.
         values: bytes of each buffer, by name of its entry.
-        rank: rank of the push's worker.
         samples: number of samples in the push: the weight in the mean.
     """
 
@@ -53,7 +52,6 @@ class ModelState:
     """Frozen parameters and buffers of the job's model. The conductor owns it.
 
     Attributes:
-        entries: the manifest's entries of tensors that are not stepped; empty before `open`.
         frozen: bytes of the frozen parameters, by name.
         frozen_digest: SHA-256 of the frozen parameters.
     """
@@ -71,12 +69,8 @@ class ModelState:
         self._pinned: dict[int, tuple[int, Awaitable[Values]]] = {}  # by epoch: version and buffers
 
     def open(self, entries: Sequence[Entry], values: Mapping[str, Bytes]) -> None:
-        """Begin with the first worker's frozen parameters and buffers.
-
-        Args:
-            entries: the manifest's entries of tensors that are not stepped.
-            values: bytes of each entry that has values of its own, by name.
-        """
+        """Begin with the first worker's frozen parameters and buffers. values: bytes of each entry that has
+        values of its own, by name."""
         self.entries = entries
         names = {entry.name for entry in entries if entry.kind is EntryKind.FROZEN}
         self.frozen = {name: value for name, value in values.items() if name in names}
@@ -123,14 +117,7 @@ class ModelState:
 
     def decided(self, key: PushKey, *, accepted: bool, rank: int, samples: int) -> None:
         """Count the buffers of a push if control accepted it and they belong to the newest collection;
-        otherwise discard them.
-
-        Args:
-            key: identity of the push.
-            accepted: whether control accepted the push.
-            rank: rank of its worker.
-            samples: number of its samples; with 0 the buffers are discarded.
-        """
+        otherwise discard them. samples: number of its samples; with 0 the buffers are discarded."""
         seq, deposit = self._waiting.get((key.worker, key.incarnation), (0, None))
         if deposit is None or seq > key.seq:
             return
@@ -163,23 +150,14 @@ class ModelState:
 
     def pin(self, epoch: int, version: int) -> None:
         """Keep the current buffers as those with which a version is evaluated. Does nothing if they are
-        pinned already.
-
-        Args:
-            epoch: epoch that the evaluation belongs to.
-            version: version that is about to be evaluated.
-        """
+        pinned already. version: version that is about to be evaluated."""
         if self._pinned.get(epoch, (None, None))[0] == version:
             return
         self._pin(epoch, version, self.newest())
 
     def evaluated(self, epoch: int, values: Mapping[str, Bytes]) -> None:
-        """Make these buffers the job's, and pin them for an epoch's evaluation.
-
-        Args:
-            epoch: epoch that was evaluated.
-            values: bytes of the evaluator's buffers, by name.
-        """
+        """Make these buffers the job's, and pin them for an epoch's evaluation. values: bytes of the
+        evaluator's buffers, by name."""
         self._buffers = _done(values)
         self._pin(epoch, self._pinned.get(epoch, (-1, None))[0], self._buffers)
 
@@ -202,7 +180,6 @@ def mean_of(entries: Sequence[Entry], deposits: Sequence[Deposit]) -> dict[str, 
     Other buffers, such as counters, are taken from the first deposit.
 
     Args:
-        entries: entries of the buffers.
         deposits: the workers' buffers in order of rank; at least one.
     """
     found: dict[str, Bytes] = {}
@@ -236,7 +213,6 @@ def complete(
 
     Args:
         parameters: trained parameters, by name.
-        entries: entries of the other tensors: frozen, tied and buffers.
         values: bytes of each entry that has values of its own, by name.
     """
     tensors = dict(parameters)

@@ -53,7 +53,6 @@ def moments_of(stretches: Sequence[Remembered], manifest: Manifest) -> Moments:
 
     Args:
         stretches: the optimizer's state of ranges in flat order, ascending, which cover all elements.
-        manifest: list of the model's tensors.
     """
     found: dict[int, dict[str, npt.NDArray[np.float32]]] = {}
     at = 0

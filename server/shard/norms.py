@@ -84,8 +84,7 @@ def _drawn_share(group: Sequence[Payloads]) -> float:
     """Return the fraction of a range's elements that was drawn, if all pushes hold the same draw; otherwise
     1.
 
-    group: payloads of the range from each push.
-    """
+    group: payloads of the range from each push."""
     drawn = {
         (each.seed, each.count, each.elements)
         if isinstance(each, SparsePayload) and each.seed and len(payloads) == 1

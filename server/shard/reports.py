@@ -20,7 +20,6 @@ class Final:
 
     Attributes:
         version: version that the round produces.
-        part: number of the part in the plan.
         keys: pushes that are summed in the part.
         first: whether it is the first part of the round.
         last: whether it is the last part of the round.
@@ -38,7 +37,6 @@ class Applied:
     """Report that an `Apply` order has been carried out. The shard answers `apply` with it.
 
     Attributes:
-        version: version of the parameters now.
         passed_over: number of gradients that had no effect, because the aggregation needs more of them.
         gradient_norm: norm of the mean gradient before clipping; NaN if gradients are never clipped.
         square_norms: square norm of the mean gradient of each tensor, as the mean of the last measured

@@ -30,7 +30,6 @@ class RunningCoder:
     def __init__(self, tensors: int, largest: int) -> None:
         """
         Args:
-            tensors: number of tensors in the model.
             largest: largest number of elements that are coded at once."""
         self._states = [RunningMagnitude()] * tensors
         self._version = 0
@@ -69,7 +68,6 @@ class RunningCoder:
             tensor: index of the tensor in the manifest.
             begin: first element of the piece within the tensor; a multiple of the block size of the sums.
             values: elements to encode: float32, one axis.
-            version: version that the update leads to.
         """
         self._begin(version)
         sums = cpu.block_magnitudes(values)
@@ -84,13 +82,8 @@ class RunningCoder:
         return QuantizedPayload(format=format, elements=values.size, levels=levels, data=data)
 
     def code_together(self, first: int, tensors: Sequence[Float32], version: int) -> Payload:
-        """Return one `4bit` payload of consecutive whole tensors, and record their magnitudes.
-
-        Args:
-            first: index of the first tensor in the manifest.
-            tensors: values of each tensor: float32, one axis.
-            version: version that the update leads to.
-        """
+        """Return one `4bit` payload of consecutive whole tensors, and record their magnitudes. first: index
+        of the first tensor in the manifest."""
         self._begin(version)
         states = self._states[first : first + len(tensors)]
         for index, (state, values) in enumerate(zip(states, tensors, strict=True)):

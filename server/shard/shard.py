@@ -65,7 +65,6 @@ class EncodedValues:
     """All parameters of one version, or the optimizer's state at that version, encoded for sending.
 
     Attributes:
-        version: version of the parameters.
         chunks: encoded messages, each with at most one chunk of the data.
         moments: list of the optimizer's tensors, for the header of the reply; empty for parameters.
     """
@@ -106,9 +105,7 @@ class Shard(Protocol):
         plan.
 
         Args:
-            manifest: list of the model's tensors.
             begin: initial values of version 0, or the image to restore.
-            plan: division of the model into parts.
             accept: informs control that the shard is open, on the event loop; if it raises, the new
                 parameters are discarded.
             keep: stores the image of version 0 and its plan; awaited before `accept`. None to store nothing.
@@ -134,8 +131,6 @@ class Shard(Protocol):
         it.
 
         Args:
-            key: identity of the push.
-            part: number of the part in the plan.
             payloads: valid payloads of the part, end to end; empty if the push contributes nothing to the
                 part.
             assignment: id of the assignment that the push answers; 0 for a push outside of the open round.
@@ -167,8 +162,7 @@ class Shard(Protocol):
         - `MemberLost`: no part is stepped before each lost slot has a substitute or is excluded.
         - `Substitute`: a worker, which may be the lost one, takes over the lost member's slot. Parts that the
           lost member has stored are discarded. Only parts that are not final are taken from the substitute.
-        - `Exclude`: parts no longer wait for these assignments, and their pushes are not summed.
-        """
+        - `Exclude`: parts no longer wait for these assignments, and their pushes are not summed."""
         ...
 
     def apply(
@@ -220,17 +214,11 @@ class Shard(Protocol):
     def values(self, *, moments: bool = False) -> Awaitable[EncodedValues]:
         """Return the parameters, or the optimizer's state, encoded. If parts of the open round have been
         stepped, wait until that round is applied. Callers that ask for the same version share the chunks.
-
-        Args:
-            moments: return the optimizer's state, by parameter, instead of the parameters.
-        """
+        moments: return the optimizer's state, by parameter, instead of the parameters."""
         ...
 
     def copy(self, *, undo: bool = False) -> Awaitable[Copy]:
-        """Return a copy of the parameters as every worker has them, and their SHA-256.
-
-        Args:
-            undo: first restore the last version, if parts of the next one have been stepped and the previous
-                values are kept. No `apply` may follow.
-        """
+        """Return a copy of the parameters as every worker has them, and their SHA-256. undo: first restore
+        the last version, if parts of the next one have been stepped and the previous values are kept. No
+        `apply` may follow."""
         ...

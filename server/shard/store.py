@@ -41,7 +41,6 @@ class Encoded:
         messages: header and chunks.
         raw_bytes: bytes of the part's elements as float32.
         whole: whether the part holds all values, which a replica at any version can take.
-        number: number of the part in the plan.
     """
 
     messages: tuple[bytes, ...]
@@ -58,9 +57,7 @@ class Copy:
     """A copy of the parameters of one version.
 
     Attributes:
-        version: version of the parameters.
         parameters: parameters by name.
-        digest: SHA-256 of the parameters in hexadecimal.
     """
 
     version: int
@@ -76,9 +73,6 @@ class Store:
     """The parameters of a job with their optimizer and the replica. One thread at a time may use a store.
 
     Attributes:
-        manifest: list of the model's tensors.
-        plan: division of the model into parts.
-        version: version of the parameters.
         parameters: the server's parameters, by tensor.
         checked: the last version at which a checksum of the replica was computed, and that checksum.
     """
@@ -94,11 +88,9 @@ class Store:
     ) -> None:
         """
         Args:
-            manifest: list of the model's tensors.
             values: initial parameters, a flat float32 array for each tensor of the manifest; copied.
             downlink: compressor of the updates, or `auto`; see `server/shard/downlink`.
             build_optimizer: creates the optimizer of the plan's parts, with the manifest's groups.
-            seed: seed of the job, for compressors that draw random numbers.
             plan: division of the model into parts; None for the default plan."""
         self.manifest = manifest
         self.plan = plan or manifest.plan()
@@ -200,12 +192,8 @@ class Store:
         return Encoded((encode_server(header), *chunks), raw_bytes, whole, update.part)
 
     def load(self, version: int, values: Sequence[Payload]) -> None:
-        """Replace the parameters and the optimizer's tensors by a worker's snapshot.
-
-        Args:
-            version: version of the snapshot.
-            values: payload of each tensor, in the manifest's order.
-        """
+        """Replace the parameters and the optimizer's tensors by a worker's snapshot. values: payload of each
+        tensor, in the manifest's order."""
         for parameter, payload in zip(self.parameters, values, strict=True):
             _flat(parameter)[:] = decode(payload)
         self.version = version

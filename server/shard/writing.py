@@ -15,18 +15,8 @@ def write_model(
     path: Path, tensors: Mapping[str, torch.Tensor], *, version: int, digest: str, finished: bool
 ) -> None:
     """Write tensors by name as a safetensors file, under a temporary name until the file is complete. Equal
-    arguments give equal bytes.
-
-    Args:
-        path: file to create or replace.
-        tensors: the model's tensors, by name.
-        version: version of the parameters, for the file's metadata.
-        digest: SHA-256 of the parameters in hexadecimal, for the metadata.
-        finished: whether training is finished, for the metadata.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    arguments give equal bytes. Raises OSError if the file cannot be written. finished: whether training is
+    finished, for the metadata."""
     metadata = {"version": str(version), "sha256": digest, "finished": "true" if finished else "false"}
     temporary = path.with_name(path.name + ".partial")
     try:

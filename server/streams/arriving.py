@@ -28,12 +28,8 @@ class ArrivingParts:
 
     def begin(self, header: PartHeader, manifest: Manifest, plan: Plan) -> None:
         """Begin a part with its header. Bytes of the same part that have arrived before are dropped, because
-        the worker sends it anew.
-
-        Raises:
-            Refused: the header does not match the plan or the manifest, or too many parts are arriving; no
-                memory has been allocated.
-        """
+        the worker sends it anew. Raises Refused if the header does not match the plan or the manifest, or too
+        many parts are arriving; no memory has been allocated."""
         self.drop(header)
         field = f"push {header.seq}, part {header.part}"
         if header.plan != plan.number:
@@ -63,11 +59,8 @@ class ArrivingParts:
         return next((header for header, _ in self._arriving.values()), None)
 
     def add(self, chunk: Chunk) -> None:
-        """Add a chunk to its part. Chunks of dropped parts are ignored.
-
-        Raises:
-            Refused: the chunk belongs to no part, or is damaged.
-        """
+        """Add a chunk to its part. Chunks of dropped parts are ignored. Raises Refused if the chunk belongs
+        to no part, or is damaged."""
         self._bytes += len(chunk.data)
         if chunk.transfer in self._dropping:
             return

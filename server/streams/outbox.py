@@ -29,10 +29,6 @@ class WorkerStream:
     """The stream of one connected worker. `WorkerCall` creates it; the conductor lists it while it is open.
 
     Attributes:
-        worker: id of the worker.
-        incarnation: number of the worker's process.
-        outbox: messages for the worker.
-        arriving: incomplete parts from the worker.
         following: the last update that is sent to the worker while it grows; None before the first.
         plan: number of the last plan that the worker has or has been sent; 0 for none.
         unwanted: seq of the open pushes of which the worker was told to send no more.
@@ -65,7 +61,6 @@ class _UpdateInProgress:
     """An update that is being sent to one worker.
 
     Attributes:
-        update: the update.
         counted: whether its bytes count in the metric of sent parameters.
         seen: number of its parts that have been moved to `waiting`.
         waiting: parts that wait to be sent.
@@ -155,12 +150,8 @@ class Outbox:
             self._more.set()
 
     async def pump(self, context: Context, on_sent: Callable[[int], None]) -> None:
-        """Write the queued messages until the stream ends.
-
-        Args:
-            context: call to write to.
-            on_sent: called after each counted update with the bytes of its elements as float32.
-        """
+        """Write the queued messages until the stream ends. on_sent: called after each counted update with the
+        bytes of its elements as float32."""
         while True:
             message = self._next(on_sent)
             if message is not None:

@@ -27,7 +27,6 @@ class Publishing:
     ) -> None:
         """
         Args:
-            shard: supplies snapshots and the plan.
             streams: streams of the connected workers, by worker; it changes as they connect.
             work: runs an awaitable in the background, and handles its failure."""
         self._shard, self._streams, self._work = shard, streams, work
@@ -48,7 +47,6 @@ class Publishing:
         """Send a worker the messages that bring its replica from one version to another.
 
         Args:
-            stream: the worker's stream.
             version: version to bring the replica to.
             has: version of the replica; None without one.
         """
@@ -89,12 +87,8 @@ class Publishing:
     # ---- the course of versions
 
     def open(self, version: int, workers: Iterable[str]) -> Broadcast:
-        """Return a new, empty update. Its parts are sent to these workers as soon as they are added.
-
-        Args:
-            version: version that the update leads to.
-            workers: ids of the workers to send it to; those that are not connected are skipped.
-        """
+        """Return a new, empty update. Its parts are sent to these workers as soon as they are added. workers:
+        ids of the workers to send it to; those that are not connected are skipped."""
         self._end_growing()
         self._growing = Broadcast(version, last_first=bool(self._shard.reported.plan.turns))
         for worker in workers:
@@ -103,12 +97,8 @@ class Publishing:
 
     def close(self, version: int, workers: Iterable[str]) -> Broadcast:
         """Return the update to a version whose pushes control has decided: the growing one from `open`, or
-        else a new one. Send it to these workers too, unless they already receive it.
-
-        Args:
-            version: version that the update leads to.
-            workers: ids of the workers to send it to.
-        """
+        else a new one. Send it to these workers too, unless they already receive it. workers: ids of the
+        workers to send it to."""
         growing, self._growing = self._growing, None
         broadcast = growing if growing is not None else Broadcast(version)
         for worker in workers:
@@ -132,12 +122,8 @@ class Publishing:
 
     def finish_plan(self, version: int, members: Iterable[tuple[WorkerStream, int | None]]) -> None:
         """Update members to a version, before a new plan comes into force, and drop the updates of the old
-        plan. Workers that missed those get a snapshot.
-
-        Args:
-            version: version of the parameters.
-            members: stream of each connected member, and the version of its replica; None without one.
-        """
+        plan. Workers that missed those get a snapshot. members: stream of each connected member, and the
+        version of its replica; None without one."""
         self._end_growing()
         for stream, has in members:
             if has != version:

@@ -90,7 +90,6 @@ class PushLedger:
     ) -> None:
         """
         Args:
-            core: control, whose roster and rules the ledger reads.
             shard: gets each stored part, and drops those of pushes that end.
             streams: streams of the connected workers, by worker; it changes as they connect.
             recorder: journals each part, and each end of a push that control does not decide.
@@ -103,12 +102,9 @@ class PushLedger:
     # ---- the life of a push
 
     def arrive(self, stream: WorkerStream, part: m.PartHeader) -> bool:
-        """Begin to receive a part. Return True if its bytes are needed; otherwise they are ignored.
-
-        Raises:
-            Refused: the header does not fit the job, the plan, the manifest or the push's earlier headers, or
-                the member has too many undecided pushes.
-        """
+        """Begin to receive a part. Return True if its bytes are needed; otherwise they are ignored. Raises
+        Refused if the header does not fit the job, the plan, the manifest or the push's earlier headers, or
+        the member has too many undecided pushes."""
         known, key = self._shard.reported, PushKey(*stream.id, part.seq)
         if not self.core.mode.pushes_parts:
             raise Refused(refusals.not_of_mode(stream.worker, part.seq, coded=True))
@@ -169,15 +165,9 @@ class PushLedger:
 
     def commit(self, stream: WorkerStream, commit: m.Commit, fault: Refusal | None = None) -> Due | None:
         """Record that the worker has declared a push complete. Return the member's push that is due now, or
-        the closed push if this is a copy of its commit.
-
-        Args:
-            fault: reason why it is invalid, which refuses the push; None for a valid one. A copy of the
-                commit of a closed push is not judged again.
-
-        Raises:
-            Refused: SIZE, the member has too many undecided pushes.
-        """
+        the closed push if this is a copy of its commit. Raises Refused (SIZE) if the member has too many
+        undecided pushes. fault: reason why it is invalid, which refuses the push; None for a valid one. A
+        copy of the commit of a closed push is not judged again."""
         key = PushKey(*stream.id, commit.seq)
         if self._is_closed(key):
             account, member = self._account(stream.id), self.core.state.roster.get(stream.id)
@@ -200,8 +190,7 @@ class PushLedger:
         """Return the member's first undecided push if its worker is due an answer.
 
         A push needs its commit and all parts that the commit counts. A push that is unwanted, or of another
-        plan, needs no parts.
-        """
+        plan, needs no parts."""
         undecided = self._account(stream.id).undecided
         if not undecided or stream.outbox.ended_with is not None:
             return None
@@ -250,8 +239,8 @@ class PushLedger:
         push are dropped.
 
         Returns:
-            All payloads that the push had stored; and the numbers of its parts that a version contains, if
-            it was refused after these had been stepped.
+            All payloads that the push had stored; and the numbers of its parts that a version contains, if it
+            was refused after these had been stepped.
         """
         account, push = self._account(key[:2]), self._undecided(key)
         accepted = outcome.decision is m.Decision.ACCEPTED

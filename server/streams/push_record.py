@@ -49,7 +49,6 @@ class PushRecord:
     """One push.
 
     Attributes:
-        life: state of the push.
         assignment: id of the assignment that it answers; 0 before a part or the commit has named it.
         rates: learning rates by parameter group, which its first header brought; None before.
         commit: the commit; None before it arrives.
@@ -96,15 +95,7 @@ class PushRecord:
 
     def take_rates(self, worker: str, part: m.PartHeader, groups: int) -> None:
         """Record the learning rates of the push. Its first header has them, and others may repeat them.
-
-        Args:
-            worker: id of the sender.
-            part: header of the part.
-            groups: number of parameter groups of the model.
-
-        Raises:
-            Refused: GROUP, the rates are invalid or differ from those that the push has.
-        """
+        Raises Refused (GROUP) if the rates are invalid or differ from those that the push has."""
         rates = part.learning_rates
         if not rates and self.rates is not None:
             return

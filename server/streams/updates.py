@@ -11,7 +11,6 @@ class Broadcast:
     """An update to one version, or a snapshot of it. Parts are added while earlier parts are being sent.
 
     Attributes:
-        version: version that the update leads to.
         parts: parts that have been added so far.
         complete: whether no other part will be added.
         last_first: whether the waiting part with the highest number, nearest to the model's input, is sent
