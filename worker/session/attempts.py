@@ -51,7 +51,6 @@ class BrokenError(Exception):
     """Raised when a call or stream failed in a way that another attempt may repair.
 
     Attributes:
-        remedy: action that helps if attempts do not.
         unclear: True if gRPC gives no reason. A proxy that refuses a long request is often reported so.
     """
 

@@ -45,12 +45,8 @@ class Auto:
         sent: Callable[[], tuple[int, float]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """
-        Args:
-            compressor: compressor whose `send_whole` is called with the units to send as float32.
-            sent: returns the bytes written to the network so far, and the seconds so far during which there
-                were bytes to write.
-        """
+        """sent: returns the bytes written to the network so far, and the seconds so far during which there
+        were bytes to write."""
         self.choice = Choice()
         self._compressor, self._name, self._sent, self._clock = compressor, name, sent, clock
         self._plan = 0  # Number of the plan whose units are measured.

@@ -39,9 +39,7 @@ class Earlier:
     """State of an earlier job, uploaded by the worker that initializes a new one.
 
     Attributes:
-        moments: state from which the server's optimizer continues.
         epoch: first epoch of the new job, counted from 0: the number of completed epochs.
-        steps: number of steps taken in the completed epochs.
     """
 
     moments: Moments
@@ -54,9 +52,6 @@ class Calls:
 
     A call raises Refused if the server refuses it for a reason that the call's text does not name, and
     UnreachableError if no attempt succeeds for `give_up_s` (`join`: for `connect_s`).
-
-    Attributes:
-        incarnation: number of this process among those with the same name; later ones are larger.
     """
 
     def __init__(
@@ -107,9 +102,7 @@ class Calls:
 
         Args:
             values: one flat uint8 array per tensor, with the bytes of its float32 values.
-            state: bytes of buffers and frozen parameters, by name; None if there are none.
             least_samples: smallest number of samples that a batch may have.
-            earlier: state of an earlier job, from which this one continues; None without one.
         """
         header = m.InitializeHeader(
             job=self._reply.job.id,
@@ -149,10 +142,8 @@ class Calls:
     def put_state(self, entries: Sequence[m.Entry], values: Mapping[str, Bytes], **of: Any) -> None:
         """Upload buffers, before the commit of their push or the report of their evaluation.
 
-        Late buffers are no error: the server drops them.
-
-        Args:
-            of: the push or evaluation to which the buffers belong: further fields of `StateHeader`.
+        Late buffers are no error: the server drops them. of: the push or evaluation to which the buffers
+        belong: further fields of `StateHeader`.
         """
         header = m.StateHeader(job=self._reply.job.id, worker=self.worker, incarnation=self.incarnation, **of)
         messages: list[Any] = [header, *encode_values(entries, values)]

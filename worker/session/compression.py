@@ -77,12 +77,8 @@ def compression_of(
     fragments: int = 1,
 ) -> Compression:
     """Create the compression for a job, and log adaptations and warnings about the choice of compressor.
-    Raises UsageError if the compressor does not suit pushes of a fragment.
-
-    Args:
-        spec: compressor that the user requested; unless `auto`, it is adapted to the optimizer.
-        auto: True if `--compressor auto` may send float32 where compressing is slower.
-        fragments: number of fragments of the model, of which each push holds one.
+    Raises UsageError if the compressor does not suit pushes of a fragment. spec: compressor that the user
+    requested; unless `auto`, it is adapted to the optimizer.
     """
     if fragments > 1 and (auto or (spec.wrapping is not None and spec.wrapping.delay > 1)):
         why = "compares pushes of the whole model" if auto else "would skip the turns of some fragments"
@@ -114,12 +110,8 @@ class Compression:
     def __init__(
         self, compressor: ModelCompressor, *, in_parts: bool = False, takes_norms: bool = False
     ) -> None:
-        """
-        Args:
-            in_parts: True if parts count before their commit (`--overlap both`), so that a substitute may
-                push the remaining parts of this worker's push.
-            takes_norms: True if the server measures the norms of gradients.
-        """
+        """in_parts: True if parts count before their commit (`--overlap both`), so that a substitute may push
+        the remaining parts of this worker's push."""
         self.compressor = compressor
         self.carried: Sequence[torch.Tensor | None] = ()
         self._in_parts, self._takes_norms = in_parts, takes_norms
@@ -157,11 +149,9 @@ class Compression:
         self.carried = image.get("carried", ())  # states of earlier builds have none
 
     def begin(self, assignment: Assignment, terms: PushTerms, *, leaving: bool) -> Step:
-        """Begin to compress the gradients that answer an assignment.
-
-        Args:
-            leaving: True to send the whole residual too, of all parts, as float32. Ignored if the
-                assignment names the parts to send, because the lost worker's other parts count already.
+        """Begin to compress the gradients that answer an assignment. leaving: True to send the whole residual
+        too, of all parts, as float32. Ignored if the assignment names the parts to send, because the lost
+        worker's other parts count already.
         """
         given = assignment.slice, assignment.slices
         if given != self._slice:

@@ -136,10 +136,8 @@ class Connection(Calls):
 
     def queue_part(self, header: m.PartHeader, payloads: Sequence[Payload]) -> int:
         """Queue a part of a push for sending, and keep it for resending until the push is settled. Returns
-        the CRC-32C of the part's bytes; 0 for an empty part.
-
-        Args:
-            payloads: payloads of the part. No thread may write to them until the push is settled.
+        the CRC-32C of the part's bytes; 0 for an empty part. payloads: payloads of the part. No thread may
+        write to them until the push is settled.
         """
         # The part's checksum follows from those of its chunks, so each byte is read once.
         data = [payload.data for payload in payloads]

@@ -34,7 +34,6 @@ class ParameterGroups:
     Attributes:
         groups: the groups in order of their number, from 0, as in the manifest; empty for a single group with
             the job's own options.
-        number_of: number of the parameter's group, by name of the parameter.
         at_server: False if the server does not hear of the groups, because workers alone step by them. The
             server then need not cut parts of the model at their borders.
     """

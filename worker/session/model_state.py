@@ -49,11 +49,7 @@ class ModelError(ValueError):
 
 
 class ModelEntries:
-    """The entries of a model's state_dict besides the trained parameters, fixed for the whole training.
-
-    Attributes:
-        entries: names, kinds, shapes and dtypes, in the order of the state_dict.
-    """
+    """The entries of a model's state_dict besides the trained parameters, fixed for the whole training."""
 
     def __init__(self, model: nn.Module, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         """Raises ModelError if `model.state_dict()` raises an exception."""
@@ -137,9 +133,6 @@ class ModelEntries:
     def put(self, values: Mapping[str, Bytes]) -> None:
         """Overwrite entries of the model, in place. Raises ModelError if an entry is missing, or its shape or
         dtype has changed since the job began.
-
-        Args:
-            values: bytes of each entry to overwrite, by name, as `values` returns them.
         """
         current = self._current()
         entries = {entry.name: entry for entry in self.entries}

@@ -27,7 +27,6 @@ class _UnsettledPush:
     """Messages of a push without an outcome, kept to be sent again.
 
     Attributes:
-        plan: number of the plan that its parts belong to; 0 before the first part.
         unwanted: True if the server does not need the parts, unless it requests the push again.
     """
 
@@ -43,12 +42,9 @@ class Outgoing:
     Belongs to the event loop's thread.
 
     Attributes:
-        queue: messages that wait to be written to the present stream.
-        manifest: the model's tensors; None until the worker can take work.
         version: version of the replica once all messages that have arrived are applied; None before the
             first version.
         drifted: version at which the replica differed from the server's, until it is reported; 0 for none.
-        assigned: id of the last assignment that arrived.
     """
 
     def __init__(self) -> None:
@@ -99,7 +95,7 @@ class Outgoing:
     # ---- short messages
 
     def say(self, message: m.WorkerMessage) -> bool:
-        """See `SendQueue.say`."""
+        """Queue a short message (`SendQueue.say`)."""
         return self.queue.say(message)
 
     def ready(self, manifest: Manifest, restored: bool = False, accumulate: int = 0) -> None:

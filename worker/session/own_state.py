@@ -28,11 +28,8 @@ class OwnState:
     """Reads the saved states of one worker in one job, and writes them on another thread, a folder each."""
 
     def __init__(self, where: Path | str, *, job: str, worker: str) -> None:
-        """Raises BackendError if the URL cannot be reached.
-
-        Args:
-            where: path or URL below which each worker has a folder for each job.
-        """
+        """Raises BackendError if the URL cannot be reached. where: path or URL below which each worker has a
+        folder for each job."""
         self._backend = backend_at(below(where, file_name(job, worker)))
         self._of = {"job": job, "worker": worker}
         self._writing: threading.Thread | None = None

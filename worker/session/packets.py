@@ -21,11 +21,7 @@ class PacketHandler(Protocol):
         """Called when all members have the sum of an exchange: step the replica to `version`.
 
         Nothing happens for exchange 0, for another exchange than the present one, or if the replica is not at
-        `version` - 1.
-
-        Args:
-            exchange: number of the exchange; 0 if the assignment names none.
-            version: version that the step produces.
+        `version` - 1. exchange: number of the exchange; 0 if the assignment names none.
         """
         ...
 
@@ -39,11 +35,7 @@ class PacketHandler(Protocol):
 
 
 class Packets:
-    """Sends the coded packets and snapshots of one session.
-
-    Attributes:
-        handler: handles packets and requests that arrive; None if the job has no coded packets.
-    """
+    """Sends the coded packets and snapshots of one session."""
 
     def __init__(self, connection: Connection, replica: Replica, metrics: WorkerMetrics) -> None:
         self.handler: PacketHandler | None = None

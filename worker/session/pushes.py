@@ -72,7 +72,6 @@ class Push:
 
     Attributes:
         samples: number of samples behind the mean gradients; 0 without gradients.
-        checksums: CRC-32C of the bytes of each part that was sent, by number of the part.
         compressed: the payloads, and the state that the ledger needs when the outcome arrives; none before
             the commit.
     """
@@ -96,11 +95,10 @@ class Push:
         self._learning_rates = tuple(learning_rates[:1] if len({*learning_rates}) == 1 else learning_rates)
 
     def add(self, index: int, gradient: torch.Tensor | None) -> None:
-        """Add the gradient of a tensor, and send the parts that it completes. Add each tensor once. Raises
-        NonFiniteGradient if the gradient has an infinity or a NaN; the push can only be abandoned.
+        """Add the gradient of a tensor, and send the parts that it completes. Add each tensor once.
 
-        Args:
-            gradient: gradient; None if the tensor has none. It must not change before the push ends.
+        A gradient must not change before the push ends; None stands for a tensor without one. Raises
+        NonFiniteGradient if it has an infinity or a NaN: the push can only be abandoned.
         """
         assert self._step is not None
         metrics, auto = self._of.metrics, self._of.auto
@@ -162,12 +160,7 @@ class Push:
 
 
 class Pushes:
-    """The open push and the committed ones. Its length is the number of the committed ones.
-
-    Attributes:
-        seq: number of the last push, from 1; 0 before the first.
-        last_accepted: seq of the last accepted push; 0 before the first.
-    """
+    """The open push and the committed ones. Its length is the number of the committed ones."""
 
     def __init__(
         self, connection: Connection, compression: Compression, metrics: WorkerMetrics, auto: Auto | None
@@ -191,13 +184,10 @@ class Pushes:
         *,
         leaving: bool = False,
     ) -> Push:
-        """Open a push of mean gradients.
+        """Open a push of mean gradients; while leaving, it includes the whole residual.
 
-        Args:
-            learning_rates: learning rates of the server's step, by parameter group of the manifest, if the
-                owner has a scheduler. They must be the same at all workers at a version. Empty to use the
-                job's schedule.
-            leaving: True if the push includes the whole residual.
+        learning_rates: learning rates of the server's step, by parameter group of the manifest, if the owner
+        has a scheduler, equal at all workers at a version; empty to use the job's schedule.
         """
         if self.auto is not None:
             self.auto.begin(terms.version if terms.step is None else terms.step)

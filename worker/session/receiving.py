@@ -59,9 +59,6 @@ class Receiver:
     def plan(self, message: m.PlanAnnouncement, manifest: Manifest | None) -> Plan:
         """Check an announced plan and return it; it divides all following updates.
 
-        Args:
-            manifest: the model's tensors; None while this worker is not ready.
-
         Raises:
             BrokenError: this worker is not ready.
             Refused: the plan does not fit the model.

@@ -41,10 +41,6 @@ def trained_parameters(
 ) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters that a job trains, with their names, each once. Raises ModelError if a parameter
     has an unsupported dtype, or shares memory with another one.
-
-    Args:
-        groups: parameter groups, whose parameters count even while they are frozen.
-        masters: True if bfloat16 parameters are allowed.
     """
     types = (torch.float32, torch.bfloat16) if masters else (torch.float32,)
     named = [
@@ -91,9 +87,7 @@ class Replica:
         parameters: the model's trainable parameters, and frozen ones that are in a parameter group.
         groups: parameter groups, by number; empty for one group with the job's optimizer and learning rate.
         group_of: number of the group of each of `parameters`.
-        manifest: names, shapes and groups of the tensors, and the model's other entries.
         undone: number of times that `go_back` has undone early parts.
-        state: buffers and frozen parameters of the model.
     """
 
     _version: int | None = None
@@ -154,8 +148,8 @@ class Replica:
         self._arrange()
 
     def check(self) -> bool:
-        """See `Binding.check`. Call it after code of the user may have run: before a forward pass, before
-        gradients are used, before an update."""
+        """Check the parameters (`Binding.check`). Call it after code of the user may have run: before a
+        forward pass, before gradients are used, before an update."""
         return self._binding.check()
 
     def check_writes(self) -> None:

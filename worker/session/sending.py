@@ -35,7 +35,6 @@ class Transfer:
     Chunks are framed while they are sent. That overlaps with the network, and makes no second copy.
 
     Attributes:
-        number: number of the transfer, which each chunk carries.
         data: the bytes, end to end, flat uint8.
         checksums: running CRC-32C at the end of each chunk; None to compute it while sending.
     """
@@ -75,10 +74,8 @@ class SendQueue:
     """The messages that wait to be written to the present stream. Belongs to the event loop's thread.
 
     Attributes:
-        plan: last plan that arrived; None before the first.
         exchange: number of the exchange of the last assignment; packets of earlier exchanges are not sent.
         sent: bytes written so far, and seconds so far during which there were bytes to write.
-        open: True if there is a stream.
     """
 
     def __init__(self, unsettled: Container[int]) -> None:

@@ -60,8 +60,6 @@ class Session:
     protocol. `Push.add` raises NonFiniteGradient: abandon the push, and answer with `skip`.
 
     Attributes:
-        evaluations: results of the job's evaluations by number, for scripts.
-        best: best value of each metric so far, by name, for scripts.
         local_rates: returns the learning rates of a script's local steps, by group, which commits carry.
         batch: checksum of the present step's first batch, which the next commit reports; 0 for none.
         accumulate: number of batches that an optimizer step takes, for the server; 0 if not declared. Set it
@@ -81,14 +79,8 @@ class Session:
         own: OwnState | None = None,
         earlier: Callable[[], Earlier] | None = None,
     ) -> None:
-        """
-        Args:
-            auto: name of the compressor that `--compressor auto` switches off where it loses time; "" for a
-                fixed compressor.
-            own: files of this worker's own state; None if it writes none.
-            earlier: returns the state of an earlier job, with which this worker initializes the job; None
-                without one.
-        """
+        """auto: name of the compressor that `--compressor auto` switches off where it loses time; "" for a
+        fixed compressor."""
         self.replica = replica
         self.leaving = False
         self.batch = self.accumulate = 0

@@ -70,8 +70,6 @@ class Stream:
     Attributes:
         incoming: messages that have arrived, and the error that ends the membership, for the owner's thread.
         leaving: True if the worker leaves, so that no new stream follows when this one ends.
-        rank: rank that the server assigned last, from 0; it may change when a lost member returns.
-        reconnects: number of times that the stream was opened again.
         away_since: monotonic seconds since which no stream has been welcomed; None while one is.
         lost_versions: number of times that the server has lost versions that the replica had.
     """

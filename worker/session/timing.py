@@ -34,11 +34,7 @@ class StepTimes:
         clock: Callable[[], float] = time.perf_counter,
         processor: Callable[[], float] = time.thread_time,
     ) -> None:
-        """
-        Args:
-            clock: returns seconds.
-            processor: returns the seconds of processor time that this thread has used.
-        """
+        """processor: returns the seconds of processor time that this thread has used."""
         self._tensors, self._clock, self._processor = tensors, clock, processor
         self._reported = False
         self._clear()

@@ -220,16 +220,10 @@ class CodedStep(TrainingStep):
 
     Attributes:
         assignment: last assignment of this version; each exchange of the same blocks has its own.
-        samples: number of samples in usable blocks so far.
         loss: sum of the losses of these samples; their mean loss once all blocks are computed.
-        original: packets of the first exchange, and the workers that send them.
-        plan: packets of the present exchange, and the workers that send them.
         blocks: sums of gradients in fixed point, by block: uint32, shape (elements,).
         checksums: CRC-32C of each block, if other workers compute it too; otherwise empty.
         clipped: number of elements so far that were outside of the range of fixed point.
-        unusable: reason why a block contributes nothing; empty if all blocks are usable.
-        computing_s: seconds that computing all blocks took.
-        exchange: present exchange; None before the first one.
     """
 
     def __init__(self, strategy: CodedStrategy, assignment: m.Assignment, samples: int) -> None:

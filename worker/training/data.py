@@ -26,11 +26,8 @@ def data_checksum(batch: Callable[[Indices], Any], samples: int) -> int:
     Integers, text and shapes count exactly; floating-point values count by a few sums, to four digits. The
     generators of torch, numpy and `random` are restored afterwards. Returns the checksum, never 0; or 0 if
     drawing the samples twice gives different contents, as with random augmentation, so that checksums cannot
-    be compared.
-
-    Args:
-        batch: returns the samples with the given indices, as any nest of tensors, arrays and numbers.
-        samples: number of samples in the data set.
+    be compared. batch: returns the samples with the given indices, as any nest of tensors, arrays and
+    numbers.
     """
     indices = np.unique(np.linspace(0, samples - 1, SAMPLES).astype(np.int64))
     with _generators_kept():

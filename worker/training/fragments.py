@@ -59,11 +59,7 @@ def fragments_of(sizes: Sequence[int], count: int) -> list[int]:
     """Divide tensors into fragments of about equal size.
 
     Each tensor, from the largest on, goes to the fragment that is the smallest so far. Returns the fragment
-    of each tensor, from 0.
-
-    Args:
-        sizes: number of elements of each tensor.
-        count: number of fragments; as many as tensors, if there are fewer of those.
+    of each tensor, from 0. count: number of fragments; as many as tensors, if there are fewer of those.
     """
     loads, found = [0] * max(1, min(count, len(sizes))), [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):

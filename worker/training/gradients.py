@@ -30,7 +30,6 @@ class GradientStrategy(Strategy):
     Attributes:
         rates: returns the learning rates of the server's step that a push carries, by parameter group; an
             empty tuple stands for the job's schedule.
-        remedy: advice, appended to the warning that a gradient arrived twice; may be empty.
     """
 
     def __init__(
@@ -46,11 +45,7 @@ class GradientStrategy(Strategy):
         user_steps: bool = False,
         remedy: str = "",
     ) -> None:
-        """
-        Args:
-            overlap: True if parts leave during the backward pass.
-            user_steps: True if the user's code runs between backward and `push`, and may change gradients.
-        """
+        """user_steps: True if the user's code runs between backward and `push`, and may change gradients."""
         super().__init__(session, metrics, give_up=give_up, single=single, final=final)
         self.rates = rates
         self.remedy = remedy

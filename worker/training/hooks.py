@@ -40,7 +40,6 @@ class GradientHooks:
     Attributes:
         error: exception raised by a hook during the present pass; None if there was none. It is kept here
             because autograd would raise it as another type.
-        repeated: True if a gradient arrived twice during the present pass.
     """
 
     def __init__(
@@ -124,10 +123,7 @@ def sums(flat: torch.Tensor) -> torch.Tensor:
     """Return sums of the bits of float32 values, by columns and rows of a table 1024 values wide.
 
     They are int64, shape (1024 + rows + rest,): a sum for each column and each full row, then the bits of the
-    values behind the last full row.
-
-    Args:
-        flat: float32, shape (elements,).
+    values behind the last full row. flat: float32, shape (elements,).
     """
     bits = flat.view(torch.int32)
     whole = len(bits) // COLUMNS * COLUMNS

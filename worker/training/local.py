@@ -109,11 +109,7 @@ class LocalStrategy(Strategy):
 
     def begin_early(self, expected: m.Assignment, samples: int, before: Changes) -> LocalStep:
         """Begin a round before its assignment has arrived; `LocalStep.answer` pushes its change later.
-
-        Args:
-            expected: assignment that follows unless a member or an evaluation intervenes.
-            before: this worker's change of the previous round, which the replica lacks.
-        """
+        expected: assignment that follows unless a member or an evaluation intervenes."""
         return LocalStep(self, expected, self.batches(samples), early=Delayed(before))
 
     def batches(self, samples: int) -> list[slice]:
@@ -150,13 +146,8 @@ class LocalStep(TrainingStep):
         *,
         early: Variant | None = None,
     ) -> None:
-        """
-        Args:
-            assignment: assignment to answer, or the expected one.
-            bounds: batches, as ranges of positions among the assignment's samples.
-            early: further variant of a round that begins before its assignment has arrived, so that the last
-                batch does not answer it; None otherwise.
-        """
+        """early: further variant of a round that begins before its assignment has arrived, so that the last
+        batch does not answer it; None otherwise."""
         super().__init__(strategy, assignment, 0, bounds)
         self.changes: Changes | None = None
         self._strategy = strategy

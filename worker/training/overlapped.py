@@ -39,11 +39,7 @@ class TensorOptimizer(LocalOptimizer, Protocol):
 
     def step_copy(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> Callable[[], None]:
         """Take one step on a copy of one parameter, in place. Returns a function that takes the optimizer's
-        state of the parameter back.
-
-        Args:
-            gradient: its gradient, dense float32.
-        """
+        state of the parameter back. gradient: its gradient, dense float32."""
         ...
 
 
@@ -68,12 +64,7 @@ class LastStep:
         start: Sequence[torch.Tensor],
         pull: float,
     ) -> None:
-        """
-        Args:
-            parameters: parameters after the earlier steps of the round.
-            start: parameters at the round's start.
-            pull: share of its distance from `start` by which the step is pulled back.
-        """
+        """pull: share of its distance from `start` by which the step is pulled back."""
         self.push = push
         self.changes: dict[int, torch.Tensor | None] = {}
         self._optimizer = optimizer

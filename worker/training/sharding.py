@@ -73,7 +73,6 @@ class CodedPart:
     """One part of the samples of a round with straggler codes, which some members compute redundantly.
 
     Attributes:
-        number: number of the part in the round, from 0.
         weight: factor by which this member multiplies the mean gradient over these samples.
     """
 
@@ -109,11 +108,8 @@ def bounds(assignment: Assignment) -> list[slice]:
 
 def batches(samples: int, batch_size: int, least: int = 1) -> list[slice]:
     """Divide an assignment's samples into as few batches as `batch_size` allows, as evenly as possible.
-    Returns the batches in order, as ranges of positions in the assignment.
-
-    Args:
-        least: smallest number of samples in a batch, unless `samples` itself is smaller. It may make
-            batches larger than `batch_size`.
+    Returns the batches in order, as ranges of positions in the assignment. least: smallest number of samples
+    in a batch, unless `samples` itself is smaller. It may make batches larger than `batch_size`.
     """
     steps = min(-(-samples // batch_size), max(1, samples // least))
     return [slice(*share(samples, step, steps)) for step in range(steps)]

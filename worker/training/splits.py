@@ -39,12 +39,9 @@ class SampleSplit:
     alpha: float = 0.0
 
     def share(self, position: int, world: int) -> Indices:
-        """Return the indices of the samples of one worker, ascending: int64. Never empty: a
-        worker whose proportions leave nothing for it has one sample of another share.
-
-        Args:
-            position: the worker's position among those that were assigned work together, 0 to world - 1.
-            world: number of these workers.
+        """Return the indices of the samples of one worker, ascending: int64. Never empty: a worker whose
+        proportions leave nothing for it has one sample of another share. position: the worker's position
+        among those that were assigned work together, 0 to world - 1.
         """
         draw = np.random.default_rng([SEED, world])
         by_class = np.argsort(self.labels, kind="stable")

@@ -80,9 +80,6 @@ class Strategy(ABC):
             never, at one version.
         final: True if the server uses parts before their push is committed, so that no part that has left
             can be taken back.
-        times: durations of the forward and backward passes, by tensor.
-        steps: number of pushes committed so far.
-        give_up: exception raised after `MAX_UNUSABLE` steps in a row that contributed nothing.
         hooks: hooks by which parts leave during the backward pass; None if they leave at the end of it.
     """
 
@@ -109,11 +106,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def begin(self, assignment: m.Assignment, samples: int) -> TrainingStep:
-        """Begin the step that answers an assignment. The first batch is open.
-
-        Args:
-            assignment: assignment with samples, at whose version the replica is.
-        """
+        """Begin the step that answers an assignment. The first batch is open."""
 
     def first_batch(self, samples: int) -> slice:
         """Return the first batch of an assignment of `samples` samples, as a range of positions among
@@ -167,12 +160,8 @@ class Strategy(ABC):
     def begin_push(
         self, assignment: m.Assignment, samples: int, learning_rates: Sequence[float] = ()
     ) -> Push:
-        """Begin the push that answers an assignment.
-
-        Args:
-            learning_rates: learning rates of the server's step, by parameter group; empty to use the job's
-                schedule.
-        """
+        """Begin the push that answers an assignment. learning_rates: learning rates of the server's step, by
+        parameter group; empty to use the job's schedule."""
         version, rank = self.seeds(assignment)
         step = self.steps if self.single else assignment.version
         terms = PushTerms(samples=samples, version=version, step=step, rank=rank)
@@ -219,8 +208,6 @@ class TrainingStep(ABC):
     continues with `extend`, `finish` or `end`, as the answer says.
 
     Attributes:
-        samples: number of samples that the answer counts.
-        open: True if another batch is to be computed.
         at: number of batches before the present one.
     """
 

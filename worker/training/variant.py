@@ -22,12 +22,8 @@ class Variant:
         return False
 
     def change(self, start: Sequence[torch.Tensor], end: Sequence[torch.Tensor]) -> Changes | None:
-        """Return the change of a round with at least one step; None for `start` - `end`.
-
-        Args:
-            start: parameters from which the change is measured.
-            end: parameters after the last step.
-        """
+        """Return the change of a round with at least one step; None for `start` - `end`. start: parameters
+        from which the change is measured."""
         return None
 
     def carry(self, changes: Changes, version: int, *, everything: bool) -> Changes:
@@ -36,7 +32,6 @@ class Variant:
 
         Args:
             changes: changes of the round, by tensor. They are not altered.
-            version: version of the round.
             everything: True if nothing may be kept, because the worker leaves.
         """
         return changes

@@ -27,12 +27,8 @@ class Local:
     Attributes:
         correction: λ, 0 to 1: share of its distance from the round's first model by which each local step
             is pulled back.
-        delayed: True if the local steps of the next round begin while the changes of this round are
-            exchanged.
         elastic: α of elastic averaging, 0 to 1; 0 without it.
-        overlay: True if a round begins with this worker's share of its own residual already applied.
         clip: largest Euclidean norm of the gradient of each local step of a task; 0 for no limit.
-        fragments: number of fragments of the model, of which each round exchanges one.
     """
 
     correction: float = 0.0
