@@ -9,7 +9,6 @@ from typing import Any
 from ..deploy.arguments import at_least_one as at_least_one
 from ..deploy.arguments import check_module as check_module
 from ..deploy.arguments import file_to_write as file_to_write
-from ..deploy.arguments import plot_to_write as plot_to_write
 from ..planning.models import tensors
 
 MBIT = "Mbit/s of each link in each direction; 0 for no limit"  # help of --mbit

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..deploy.daemons import server_arguments
-from ..deploy.engine import PARAMETERS, free_port
+from ..deploy.engine import PARAMETERS
 from ..deploy.processes import Children
 from ..server.durable.folder import CHECKPOINT, SEGMENT
 from ..settings import RunSettings
@@ -23,7 +22,7 @@ from . import output
 from .arguments import at_least_one, json_option, option
 from .jobs import DIGITS_SAMPLES, run_job, wait_for
 
-READ = re.compile(r"and (\d+) pushes of the journal (?:read )?in ([0-9.]+) s")  # in the server's log
+READ = r"and (\d+) pushes of the journal (?:read )?in ([0-9.]+) s"  # in the server's log
 WORKERS = 2
 HEADINGS = ("pushes", "journal", "arrived in", "read in", "times faster")
 
@@ -67,9 +66,9 @@ def replay(pushes: int, directory: Path) -> Replay:
     for checkpoint in sorted(state.glob(f"{CHECKPOINT}*"))[1:]:
         shutil.rmtree(checkpoint)
     with Children(directory / "again") as children:
-        arguments = server_arguments(job, free_port(), directory / "again" / PARAMETERS)
+        arguments = server_arguments(job, 0, directory / "again" / PARAMETERS)
         child = children.start("server", "gradwire.server.cli", [*arguments, "--state", str(state)])
-        found = wait_for(lambda: READ.search(child.log.read_text(encoding="utf-8")), [child])
+        found = wait_for(lambda: child.logged(READ), [child])
     assert int(found[1]) == status.pushes, f"{found[1]} of {status.pushes} pushes were read"
     return Replay(
         pushes=status.pushes,

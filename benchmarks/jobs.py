@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..common.exits import Exit
-from ..deploy.daemons import loopback, server_arguments, worker_arguments
-from ..deploy.engine import PARAMETERS, RunPlan, Watcher, free_port
+from ..deploy.daemons import free_port, loopback, server_arguments, worker_arguments
+from ..deploy.engine import PARAMETERS, RunPlan, Watcher
 from ..deploy.engine import train as run_plan
 from ..deploy.interrupt import Interrupt
 from ..deploy.processes import Child, Children, wait

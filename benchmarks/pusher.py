@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import tempfile
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from ..common.parts import Plan
 from ..compressors import Payload, cut
+from ..deploy.engine import LISTENING
 from ..deploy.processes import Children
 from ..proto import messages as m
 from ..proto.manifest import Manifest
@@ -120,7 +120,5 @@ def start_server(*arguments: str, prefix: Sequence[str] = ()) -> Generator[int]:
     options = ("--port=0", "--http-port=-1", "--epochs=1000000", "--batch-size=1")
     with tempfile.TemporaryDirectory() as directory, Children(Path(directory)) as children:
         server = children.start("server", "gradwire.server.cli", [*options, *arguments], prefix)
-        found = wait_for(
-            lambda: re.search(r"listening on \S+:(\d+)\b", server.log.read_text(encoding="utf-8")), [server]
-        )
+        found = wait_for(lambda: server.logged(LISTENING), [server])
         yield int(found[1])

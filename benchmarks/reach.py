@@ -30,8 +30,7 @@ from pathlib import Path
 from .. import ddp
 from ..common.exits import Exit
 from ..common.presets import PRESETS
-from ..deploy.daemons import at
-from ..deploy.engine import free_port
+from ..deploy.daemons import at, free_port
 from . import output
 from .arguments import BenchError, amount, at_least_one, json_option, numbers, option, some_of
 from .curve import ADAMW, COMPOSITIONS, SCHEDULE, settings_of

@@ -24,12 +24,7 @@ ACCESS_FILES = {
 
 
 def command_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
-    """Make the parser of a command, with the option --version.
-
-    Args:
-        prog: name of the command, as users type it.
-        description: text above the options in --help.
-    """
+    """Make the parser of a command, with the option --version."""
     parser = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -38,12 +33,7 @@ def command_parser(prog: str, description: str | None) -> argparse.ArgumentParse
 
 
 def add_server(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
-    """Add the server's address as a positional argument, and the options for TLS and a token.
-
-    Args:
-        parser: receives the arguments.
-        environ: environment variables; GC_SERVER, GC_TLS_CA and the like give the defaults.
-    """
+    """Add the server's address as a positional argument, GC_SERVER by default, and the options for access."""
     default = environ.get("GC_SERVER") or f"localhost:{DEFAULT_PORT}"
     text = "address of the server (default: the variable GC_SERVER, else localhost)"
     parser.add_argument("server", nargs="?", type=address, default=default, metavar="HOST[:PORT]", help=text)
@@ -51,12 +41,7 @@ def add_server(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
 
 
 def add_access_files(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
-    """Add the options for the files of TLS and a token.
-
-    Args:
-        parser: receives the options.
-        environ: environment variables; GC_TLS_CA and the like give the defaults.
-    """
+    """Add the options for the files of TLS and a token; GC_TLS_CA and the like give the defaults."""
     for name, text in ACCESS_FILES.items():
         variable, flag = f"GC_{name.upper()}", f"--{name.replace('_', '-')}"
         default = environ.get(variable, "")
@@ -107,12 +92,6 @@ def file_to_write(text: str) -> Path:
         expected = "a file in a folder that exists and can be written to"
         raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
     return path
-
-
-def plot_to_write(text: str) -> Path:
-    """Parse the path of a picture; check that it can be written and that matplotlib is installed."""
-    check_module("matplotlib")
-    return file_to_write(text)
 
 
 def check_module(name: str) -> None:

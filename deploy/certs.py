@@ -62,12 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _issue(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> int:
     """Make the certificates for the server, if it has hosts, and for each client; return the exit code.
 
-    Args:
-        folder: for the files; made if it does not exist. Its authority signs, and is made if it does not
-            exist.
-        hosts: names and addresses of the server.
-        clients: names of the clients.
-        days: validity.
+    The folder and its authority, which signs, are made if they do not exist.
 
     Raises:
         OSError: if a file cannot be read or written, or exists already.
@@ -113,17 +108,8 @@ def _write(path: Path, key: Any, certificate: Any) -> None:
 def _pair(
     name: str, days: int, hosts: Sequence[str] = (), authority: tuple[Any, Any] | None = None
 ) -> tuple[Any, Any]:
-    """Make a key and its certificate.
-
-    Args:
-        name: common name of the certificate's subject.
-        days: validity from now on.
-        hosts: names and addresses that the certificate is valid for.
-        authority: key and certificate of the issuer; None makes an authority, which signs itself.
-
-    Returns:
-        The private key and the certificate.
-    """
+    """Make a private key and its certificate, for a subject and hosts. `authority` is the key and certificate
+    of the issuer; without one it makes an authority, which signs itself."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -29,12 +29,7 @@ if TYPE_CHECKING:
 
 @command
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Run gc-run; return the exit code.
-
-    Args:
-        argv: command-line arguments, by default those of the process.
-        environ: environment variables, by default those of the process.
-    """
+    """Run gc-run with arguments and variables, by default those of the process; return the exit code."""
     try:
         effective = adapted(
             read(
@@ -82,12 +77,8 @@ def baseline_of(settings: RunSettings) -> RunSettings | None:
 
 
 def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: Interrupt) -> int:
-    """Train with `settings` and with those of the baseline, show and write the results; return the exit code.
-
-    Args:
-        directory: for logs, parameters, report and plot.
-        json: another file for the report, None for none.
-    """
+    """Train with `settings` and with those of the baseline, show and write the results, the report also to
+    `json`; return the exit code."""
     from .console import Console  # late, like all slow imports, so that --help is fast
     from .plot import PlotError, write_plot
     from .report import table_of, to_json, write_atomically
@@ -171,15 +162,8 @@ def _prepare(settings: RunSettings, interrupt: Interrupt) -> list[str]:
 def _train(
     settings: RunSettings, directory: Path, console: Console, interrupt: Interrupt
 ) -> tuple[RunResult, LiveJob | None, Interrupted | None]:
-    """Train once and show the progress.
-
-    Args:
-        directory: for the logs and the final parameters.
-
-    Returns:
-        The result; the job as its server has measured it, None if there are too few measurements; and the
-        signal that stopped the run early, None if it was not stopped.
-    """
+    """Train once and show the progress. Return the result, the job as its server has measured it, and the
+    signal that stopped the run early; None for too few measurements, and for no signal."""
     from .engine import RunPlan, train
     from .live import live_job_of
     from .progress import progress

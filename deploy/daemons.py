@@ -27,6 +27,12 @@ def listening_on(port: int) -> socket.socket:
     return socket.create_server((loopback(), port), family=family)
 
 
+def free_port() -> int:
+    """Return a TCP port of this machine that is free at this moment."""
+    with listening_on(0) as listener:
+        return int(listener.getsockname()[1])
+
+
 def at(port: int) -> str:
     """Return host:port of a process of this machine."""
     return f"[{loopback()}]:{port}" if ":" in loopback() else f"{loopback()}:{port}"
@@ -37,24 +43,13 @@ _COMMON: dict[str, Any] = {"log_format": "text", "threads": 1}
 
 
 def server_arguments(settings: RunSettings, port: int, output: Path) -> list[str]:
-    """Return the command-line arguments of gc-server for a run.
-
-    Args:
-        settings: options of gc-run.
-        port: port that the server listens on.
-        output: file for the final parameters.
-    """
+    """Return the command-line arguments of gc-server for a run: its port, 0 for a free one, and the file for
+    the final parameters."""
     return _arguments(_server_settings(settings, port, output))
 
 
 def worker_arguments(settings: RunSettings, port: int, index: int) -> list[str]:
-    """Return the command-line arguments of one gc-worker for a run.
-
-    Args:
-        settings: options of gc-run.
-        port: port of the server.
-        index: number of the worker, from 0.
-    """
+    """Return the command-line arguments of worker number `index` for a run with a server at `port`."""
     own: dict[str, Any] = {
         "server": at(port),
         "worker_id": f"worker-{index}",

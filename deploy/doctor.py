@@ -62,11 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def examine(target: Target) -> Generator[Finding]:
-    """Run all checks of a server in order, and yield the finding of each, until one fails.
-
-    Args:
-        target: address of the server, and the files for access to it.
-    """
+    """Run all checks of a server in order, and yield the finding of each, until one fails."""
     from ..proto.reaching import reach
 
     last: Finding | None = None

@@ -1,6 +1,6 @@
 """Train one job on this machine: start a server and workers, and supervise them until the job is done.
 
-    start the server on a free port -> start the workers -> poll exit codes and Status -> end all processes
+    start the server -> start the workers -> poll exit codes and Status -> end all processes
 
 A worker that dies is reported, and the job continues with the other workers. The run fails if
 
@@ -13,7 +13,6 @@ A worker that dies is reported, and the job continues with the other workers. Th
 from __future__ import annotations
 
 import dataclasses
-import re
 import signal
 import time
 from collections.abc import Sequence
@@ -23,16 +22,15 @@ from pathlib import Path
 from ..common.exits import Exit
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
-from .daemons import at, listening_on, server_arguments, worker_arguments
+from .daemons import at, server_arguments, worker_arguments
 from .interrupt import Interrupt, Interrupted
 from .processes import Child, Children, RunError, wait
 from .status import Ask, asking
 
 POLL_SECONDS = 0.2
-START_ATTEMPTS = 3  # with a different port each time
 
 # Limits of waiting:
-START_SECONDS = 120.0  # until the server first answers, after its imports
+START_SECONDS = 120.0  # until the server listens, after its imports
 SAVE_SECONDS = 60.0  # until a stopped server has written the parameters
 LEAVE_SECONDS = 10.0  # until workers have exited once the job is done
 
@@ -43,6 +41,7 @@ UNANSWERED_SECONDS = 120.0  # the same while the server does not answer at all
 SILENCE_SECONDS = 2.0
 START_SILENCE_SECONDS = 10.0  # while the server starts
 PARAMETERS = "parameters.safetensors"
+LISTENING = r"listening on \S+:(\d+)\b"  # in the log of a server
 
 # Exit codes of a worker that all workers would end with, for the same reason.
 FATAL = (Exit.USAGE, Exit.REFUSED, Exit.TASK)
@@ -52,12 +51,7 @@ class Watcher:
     """The interface through which `train` reports a run's progress. This base class ignores it."""
 
     def update(self, status: StatusResponse, alive: int) -> None:
-        """Called several times a second with the server's last status.
-
-        Args:
-            status: status of the server.
-            alive: number of worker processes that run.
-        """
+        """Called several times a second with the server's last status, and the number of running workers."""
 
     def note(self, text: str) -> None:
         """Called with a message for the user, such as the end of a worker."""
@@ -65,13 +59,8 @@ class Watcher:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """The description of one run, which `train` performs.
-
-    Attributes:
-        settings: options of gc-run.
-        directory: folder for the logs of its processes and the final parameters.
-        server, worker: modules to run as server and workers; tests replace them.
-    """
+    """One run: options, a folder for logs and final parameters, and the modules to run as server and
+    workers."""
 
     settings: RunSettings
     directory: Path
@@ -83,11 +72,6 @@ def train(plan: RunPlan, watcher: Watcher, interrupt: Interrupt) -> StatusRespon
     """Train the job to its end and return the server's last status.
 
     Every process has ended when this returns.
-
-    Args:
-        plan: the run.
-        watcher: receives the progress.
-        interrupt: source of signals that stop the run.
 
     Raises:
         RunError: if the run failed before the job was done.
@@ -120,10 +104,7 @@ def _addresses(children: Sequence[Child]) -> str:
     """
     found: list[str] = []
     for child in children:
-        said = re.search(
-            r"metrics and probes on port (\d+)", child.log.read_text(encoding="utf-8", errors="replace")
-        )
-        if said:
+        if said := child.logged(r"metrics and probes on port (\d+)"):
             found.append(f"{child.name} http://{at(int(said[1]))}/metrics")
         elif child.code is None:
             return ""
@@ -134,11 +115,6 @@ class _Silence:
     """A detector that notes once when the server has stopped answering, and once when it answers again."""
 
     def __init__(self, server: Child, watcher: Watcher, *, limit_s: float) -> None:
-        """Args:
-        server: process that is asked.
-        watcher: receives the notes.
-        limit_s: seconds without an answer before the note.
-        """
         self._server = server
         self._watcher = watcher
         self._limit_s = limit_s
@@ -146,11 +122,7 @@ class _Silence:
         self._told = False
 
     def asked(self, *, answered: bool) -> None:
-        """Record an attempt to ask the server for its status.
-
-        Args:
-            answered: whether the server has answered.
-        """
+        """Record an attempt to ask the server for its status."""
         seconds = time.monotonic() - self._since
         name = f"{self._server.name} (pid {self._server.pid})"
         if answered:
@@ -212,10 +184,8 @@ def _supervise(
 def _report_lost(
     status: StatusResponse, unreported: list[Child], watcher: Watcher, interrupt: Interrupt
 ) -> None:
-    """Note workers lost in the last round. Their processes may still be exiting when the job is done.
-
-    Args:
-        unreported: processes whose end has not been noted.
+    """Note workers lost in the last round, of the processes whose end has not been noted. They may still be
+    exiting when the job is done.
 
     Raises:
         RunError: if one of the lost workers ended with a code in `FATAL`.
@@ -239,48 +209,24 @@ def _has_begun(status: StatusResponse) -> bool:
 def _start_server(
     plan: RunPlan, children: Children, watcher: Watcher, interrupt: Interrupt
 ) -> tuple[Child, int]:
-    """Start the server and return it with its port once it answers.
-
-    Another process may take the free port before the server listens. The next attempt then uses another port.
+    """Start the server and return it, once it listens, with the port that it has got.
 
     Raises:
-        RunError: if the server does not answer in time, or ends.
+        RunError: if the server does not listen in time, or ends.
     """
-    for attempt in range(1, START_ATTEMPTS + 1):
-        port = free_port()
-        arguments = server_arguments(plan.settings, port, plan.directory / PARAMETERS)
-        server = children.start("server", plan.server, arguments)
-        silence = _Silence(server, watcher, limit_s=START_SILENCE_SECONDS)
-        with asking(at(port)) as ask:
-            deadline = time.monotonic() + START_SECONDS
-            while server.code is None and time.monotonic() < deadline:
-                answered = ask() is not None
-                silence.asked(answered=answered)
-                if answered:
-                    return server, port
-                interrupt.pause(POLL_SECONDS)
-        if server.code is None:
-            limit = f"{START_SECONDS:g} s"
-            raise RunError(Exit.INTERNAL, f"the server did not answer in {limit}; see {server.log}")
-        if attempt == START_ATTEMPTS or not _is_taken(port):
-            code = Exit.USAGE if server.code == Exit.USAGE else Exit.INTERNAL
-            raise RunError(code, _failure_of(server))
-    raise AssertionError("the last attempt returns or raises")
-
-
-def free_port() -> int:
-    """Return a TCP port of this machine that is free at this moment."""
-    with listening_on(0) as listener:
-        return int(listener.getsockname()[1])
-
-
-def _is_taken(port: int) -> bool:
-    """Return True if the port of this machine cannot be listened on."""
-    try:
-        listening_on(port).close()
-    except OSError:
-        return True
-    return False
+    server = children.start(
+        "server", plan.server, server_arguments(plan.settings, 0, plan.directory / PARAMETERS)
+    )
+    silence = _Silence(server, watcher, limit_s=START_SILENCE_SECONDS)
+    deadline = time.monotonic() + START_SECONDS
+    while server.code is None and time.monotonic() < deadline:
+        if listening := server.logged(LISTENING):
+            return server, int(listening[1])
+        silence.asked(answered=False)
+        interrupt.pause(POLL_SECONDS)
+    if server.code is None:
+        raise RunError(Exit.INTERNAL, f"the server did not listen in {START_SECONDS:g} s; see {server.log}")
+    raise RunError(Exit.USAGE if server.code == Exit.USAGE else Exit.INTERNAL, _failure_of(server))
 
 
 def _failure_of(child: Child) -> str:

@@ -16,8 +16,6 @@ from ..proto.messages import StatusResponse
 class LiveJob:
     """A running job in the terms of the planner, so that gc-plan and gc-run can predict its steps.
 
-    `live_job_of` makes it from a server's status.
-
     Attributes:
         name: name of the job's task.
         profile: model, links and computation as the job's server has measured them.
@@ -54,13 +52,8 @@ class LiveJob:
 
 
 def live_job_of(status: StatusResponse, *, workers: int, rtt_s: float = 0.0) -> LiveJob | None:
-    """Return the running job of a server's status, in the planner's terms; None if it lacks measurements.
-
-    Args:
-        status: status, requested with measurements.
-        workers: number of workers to assume.
-        rtt_s: seconds of a round trip between a worker and the server.
-    """
+    """Return the running job of a server's status, in the planner's terms, with as many workers; None if the
+    status lacks measurements."""
     measured, job = status.measured, status.job.settings
     if measured is None:
         return None

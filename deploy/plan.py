@@ -25,15 +25,8 @@ from ..planning import models
 from ..planning.fusion import Reason
 from ..planning.job import JobProfile, StepOptions, seamgs_reasons
 from ..planning.predictions import Prediction, predict, rank, recommend
-from .arguments import (
-    access_files_of,
-    add_access_files,
-    at_least_one,
-    command_parser,
-    file_to_write,
-    plot_to_write,
-)
-from .plan_presets import measured, ranked_presets
+from .arguments import access_files_of, add_access_files, at_least_one, command_parser, file_to_write
+from .plan_presets import ranked_presets
 
 if TYPE_CHECKING:
     from .live import LiveJob
@@ -63,11 +56,8 @@ def seconds(text: str) -> float:
 
 
 def computation(text: str) -> Callable[[int], float]:
-    """Parse seconds per step, such as 300ms, or samples per second, such as 250/s.
-
-    Returns:
-        A function from the number of samples of a step to the step's seconds.
-    """
+    """Parse seconds per step, such as 300ms, or samples per second, such as 250/s; return a function from the
+    number of samples of a step to its seconds."""
     match = _SAMPLES.fullmatch(text)
     if match is None:
         try:
@@ -87,10 +77,6 @@ def computation_of(model: str, samples: int) -> float:
 
     The model's multiplications count three times: once for the forward pass, twice for backward.
 
-    Args:
-        model: name of the model.
-        samples: number of samples that a worker computes per step.
-
     Raises:
         ValueError: if the model is unknown.
     """
@@ -99,44 +85,35 @@ def computation_of(model: str, samples: int) -> float:
 
 def parser() -> argparse.ArgumentParser:
     """Make gc-plan's parser of command-line arguments."""
-    shown = "(default: %(default)s)"
     found = command_parser("gc-plan", __doc__)
-    known = f"{', '.join(models.MODELS)}, or NxSIZE for N tensors of SIZE elements"
-    text = (
-        "server of a running job, whose measurements replace the options for model, computation, workers "
-        "and link"
-    )
-    found.add_argument("--server", metavar="HOST[:PORT]", help=text)
+
+    def option(flag: str, metavar: str, text: str, **more: Any) -> None:
+        shown = " (default: %(default)s)" if isinstance(more.get("default"), int | str) else ""
+        found.add_argument(flag, metavar=metavar, help=text + shown, **more)
+
+    text = "server of a running job, whose measurements replace the options for model, computation, workers"
+    option("--server", "HOST[:PORT]", f"{text} and link")
     add_access_files(found, os.environ)
-    found.add_argument("--model", metavar="NAME", help=f"model: {known}")
+    option("--model", "NAME", f"model: {', '.join(models.MODELS)}, or NxSIZE for N tensors of SIZE elements")
     text = "bandwidth of each machine's link in each direction, such as 100mbit"
-    found.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help=text)
-    text = "bandwidth of a server's link in each direction (default: that of --bandwidth)"
-    found.add_argument("--server-bandwidth", type=bandwidth, metavar="RATE", help=text)
-    text = f"round trip between a worker and a server, such as 20ms {shown}"
-    found.add_argument("--rtt", type=seconds, default="1ms", metavar="TIME", help=text)
-    text = f"number of workers {shown}"
-    found.add_argument("--workers", type=at_least_one, default=4, metavar="N", help=text)
-    text = (
-        "computation of a worker: seconds per step such as 300ms, or samples per second such as 250/s "
-        f"(default: from the model, at {2 * MULTIPLICATIONS / 1e12:g} TFLOP/s)"
-    )
-    found.add_argument("--computation", type=computation, metavar="TIME", help=text)
-    text = f"samples per worker and step, unless --computation is given per step {shown}"
-    found.add_argument("--batch-size", type=at_least_one, default=32, metavar="N", help=text)
-    text = (
-        "number of cores that all processes share, if they run on one machine; the computation does not "
-        "use these cores (default: unlimited)"
-    )
-    found.add_argument("--cores", type=at_least_one, metavar="N", help=text)
+    option("--bandwidth", "RATE", text, type=bandwidth)
+    text = "bandwidth of the server's link in each direction (default: that of --bandwidth)"
+    option("--server-bandwidth", "RATE", text, type=bandwidth)
+    text = "round trip between a worker and the server, such as 20ms"
+    option("--rtt", "TIME", text, type=seconds, default="1ms")
+    option("--workers", "N", "number of workers", type=at_least_one, default=4)
+    text = "computation of a worker: seconds per step such as 300ms, or samples per second such as 250/s"
+    assumed = f"(default: from the model, at {2 * MULTIPLICATIONS / 1e12:g} TFLOP/s)"
+    option("--computation", "TIME", f"{text} {assumed}", type=computation)
+    text = "samples per worker and step, unless --computation is given per step"
+    option("--batch-size", "N", text, type=at_least_one, default=32)
+    text = "number of cores that all processes share, if they run on one machine; the computation does not"
+    option("--cores", "N", f"{text} use these cores (default: unlimited)", type=at_least_one)
     text = f"compressors to compare (default: {' '.join(COMPRESSORS)})"
-    found.add_argument("--compressors", nargs="+", default=COMPRESSORS, metavar="SPEC", help=text)
-    text = "also rank the presets, and show measured losses of such jobs"
-    found.add_argument("--presets", action="store_true", help=text)
+    option("--compressors", "SPEC", text, nargs="+", default=COMPRESSORS)
+    found.add_argument("--presets", action="store_true", help="also rank the presets")
     text = "file for all predictions and the timeline of the recommended step; - is standard output"
-    found.add_argument("--json", metavar="FILE", help=text)
-    text = "PNG file for a picture of the recommended step"
-    found.add_argument("--plot", type=plot_to_write, metavar="FILE", help=text)
+    option("--json", "FILE", text)
     return found
 
 
@@ -174,10 +151,6 @@ def profile_of(given: argparse.Namespace) -> JobProfile:
 
 def live_job(server: str, files: Mapping[str, str]) -> LiveJob:
     """Ask a running job's server for its measurements, and return the job in the planner's terms.
-
-    Args:
-        server: HOST[:PORT].
-        files: paths of the files for TLS and a token, by name.
 
     Raises:
         SpecError: if the server does not answer or refuses, or has too few measurements yet.
@@ -234,43 +207,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = to_json(given.model, profile, ranked, chosen, reason, presets)
         if given.json == "-":
             print(text, end="")
-        else:
-            from .report import write_atomically
+            return Exit.DONE
+        from .report import write_atomically
 
-            write_atomically(Path(given.json), text)
-    if given.json != "-":
-        from .plan_tables import show
+        write_atomically(Path(given.json), text)
+    from .plan_tables import show
 
-        show(given.model, profile, ranked, chosen)
-        if presets:
-            from .plan_tables import show_presets
-
-            show_presets(presets, measured())
-        if job is not None:
-            print(job.comparison())
-        print(reason)
-        print(*(f"    {line}" for line in commands(profile, chosen.choice)), sep="\n")
-        if presets:
-            fastest, step = next(iter(presets.items()))
-            print(f"Fastest preset: {step.step_s:.3g} s per step; its loss is above, if it was measured.")
-            print(f"    gc-server --min-workers {profile.workers} --preset {fastest}")
-        print(seamgs_line(profile, chosen))
-    if given.plot is not None:
-        from .plan_tables import draw
-
-        draw(given.plot, given.model, chosen)
+    show(given.model, profile, ranked, chosen, presets)
+    if job is not None:
+        print(job.comparison())
+    print(reason, *(f"    {line}" for line in commands(profile, chosen.choice)), sep="\n")
+    if presets:
+        fastest, step = next(iter(presets.items()))
+        print(f"Fastest preset: {step.step_s:.3g} s per step; docs/how-to/slow-link.md has measured losses.")
+        print(f"    gc-server --min-workers {profile.workers} --preset {fastest}")
+    print(seamgs_line(profile, chosen))
     return Exit.DONE
 
 
 def commands(profile: JobProfile, choice: StepOptions) -> list[str]:
-    """Return the command lines that start the server and a worker with these options.
-
-    Options that have their default value are left out.
-
-    Args:
-        profile: the job.
-        choice: options of the job, usually the recommended ones.
-    """
+    """Return the command lines that start the server and a worker with these options, but for defaults."""
     usual = StepOptions()
     server = ["gc-server", f"--min-workers {profile.workers}"]
     for name in ("mode", "overlap", "fusion", "order"):
@@ -301,13 +257,7 @@ def changes(profile: JobProfile) -> dict[str, JobProfile]:
 
 
 def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Prediction]) -> str:
-    """Return the recommendation as text: its time, its slowest resource, and the most useful improvement.
-
-    Args:
-        profile: the job.
-        chosen: the recommended prediction.
-        ranked: all predictions.
-    """
+    """Return the recommendation as text: its time, its slowest resource, and the most useful improvement."""
     choice, limit = chosen.choice, chosen.bottleneck
     ring = next((each.step_s for each in ranked if each.choice.mode == "ring fp32"), None)
     beside = f", {ring / chosen.step_s:.2g} times as fast as a ring of float32" if ring else ""
@@ -344,16 +294,8 @@ def to_json(
     reason: str,
     presets: Mapping[str, Prediction],
 ) -> str:
-    """Return a JSON object with the job, all predictions, and the recommended one with its timeline.
-
-    Args:
-        model: name of the model or, for a running job, of its task.
-        profile: the job.
-        ranked: all predictions, the fastest first.
-        chosen: the recommended prediction.
-        reason: explanation of the recommendation.
-        presets: prediction of each preset by its name, the fastest first; empty to leave them out.
-    """
+    """Return a JSON object with the job, all predictions, and the recommended one with its timeline. `model`
+    names the model or, for a running job, its task."""
     known: dict[str, Any] = {
         field.name: getattr(profile, field.name)
         for field in dataclasses.fields(profile)
@@ -377,15 +319,7 @@ def to_json(
         },
     }
     if presets:
-        results = measured()
-        content["presets"] = [
-            {
-                "preset": name,
-                **to_json_dict(each),
-                "measured": [dataclasses.asdict(result) for result in results if result.preset == name],
-            }
-            for name, each in presets.items()
-        ]
+        content["presets"] = [{"preset": name, **to_json_dict(each)} for name, each in presets.items()]
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 

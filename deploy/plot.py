@@ -19,10 +19,6 @@ class PlotError(Exception):
 def write_plot(path: Path, runs: Sequence[RunResult]) -> None:
     """Draw a PNG with one curve per run in each of three panels, and write it to `path`.
 
-    Args:
-        path: file to write.
-        runs: the run, or the run and its baseline.
-
     Raises:
         PlotError: if matplotlib is not installed.
     """
@@ -67,14 +63,9 @@ def literal(text: str) -> str:
 
 
 def panels(titles: Sequence[str], **shared: Any) -> tuple[Any, list[Any]]:
-    """Make a matplotlib figure with one panel for each title, side by side.
+    """Make a matplotlib figure with one panel for each title, side by side; return it and the axes of each.
 
-    Args:
-        titles: titles of the panels.
-        shared: further arguments of matplotlib's `Figure.subplots`, such as `sharey`.
-
-    Returns:
-        The figure, and the axes of each panel.
+    `shared` are further arguments of `Figure.subplots`, such as `sharey`.
     """
     from matplotlib.figure import Figure
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,15 +47,9 @@ class Child:
     def __init__(
         self, name: str, module: str, arguments: Sequence[str], log: Path, prefix: Sequence[str] = ()
     ) -> None:
-        """Start the process.
+        """Start the process, which runs `main` of a module with these arguments.
 
-        Args:
-            name: name of the process in messages.
-            module: module whose `main` it runs.
-            arguments: command-line arguments of the module.
-            log: file that receives its standard output and error.
-            prefix: command to run the process under, such as `nice`; it has to exec the rest of its command
-                line.
+        `prefix` is a command to run it under, such as `nice`, which has to exec the rest of its command line.
         """
         self.name = name
         self.log = log
@@ -99,6 +94,10 @@ class Child:
         with self.log.open(encoding="utf-8", errors="replace") as lines:
             return "".join(deque(lines, maxlen=count)).rstrip()
 
+    def logged(self, pattern: str) -> re.Match[str] | None:
+        """Return the first match of a pattern in the process's log; None if there is none."""
+        return re.search(pattern, self.log.read_text(encoding="utf-8", errors="replace"))
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process and its whole group, if the process still runs."""
         if self.code is None:
@@ -113,21 +112,12 @@ class Children:
     """The processes of one run. Leaving its with block ends those that still run."""
 
     def __init__(self, directory: Path) -> None:
-        """Args:
-        directory: folder for the logs; made when the first process starts.
-        """
+        """`directory` is for the logs, and made when the first process starts."""
         self._directory = directory
         self._all: list[Child] = []
 
     def start(self, name: str, module: str, arguments: Sequence[str], prefix: Sequence[str] = ()) -> Child:
-        """Start `module` as a process, with its log in `name`.log, and return it.
-
-        Args:
-            name: name of the process in messages and of its log.
-            module: module whose `main` it runs.
-            arguments: command-line arguments of the module.
-            prefix: command to run the process under, such as `nice`.
-        """
+        """Start a process as `Child` does, with its log in `name`.log, and return it."""
         self._directory.mkdir(parents=True, exist_ok=True)
         child = Child(name, module, arguments, self._directory / f"{name}.log", prefix)
         self._all.append(child)

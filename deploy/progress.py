@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Generator
 
@@ -14,10 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..proto.job import job_terms
-from ..proto.messages import EpochStatus, StatusResponse
+from ..proto.messages import StatusResponse
 from .engine import Watcher
-from .eta import duration, fraction, reached, seconds_left, when
-from .report import ratio, size
+from .texts import fraction, members, metrics, reached, speed, traffic, training_loss, when
 
 WAITING_SECONDS = 5.0  # without a new version, before a line names the workers that the job waits for
 
@@ -31,58 +29,10 @@ def headline(status: StatusResponse) -> str:
     return "  ".join(parts) or "starting"
 
 
-def training_loss(status: StatusResponse) -> str:
-    """Return text with the training loss of the last round."""
-    known = math.isfinite(status.train_loss)
-    return f"training loss {status.train_loss:.4f}" if known else "training loss unknown"
-
-
-def metrics(evaluation: EpochStatus) -> str:
-    """Return text with the metrics of an evaluation: loss and accuracy first, the other metrics by name."""
-    first = [name for name in ("loss", "accuracy") if name in evaluation.metrics]
-    names = [*first, *sorted(evaluation.metrics.keys() - {*first})]
-    return "  ".join(f"validation {name} {evaluation.metrics[name]:.4f}" for name in names)
-
-
-def speed(status: StatusResponse) -> str:
-    """Return text with the learning rate, the steps per second and the time left, as far as known."""
-    rate = f"learning rate {status.learning_rate:.3g}" if status.learning_rate else ""
-    unit = "rounds" if status.local_steps else "steps"
-    steps = f"{1 / status.step_seconds:.3g} {unit}/s" if status.step_seconds else ""
-    left = seconds_left(status)
-    return "  ".join(filter(None, [rate, steps, f"{duration(left)} left" if left else ""]))
-
-
-def traffic(status: StatusResponse) -> str:
-    """Return text with the bytes on the wire in each direction, and their ratio to float32."""
-    count = status.traffic
-    return (
-        f"up {size(count.wire_bytes_up)} ({ratio(count.raw_bytes_up, count.wire_bytes_up)})  "
-        f"down {size(count.wire_bytes_down)} ({ratio(count.raw_bytes_down, count.wire_bytes_down)})"
-    )
-
-
-def members(status: StatusResponse, alive: int, workers: int) -> str:
-    """Return text with the number of running workers and the server's reason for waiting, if it waits.
-
-    Args:
-        status: status of the server.
-        alive: number of worker processes that run.
-        workers: number of workers that were started.
-    """
-    text = f"workers {alive}/{workers}"
-    return f"{text}  {status.waiting}" if status.waiting else text
-
-
 class LiveProgress(Watcher):
     """A watcher that redraws one run's progress in place on a terminal."""
 
     def __init__(self, live: Live, label: str, workers: int) -> None:
-        """Args:
-        live: rich's display.
-        label: name of the run, such as its compressor.
-        workers: number of workers that were started.
-        """
         self._live = live
         self._label = label
         self._workers = workers
@@ -107,12 +57,6 @@ class LineProgress(Watcher):
     def __init__(
         self, console: Console, label: str, workers: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Args:
-        console: receives the lines.
-        label: name of the run, such as its compressor; begins each line.
-        workers: number of workers that were started.
-        clock: function that returns the time in seconds; tests replace it.
-        """
         self._console = console
         self._label = label
         self._workers = workers
@@ -145,13 +89,8 @@ class LineProgress(Watcher):
 
 @contextlib.contextmanager
 def progress(console: Console, label: str, workers: int) -> Generator[Watcher]:
-    """Yield a watcher that shows a run's progress: a live display on a terminal, lines elsewhere.
-
-    Args:
-        console: console that shows the progress.
-        label: name of the run, such as its compressor.
-        workers: number of workers that were started.
-    """
+    """Yield a watcher that shows the progress of a run, which `label` names: a live display on a terminal,
+    lines elsewhere."""
     if console.is_terminal:
         with Live(Text(f"{label}: starting the server"), console=console, refresh_per_second=8) as live:
             yield LiveProgress(live, label, workers)

@@ -13,25 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
-from ..common.naming import printable
 from ..proto.job import job_terms
 from ..proto.messages import Phase, StatusResponse
 from ..server.job.modes import registry
 from ..settings import RunSettings
+from .console import add_row, table
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """One evaluation of a run.
-
-    Attributes:
-        version: version of the parameters that was evaluated.
-        epochs: epochs trained up to this version.
-        seconds: seconds of training up to this version.
-        metrics: values of the task's metrics by name.
-    """
+    """One evaluation of a run: its version, and epochs and seconds of training up to it."""
 
     version: int
     epochs: float
@@ -41,46 +33,10 @@ class EvaluationResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """The figures of one run, as gc-run reports them. The server counts bytes, over all workers.
+    """The figures of one run, as gc-run reports them: the keys of docs/reference/report.md.
 
-    Attributes:
-        task: spec of the task.
-        mode: spec of the mode.
-        compressor: spec of the compressor.
-        downlink: spec of the downlink's compressor.
-        seed: seed of the job.
-        workers: number of workers.
-        steps: number of versions that the server has published.
-        epochs: number of finished epochs.
-        seconds: seconds from the opening of the first round to the last version.
-        validation_accuracy, validation_loss: metrics of the last evaluation; None if the task does not report
-            them.
-        wire_bytes_up, wire_bytes_down: all bytes from and to workers, with gRPC and HTTP/2 framing.
-        raw_bytes_up, raw_bytes_down: bytes of the same tensors as bare float32.
-        payload_bytes_up: bytes of the payloads of accepted pushes, without headers.
-        compressed_payload_bytes_up: bytes of the quantized tensors in those payloads.
-        compressed_raw_bytes_up: bytes of the same quantized tensors as float32.
-        refused_pushes: number of pushes that the server has refused.
-        lost_workers: names of the workers that were lost.
-        parameters_sha256: hash of the final parameters in manifest order; empty if the run was stopped early.
-        finished: whether the job was done; if not, all figures are those at the stop.
-        accuracy_by_epoch: one accuracy per epoch, None if the evaluation was lost with its worker. Empty
-            unless the job evaluates once per epoch.
-        seconds_by_epoch: seconds of training at each evaluation of `accuracy_by_epoch`, None where that is
-            None.
-        local_steps: number of steps of each worker in local mode, where `steps` counts rounds; else 0.
-        largest_staleness: largest staleness of an applied push, in clocks in stale mode, in versions in async
-            mode.
-        repeated_samples: number of samples trained on twice, because a worker returned after they were
-            reassigned.
-        redundancy: redundancy of the last round in coded mode.
-        uncoded_exchanges: number of exchanges that replaced a failed coded one.
-        clipped_elements: number of gradient elements that fixed point has clipped, over all workers.
-        step_seconds: seconds between versions, median of the last ones.
-        predicted_step_seconds: prediction from the job's own measurements; 0 if there is none.
-        options: all options of gc-run in force, by field of `RunSettings`.
-        evaluations: all evaluations, by version.
-        losses: pairs of a version and the mean training loss since the previous pair.
+    A number that the status lacks is None, such as an evaluation lost with its worker. For a run that was
+    stopped all figures are those at the stop.
     """
 
     task: str
@@ -203,22 +159,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def table_of(result: RunResult, baseline: RunResult | None) -> Table:
-    """Make a table of a run's figures for a terminal, with a baseline beside them if there is one.
-
-    Args:
-        result: result of the run.
-        baseline: result of the uncompressed run; its figures and the differences get columns.
-    """
+    """Make a table of a run's figures for a terminal, with those of a baseline and the differences."""
     workers, epochs = _count(result.workers, "worker"), _count(result.epochs, "epoch")
-    # Text everywhere, because rich would read a name of a task or metric such as [/x] as markup.
     end = "" if result.finished else ", stopped before its end"
-    table = Table(title=_text(f"{result.task}: {workers}, {epochs}, seed {result.seed}{end}"))
-    table.add_column("")
     runs = [result] if baseline is None else [result, baseline]
-    for run in runs:
-        table.add_column(_text(heading(run)), justify="right")
-    if baseline is not None:
-        table.add_column("difference", justify="right")
+    headings = [*map(heading, runs), *(["difference"] if baseline is not None else [])]
+    found = table(f"{result.task}: {workers}, {epochs}, seed {result.seed}{end}", ("",), headings)
 
     def row(
         name: str,
@@ -228,7 +174,7 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
     ) -> None:
         figures = [figure(run) for run in runs]
         cells = [name, *map(show, figures), *([difference(*figures)] if baseline is not None else [])]
-        table.add_row(*map(_text, cells))
+        add_row(found, *cells)
 
     measured = {name for run in runs for name in run.metrics} or {"accuracy", "loss"}
     for name in ("accuracy", "loss", *sorted(measured - {"accuracy", "loss"})):
@@ -244,7 +190,7 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
     row(f"time per {unit}", lambda run: run.step_seconds, _milliseconds)
     if any(run.predicted_step_seconds for run in runs):
         row("  predicted during the run", lambda run: run.predicted_step_seconds, _milliseconds)
-    table.add_section()
+    found.add_section()
     mode = registry.parse(result.mode)
     in_rounds = not mode.staleness_unit and all(run.steps for run in runs)
     each = f"  of a worker in a {unit}"
@@ -276,7 +222,7 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
         row("refused pushes", lambda run: run.refused_pushes)
     if any(run.lost_workers for run in runs):
         row("lost workers", lambda run: ", ".join(run.lost_workers))
-    return table
+    return found
 
 
 def size(count: float) -> str:
@@ -301,11 +247,6 @@ def heading(result: RunResult) -> str:
     usual = "auto", "none" if result.compressor == "none" else "auto"
     down = "" if result.downlink in usual else f", {result.downlink} down"
     return f"{mode}{result.compressor}{down}"
-
-
-def _text(text: str) -> Text:
-    """Make text that rich prints literally; it would read markup in a plain string."""
-    return Text(printable(text))
 
 
 def _milliseconds(seconds: float) -> str:

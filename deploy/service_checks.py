@@ -26,11 +26,7 @@ CLOCK_S = 30.0  # the difference of two clocks from which on it is a warning
 
 
 def check_service(target: Target) -> Generator[Finding]:
-    """Run the checks that call the server's Status, and yield the finding of each, until one fails.
-
-    Args:
-        target: address of the server, and the files for access to it.
-    """
+    """Run the checks that call the server's Status, and yield the finding of each, until one fails."""
     with connected(target) as call:
         answered = _answer(call, token=bool(target.token_file))
         if isinstance(answered, Finding):
@@ -54,12 +50,7 @@ def check_service(target: Target) -> Generator[Finding]:
 
 
 def _timed(call: Call, padding: bytes = b"", *, echo: bool = False) -> tuple[StatusResponse, float]:
-    """Call Status; return the answer and the seconds from request to answer.
-
-    Args:
-        padding: bytes to send along.
-        echo: have the server send the padding back.
-    """
+    """Call Status with a padding, which `echo` has it send back; return the answer and its seconds."""
     began = time.perf_counter()
     return call(StatusRequest(padding=padding, echo=echo), TIMEOUT_S), time.perf_counter() - began
 

@@ -23,24 +23,14 @@ Ask = Callable[[], StatusResponse | None]  # None: no answer in time; `asking` y
 
 
 class NoAnswer(NamedTuple):
-    """The reason why a server does not answer.
-
-    Attributes:
-        text: sentence with the reason, ending with the remedy.
-        code: exit code of a command for this reason.
-    """
+    """The reason why a server does not answer, with its remedy, and the exit code of a command for it."""
 
     text: str
     code: Exit
 
 
 def why_silent(target: str, files: Mapping[str, str] | None = None) -> NoAnswer:
-    """Find out why a server does not answer, by gc-doctor's checks of its name, port and TLS.
-
-    Args:
-        target: host:port.
-        files: paths of the files for TLS and a token, by field of `Target`.
-    """
+    """Find out why a server, host:port, does not answer, by gc-doctor's checks of its name, port and TLS."""
     wrong = next((each for each in reach(Target.at(target, **(files or {}))) if each.state == "wrong"), None)
     if wrong is None:
         remedy = "check that a gc-server of this release runs there"
@@ -91,8 +81,7 @@ def asking(
 
     Args:
         target: host:port.
-        measured: also request the server's measurements of its steps.
-        losses: also request the history of the training loss.
+        measured, losses: also request measurements of steps, and the history of the training loss.
         files: paths of the files for TLS and a token, by field of `Target`.
     """
     with connected(Target.at(target, **(files or {}))) as call:

@@ -93,12 +93,7 @@ Show = Callable[["StatusResponse"], None]
 
 @contextlib.contextmanager
 def showing(*, as_json: bool, live: bool) -> Generator[Show]:
-    """Yield a function that prints a status on standard output, in a with block.
-
-    Args:
-        as_json: print each status as a line of JSON.
-        live: on a terminal, show each status in place of the previous one.
-    """
+    """Yield a function that prints a status: a line of JSON, or a page, `live` always in its place."""
     if as_json:
         yield lambda status: print(json.dumps(to_json_dict(status), allow_nan=False), flush=True)
         return
@@ -116,8 +111,8 @@ def showing(*, as_json: bool, live: bool) -> Generator[Show]:
 
 def to_json_dict(status: StatusResponse) -> dict[str, Any]:
     """Return a status as a JSON object, with `steps_per_second` and `seconds_left`, None if unknown."""
-    from .eta import seconds_left
     from .report import json_values
+    from .texts import seconds_left
 
     found: dict[str, Any] = json_values(dataclasses.asdict(status))
     del found["padding"]  # gc-status requests none
@@ -133,7 +128,7 @@ def page(status: StatusResponse) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from .progress import traffic
+    from .texts import traffic
 
     status = _printable(status)
     rows = Table.grid(padding=(0, 2))
@@ -187,7 +182,7 @@ def facts(status: StatusResponse) -> Generator[tuple[str, str]]:
     """Yield the lines about the job as a whole, each as a name and a text."""
     from ..proto.job import job_terms
     from ..proto.messages import Phase
-    from .eta import duration, seconds_left, when
+    from .texts import duration, metrics, seconds_left, training_loss, when
 
     job = job_terms(status.job)
     yield "job", f"{'scripts' if job.script else job.task}, mode {job.mode}, gradwire {status.software}"
@@ -207,12 +202,10 @@ def facts(status: StatusResponse) -> Generator[tuple[str, str]]:
     yield "time", f"{duration(status.training_seconds)} so far, {duration(seconds_left(status))} left"
     if status.version:
         rate = f", learning rate {status.learning_rate:.3g}" if status.learning_rate else ""
-        loss = f"{status.train_loss:.4f}" if math.isfinite(status.train_loss) else "unknown"
-        yield "training", f"loss {loss}{rate}"
+        yield "training", training_loss(status) + rate
     if status.evaluations:
         last = max(status.evaluations, key=lambda each: each.epoch)
-        values = "  ".join(f"{name} {value:.4f}" for name, value in sorted(last.metrics.items()))
-        yield "validation", f"{values or 'nothing'}  ({when(last, job)})"
+        yield "validation", f"{metrics(last) or 'nothing'}  ({when(last, job)})"
     yield "pushes", f"{status.pushes:,} accepted, {status.refused_pushes:,} refused"
 
 

@@ -16,10 +16,7 @@ from .report import RunResult
 def remark(result: RunResult, baseline: RunResult | None, job: LiveJob | None) -> str:
     """Return a remark on useful links if the run's steps took longer than uncompressed ones, else "".
 
-    Args:
-        result: result of the run.
-        baseline: result of the uncompressed run; None if there was none.
-        job: the compressed run by its server's measurements; None if there are too few.
+    `job` is the compressed run by its server's measurements; None if there are too few.
     """
     if baseline is None or result.mode != baseline.mode or not (result.steps and baseline.steps):
         return ""

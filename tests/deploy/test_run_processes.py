@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -179,17 +178,6 @@ def test_a_server_that_does_not_start_passes_its_reason_on(tmp_path: Path, inter
         train(plan(tmp_path, server="usage"), Notes(), interrupt)
     assert caught.value.code is Exit.USAGE
     assert not list(tmp_path.glob("worker-*.log")), "no worker was started"
-
-
-def test_a_port_that_someone_else_takes_is_replaced(
-    tmp_path: Path, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "LEAVE_SECONDS", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as free:
-        ports = [other.getsockname()[1], free.getsockname()[1]]
-        free.close()
-        monkeypatch.setattr(engine, "free_port", iter(ports).__next__)
-        assert train(plan(tmp_path), Notes(), interrupt).phase is Phase.FINISHED
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

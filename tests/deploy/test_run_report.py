@@ -14,7 +14,6 @@ import pytest
 from rich.console import Console
 
 from gradwire.deploy.cli import baseline_of
-from gradwire.deploy.eta import fraction, seconds_left, when
 from gradwire.deploy.live import LiveJob
 from gradwire.deploy.plot import PlotError, shown_metric, write_plot
 from gradwire.deploy.progress import LineProgress, LiveProgress, progress
@@ -27,6 +26,7 @@ from gradwire.deploy.report import (
     to_json,
     write_atomically,
 )
+from gradwire.deploy.texts import fraction, seconds_left, when
 from gradwire.deploy.worth import rate, remark
 from gradwire.planning.job import JobProfile, StepOptions
 from gradwire.proto.job import job_message

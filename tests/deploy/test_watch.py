@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from gradwire.deploy.eta import duration, seconds_left
+from gradwire.deploy.texts import duration, seconds_left
 from gradwire.deploy.watch import page, to_json_dict
 from gradwire.proto.job import job_message
 from gradwire.proto.messages import EpochStatus, LostStatus, MemberStatus, Phase, StatusResponse, Traffic
@@ -76,7 +76,7 @@ def test_everything_is_shown() -> None:
         "1 of 4 epochs, 50% of the next one; version 1,234",
         "20 ms a step, 50 steps/s",
         "0:30 so far, 0:50 left",
-        "loss 1.2500  perplexity 3.5000  (1/4 epochs)",
+        "validation loss 1.2500  validation perplexity 3.5000  (1/4 epochs)",
         "[odd]",
         "2.0 s ago, not connected",
         "lost: gone at version 3: not heard of",

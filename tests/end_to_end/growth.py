@@ -23,7 +23,7 @@ import numpy as np
 from daemons import Daemons, asked
 from soak import measured, slope
 
-from gradwire.deploy.engine import free_port
+from gradwire.deploy.daemons import free_port
 
 COMPRESSORS = ("4bit", "topk:ratio=4", "8bit")
 MODEL = "8x512"  # of a rank: tensors and elements of each

@@ -37,7 +37,7 @@ from daemons import Daemon, Daemons, status, talk
 from replaying import Archive, Replay
 
 from gradwire.common.failpoints import POINTS, VARIABLE
-from gradwire.deploy.engine import free_port
+from gradwire.deploy.daemons import free_port
 from gradwire.proto import messages as m
 from gradwire.server.durable.folder import CHECKPOINT, KEPT, SEGMENT, segment_limit
 from gradwire.settings import ServerSettings

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from safetensors import safe_open
 from test_training import get
 
-from gradwire.deploy.engine import free_port
+from gradwire.deploy.daemons import free_port
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Refused
 

@@ -11,7 +11,7 @@ from daemons import TASKS, Daemons
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from test_training import finished, get, sample
 
-from gradwire.deploy.engine import free_port
+from gradwire.deploy.daemons import free_port
 from gradwire.server.job.schedule import Passed, parse_schedule
 from gradwire.worker.tasks import load
 from gradwire.worker.training.sharding import epoch_order

@@ -6,7 +6,7 @@ import pytest
 from daemons import Daemon, Daemons, Server, asked, poll
 from test_training import get, sample
 
-from gradwire.deploy.engine import free_port
+from gradwire.deploy.daemons import free_port
 from gradwire.proto import messages as m
 
 STATED_S = 3.0

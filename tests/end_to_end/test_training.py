@@ -20,7 +20,7 @@ from relay import Relay
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from gradwire import __version__
-from gradwire.deploy.engine import free_port
+from gradwire.deploy.daemons import free_port
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Refused
 from gradwire.proto.transfer import values_assembly

@@ -55,11 +55,12 @@ async def serve(arguments: dict[str, str]) -> int:
     server = aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((handler,))
     try:
-        server.add_insecure_port(f"{arguments['host']}:{arguments['port']}")
+        port = server.add_insecure_port(f"{arguments['host']}:{arguments['port']}")
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 2
     await server.start()
+    print(f"gc-server 0 listening on {arguments['host']}:{port}; job standin", flush=True)
     await server.wait_for_termination()
     return 0
 
