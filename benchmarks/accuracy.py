@@ -238,12 +238,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("suite", choices=[*SUITES], metavar="SUITE", help=text)
     text = "seeds (default: 1,2,3,4,5; 1,2,3 for adam)"
     parser.add_argument("--seeds", type=seed_list, metavar="N,...", help=text)
-    text = "epochs of each run; claims are checked from the default on (default: 30; 4 for adam)"
+    text = "epochs of each run; with fewer no claim is checked (default: 30; 4 for adam)"
     parser.add_argument("--epochs", type=at_least_one, metavar="N", help=text)
     parser.add_argument(
         "--tasks", nargs="+", metavar="TASK", help="tasks to train (default: those of the suite)"
     )
-    text = "compressors to train with the optimizer of the first row (default: all rows of the suite)"
+    text = "compressors, with the optimizer of the first row (default: all rows)"
     parser.add_argument("--compressors", nargs="+", metavar="SPEC", help=text)
     text = "compressor of the updates (default: auto; none for levels)"
     parser.add_argument("--downlink", metavar="SPEC", help=text)

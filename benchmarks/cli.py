@@ -20,15 +20,13 @@ from ..deploy.processes import RunError
 # code or None. A module is imported only for its own command, because most of them import torch.
 COMMANDS = {
     "compressors": ("speed, ratio and error of every compressor, and speed of sums", "compressors"),
-    "curve": ("loss against counted bytes, for local steps, compressors and presets", "curve"),
-    "reach": ("time to AdamW's final loss on shaped links, for presets beside PyTorch's DDP", "reach"),
-    "push": ("speed of a push, beside raw TCP and one protobuf message", "push"),
-    "step": ("seconds per step on shaped links, beside PyTorch's DDP", "step"),
-    "predicted": ("seconds per step as gc-plan predicts them, beside measured ones", "predicted"),
-    "durability": ("time in which a server reads its journal again", "durability"),
-    "modes": ("speed and accuracy of every mode, also with slow and with lost workers", "modes"),
-    "coded": ("bytes and time of coded exchanges on shaped links, beside competitors", "coded"),
     "accuracy": ("accuracy or loss that compressors cost, over several seeds", "accuracy"),
+    "curve": ("loss against counted bytes, for local steps, compressors and presets", "curve"),
+    "modes": ("speed and accuracy of every mode, also with slow and with lost workers", "modes"),
+    "step": ("seconds per step on shaped links, beside PyTorch's DDP", "step"),
+    "reach": ("time to AdamW's final loss on shaped links, for presets beside PyTorch's DDP", "reach"),
+    "predicted": ("seconds per step as gc-plan predicts them, beside measured ones", "predicted"),
+    "coded": ("bytes and time of coded exchanges on shaped links, beside competitors", "coded"),
 }
 
 

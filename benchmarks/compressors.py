@@ -8,12 +8,11 @@ least that feedback needs, 12 bytes per element to read gradient and residual an
 
 Below the table stand three comparisons at the largest size:
 
-- exact selection of the largest 1 % beside `torch.topk` and `np.argpartition`;
-- the one pass of `4bit` over gradient and residual beside `torch.add_`, as bandwidth;
-- the server's sum of 16 pushes beside adding them up as decoded float32 tensors.
+- exact selection of the largest 1 % beside `torch.topk` and `np.argpartition`
+- the one pass of `4bit` over gradient and residual beside `torch.add_`, as bandwidth
+- the server's sum of 16 pushes beside adding them up as decoded float32 tensors
 
-The last lines give
-the bits that an index takes relative to the entropy of the kept elements' positions.
+The last lines give the bits of an index relative to the entropy of the kept elements' positions.
 """
 
 from __future__ import annotations
@@ -276,7 +275,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--dtypes", some_of(list(DTYPES)), "float32", "NAME,...", text)
     text = "compressors to measure (default: all)"
     parser.add_argument("--compressors", nargs="+", metavar="SPEC", help=text)
-    option(parser, "--repeats", at_least_one, 7, "N", "repetitions; their median counts")
+    option(parser, "--repeats", at_least_one, 7, "N", "repetitions")
     json_option(parser)
 
 

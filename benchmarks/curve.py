@@ -280,10 +280,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--steps", at_least_one, 1000, "N", "steps of each worker")
     option(parser, "--seeds", seed_list, "1,2,3", "N,...", "seeds of the runs")
     known = (*baselines(), *COMPOSITIONS)
-    parser.add_argument(
-        "--only", nargs="+", choices=known, default=known, metavar="NAME", help=f"rows: {'; '.join(known)}"
-    )
-    text = "JSON file of finished runs, which are not repeated, and to which others are added"
+    text = "rows; a wrong name lists all (default: all)"
+    parser.add_argument("--only", nargs="+", choices=known, default=known, metavar="NAME", help=text)
+    text = "JSON file of finished runs, which are not repeated; others are added"
     parser.add_argument("--runs", type=file_to_write, metavar="FILE", help=text)
 
 

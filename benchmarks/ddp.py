@@ -1,9 +1,9 @@
 """A peer of `step`: the same layers under torch's DistributedDataParallel over gloo, as a program.
 
-    python -m gradwire.benchmarks.ddp MODEL SECONDS REAL TRACE STEPS [RANK WORLD ADDRESS HOOK]
+    python -m gradwire.benchmarks.ddp MODEL SECONDS TRACE STEPS [RANK WORLD ADDRESS HOOK]
 
-SECONDS, REAL and TRACE are arguments of `layers.task`: emulated computation, images of the real network,
-folder for the trace. HOOK is `fp32`, `fp16`, `powersgd` (rank 4, everything in one bucket: with several it
+SECONDS and TRACE are arguments of `layers.task`: emulated computation, and a folder for the trace.
+HOOK is `fp32`, `fp16`, `powersgd` (rank 4, everything in one bucket: with several it
 deadlocks under gloo), or `gradwire:` and a compressor for `gradwire.ddp`. Without the last four arguments the
 process computes alone: no exchange, no optimizer.
 """
@@ -33,14 +33,14 @@ def main(arguments: list[str]) -> int:
     Args:
         arguments: the program's arguments, which the head of this file lists.
     """
-    model, seconds, real, trace, steps, *peers = arguments
+    model, seconds, trace, steps, *peers = arguments
     torch.set_num_threads(1)
     hook = ""
     if peers:
         rank, world, address, hook = peers
         dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=int(rank), world_size=int(world))
-    work = task(model, float(seconds), int(real), trace=trace)
-    network, samples = work.model(), work.batch(np.arange(int(real) or 1))
+    work = task(model, float(seconds), trace=trace)
+    network, samples = work.model(), work.batch(np.arange(1))
     trained = distributed(network, hook) if hook else network
     optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE)
     for _ in range(int(steps)):

@@ -5,7 +5,6 @@ The tensors are those of `planning.models`.
 `task` computes for a given number of seconds per step: a third of it forward, the rest backward, divided
 among the tensors by their multiplications. Weights have the initial spread of He et al. Gradients are noise,
 different in every step, as large as the weights of their tensor. The loss follows a given curve.
-Alternatively `task` computes with the real network, one of those in papers/, on images that are noise.
 """
 
 from __future__ import annotations
@@ -13,16 +12,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..planning.models import Shape, tensors
 from ..worker.tasks import Task
@@ -75,12 +69,7 @@ class EmulatedLayer:
     """One tensor's part of an emulated computation."""
 
     def __init__(self, number: int, seconds: float, noise: Tensor, spread: float) -> None:
-        """Args:
-        number: index of the tensor.
-        seconds: computation per step, forward and backward.
-        noise: values that gradients are pieces of, float32, one-dimensional.
-        spread: factor from the noise to the gradient.
-        """
+        """Gradients are pieces of `noise`, float32, one-dimensional, times `spread`."""
         self.number, self.seconds, self.noise, self.spread = number, seconds, noise, spread
         self.steps = 0
 
@@ -94,11 +83,6 @@ class Layers(nn.Module):
     """A model whose layers sleep instead of computing, and whose gradients are noise. `task` returns it."""
 
     def __init__(self, model: str, seconds: float, loss: float) -> None:
-        """Args:
-        model: name of the model.
-        seconds: emulated computation per step.
-        loss: factor of the emulated loss in each step.
-        """
         super().__init__()
         self._loss, self._steps = loss, 0
         found = tensors(model)
@@ -126,62 +110,37 @@ class Layers(nn.Module):
 
 
 def task(
-    model: str = "4x1048576",
-    seconds: float = 0.0,
-    real: int = 0,
-    loss: float = 1.0,
-    samples: int = 1024,
-    trace: str = "",
+    model: str = "4x1048576", seconds: float = 0.0, loss: float = 1.0, samples: int = 1024, trace: str = ""
 ) -> Task:
-    """Return a task for timing, with emulated computation or that of the real network.
+    """Return a task for timing.
 
     Args:
         model: name of the model.
         seconds: emulated computation per step.
-        real: number of images with which the real network computes instead; 0 for emulated computation.
         loss: factor of the emulated loss in each step of a worker; it begins at 1.
         samples: number of samples in an epoch.
         trace: folder for each process's trace (`traces`); "" for none.
 
     Raises:
-        TaskSpecError: if the model is unknown, or has no real network.
+        TaskSpecError: if the model is unknown.
     """
     shapes(model)
-    images, labels = torch.zeros(1, 1), torch.zeros(1)
-    build: Callable[[], nn.Module] = partial(Layers, model, seconds, loss)
-    if real:
-        try:
-            from gradwire_papers.networks import NETWORKS, noise
-        except ImportError:
-            remedy = "pip install ./papers in a checkout of Gradwire brings them"
-            raise TaskSpecError(f"real: the networks are those of gradwire-papers; {remedy}") from None
-        if model not in NETWORKS:
-            raise TaskSpecError(f"real: expected a model that is one of {', '.join(NETWORKS)}, got {model!r}")
-        images, labels = noise(model, real)
-        build = NETWORKS[model].build
 
     def make() -> nn.Module:
-        network = build()
+        network = Layers(model, seconds, loss)
         if trace:
             TraceWriter(network, Path(trace))
         return network
 
-    def batch(indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        rows = torch.from_numpy(np.asarray(indices) % len(images))
-        return images[rows], labels[rows]
-
-    def found_loss(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        images, labels = batch
-        if real:
-            return functional.cross_entropy(network(images), labels)
-        found: Tensor = network(torch.zeros(1, requires_grad=True))
+    def found_loss(network: nn.Module, batch: Tensor) -> Tensor:
+        found: Tensor = network(batch)
         return found
 
     return Task(
         name=model,
         train_samples=samples,
         model=make,
-        batch=batch,
+        batch=lambda indices: torch.zeros(1, requires_grad=True),
         loss=found_loss,
         evaluate=lambda network: {"loss": 0.0},
     )

@@ -173,12 +173,12 @@ def local_table(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "epochs of each run (default: 10; 30 with --local)"
+    text = "epochs (default: 10; 30 with --local)"
     parser.add_argument("--epochs", type=at_least_one, default=None, metavar="N", help=text)
-    option(parser, "--seed", at_least_one, 1, "N", "seed of all runs; not used with --local")
+    option(parser, "--seed", at_least_one, 1, "N", "seed, without --local")
     parser.add_argument("--local", action="store_true", help="compare numbers of local steps instead")
-    option(parser, "--task", str, "digits", "SPEC", "task with --local, such as digits:split=classes:2")
-    option(parser, "--seeds", seed_list, "1,2,3,4,5", "N,...", "seeds of the runs with --local")
+    option(parser, "--task", str, "digits", "SPEC", "task with --local")
+    option(parser, "--seeds", seed_list, "1,2,3,4,5", "N,...", "seeds with --local")
     json_option(parser)
 
 

@@ -6,7 +6,7 @@ each direction (`star`); this needs root. Computation is real, and all workers s
 A peer is torch's DistributedDataParallel over gloo with AdamW: `fp32`, `fp16` (its hook) or `powersgd` (its
 hook, rank 4). --hooks adds peers with our compressors as hooks (`gradwire.ddp`). The loss to reach is that of
 `fp32` after --steps. The rate of the links does not change the losses of a peer. So each peer trains to its
-end once without shaped links, for its loss, and takes --timed steps on them. Its time is --steps times the
+end once without shaped links, for its loss, and takes `TIMED` steps on them. Its time is --steps times the
 median of these steps.
 
 A preset trains to its end on the shaped links, once for each of --preset-steps, until one has that loss. The
@@ -32,7 +32,7 @@ from ..common.exits import Exit
 from ..common.presets import PRESETS
 from ..deploy.daemons import at, free_port
 from . import output
-from .arguments import BenchError, amount, at_least_one, json_option, numbers, option, some_of
+from .arguments import BenchError, at_least_one, json_option, numbers, option, some_of
 from .curve import ADAMW, COMPOSITIONS, SCHEDULE, settings_of
 from .ddp import OURS
 from .ddp_task import RESULT, WARM_UP, Setup, Trained
@@ -42,6 +42,9 @@ from .star import Star, check_network
 from .step import PEERS
 
 FP32 = "fp32"
+RATE = 0.003  # AdamW's learning rate, the best one of gc-bench curve
+TIMED = 40  # steps of each peer on the shaped links
+SEED = 1
 MOST_STEP_S = 30.0  # a peer whose steps take longer hangs
 LOSSLESS = 0.005  # a peer whose loss is above the target by at most this fraction counts as reaching it
 
@@ -100,7 +103,7 @@ def run_preset(name: str, given: argparse.Namespace, steps: int, mbit: float) ->
         workers=given.workers,
         batch_size=given.batch_size,
         steps=steps,
-        seed=given.seed,
+        seed=SEED,
     )
     with Star(nodes_of(given.workers), mbit) as star, tempfile.TemporaryDirectory() as folder:
         status = run_job(settings, Path(folder), star=star)
@@ -143,16 +146,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--batch-size", at_least_one, 16, "N", "samples of each worker in a step")
     option(parser, "--mbit", numbers(100_000), "20,100", "N,...", "Mbit/s of each link in each direction")
     option(parser, "--steps", at_least_one, 1000, "N", "steps of each peer")
-    option(parser, "--rate", amount, 0.003, "N", "AdamW's learning rate; the best one of gc-bench curve")
-    option(parser, "--timed", at_least_one, 40, "N", "steps of each peer on the shaped links")
     option(parser, "--peers", some_of(PEERS), ",".join(PEERS), "NAME,...", "hooks of PyTorch's DDP")
     text = "compressors to run in DDP, as hooks of gradwire.ddp (default: 4bit 8bit)"
     parser.add_argument("--hooks", nargs="*", default=("4bit", "8bit"), metavar="SPEC", help=text)
     names = [name for name in PRESETS if name.endswith("communication")]
     option(parser, "--presets", some_of(tuple(PRESETS)), ",".join(names), "NAME,...", "presets to train with")
-    text = "lengths of a preset's job, tried in this order until one reaches the loss"
+    text = "lengths of a preset's job, until one reaches the loss"
     option(parser, "--preset-steps", numbers(1_000_000), "500,550,600,700,800,1000", "N,...", text)
-    option(parser, "--seed", at_least_one, 1, "N", "seed of all jobs")
     json_option(parser)
 
 
@@ -164,17 +164,16 @@ def run(given: argparse.Namespace) -> int:
     if FP32 not in given.peers:
         got = ",".join(given.peers)
         raise BenchError(f"--peers: expected {FP32} among them, whose final loss is the target, got {got}")
-    for flag, steps in (("--timed", given.timed), ("--steps", given.steps)):
-        if steps <= WARM_UP + 1:
-            raise BenchError(f"{flag}: expected more than {WARM_UP + 1}, got {steps}: {WARM_UP} warm up")
+    if given.steps <= WARM_UP + 1:
+        raise BenchError(f"--steps: expected more than {WARM_UP + 1}, got {given.steps}: {WARM_UP} warm up")
     setup = Setup(
         task=given.task,
         batch_size=given.batch_size,
         optimizer=ADAMW,
-        learning_rate=given.rate,
+        learning_rate=RATE,
         schedule=SCHEDULE,
         all_steps=given.steps,
-        seed=given.seed,
+        seed=SEED,
     )
     hooks = [
         FP32,
@@ -196,7 +195,7 @@ def run(given: argparse.Namespace) -> int:
 
     for mbit in given.mbit:
         for hook in hooks:
-            timed = train_peer(setup, given.workers, hook, given.timed, mbit)
+            timed = train_peer(setup, given.workers, hook, TIMED, mbit)
             add(
                 Reached(
                     name=f"DDP {hook}",

@@ -16,8 +16,9 @@ PAGES = (reference.REFERENCE / "benchmarks.md",)
 
 
 def tables() -> dict[str, str]:
-    """Return the Markdown tables of all gc-bench commands' options, such as "options of gc-bench push"."""
-    return {f"options of gc-bench {name}": reference.of_parser(parser_of(name)) for name in COMMANDS}
+    """Return the Markdown tables of all gc-bench commands' options, such as "options of gc-bench step"."""
+    rows = {f"gc-bench {name}": reference.rows_of(parser_of(name)) for name in COMMANDS}
+    return reference.tables_of(rows, reference.PARSER_HEAD)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,6 @@ class Setup:
         mbit: Mbit/s of each link in each direction; 0 for no limit.
         steps: number of counted steps; local steps in local mode.
         seconds: emulated computation per step.
-        real: number of images with which the real network computes instead; 0 for emulated computation.
         loss: factor of the emulated loss in each step.
         epochs: number of epochs that all steps make.
         warm_up: number of steps before the counted ones.
@@ -57,7 +56,6 @@ class Setup:
     mbit: float
     steps: int
     seconds: float = 0.0
-    real: int = 0
     part_bytes: int = 0
     fusion: str = "bytes"
     order: str = "fifo"
@@ -158,13 +156,11 @@ def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> 
     nodes = nodes_of(setup.workers)
     with Star(nodes, setup.mbit) as star, tempfile.TemporaryDirectory() as folder:
         trace = _trace_in(folder)
-        batch = setup.real or 1
         options = {
             "model": setup.model,
             "seconds": setup.seconds,
-            "real": setup.real,
             "loss": setup.loss,
-            "samples": setup.workers * batch * setup.all_steps // setup.epochs,
+            "samples": setup.workers * setup.all_steps // setup.epochs,
             "trace": trace,
         }
         settings = RunSettings(
@@ -181,7 +177,7 @@ def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> 
             mode=setup.mode,
             schedule=setup.schedule,
             epochs=setup.epochs,
-            batch_size=batch,
+            batch_size=1,
             learning_rate=1e-3,
             http_port=METRICS_PORT,
         )
@@ -248,7 +244,7 @@ def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool
     Returns:
         The measurements and the setup, which is the given one unless `as_long`.
     """
-    quick = replace(setup, seconds=PAUSE_S, real=0)
+    quick = replace(setup, seconds=PAUSE_S)
     exchange = run_ours(quick, compressor, downlink, "off")
     seconds = exchange.step_seconds - exchange.computing_seconds
     up, down = zip(*uploads_and_downloads(exchange), strict=True)
@@ -299,4 +295,4 @@ def _trace_in(folder: str) -> Path:
 
 def _computation(setup: Setup, trace: Path) -> list[str]:
     """Return the arguments with which the program `ddp` computes alone."""
-    return [setup.model, str(setup.seconds), str(setup.real), str(trace), str(setup.all_steps)]
+    return [setup.model, str(setup.seconds), str(trace), str(setup.all_steps)]

@@ -2,8 +2,7 @@
 
 Every worker, and the server, is a real process in a network namespace of its own, behind a link of --mbit in
 each direction (`star`); this needs root. The model is its tensors (`layers`): gradients are noise, and
-computation is emulated, because workers that share this machine's cores would slow each other down. With
---real N the network is real, and so is its computation, on N images per worker and step.
+computation is emulated, because workers that share this machine's cores would slow each other down.
 
 A run is COMPRESSOR[/DOWNLINK], such as `4bit` or `topk:ratio=100/topk:ratio=20`; the downlink is `auto` if
 none is given. A peer is torch's DistributedDataParallel over gloo: `fp32`, `fp16` (its hook) or `powersgd`
@@ -31,7 +30,6 @@ from .. import ddp
 from ..common.exits import Exit
 from ..compressors import create, parse_downlink
 from ..planning import parse_fusion, parse_order
-from ..planning.models import MODELS
 from ..settings import names_in
 from ..worker.tasks.task import TaskSpecError
 from . import output
@@ -147,10 +145,10 @@ def seconds_or_auto(text: str) -> float | str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = f"layer table: {', '.join(MODELS)} or NxSIZE"
+    text = "layer table, one of gc-plan's or NxSIZE"
     option(parser, "--model", str, "4x1048576", "NAME", text)
     option(parser, "--workers", at_least_one, 4, "N", "number of workers")
-    text = "values of gc-server's --overlap, one run for each; they differ only with --seconds or --real"
+    text = "values of gc-server's --overlap, one run for each"
     option(parser, "--overlap", some_of(OVERLAPS), "backward", "NAME,...", text)
     text = "bytes of a part as float32 (default: that of gc-server)"
     parser.add_argument("--part-bytes", type=at_least_one, default=0, metavar="N", help=text)
@@ -160,9 +158,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--mbit", amount, 100.0, "N", MBIT)
     text = "seconds of emulated computation per step; auto: as many as the exchange of the run takes"
     option(parser, "--seconds", seconds_or_auto, 0.0, "N", text)
-    text = "images per worker and step for the real network, a ResNet (default: computation is emulated)"
-    parser.add_argument("--real", type=at_least_one, default=0, metavar="N", help=text)
-    text = "also measure each direction and the computation alone, and print the least time of a step"
+    text = "also measure directions and computation alone, and print the least time"
     parser.add_argument("--bound", action="store_true", help=text)
     option(parser, "--steps", at_least_one, 12, "N", "number of measured steps")
     runs = f"compressors, each with one for the updates or auto (default: {' '.join(DEFAULT_RUNS)})"
@@ -184,7 +180,7 @@ def check(given: argparse.Namespace) -> None:
         SpecError: if a spec is wrong.
     """
     try:
-        task(given.model, real=given.real)
+        task(given.model)
     except TaskSpecError as error:
         raise BenchError(f"--{error}") from None
     for name in given.runs:
@@ -196,8 +192,6 @@ def check(given: argparse.Namespace) -> None:
     for fusion, order in itertools.product(given.fusion, given.order):
         parse_fusion(fusion)
         parse_order(order)
-    if given.real and given.seconds:
-        raise BenchError("--real: expected no --seconds, which emulates the computation")
     if given.seconds == AUTO and len(given.runs) != 1:
         number = len(given.runs)
         raise BenchError(f"--seconds auto: expected one --runs, whose exchange is measured, got {number}")
@@ -213,7 +207,6 @@ def run(given: argparse.Namespace) -> int:
         workers=given.workers,
         mbit=given.mbit,
         seconds=0.0 if automatic else given.seconds,
-        real=given.real,
         steps=given.steps,
         part_bytes=given.part_bytes,
     )

@@ -49,8 +49,8 @@ def tables() -> dict[str, str]:
         command: [(f"`{each.flag}`", _row(each)) for each in options_of(cls).values()]
         for cls, command in COMMANDS.items()
     }
-    found = _tables_of(declared, "| option | values | default | meaning |")
-    found |= _tables_of({name: _rows_of(make()) for name, make in PARSERS.items()}, PARSER_HEAD)
+    found = tables_of(declared, "| option | values | default | meaning |")
+    found |= tables_of({name: rows_of(make()) for name, make in PARSERS.items()}, PARSER_HEAD)
     found |= {f"options of mode {name}": _of_mode(mode) for name, mode in registry.MODES.items()}
     found["options of presets"] = _of_presets()
     found["metrics of gc-server"] = _of_metrics(ServerMetrics)
@@ -68,12 +68,7 @@ def filled(text: str, tables: Mapping[str, str]) -> str:
     return _TABLE.sub(lambda match: f"{match[1]}{tables[match[2]]}\n{match[3]}", text)
 
 
-def of_parser(parser: argparse.ArgumentParser) -> str:
-    """Return a Markdown table of an argparse parser's arguments, without --help and --version."""
-    return "\n".join([PARSER_HEAD, "|---|---|", *(row for _, row in _rows_of(parser))])
-
-
-def _rows_of(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
+def rows_of(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
     """Return the name and the table row of each of a parser's arguments."""
     rows: list[tuple[str, str]] = []
     for action in parser._actions:  # pyright: ignore[reportPrivateUsage] (argparse has no other list)
@@ -97,7 +92,7 @@ def _cells(*texts: str) -> str:
     return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
 
 
-def _tables_of(commands: Mapping[str, Sequence[tuple[str, str]]], head: str) -> dict[str, str]:
+def tables_of(commands: Mapping[str, Sequence[tuple[str, str]]], head: str) -> dict[str, str]:
     """Return a table for each command. A row that an earlier table has is named in the last rows only.
 
     Args:

@@ -1,7 +1,7 @@
 """Image networks by name: ResNet-20, -56, -110 and -50, VGG-16 and -19, and a small Inception.
 
-They are trainable (the image tasks), and computed with by `gc-bench step --real`. Their tensors are those
-that `gradwire.planning.tensors` lists. A test compares the two.
+The image tasks train them. Their tensors are those that `gradwire.planning.tensors` lists. A test compares
+the two.
 
 Sources: He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), section 4.2 for the ResNets of
 small images. Simonyan and Zisserman, "Very Deep Convolutional Networks" (ICLR 2015), here with batch
@@ -155,15 +155,3 @@ NETWORKS: dict[str, Network] = {
     "vgg19-cifar": Network(make=partial(_small_vgg, (2, 2, 4, 4, 4)), side=32, classes=100),
     "inception-cifar": Network(make=_small_inception, side=28, classes=10),
 }
-
-
-def noise(name: str, samples: int) -> tuple[Tensor, Tensor]:
-    """Return the same noise at every call, in the form that a network takes.
-
-    Returns:
-        Images, float32, shape (samples, 3, side, side), and labels, int64, shape (samples,).
-    """
-    network = NETWORKS[name]
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(samples, 3, network.side, network.side, generator=generator)
-    return images, torch.randint(network.classes, (samples,), generator=generator)

@@ -27,7 +27,7 @@ from gradwire_papers.catalogue import MEASUREMENTS
 from gradwire_papers.emulated import Method, MethodRow, StepTimings
 from gradwire_papers.result import Result
 
-SETUP = Setup(model="3x40", workers=2, mbit=0, seconds=0.1, real=0, steps=12, part_bytes=0)
+SETUP = Setup(model="3x40", workers=2, mbit=0, seconds=0.1, steps=12, part_bytes=0)
 ROW = MethodRow(
     model="3x40",
     workers=2,

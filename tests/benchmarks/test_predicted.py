@@ -15,7 +15,7 @@ from gradwire.common.exits import Exit
 from gradwire.deploy.plan import computation_of
 from gradwire.planning.job import StepOptions
 
-SETUP = Setup(model="3x40", workers=2, mbit=0, seconds=0.1, real=0, steps=12, part_bytes=0)
+SETUP = Setup(model="3x40", workers=2, mbit=0, seconds=0.1, steps=12, part_bytes=0)
 ROW = PredictedRow(
     model="3x40",
     mbit=100.0,

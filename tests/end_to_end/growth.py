@@ -70,7 +70,7 @@ def job(versions: int, samples: Samples) -> None:
 def ranks(compressor: str, steps: int, samples: Samples) -> None:
     """Train with two ranks of DDP. They do not tell where they are: steps are taken to be evenly spread."""
     address, begun = f"127.0.0.1:{free_port()}", time.monotonic()
-    program = sys.executable, "-m", "gradwire.benchmarks.ddp", MODEL, "0", "0", "", str(steps)
+    program = sys.executable, "-m", "gradwire.benchmarks.ddp", MODEL, "0", "", str(steps)
     hook = f"gradwire:{compressor}"
     processes = {
         f"rank {rank} {compressor}": subprocess.Popen([*program, str(rank), "2", address, hook])
