@@ -10,16 +10,16 @@ import statistics
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..common.parts import Plan, divide
 from ..compressors import parse_compressor
+from ..planning.step import Overlap
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
 from .arguments import BenchError
-from .bound import Overlap, produced_by_part, step_bound, upload_and_download
 from .jobs import PATIENCE_S, nodes_of, run_job, run_ranks
 from .layers import sizes
 from .recorder import LinkRecorder
@@ -29,8 +29,8 @@ from .traces import Trace, read
 # Steps that are not counted: kernels are compiled, buckets arranged, memory is touched, and shares found.
 WARM_UP = 10
 SERVER = "server"
-# Computation between exchanges that are measured alone: the end of an update reaches one worker after the
-# other, and no worker may push before all have it.
+# Computation between exchanges: the end of an update reaches one worker after the other, and none may push
+# before all have it.
 PAUSE_S = 0.25
 METRICS_PORT = 9464  # of the server, in a network of its own
 RANKS_PORT = 29500  # of rank 0 of a peer, in a network of its own
@@ -125,31 +125,6 @@ class Recorded:
         return statistics.median(step.seconds for trace in self.counted for step in trace)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Alone:
-    """The constituents of a step in seconds, each measured alone.
-
-    Attributes:
-        up: upload of all pushes.
-        down: download of all updates.
-        exchange: a step without computation and overlap.
-        computation: a step without exchange.
-        produced: for each part, seconds from the start of a step until backward has its gradients.
-        shares: for each part, its fraction of the elements.
-    """
-
-    up: float
-    down: float
-    exchange: float
-    computation: float
-    produced: Sequence[float]
-    shares: Sequence[float]
-
-    def bound(self, overlap: Overlap) -> float:
-        """Return the least seconds of a step with these constituents and this value of --overlap."""
-        return step_bound(overlap, self.produced, self.shares, self.up, self.down)
-
-
 def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> Recorded:
     """Run one job of real daemons, with specs of a compressor and of one for updates; return the recorded
     run."""
@@ -235,45 +210,10 @@ def run_peer(setup: Setup, hook: str) -> Recorded:
         return Recorded(nodes, recorder, read(trace), setup.warm_up)
 
 
-def measure_alone(setup: Setup, compressor: str, downlink: str, *, as_long: bool) -> tuple[Alone, Setup]:
-    """Measure upload, download and computation of a job, each alone.
-
-    Args:
-        as_long: have the returned setup emulate as many seconds of computation as the exchange takes.
-
-    Returns:
-        The measurements and the setup, which is the given one unless `as_long`.
-    """
-    quick = replace(setup, seconds=PAUSE_S)
-    exchange = run_ours(quick, compressor, downlink, "off")
-    seconds = exchange.step_seconds - exchange.computing_seconds
-    up, down = zip(*uploads_and_downloads(exchange), strict=True)
-    if as_long:
-        setup = replace(setup, seconds=seconds)
-    plan = setup.plan(compressor)
-    computed = [step for trace in compute_alone(setup) for step in trace[setup.warm_up :]]
-    by_step = [produced_by_part(plan, step) for step in computed]
-    alone = Alone(
-        up=statistics.median(up),
-        down=statistics.median(down),
-        exchange=seconds,
-        computation=statistics.median(step.seconds for step in computed),
-        produced=[statistics.median(times) for times in zip(*by_step, strict=True)],
-        shares=[part.elements / plan.elements for part in plan.parts],
-    )
-    return alone, setup
-
-
-def uploads_and_downloads(exchange: Recorded) -> Iterator[tuple[float, float]]:
-    """Yield the seconds of the upload and of the download in each counted step of a run without overlap."""
-    samples = exchange.recorder.samples
-    # A step lasts from the first end of a worker's computation to the first end in the next step.
-    ends = [min(step.ended for step in steps) for steps in zip(*exchange.counted, strict=True)]
-    for begin, end in itertools.pairwise(ends):
-        inside = [sample for sample in samples if begin <= sample.at <= end]
-        if len(inside) > 1:
-            received, sent = zip(*(sample.carried[SERVER] for sample in inside), strict=True)
-            yield upload_and_download([sample.at for sample in inside], received, sent)
+def exchange_seconds(setup: Setup, compressor: str, downlink: str) -> float:
+    """Measure the seconds of a job's step that are not computation, without overlap."""
+    exchange = run_ours(replace(setup, seconds=PAUSE_S), compressor, downlink, "off")
+    return exchange.step_seconds - exchange.computing_seconds
 
 
 def compute_alone(setup: Setup) -> list[Trace]:

@@ -14,9 +14,6 @@ Printed per step, without the first few:
   bytes;
 - MB into and out of the node behind that link, and the fraction that arrived while the first worker computed;
 - CPU seconds of all processes, and peak memory of server and workers.
-
-With --bound also: seconds that upload, download and computation take, each alone; the least seconds of a step
-if these overlap as --overlap allows (`bound`); and the ratio of the measured step to that.
 """
 
 from __future__ import annotations
@@ -30,14 +27,14 @@ from .. import ddp
 from ..common.exits import Exit
 from ..compressors import create, parse_downlink
 from ..planning import parse_fusion, parse_order
+from ..planning.step import Overlap
 from ..settings import names_in
 from ..worker.tasks.task import TaskSpecError
 from . import output
 from .arguments import MBIT, BenchError, amount, at_least_one, json_option, option, some_of
-from .bound import Overlap
 from .ddp import OURS
 from .layers import task
-from .shaped import SERVER, Alone, Recorded, Setup, measure_alone, run_ours, run_peer
+from .shaped import SERVER, Recorded, Setup, exchange_seconds, run_ours, run_peer
 from .star import check_network
 
 PEERS = ("fp32", "fp16", "powersgd")
@@ -62,8 +59,6 @@ class StepRow:
         cpu_seconds: CPU seconds of all processes.
         server_peak_bytes: peak resident memory of the server; 0 for a peer.
         worker_peak_bytes: largest peak resident memory of a worker.
-        alone: constituents of a step, each measured alone; None without --bound.
-        bound_seconds: least seconds of a step; None without --bound.
     """
 
     name: str
@@ -78,14 +73,10 @@ class StepRow:
     cpu_seconds: float
     server_peak_bytes: int
     worker_peak_bytes: int
-    alone: Alone | None = None
-    bound_seconds: float | None = None
 
 
-def summarize(
-    name: str, overlap: Overlap | None, recorded: Recorded, mbit: float, alone: Alone | None = None
-) -> StepRow:
-    """Return the row of a recorded run. A peer's has no overlap; `alone` needs --bound."""
+def summarize(name: str, overlap: Overlap | None, recorded: Recorded, mbit: float) -> StepRow:
+    """Return the row of a recorded run; a peer's has no overlap."""
     first, nodes, recorder = recorded.counted[0], recorded.nodes, recorded.recorder
     begin, end, steps = first[0].began, first[-1].began, len(first) - 1
     carried = {node: recorder.carried_between(node, begin, end) for node in nodes}
@@ -105,14 +96,12 @@ def summarize(
         cpu_seconds=recorder.cpu_between(begin, end) / steps,
         server_peak_bytes=peaks.pop(SERVER, 0),
         worker_peak_bytes=max(peaks.values()),
-        alone=alone,
-        bound_seconds=alone.bound(overlap) if alone and overlap else None,
     )
 
 
 def cells(row: StepRow, fp32: float | None) -> list[object]:
     """Return the cells of a row, in the order of `HEADINGS`, with the seconds of a step of DDP fp32."""
-    found: list[object] = [
+    return [
         f"`{row.name}`",
         row.overlap or "–",
         f"{row.step_seconds:.4f}",
@@ -125,17 +114,11 @@ def cells(row: StepRow, fp32: float | None) -> list[object]:
         f"{row.server_peak_bytes / 1e6:.0f}" if row.server_peak_bytes else "–",
         f"{row.worker_peak_bytes / 1e6:.0f}",
     ]
-    if row.alone is None or row.bound_seconds is None:
-        return [*found, *["–"] * len(BOUND_HEADINGS)]
-    seconds = (row.alone.up, row.alone.down, row.alone.computation, row.bound_seconds)
-    return [*found, *(f"{each:.4f}" for each in seconds), f"{row.step_seconds / row.bound_seconds:.2f}"]
 
 
-BOUND_HEADINGS = "s up", "s down", "s computing", "s bound", "of the bound"
 HEADINGS = (
     *("", "overlap", "s per step", "of DDP fp32", "of its link's time", "MB in", "MB out"),
     *("in while computing", "CPU s", "server MB", "worker MB"),
-    *BOUND_HEADINGS,
 )
 
 
@@ -158,8 +141,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--mbit", amount, 100.0, "N", MBIT)
     text = "seconds of emulated computation per step; auto: as many as the exchange of the run takes"
     option(parser, "--seconds", seconds_or_auto, 0.0, "N", text)
-    text = "also measure directions and computation alone, and print the least time"
-    parser.add_argument("--bound", action="store_true", help=text)
     option(parser, "--steps", at_least_one, 12, "N", "number of measured steps")
     runs = f"compressors, each with one for the updates or auto (default: {' '.join(DEFAULT_RUNS)})"
     parser.add_argument("--runs", nargs="*", default=DEFAULT_RUNS, metavar="SPEC[/SPEC]", help=runs)
@@ -210,10 +191,9 @@ def run(given: argparse.Namespace) -> int:
         steps=given.steps,
         part_bytes=given.part_bytes,
     )
-    alone: dict[str, Alone] = {}
-    if given.bound or automatic:
-        for name in given.runs:
-            alone[name], setup = measure_alone(setup, *specs(name), as_long=automatic)
+    if automatic:
+        (name,) = given.runs
+        setup = replace(setup, seconds=exchange_seconds(setup, *specs(name)))
     rows: list[StepRow] = []
     print(output.table(HEADINGS, []), flush=True)
 
@@ -227,9 +207,8 @@ def run(given: argparse.Namespace) -> int:
     for name in given.runs:
         for overlap, fusion, order in itertools.product(given.overlap, given.fusion, given.order):
             planned = replace(setup, fusion=fusion, order=order)
-            recorded = run_ours(planned, *specs(name), overlap)
             title = " ".join([name, *(each for each in (fusion, order) if each not in ("bytes", "fifo"))])
-            add(summarize(title, overlap, recorded, given.mbit, alone.get(name)))
+            add(summarize(title, overlap, run_ours(planned, *specs(name), overlap), given.mbit))
     output.write_json(given.json, [asdict(row) for row in rows])
     return Exit.DONE
 
