@@ -1,7 +1,7 @@
 """Stands in for gc-server: answers Status as its task says, and trains nothing.
 
 finish: done at the eighth question. forever: never done. dies: exits with 9 at the fifth. usage: does not
-start. gathering: waits for workers. finishing: writes parameters from the second to the eighth. silent: done
+start. gathering: waits for workers. finishing: writes parameters until the eighth. silent: done
 at the eighth, and takes its time for the third. Exits with 2 when it cannot listen, like the real one.
 """
 
@@ -68,7 +68,7 @@ async def serve(arguments: dict[str, str]) -> int:
 def phase(task: str, questions: int) -> Phase:
     if task == "gathering":
         return Phase.GATHERING
-    if task == "finishing" and 2 <= questions < 8:
+    if task == "finishing" and questions < 8:
         return Phase.FINISHING
     return Phase.RUNNING if questions < 8 or task == "forever" else Phase.FINISHED
 
