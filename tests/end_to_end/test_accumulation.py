@@ -56,20 +56,19 @@ def epochs(workers: int = 1) -> list[list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["last", "carried"])
 @pytest.mark.parametrize(
-    ("take", "mode", "environ"),
+    ("take", "mode", "kind", "environ"),
     [
-        (1, "sync", {}),
-        (2, "sync", {}),
-        (3, "sync", {"NO_SYNC": "1"}),
-        (3, "async", {}),
-        (2, "local:steps=4,correction=0", {}),
-        (3, "local:steps=4,correction=0", {}),
+        (1, "sync", "last", {}),
+        (2, "sync", "last", {}),
+        *((3, "sync", kind, {"NO_SYNC": "1"}) for kind in ("last", "carried")),
+        *((3, "async", kind, {}) for kind in ("last", "carried")),
+        (2, "local:steps=4,correction=0", "last", {}),
+        *((3, "local:steps=4,correction=0", kind, {}) for kind in ("last", "carried")),
     ],
 )
 def test_one_worker_trains_as_plain_torch(
-    daemons: Daemons, take: int, mode: str, environ: dict[str, str], kind: str
+    daemons: Daemons, take: int, mode: str, kind: str, environ: dict[str, str]
 ) -> None:
     server = job(daemons, 1, "--mode", mode)
     (script,) = scripts(daemons, server, take, kind, 1, **environ)

@@ -203,5 +203,10 @@ class Assignments:
             self._member.done = assignment.finished
             if assignment.finished:
                 self.strategy.finish()
+                if self.session.replica.version is None:
+                    log.warning(
+                        "the job has ended before this worker had its parameters: the model still has those "
+                        "of the script; the job's last ones are in the file of gc-server --output"
+                    )
         elif assignment.evaluate_epoch:  # the report may not have arrived
             self.session.report(self._reported)

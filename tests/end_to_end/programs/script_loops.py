@@ -27,6 +27,7 @@ import gradwire
 from gradwire.proto.refusal import Refused
 
 SAMPLES = 96
+LONG = 40  # epochs in which a killed worker has time to come back
 Optimizer = torch.optim.Optimizer
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -86,15 +87,57 @@ def warm_up(optimizer: Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 4))
 
 
-def trained(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
-    model, step = job.attach(model, optimizer)
-    for _ in job.epochs():
-        for inputs, targets in job.batches(data()):
-            loss = mse_loss(model(inputs), targets)
-            job.log(loss=loss)
-            loss.backward()
-            step.step()
-            step.zero_grad()
+Loop = Callable[[gradwire.Job, nn.Module, Optimizer], None]
+# Computes the gradients of a batch from the job, the attached model, inputs and targets.
+Backward = Callable[[gradwire.Job, nn.Module, torch.Tensor, torch.Tensor], None]
+
+
+def whole(job: gradwire.Job, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    loss = mse_loss(model(inputs), targets)
+    job.log(loss=loss)
+    loss.backward()
+
+
+def halves(job: gradwire.Job, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    """Two backward passes, without telling anybody."""
+    half = len(inputs) // 2
+    (mse_loss(model(inputs[:half]), targets[:half]) / 2).backward()
+    (mse_loss(model(inputs[half:]), targets[half:]) / 2).backward()
+
+
+def told_halves(job: gradwire.Job, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    half = len(inputs) // 2
+    with job.no_sync():
+        (mse_loss(model(inputs[:half]), targets[:half]) / 2).backward()
+    (mse_loss(model(inputs[half:]), targets[half:]) / 2).backward()
+
+
+def by_hand(job: gradwire.Job, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    """Half of the loss, and gradients that are doubled by hand, past autograd's counters."""
+    (mse_loss(model(inputs), targets) / 2).backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.data.mul_(2)
+
+
+def loop(backward: Backward = whole, *, to_none: bool = True, warm: bool = False, **attach: Any) -> Loop:
+    """Return the usual loop. `warm` adds a schedule of its own; `attach` are options of `job.attach`."""
+
+    def run(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
+        model, step = job.attach(model, optimizer, **attach)
+        schedule = warm_up(step) if warm else None
+        for _ in job.epochs():
+            for inputs, targets in job.batches(data()):
+                backward(job, model, inputs, targets)
+                step.step()
+                step.zero_grad(set_to_none=to_none)
+                if schedule is not None:
+                    schedule.step()
+
+    return run
+
+
+trained = loop()
 
 
 def swapped(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
@@ -122,30 +165,10 @@ def swapped(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
             model.half().float()
 
 
-def clipped(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
-    model, step = job.attach(model, optimizer, clip_norm=0.5)
-    for _ in job.epochs():
-        for inputs, targets in job.batches(data()):
-            step.zero_grad()
-            mse_loss(model(inputs), targets).backward()
-            step.step()
-
-
-def scheduled(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
-    model, step = job.attach(model, optimizer)
-    schedule = warm_up(step)
-    for _ in job.epochs():
-        for inputs, targets in job.batches(data()):
-            mse_loss(model(inputs), targets).backward()
-            step.step()
-            step.zero_grad()
-            schedule.step()
-
-
 def cosine(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
-    """A schedule over 40 epochs of two workers, that follows the job."""
+    """A schedule over all epochs of two workers, that follows the job."""
     model, step = job.attach(model, optimizer)
-    schedule = job.follow(torch.optim.lr_scheduler.CosineAnnealingLR(step, 40 * SAMPLES // 16))
+    schedule = job.follow(torch.optim.lr_scheduler.CosineAnnealingLR(step, LONG * SAMPLES // 16))
     say(f"comes at version {job.version}")
     for _ in job.epochs():
         for inputs, targets in job.batches(data()):
@@ -154,18 +177,6 @@ def cosine(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
             step.zero_grad()
             schedule.step()
             say(f"version {job.version}, rate {schedule.get_last_lr()[0]!r}")
-
-
-def steps_here(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
-    """Each worker takes the steps of its own optimizer."""
-    model, step = job.attach(model, optimizer, steps="local")
-    for _ in job.epochs():
-        for inputs, targets in job.batches(data()):
-            step.zero_grad()
-            loss = mse_loss(model(inputs), targets)
-            job.log(loss=loss)
-            loss.backward()
-            step.step()
 
 
 def closures(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
@@ -181,18 +192,6 @@ def closures(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
     for _ in job.epochs():
         for inputs, targets in job.batches(data()):
             say(f"loss {step.step(partial(evaluate, inputs, targets)).item():.6f}")
-
-
-def at_the_step(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
-    """Wants no gradient to leave earlier, and need not know why."""
-    model, step = job.attach(model, optimizer, overlap="off")
-    for _ in job.epochs():
-        for inputs, targets in job.batches(data()):
-            step.zero_grad()
-            half = len(inputs) // 2
-            (mse_loss(model(inputs[:half]), targets[:half]) / 2).backward()
-            (mse_loss(model(inputs[half:]), targets[half:]) / 2).backward()
-            step.step()
 
 
 def rounds(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
@@ -260,44 +259,6 @@ def own_loader(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> Non
             step.zero_grad()
 
 
-def accumulated(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
-    """Each batch in two halves."""
-    model, step = job.attach(model, optimizer)
-    for _ in job.epochs():
-        for inputs, targets in job.batches(data()):
-            half = len(inputs) // 2
-            with job.no_sync():
-                (mse_loss(model(inputs[:half]), targets[:half]) / 2).backward()
-            (mse_loss(model(inputs[half:]), targets[half:]) / 2).backward()
-            step.step()
-            step.zero_grad(set_to_none=False)
-
-
-def twice(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
-    """The same without telling anybody."""
-    model, step = job.attach(model, optimizer)
-    for _ in job.epochs():
-        for inputs, targets in job.batches(data()):
-            step.zero_grad()
-            half = len(inputs) // 2
-            (mse_loss(model(inputs[:half]), targets[:half]) / 2).backward()
-            (mse_loss(model(inputs[half:]), targets[half:]) / 2).backward()
-            step.step()
-
-
-def doubled(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
-    """Half of the loss, and gradients that are doubled by hand, past autograd's counters."""
-    model, step = job.attach(model, optimizer)
-    for _ in job.epochs():
-        for inputs, targets in job.batches(data()):
-            (mse_loss(model(inputs), targets) / 2).backward()
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                parameter.grad.data.mul_(2)
-            step.step()
-            step.zero_grad()
-
-
 def scaled(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
     """With a GradScaler, whose third step of this worker overflows."""
     model, step = job.attach(model, optimizer)
@@ -359,13 +320,6 @@ def evaluated(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None
 def error_of(model: nn.Module) -> float:
     inputs, targets = odd().tensors
     return float(mse_loss(model.eval()(inputs), targets))
-
-
-def other_batches(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
-    """Another batch size than the job's."""
-    job.attach(model, optimizer)
-    for _ in job.epochs():
-        next(iter(job.batches(data(), batch_size=64)))
 
 
 def hanging(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
@@ -463,35 +417,27 @@ def other_defaults(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) ->
     trained(job, model, optimizer)
 
 
-def careless(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
-    """Steps outside of the loop."""
-    _, step = job.attach(model, optimizer)
-    step.step()
-
-
-Loop = Callable[[gradwire.Job, nn.Module, Optimizer], None]
 LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "trained": (trained, sgd),
-    "groups": (scheduled, adamw),
+    "groups": (loop(warm=True), adamw),
     "adagrad": (trained, adagrad),
     "many_groups": (trained, many_groups),
     "cosine": (cosine, sgd),
-    "rmsprop": (steps_here, lambda model: torch.optim.RMSprop(model.parameters())),
-    "steps_here": (steps_here, sgd),
+    "rmsprop": (loop(steps="local"), lambda model: torch.optim.RMSprop(model.parameters())),
+    "steps_here": (loop(steps="local"), sgd),
     "closures": (closures, lambda model: torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=4)),
-    "at_the_step": (at_the_step, sgd),
+    "at_the_step": (loop(halves, overlap="off"), sgd),
     "rounds": (rounds, adamw),
     "rated_late": (rated_late, sgd),
     "rated_by_version": (rated_by_version, sgd),
-    "clipped": (clipped, sgd),
+    "clipped": (loop(clip_norm=0.5), sgd),
     "swapped": (swapped, sgd),
     "own_loader": (own_loader, sgd),
-    "accumulated": (accumulated, sgd),
-    "twice": (twice, sgd),
-    "doubled": (doubled, sgd),
+    "accumulated": (loop(told_halves, to_none=False), sgd),
+    "twice": (loop(halves), sgd),
+    "doubled": (loop(by_hand), sgd),
     "scaled": (scaled, sgd),
     "logged": (logged, sgd),
-    "careless": (careless, sgd),
     "adamw": (trained, adamw),
     "other_defaults": (other_defaults, adamw),
     "saved": (saved, sgd),
@@ -501,11 +447,7 @@ LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "uneven": (uneven, sgd),
     "ranked": (ranked, sgd),
     "hanging": (hanging, sgd),
-    "other_batches": (other_batches, sgd),
-    "lbfgs": (trained, lambda model: torch.optim.LBFGS(model.parameters())),
-    "amsgrad": (trained, lambda model: torch.optim.Adam(model.parameters(), amsgrad=True)),
     "evaluated": (evaluated, sgd),
-    "forgetful": (trained, lambda model: torch.optim.SGD(list(model.parameters())[1:], lr=0.1)),
 }
 
 

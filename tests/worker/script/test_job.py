@@ -226,6 +226,19 @@ def test_after_it_has_left_the_loops_end(connect: Connect) -> None:
     assert list(job.batches(DATA)) == list(job.epochs()) == []
 
 
+def test_a_worker_that_never_gets_the_jobs_parameters_says_so(
+    connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(begins=EPOCHS * STEPS - 1)
+    ended = dataclasses.replace(server.assignment(), ranges=(), finished=True)
+    monkeypatch.setattr(server, "ready", lambda *_, **__: server.messages.append(ended))
+    _, job = connect(server)
+    attached(job)
+    assert list(job.batches(DATA)) == []
+    assert job.done
+    assert "the model still has those of the script" in caplog.text
+
+
 def test_what_is_logged_after_a_step_says_nothing_of_the_next_one(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -376,6 +389,38 @@ def test_a_script_whose_optimizer_does_not_suit_the_preset_is_refused(connect: C
     with pytest.raises(ScriptError, match="optimizer SGD: the server's --preset low-communication expects"):
         job.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
     job.attach(model, torch.optim.AdamW(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("optimizer_of", "message"),
+    [
+        (
+            torch.optim.LBFGS,
+            r"LBFGS: the server steps SGD, Adam, .* and Adagrad.*attach\(\.\.\., steps='local'\)",
+        ),
+        (partial(torch.optim.Adam, amsgrad=True), r"group 0: amsgrad=True: the server has no amsgrad"),
+        (
+            lambda parameters: torch.optim.SGD([*parameters][1:], lr=0.1),
+            r"parameter '0\.weight' requires a gradient, but the optimizer does not have it",
+        ),
+    ],
+)
+def test_an_optimizer_that_cannot_be_attached_is_refused_by_name(
+    connect: Connect, optimizer_of: Any, message: str
+) -> None:
+    _, job = connect()
+    model = network()
+    with pytest.raises(ScriptError, match=message):
+        job.attach(model, optimizer_of(model.parameters()))
+
+
+def test_steps_outside_of_the_loop_and_other_batches_than_the_jobs_are_refused(connect: Connect) -> None:
+    _, job = connect()
+    _, optimizer = attached(job)
+    with pytest.raises(ScriptError, match=r"call it in the loop over job\.batches"):
+        optimizer.step()
+    with pytest.raises(ScriptError, match=f"the job has {BATCH}; start gc-server with --batch-size 64"):
+        job.batches(DATA, batch_size=64)
 
 
 def test_a_script_may_insist_on_a_preset(connect: Connect) -> None:

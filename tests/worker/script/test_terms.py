@@ -70,6 +70,18 @@ def test_what_does_not_go_with_the_job_is_refused(
         check_attached(terms(**job), script_work(terms(**job)), clip_norm, steps)
 
 
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        ("exchange", "a script cannot exchange coded packets; start the server with --mode sync"),
+        ("local:delayed=on", "start the server without delayed=on"),
+    ],
+)
+def test_work_that_a_script_cannot_do_is_refused(work: str, words: str) -> None:
+    with pytest.raises(ScriptError, match=words):
+        script_work(terms(work=work))
+
+
 def test_an_optimizer_that_does_not_suit_the_preset_is_refused_by_name() -> None:
     model = torch.nn.Linear(4, 4)
     of_torch = torch.optim.SGD(model.parameters(), lr=0.1)
