@@ -55,7 +55,7 @@ def test_it_uses_only_what_is_public() -> None:
 
 
 def test_the_check_passes(site: Path, tmp_path: Path) -> None:
-    done = run(site, str(CHECK), "ternary:factor=1", cwd=tmp_path)
+    done = run(site, "-c", CHECK.read_text(), "ternary:factor=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("holds\n")
 
@@ -78,7 +78,7 @@ def test_the_check_notices(site: Path, tmp_path: Path, fault: str) -> None:
     module = tmp_path / "site" / "gradwire_ternary.py"
     assert module.read_text().count(right) == 1
     module.write_text(module.read_text().replace(right, wrong))
-    done = run(tmp_path / "site", str(CHECK), "ternary", cwd=tmp_path)
+    done = run(tmp_path / "site", "-c", CHECK.read_text(), "ternary", cwd=tmp_path)
     assert done.returncode == 1
     assert re.search(words, done.stderr)
 
