@@ -65,7 +65,7 @@ def _last(values, center, least, keep, bins):
 
 @kernel
 def choose(cursor, values, starts, keeps, lowest, centers, places, indices, chosen, counts):
-    """Select elements of each block, as defined by `select_blocks`.
+    """Select elements of each block, as `block_selection.select_blocks` says.
 
     Args:
         starts: index of each block's first element, and the end of the last, int64 (blocks + 1,).

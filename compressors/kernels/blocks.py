@@ -2,6 +2,7 @@
 
 A block is one tensor. Blocks are divided into pieces of `SUM_BLOCK` elements; the last piece of a block may
 be shorter. Threads claim runs of pieces, so that many small blocks spread over threads like one large block.
+Kernels take a `layout`, from `layout_of`.
 """
 
 from __future__ import annotations

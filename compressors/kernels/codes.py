@@ -201,7 +201,6 @@ def quantize_blocks_4bit(
         gradients: address of each block's gradient, uint64 (blocks,).
         residual, left: residuals of all blocks, and the errors that replace them; empty for zeros, and the
             errors are dropped.
-        layout: layout of the blocks, from `blocks.layout_of`.
         sums, counts: receive the sum of |gradient| (float64) and the number of non-zero elements (int64) of
             each piece.
         stream: True to write the errors past the cache; `left` must then begin at a multiple of 64 bytes.
@@ -222,7 +221,6 @@ def add_pieces(layout, sums, counts, totals, nonzero):
     """Sum the magnitudes of each block's pieces, in order.
 
     Args:
-        layout: layout of the blocks, from `blocks.layout_of`.
         sums, counts: sum of |gradient| and number of non-zero elements of each piece.
         totals, nonzero: receive the sum and the number of each block, float64 and int64 (blocks,).
     """
@@ -292,8 +290,6 @@ def sum_4bit(cursor, addresses, tables, layout, out, keep, stream):
     Args:
         addresses: address of each payload's codes, uint64 (payloads,).
         tables: weighted value of each code, by payload, then by block, float32 (16 * payloads * blocks,).
-        layout: layout of the blocks, from `blocks.layout_of`.
-        keep: True to add to the values in `out`; False to start from zeros.
         stream: True to write past the cache; `out` and each block in it must then begin at a multiple of 64
             bytes.
     """

@@ -86,7 +86,6 @@ def block_of(layout, piece):
     """Return the number of the block that contains a piece; the last block for a piece beyond the end.
 
     Args:
-        layout: layout of the blocks, from `blocks.layout_of`.
         piece: number of the piece, counted over all blocks.
     """
     low, high = 0, layout.shape[1] - 2
@@ -104,7 +103,6 @@ def elements_of(layout, block, first, pieces_end):
     """Return the range of a block's elements that lie in the pieces from `first` to `pieces_end`.
 
     Args:
-        layout: layout of the blocks, from `blocks.layout_of`.
         first, pieces_end: numbers of the first piece and of the piece after the last.
 
     Returns:

@@ -187,7 +187,6 @@ def sum_dense(cursor, format, addresses, weights, out, keep):
 
     Args:
         addresses: address of each payload, uint64 (payloads,).
-        keep: True to add to the values in `out`; False to start from zeros.
     """
     start = fetch_add(cursor, CHUNK)
     while start < out.size:
@@ -204,9 +203,6 @@ def sum_dense(cursor, format, addresses, weights, out, keep):
 def round_dense(cursor, format, gradient, residual, data):
     """Round gradient + residual to a 16-bit format; write the bits to `data` (uint16), the error to
     `residual`.
-
-    Args:
-        residual: replaced by the rounding error; empty for zeros, and the error is dropped.
     """
     scratch = np.empty(CHUNK if residual.size == 0 else 0, np.float32)
     start = fetch_add(cursor, CHUNK)

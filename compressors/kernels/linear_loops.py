@@ -228,9 +228,8 @@ def side_sums(cursor, gradient, residual, uppers, lowers, counts):
 
 @njit
 def _fill_uniform(seed, first, noise):
-    """Fill `noise` with the random numbers that `uniform` gives the elements from `first`
-    on.
-    """
+    """Fill `noise` with the random numbers of the elements from `first` on: multiples of 2**-24 in [0, 1),
+    which depend on the seed and the element's index alone."""
     state = seed + np.uint64(first) * np.uint64(STEP)
     for i in range(noise.size):
         state += np.uint64(STEP)
@@ -306,7 +305,6 @@ def quantize(cursor, way, bits, bucket, gradient, residual, lows, highs, data, s
         residual: replaced by the quantization error; empty for zeros, and the error is dropped.
         lows, highs: values of each bucket, float32 (buckets,): SIDES sends `lows` for negative elements and
             `highs` for others; elsewhere `highs` is the scale or level, and one of 0 sends zeros.
-        data: receives the packed codes.
         seed: seed of the random numbers, uint64.
     """
     codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)

@@ -116,12 +116,11 @@ def _add_codes(bits, bucket, address, size, scales, weight, out, first, end):
 
 @kernel
 def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep):
-    """Add the weighted values of linear payloads to `out`, as defined by `add_linear`.
+    """Add the weighted values of linear payloads to `out`, as `linear.add_linear` says.
 
     Args:
         addresses, scales: address of each payload's codes and of its scales, uint64 (payloads,).
         size: bytes of one payload's codes.
-        keep: True to add to the values in `out`; False to start from zeros.
     """
     start = fetch_add(cursor, CHUNK)
     while start < out.size:
@@ -139,9 +138,8 @@ def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep
 
 @kernel
 def add_binary(cursor, addresses, tables, layout, out, keep):
-    """Add payloads of one-bit codes to `out`, as defined by `add_quantized`.
-
-    The arguments are those of `codes.sum_4bit`, with two entries a table.
+    """Add payloads of one-bit codes to `out`, as `cpu.add_quantized` says. The arguments are those of
+    `codes.sum_4bit`, with two entries a table.
     """
     blocks = layout.shape[1] - 1
     first = fetch_add(cursor, CHUNK_PIECES)
@@ -198,9 +196,6 @@ def find_code(cursor, bits, address, elements, size, found):
 
     Eight codes in a word are tested at once: adding ones to all bits below the top carries into it unless
     they were 0.
-
-    Args:
-        size: bytes of all codes.
     """
     tops = ones = np.uint64(0)
     for k in range(8):

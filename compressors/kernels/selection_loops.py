@@ -56,7 +56,6 @@ def collect(cursor, values, score, center, lowest, beyond, found, found_values, 
     """Write the indices and values of the elements whose score is at least `lowest` and below `beyond`.
 
     Args:
-        score: the `Score`, as its number.
         beyond: upper bound; NaN for none.
         found, found_values: receive indices (uint32) and values (float32), as far as they fit.
         places: receives each chunk's position in `found` and its number of elements, int64 (chunks, 2).
@@ -98,9 +97,7 @@ def add_and_collect(
     Args:
         left: receives the sum; it may be `residual` itself.
         stream: True to write `left` past the cache; it must then begin at a multiple of 64 bytes.
-        found, found_values: receive indices (uint32) and values (float32), as far as they fit.
-        places: receives each chunk's position in `found` and its number of elements, int64 (chunks, 2).
-        total: receives the number of all such elements, int64 (1,).
+        found, found_values, places, total: as for `collect`.
         odd: int64 (1,), greater than 0 afterwards if the gradient is not finite.
     """
     one, other, lows = np.uint64(gradient.ctypes.data), np.uint64(residual.ctypes.data), v.all_floats(lowest)
@@ -197,7 +194,6 @@ def histogram(cursor, values, score, center, counts):
     """Count the scores by the upper half of their bits.
 
     Args:
-        score: the `Score`, as its number.
         counts: the counts are added to it, int64 (BINS,), in ascending order of scores.
     """
     own = np.zeros(BINS, np.int64)

@@ -35,7 +35,7 @@ def sum_quotients(indices, elements, low_bits, found):
 
 @kernel
 def write_gaps(indices, low_bits, low, unary):
-    """Encode ascending indices as gaps, in the coding of `encode_gaps`.
+    """Encode ascending indices as gaps, as `sparse` says.
 
     Args:
         low: receives the low bits of all gaps; zeroed, of the right size.
@@ -63,11 +63,10 @@ def write_gaps(indices, low_bits, low, unary):
 
 @kernel
 def read_gaps(low, unary, low_bits, elements, lowest_set_bit, indices, status):
-    """Decode gaps in the coding of `encode_gaps`.
+    """Decode gaps as `sparse` says.
 
     Args:
         low, unary: bytes with the low bits of all gaps, and with the quotients in unary.
-        lowest_set_bit: the table `LOWEST_SET_BIT`.
         indices: receives the indices; its size is the expected number.
         status: receives the fault, a place in `WRONG`, and the number of indices read.
     """
@@ -103,13 +102,7 @@ def read_gaps(low, unary, low_bits, elements, lowest_set_bit, indices, status):
 
 @kernel
 def draw(seed, elements, indices):
-    """Draw one index in each of indices.size parts of the elements, as defined by
-    `seeded_indices`.
-
-    Args:
-        elements: number of elements to draw from.
-        indices: receives the indices, ascending.
-    """
+    """Draw one index in each of indices.size parts of the elements, as `sparse` says."""
     # Unsigned, because elements times count may be any number below 2**64.
     count, first = np.uint64(indices.size), np.uint64(0)
     for i in range(indices.size):
@@ -124,12 +117,10 @@ def draw(seed, elements, indices):
 
 @kernel
 def draw_distinct(seed, elements, taken, indices):
-    """Draw indices.size distinct indices, as defined by `distinct_indices`.
+    """Draw indices.size distinct indices, as `sparse` says.
 
     Args:
-        elements: number of elements to draw from.
         taken: scratch memory, 64-bit words of zeros, with a bit for each element.
-        indices: receives the indices, ascending.
     """
     one, count = np.uint64(1), indices.size
     # If more than half of the elements are requested, draw the elements to leave out.
@@ -181,7 +172,6 @@ def sum_sparse(cursor, indices, values, counts, weights, out, keep):
         indices, values: address of each payload's uint32 indices and of its float32 values, uint64
             (payloads,).
         counts: number of each payload's indices.
-        keep: True to add to the values in `out`; False to start from zeros.
     """
     start = fetch_add(cursor, CHUNK)
     while start < out.size:

@@ -19,7 +19,7 @@ BINS = 2048
 
 @triton.jit
 def quantize(gradient, residual, levels, begins, words, elements, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Quantize gradient + residual, as defined by `quantize`; leave the error in `residual`.
+    """Quantize gradient + residual, as `cpu.quantize` says; leave the error in `residual`.
 
     Args:
         levels: float32 pointer to the levels.

@@ -21,11 +21,7 @@ I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
 class _Vector(types.Type):
-    """The numba type of a value of 16 lanes; such values exist inside kernels only.
-
-    Attributes:
-        llvm: the LLVM vector type.
-    """
+    """The numba type of a value of 16 lanes; such values exist inside kernels only."""
 
     def __init__(self, name, lane):
         super().__init__(name)
@@ -67,12 +63,7 @@ def unary(emit, result=None):
 
 
 def binary(emit, result=None):
-    """Return a numba intrinsic with two operands.
-
-    Args:
-        emit: function that takes the LLVM builder and both operands, and returns the result.
-        result: numba type of the result; None for the first operand's type.
-    """
+    """Return a numba intrinsic with two operands; the arguments are those of `unary`."""
 
     @intrinsic
     def operation(typingctx, a, b):
