@@ -64,8 +64,7 @@ class StepContext:
 
     Attributes:
         samples: number of samples over which the mean gradient was taken, at least 1.
-        version: version of the parameters at which the gradient was computed, from 0; the same for all
-            workers of a round.
+        version: version of the parameters at which the gradient was computed; the same for all workers.
         epoch: passes over the training samples so far, fractional; infinite if nothing is to be warmed up.
         random: random numbers of this tensor, rank and version, which make a run repeatable bit for bit.
         shared: random numbers of this tensor and version that are the same on every worker.
@@ -201,8 +200,8 @@ class Neighbours:
     """Consecutive tensors that one call compresses, at least one, each by its own statistics.
 
     Attributes:
-        sizes: number of elements of each tensor; int64, shape (tensors,).
-        context: function that returns the context of a tensor, given its index among these tensors.
+        sizes: elements of each tensor; int64, shape (tensors,).
+        context: function that returns the context of a tensor, given its index among these.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -226,20 +225,15 @@ class Spanning(Protocol):
 
 
 class Choosing(Protocol):
-    """A sparsifier that can choose elements from several tensors as from one; see `joining.merged`.
-
-    Attributes:
-        seeded: True if the receiver draws the indices from a seed, so that none travel.
-    """
+    """A sparsifier that can choose from several tensors as from one (`joining.merged`). seeded: True if the
+    receiver draws the indices from a seed, so that none travel."""
 
     @property
     def seeded(self) -> bool: ...
 
     def keep(self, elements: int, context: StepContext) -> int:
-        """Return the number of elements that it sends of a tensor of this size.
-
-        If `context.keep` is set, it sends that number, which then counts for several tensors together.
-        """
+        """Return the number of elements that it sends of a tensor of this size: `context.keep`, if that is
+        set, which then counts for several tensors together."""
         ...
 
 
@@ -278,8 +272,7 @@ def is_out_of_place(compressor: Compressor) -> TypeGuard[OutOfPlace]:
 
 
 class ModelWide(Protocol):
-    """A compressor that divides a budget of elements among the tensors of the model before it
-    compresses any."""
+    """A compressor that divides a budget of elements among all tensors before it compresses any."""
 
     def plan(
         self, totals: Sequence[torch.Tensor], specs: Sequence[TensorSpec], context: StepContext

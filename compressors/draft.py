@@ -60,12 +60,8 @@ class Draft:
 
         It is a view where possible. Its magnitudes are measured unless compressing checks it anyway.
 
-        Args:
-            in_runs: True if the unit is compressed as soon as its last gradient is there.
-
-        Raises:
-            ValueError: shape or type differ from the tensor's spec.
-            NonFiniteGradient: it contains an infinity or a NaN.
+        in_runs: True if the unit is compressed as soon as its last gradient is there. Raises ValueError for
+        another shape or type, NonFiniteGradient for an infinity or a NaN.
         """
         spec = self.model.specs[index]
         if gradient.dtype != torch.float32:
@@ -84,10 +80,7 @@ class Draft:
             self.measure(index)
 
     def measure(self, index: int) -> None:
-        """Measure the magnitudes of a gradient; raise NonFiniteGradient if it contains an infinity or a NaN.
-
-        One read pass serves both: the sum of magnitudes shows values that are not finite.
-        """
+        """Measure the magnitudes of a gradient; raise NonFiniteGradient if their sum is not finite."""
         self.magnitudes[index] = devices.magnitudes(self.gradients[index])
         if not math.isfinite(self.magnitudes[index].total):
             raise NonFiniteGradient(self.model.specs[index].name)
@@ -136,14 +129,8 @@ class Draft:
     ) -> Payload:
         """Compress tensors as one, with the state of the first.
 
-        Args:
-            compressor: compressor of all of them, with or without feedback.
-            gradient: their gradients, end to end.
-            ranges: ranges that they take up in flat order, at least one.
-            context: context of the call.
-
-        Raises:
-            NonFiniteGradient: the compressor found a gradient that is not finite.
+        gradient: their gradients, end to end, which take up these ranges in flat order. Raises
+        NonFiniteGradient if the compressor finds one that is not finite.
         """
         first, ledger = indices[0], self.ledger
         try:

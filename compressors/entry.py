@@ -46,8 +46,7 @@ class Joined:
     most: int | None = None
 
     def fits(self, before: int, after: int) -> bool:
-        """Return True if a tensor of `after` elements may follow one of `before` elements in the same
-        call."""
+        """Return True if a tensor of `after` elements may follow one of `before` in the same call."""
         return before % self.full == 0 and (self.most is None or max(before, after) <= self.most)
 
 

@@ -98,23 +98,15 @@ class DenseFormat(Enum):
 class CodeFormat(Enum):
     """The code format of a quantized payload: how a code stands for a level.
 
-    SIGNED_4BIT: 0 is zero, 1…7 are -levels[0…6], 9…15 are +levels[0…6]; 8 is never sent. Eight codes fill a
-    32-bit word, the even index in the low nibble of its byte.
+    SIGNED_4BIT: 0 is zero, 1…7 are -levels[0…6], 9…15 are +levels[0…6]; 8 is never sent.
+    SIGNED_2BIT: 00 is zero, 10 is -levels[0], 11 is +levels[0]; 01 is never sent.
+    BINARY: 0 is levels[0], 1 is levels[1].
+    CODEBOOK_8BIT: a code is the index of its level, of any sign and order. It is meant for third parties'
+    compressors, and for large tensors: a table takes 1 KiB.
+    VOTE: as BINARY, for -levels[0] and levels[0]. Votes are counted: an element of their sum has the sign of
+    the majority, 0 if there is none, and the weighted mean of the levels as its magnitude.
 
-    SIGNED_2BIT: 00 is zero, 10 is -levels[0], 11 is +levels[0]; 01 is never sent. Sixteen codes fill a 32-bit
-    word, the lowest index in the lowest bits.
-
-    BINARY: 0 is levels[0], 1 is levels[1]. Thirty-two codes fill a word, the lowest index in the lowest bit.
-
-    CODEBOOK_8BIT: a code is the index of its level, levels[0…255], which may have any sign and order. Four
-    codes fill a 32-bit word. It is meant for third parties' compressors, and for large tensors: a table takes
-    1 KiB.
-
-    VOTE: the same codes as BINARY, for -levels[0] and levels[0]. Votes are not added but counted. Each
-    element of their sum has the sign of the majority, 0 if there is none, and the weighted mean of the levels
-    as its magnitude.
-
-    The last word is padded with code 0.
+    Codes fill 32-bit words, the first in the lowest bits. The last word is padded with code 0.
     """
 
     SIGNED_4BIT = "signed-4bit"
@@ -221,8 +213,7 @@ class LinearPayload:
 
     Attributes:
         bits: bits of a code, within `LINEAR_BITS`. A code of 1 bit is a sign: 1 stands for +1, 0 for -1.
-            Codes of more bits are in two's complement; the most negative one is never sent, which makes the
-            range symmetric.
+            Others are in two's complement; the most negative one is never sent.
         bucket: number of elements that share a scale, a multiple of 32 up to `MAX_BUCKET`; the last bucket
             may be shorter.
         data: uint8: a float32 scale per bucket, finite and not negative; then the codes, element i at bit i *

@@ -115,9 +115,8 @@ class CompressorSpec:
     def build(self) -> Compressor:
         """Return the compressor, inside `ErrorFeedback` if its options ask for feedback.
 
-        Raises:
-            SpecError: the compressor has a method `plan` and its entry does not declare `model_wide`, or the
-                reverse.
+        Raises SpecError if it has a method `plan` and its entry does not declare `model_wide`, or the
+        reverse.
         """
         made = self.entry.build(self.options)
         if self.entry.model_wide != hasattr(made, "plan"):
@@ -138,11 +137,9 @@ class CompressorSpec:
 
 
 def parse_compressor(spec: str | CompressorSpec) -> CompressorSpec:
-    """Parse the text `name[:key=value,...]`; return a `CompressorSpec`. A spec that is parsed already is
-    returned as it is.
+    """Parse the text `name[:key=value,...]`, unless it is parsed already.
 
-    Raises:
-        SpecError: an unknown name or key, or a bad value; the message lists those that are known.
+    Raises SpecError, which lists those that are known, for an unknown name or key, or a bad value.
     """
     if isinstance(spec, CompressorSpec):
         return spec
@@ -168,12 +165,7 @@ def _wrapping(parsed: Spec, entry: CompressorEntry) -> Wrapping | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoOptions:
-    """The options of `auto` at a worker.
-
-    Attributes:
-        compressor: spec of the compressor that is used where it saves time; slashes stand for the colon and
-            the commas of the spec.
-    """
+    """The options of `auto` at a worker. Slashes stand for the colon and the commas of the compressor."""
 
     compressor: str = "4bit"
 
@@ -183,7 +175,6 @@ def compressor_of(spec: str, *, received: bool = False) -> tuple[CompressorSpec,
     uncompressed where compressing costs more time than it saves.
 
     Args:
-        spec: spec as typed.
         received: True if another process sent the spec. Then the name must be a built-in compressor's: a name
             from the wire must not load a third party's code.
 
@@ -240,11 +231,8 @@ def create_bare(spec: str) -> Compressor:
 def parse_downlink(spec: str) -> CompressorSpec | None:
     """Parse the compressor of updates; return None for `auto`.
 
-    The spec takes the compressor's own options only. Updates need no residual: the unsent rest stays in the
-    difference between the server's parameters and the replicas.
-
-    Raises:
-        SpecError: the spec is bad, or the compressor does not suit updates.
+    Raises SpecError if it is bad, does not suit updates, or has other than its own options: updates need no
+    residual, because the rest stays in the difference between the server's parameters and the replicas.
     """
     if spec == AUTO:
         return None

@@ -83,7 +83,6 @@ class CompressionCosts:
     """The sizes and times of a compressor, as planners know it.
 
     Attributes:
-        name: spec of the compressor, `name[:key=value,...]`.
         up: coding of the tensors in a push.
         element_s: seconds of one core in which a worker compresses an element.
         least_part_bytes: lower bound of the default size of the largest part, as float32, in bytes.
@@ -132,8 +131,7 @@ SPARSE_BITS = 24
 
 
 def least_sparse_part_bytes(ratio: float) -> int:
-    """Return the lower bound of a part's default size, in bytes as float32, if one element of `ratio` is
-    sent."""
+    """Return the least default size of a part, in bytes as float32, if one element of `ratio` is sent."""
     return int(4 * 8 * LEAST_SPARSE_BYTES * ratio / SPARSE_BITS)
 
 
@@ -141,8 +139,7 @@ def least_sparse_part_bytes(ratio: float) -> int:
 def index_bits(density: float) -> float:
     """Return the size of the indices in bits, divided by the number of all elements, sent or not.
 
-    They are Golomb-Rice codes of the gaps between sent elements, or a bitmap with a bit for each element, as
-    in `compressors.indices`. density: fraction of the elements that is sent.
+    They are coded as in `indices`. density: fraction of the elements that is sent.
     """
     if not 0 < density < 1:
         return 0.0

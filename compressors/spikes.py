@@ -54,8 +54,8 @@ def judge(usual: Float64, totals: Float64, nonzero: Float64 | Int64) -> tuple[Fl
     Args:
         usual: statistics of the tensors; rows as in `ROWS`.
         totals: sum of the absolute values of each gradient.
-        nonzero: number of elements of each gradient that are not 0. A gradient without any is ignored. So is
-            one whose total is not finite, for which the full check of the gradient raises an exception.
+        nonzero: number of elements of each gradient that are not 0. A gradient without any is ignored, as is
+            one whose total is not finite.
 
     Returns:
         The ratio of each gradient's mean magnitude to the usual one, 0 while too few steps are known; and the
@@ -72,11 +72,7 @@ def judge(usual: Float64, totals: Float64, nonzero: Float64 | Int64) -> tuple[Fl
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """A spike in one tensor's gradient.
-
-    Attributes:
-        factor: ratio of its mean magnitude to the usual one.
-    """
+    """A spike in one tensor's gradient. factor: ratio of its mean magnitude to the usual one."""
 
     name: str
     factor: float

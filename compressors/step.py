@@ -130,8 +130,7 @@ class Step:
         return self._terms.wanted is None or part in self._terms.wanted
 
     def _compress(self, number: int) -> dict[int, list[Payload]]:
-        """Compress a unit whose gradients are all there; return the payloads of its parts, by number of the
-        part."""
+        """Compress a unit whose gradients are all there; return the payloads by number of the part."""
         draft, unit = self._draft, self.plan.units[number]
         unwanted = [part for part in unit.parts if not self._wants(part)]
         payloads: list[Payload] = []
@@ -177,9 +176,7 @@ class Step:
     def _judge(self, indices: Int64, totals: Float64, nonzero: Float64 | Int64) -> None:
         """Compare the magnitudes of gradients with the usual ones; record spikes and update the statistics.
 
-        Args:
-            totals: sum of the absolute values of each gradient, or of a sample of it.
-            nonzero: number of elements that are not 0, of the same.
+        totals, nonzero: sum of the absolute values, and number of elements that are not 0.
         """
         draft = self._draft
         factors, usual = judge(draft.usual[:, indices], totals, nonzero)

@@ -140,6 +140,5 @@ class ModelTensors:
         return [without_feedback(compressor).init(spec) for compressor, spec in pairs]
 
     def set_slices(self, slices: int) -> None:
-        """Prepare for steps that send one of `slices` slices of the parts: rescale the residual, and reset
-        the velocity."""
+        """Prepare for steps that send one of `slices` slices of the parts (`Ledger.set_slices`)."""
         self.ledger.set_slices(slices)

@@ -107,11 +107,8 @@ def plain_fields(state: Any) -> dict[str, Any]:
 class Bundle:
     """Compresses some tensors of one rank, step by step, and keeps their residuals. Not thread-safe.
 
-    The hook creates one for each bucket, or one for all buckets.
-
     Attributes:
-        parameters: the tensors that this bundle compresses, in the order of their gradients.
-        manifest: names, shapes and dtypes of these tensors.
+        parameters: the tensors of one bucket, or of all, in the order of their gradients.
         part: the range of all elements of the bundle, which travels as one part.
     """
 

@@ -125,9 +125,7 @@ class Flight:
 
     Attributes:
         bundle: name of the bundle whose frame it carries; "" for the terms.
-        frame: this rank's whole frame, uint8.
         slot: bytes of the frame that fit the slot.
-        wait: blocks until the collective has ended.
         gathered: buffers that receive each rank's row, in rank order.
         kept: this rank's row, whose memory must stay allocated until the collective has ended.
     """

@@ -83,14 +83,13 @@ class HookState:
         Args:
             compressor: `name[:key=value,...]`, as in `gc-worker --compressor`; not `auto`. The same on every
                 rank, like `rule`, `seed` and the kind of `optimizer`.
-            optimizer: optimizer that steps the gradients; only its kind matters. An `eps` among its
-                `defaults` marks an optimizer that divides by the root of squared gradients, as Adam does.
-                With such an optimizer, `4bit` omits its feedback, and a warning names a compressor that was
-                measured to lose accuracy. Its steps are watched: a warning names a hook that DDP does not
-                call, and gradients that no step follows. None is treated like an optimizer without `eps`.
-            named_parameters: names and parameters of the module that DDP wraps. `rule` needs the names, and
-                so does a state that is loaded where buckets have another size. Without names, tensors are
-                numbered in the order in which DDP first hands them over.
+            optimizer: optimizer that steps the gradients. An `eps` among its `defaults` marks one that
+                divides by the root of squared gradients, as Adam does: `4bit` then omits its feedback, and a
+                warning names a compressor that was measured to lose accuracy. Warnings also name a hook that
+                DDP does not call, and gradients that no step follows. None is like one without `eps`.
+            named_parameters: names and parameters of the module that DDP wraps, for `rule` and for a state
+                that is loaded where buckets have another size. Without names, tensors are numbered in the
+                order in which DDP first hands them over.
             rule: selects the tensors to compress; by default all of two or more dimensions. Other tensors
                 travel as bfloat16 with feedback, unless `compressor` itself sends floats.
             seed: seed of random numbers, at least 0.
@@ -171,15 +170,10 @@ class HookState:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent to each other rank so far, with all headers."""
         return 0 if self._gather is None else self._gather.sent
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state as plain values and host tensors, for `torch.load(weights_only=True)`.
-
-        Returns:
-            Compressor, seed and counters, and by tensor the residual, velocity, compressor's state and
-            running statistics. `load_state_dict` takes it.
 
         Raises:
             RuntimeError: a step is incomplete: DDP has handed over its first bucket and not its last.
@@ -336,7 +330,7 @@ class HookState:
             )
 
     def _bundle(self, parameters: Sequence[Parameter]) -> Bundle:
-        """Return the bundle of these tensors; create it, with their states, after a rearrangement."""
+        """Return the bundle of these tensors, a new one after a rearrangement."""
         key = tuple(each.name for each in parameters)
         if key not in self._bundles:
             for other in [other for other in self._bundles if not {*other}.isdisjoint(key)]:

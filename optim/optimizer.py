@@ -170,8 +170,6 @@ class Optimizer:
         """Return an optimizer of parameters in several groups.
 
         Args:
-            groups: hyperparameters of each group.
-            parameters: tensors to step in place.
             group_of: index of the group of each parameter, or of each tensor that `ends` names.
             ends: index after the last element of each tensor in the buffer that the parameters are views of;
                 empty if each parameter is one tensor.
@@ -303,10 +301,8 @@ class Optimizer:
         self._assign_runs(known)
 
     def remembered(self) -> list[Remembered]:
-        """Return the state of all elements as ascending runs of the buffer that the parameters are views of.
-
-        The runs share memory with the optimizer.
-        """
+        """Return the state of all elements as ascending runs of the buffer, which share the optimizer's
+        memory."""
         found: list[Remembered] = []
         for each, runs in zip(self._parameters, self._runs, strict=True):
             at = int(each.storage_offset())
