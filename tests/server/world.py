@@ -315,7 +315,9 @@ class World(Network):
                 (outcome,) = [action.outcome for action in actions if isinstance(action, e.Decided)]
                 assert outcome.decision is Decision.REFUSED
                 sim.seq = push.seq
-                self.answered.update(self.ranges.get(push.assignment, []))
+                claimed = self.ranges.get(push.assignment, [])
+                self.answered.update(claimed)
+                self.excused.update(claimed)  # it says that its residual has their gradient
                 self.outcomes.setdefault((push.worker, push.incarnation, push.seq), outcome)
                 self.take_in(actions)
 
