@@ -186,7 +186,8 @@ class Disk:
 class Remote:
     """A storage backend in a folder at a URL. Files pass through this machine's folder for temporary files.
 
-    It has the same methods as `Disk`. They raise OSError if the store fails.
+    It has the same methods as `Disk`. They raise OSError if the store fails; `write` does, too, once another
+    process has claimed the folder.
 
     Attributes:
         name: the URL, for messages.
@@ -212,11 +213,9 @@ class Remote:
         """Do nothing: a checkpoint that is still being written has yet to compare the owner's name."""
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the names of complete folders that begin with `prefix`, ascending."""
         return [folder for folder in self.left(prefix) if self._exists(f"{folder}/{checkpoint.MANIFEST}")]
 
     def left(self, prefix: str) -> list[str]:
-        """Return the names that begin with `prefix` of all folders, ascending, incomplete ones included."""
         with self._reaching():
             self._files.invalidate_cache()
             with contextlib.suppress(FileNotFoundError):
@@ -227,9 +226,6 @@ class Remote:
             return []
 
     def write(self, folder: str, tree: Any, about: Mapping[str, Any]) -> int:
-        """Write a checkpoint folder, in place of a previous one of that name, and return the bytes of its
-        files. Raises OSError if the store fails, or another process has claimed the folder at this URL.
-        about: plain values for the manifest."""
         self._check_owner()
         self.remove(folder)
         with tempfile.TemporaryDirectory(prefix="gradwire-") as name:
@@ -251,8 +247,6 @@ class Remote:
             raise OSError(f"{self.name}: another gc-server has taken over this URL; stop one of the two")
 
     def read(self, folder: str) -> tuple[Any, dict[str, Any]]:
-        """Return the tree and the manifest of a checkpoint folder; raise DamagedError if it is damaged or
-        missing."""
         with tempfile.TemporaryDirectory(prefix="gradwire-") as name:
             local = Path(name)
             for file in (checkpoint.MANIFEST, checkpoint.TREE, checkpoint.TENSORS):
@@ -271,7 +265,6 @@ class Remote:
             self._files.rm_file(self._at(f"{folder}/{checkpoint.MANIFEST}"))
 
     def remove(self, folder: str) -> None:
-        """Delete the checkpoint folder of that name, if it exists."""
         for file in (checkpoint.MANIFEST, checkpoint.TREE, checkpoint.TENSORS):
             with self._reaching(), contextlib.suppress(FileNotFoundError):
                 self._files.rm_file(self._at(f"{folder}/{file}"))
@@ -279,7 +272,6 @@ class Remote:
             self._files.rmdir(self._at(folder))
 
     def text(self, name: str) -> str:
-        """Return the text stored under `name`; raise FileNotFoundError if there is none."""
         with self._reaching():
             data: bytes = self._files.cat_file(self._at(name))
         return data.decode()

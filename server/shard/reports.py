@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,7 +59,6 @@ class Reported:
     Attributes:
         manifest: list of the model's tensors; None until the shard has parameters.
         version: version of the parameters; 0 before the first `Apply`.
-        gradient_norm: norm of the last mean gradient before clipping; NaN if gradients are never clipped.
         square_norms: square norm of the mean gradient of each tensor, as the mean of the last measured
             versions; empty before the first one.
         checked: the last version at which a checksum of the replica was computed, and that checksum; (0, 0)
@@ -70,7 +68,6 @@ class Reported:
     def __init__(self) -> None:
         self.manifest: Manifest | None = None
         self.version = 0
-        self.gradient_norm = math.nan
         self.square_norms: tuple[float, ...] = ()
         self.checked = 0, 0
         self._plan: Plan | None = None
@@ -86,6 +83,6 @@ class Reported:
         self._plan = plan
 
     def applied(self, report: Applied) -> None:
-        """Take over version, norm, square norms and checksum from a report."""
-        self.version, self.gradient_norm = report.version, report.gradient_norm
+        """Take over version, square norms and checksum from a report."""
+        self.version = report.version
         self.square_norms, self.checked = report.square_norms, report.checked

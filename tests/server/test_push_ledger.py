@@ -138,16 +138,6 @@ def test_duplicates_of_parts_and_commits_are_of_no_use_and_do_no_harm() -> None:
     assert (again.event.seq, again.refusal) == (1, None), "control repeats its outcome"
 
 
-def test_a_part_that_was_refused_is_wanted_again_and_holds_up_its_push() -> None:
-    ledger = Ledger()
-    ledger.send(1, 0, 2)
-    assert ledger.needs(1, 1)  # and it is damaged: nothing is stored
-    ledger.declare(1)
-    assert ledger.handed_on() == []
-    ledger.send(1, 1)
-    assert ledger.handed_on() == [1]
-
-
 def test_a_later_push_waits_for_an_earlier_one_whose_part_comes_again() -> None:
     ledger = Ledger()
     ledger.send(1, 0, 1)
@@ -157,19 +147,6 @@ def test_a_later_push_waits_for_an_earlier_one_whose_part_comes_again() -> None:
     assert ledger.handed_on() == []
     ledger.send(1, 2)
     assert ledger.handed_on() == [1, 2]
-
-
-def test_a_later_push_that_is_given_up_does_not_end_an_earlier_one() -> None:
-    ledger = Ledger()
-    ledger.send(1, 0, 1)
-    ledger.send(3, 0)
-    ledger.abandon(key(3))
-    assert not ledger.needs(3, 1)
-    assert ledger.stored(MEMBER) == (m.Stored(seq=1, parts=(0, 1)),)
-    ledger.declare(1)
-    ledger.send(1, 2)
-    assert ledger.handed_on() == [1]
-    assert not ledger.needs(2, 0), "nothing had come of it when a later one was given up"
 
 
 @pytest.mark.parametrize("checksums", [{**CHECKSUMS, 1: 23}, {0: 11, 1: 22}, {0: 22, 1: 11, 2: 33}])

@@ -112,17 +112,6 @@ def test_one_workers_step_is_torchs_own_to_the_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters, expected, strict=True))
 
 
-@pytest.mark.parametrize("spec", ["none", "bf16", "2bit", "4bit"])
-def test_the_same_round_gives_the_same_bits(spec: str) -> None:
-    digests: set[str] = set()
-    for _ in range(2):
-        ours, workers = store("adam"), compressors(spec)
-        for step in range(3):
-            apply(ours, version=step + 1, shares=shares(step, workers))
-        digests.add(ours.sha256())
-    assert len(digests) == 1
-
-
 def test_the_order_of_the_shares_decides_the_bits_and_nothing_else_does() -> None:
     """The core's rank order matters: float sums depend on their order."""
     digests: dict[tuple[int, ...], str] = {}
@@ -477,12 +466,46 @@ def test_the_plans_of_these_tests_cut_tensors_and_join_them() -> None:
         assert any(unit.last - unit.first > 1 for unit in plan.units)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_size_of_parts_has_no_say_in_the_bits(kind: str) -> None:
-    found = [trained(part_bytes, KINDS[kind]) for part_bytes in PART_BYTES]
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        *((kind, {}) for kind in KINDS),
+        *(
+            (kind, {"downlink": each})
+            for each in ("none", "4bit", "8bit", "topk:ratio=50", "fp16")
+            for kind in ("mixed", "topk of values")
+        ),
+        *(("mixed", {"aggregation": each}) for each in (Median(), Trimmed(wrong=1), Krum(wrong=1))),
+    ],
+    ids=str,
+)
+def test_the_size_of_parts_has_no_say_in_the_bits(kind: str, more: dict[str, Any]) -> None:
+    found = [trained(part_bytes, KINDS[kind], **more) for part_bytes in PART_BYTES]
     assert found[0] == found[1] == found[2]
-    for _, replica, worker in found:
-        assert replica == worker
+    assert all(replica == worker for _, replica, worker in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        *((kind, {}) for kind in KINDS),
+        *(
+            ("mixed", {"downlink": each})
+            for each in ("none", "4bit", "8bit", "topk:ratio=50", "qsgd", "fp16")
+        ),
+        *(("mixed", {"aggregation": each}) for each in (Median(), Trimmed(wrong=1), Trimmed(wrong=2))),
+        *(
+            ("mixed", {"optimizer": each})
+            for each in ("sgd:momentum=0.9,nesterov=on", "adamw:weight_decay=0.1", "adagrad")
+        ),
+    ],
+    ids=str,
+)
+def test_nor_has_the_order_in_which_parts_become_final(kind: str, more: dict[str, Any]) -> None:
+    size = PART_BYTES["optimizer" in more]
+    expected = trained(size, KINDS[kind], **more)
+    for seed in range(1 if more else 3):
+        assert trained(size, KINDS[kind], early=random.Random(seed), **more) == expected
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad:lr_decay=0.1"])
@@ -505,46 +528,6 @@ def test_a_step_of_what_sparse_pushes_hold_leaves_the_bits_of_one_of_everything(
     monkeypatch.setattr(store, "_step_elements", counted)
     assert trained(PART_BYTES[0], KINDS[kind], optimizer=optimizer)[0] == expected[0]
     assert sum(calls) > 0
-
-
-@pytest.mark.parametrize("downlink", ["none", "4bit", "8bit", "topk:ratio=50", "fp16"])
-@pytest.mark.parametrize("kind", ["mixed", "topk of values"])
-def test_nor_has_it_with_an_updates_compressor_of_its_own(downlink: str, kind: str) -> None:
-    found = [trained(part_bytes, KINDS[kind], downlink) for part_bytes in PART_BYTES]
-    assert found[0] == found[1] == found[2]
-    assert found[0][1] == found[0][2]
-
-
-@pytest.mark.parametrize("aggregation", [Median(), Trimmed(wrong=1), Krum(wrong=1)], ids=str)
-def test_nor_has_it_in_robust_aggregation(aggregation: Aggregation) -> None:
-    found = [trained(part_bytes, KINDS["mixed"], "auto", aggregation) for part_bytes in PART_BYTES]
-    assert found[0] == found[1] == found[2]
-    assert found[0][1] == found[0][2]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nor_has_the_order_in_which_parts_become_final(kind: str) -> None:
-    expected = trained(PART_BYTES[0], KINDS[kind])
-    for seed in range(3):
-        assert trained(PART_BYTES[0], KINDS[kind], early=random.Random(seed)) == expected
-
-
-@pytest.mark.parametrize("downlink", ["none", "4bit", "8bit", "topk:ratio=50", "qsgd", "fp16"])
-def test_nor_has_that_order_with_an_updates_compressor_of_its_own(downlink: str) -> None:
-    expected = trained(PART_BYTES[0], KINDS["mixed"], downlink)
-    assert trained(PART_BYTES[0], KINDS["mixed"], downlink, early=random.Random(1)) == expected
-
-
-@pytest.mark.parametrize("aggregation", [Median(), Trimmed(wrong=1), Trimmed(wrong=2)], ids=str)
-def test_nor_has_that_order_in_robust_aggregation(aggregation: Aggregation) -> None:
-    expected = trained(PART_BYTES[0], KINDS["mixed"], "auto", aggregation)
-    assert trained(PART_BYTES[0], KINDS["mixed"], "auto", aggregation, early=random.Random(1)) == expected
-
-
-@pytest.mark.parametrize("optimizer", ["sgd:momentum=0.9,nesterov=on", "adamw:weight_decay=0.1", "adagrad"])
-def test_nor_has_that_order_with_what_an_optimizer_remembers(optimizer: str) -> None:
-    expected = trained(PART_BYTES[1], KINDS["mixed"], optimizer=optimizer)
-    assert trained(PART_BYTES[1], KINDS["mixed"], optimizer=optimizer, early=random.Random(1)) == expected
 
 
 @pytest.mark.parametrize("kind", ["4bit", "topk", "none", "mixed"])
