@@ -254,13 +254,20 @@ class Connection(Calls):
 
 def connection_of(settings: WorkerSettings, metrics: WorkerMetrics) -> Connection:
     """Create a connection from a worker's options; it has not joined a job yet."""
+
+    def sent(count: int) -> None:
+        metrics.wire_up.inc(count)  # looked up each time: its label may change
+
+    def received(count: int) -> None:
+        metrics.wire_down.inc(count)
+
     return Connection(
         parse_address(settings.server),
         worker=settings.worker_id or own_name(),
         incarnation=time.time_ns(),
         connect_s=settings.connect_seconds,
         give_up_s=settings.give_up_seconds,
-        sent=lambda count: metrics.wire_up.inc(count),  # looked up each time: its label may change
-        received=lambda count: metrics.wire_down.inc(count),
+        sent=sent,
+        received=received,
         files=access_files(settings),
     )

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -84,46 +83,70 @@ def described(message: object) -> str:
             return type(message).__name__
 
 
-def welcomed(outgoing: Outgoing, *stored: str, plan: int = 1) -> None:
-    """stored: texts such as "4:0+2" for parts 0 and 2 of push 4."""
-    pairs = [each.split(":") for each in stored]
-    known = [m.Stored(seq=int(seq), parts=tuple(map(int, re.findall(r"\d+", of)))) for seq, of in pairs]
-    outgoing.welcome(welcome(*known, plan=plan))
-
-
 def packet(exchange: int) -> Transfer:
     return transfer(m.Packet(exchange=exchange, index=0, elements=4), 1 << 40)
 
 
-ACTIONS: Mapping[str, Callable[..., object]] = {
-    "ready": lambda out: out.ready(MANIFEST),
-    "begin": lambda out: out.open_stream(HELLO),
-    "welcome": welcomed,
-    "end": Outgoing.end_stream,
-    "push": push,
-    "part": lambda out, seq, number, size=16: out.queue_part(seq, number, part(seq, number, size)),
-    "commit": lambda out, seq, parts=1: out.queue_commit(commit(seq, parts)),
-    "packet": lambda out, exchange: out.queue.put(packet(exchange)),
-    "exchange": lambda out, number: setattr(out.queue, "exchange", number),
-    "resend": lambda out, seq, number=None: out.resend(seq, number),
-    "stored": lambda out, seq, number: out.stored(seq, (number,)),
-    "settle": Outgoing.settle,
-    "abandon": Outgoing.abandon,
-    "unwanted": Outgoing.unwanted,
-    "beat": lambda out: out.say(BEAT),
-    "report": lambda out: out.repeat(m.Evaluation(version=1, epoch=1, metrics={})),
-    "rate": lambda out, rate: out.queue.limit_rate(rate),
-    "turns": set_turns,
-}
+class Story:
+    """Performs the actions of a story, which are methods of this class or of `Outgoing`."""
 
+    def __init__(self) -> None:
+        self.outgoing = Outgoing()
 
-def act(outgoing: Outgoing, action: str) -> None:
-    """Perform an action of a story: a word, numbers, and named numbers."""
-    word, *rest = action.split()
-    named = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", action)}
-    ACTIONS[word](
-        outgoing, *(int(each) if each.isdigit() else each for each in rest if "=" not in each), **named
-    )
+    def act(self, action: str) -> None:
+        """action: a word, numbers, and named numbers."""
+        word, *rest = action.split()
+        named = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", action)}
+        given = [int(each) if each.isdigit() else each for each in rest if "=" not in each]
+        getattr(self if hasattr(self, word) else self.outgoing, word)(*given, **named)
+
+    def ready(self) -> None:
+        self.outgoing.ready(MANIFEST)
+
+    def begin(self) -> None:
+        self.outgoing.open_stream(HELLO)
+
+    def welcome(self, *stored: str, plan: int = 1) -> None:
+        """stored: texts such as "4:0+2" for parts 0 and 2 of push 4."""
+        pairs = [each.split(":") for each in stored]
+        known = [m.Stored(seq=int(seq), parts=tuple(map(int, re.findall(r"\d+", of)))) for seq, of in pairs]
+        self.outgoing.welcome(welcome(*known, plan=plan))
+
+    def end(self) -> None:
+        self.outgoing.end_stream()
+
+    def push(self, seq: int, parts: int = 1) -> None:
+        push(self.outgoing, seq, parts)
+
+    def part(self, seq: int, number: int, size: int = 16) -> None:
+        self.outgoing.queue_part(seq, number, part(seq, number, size))
+
+    def commit(self, seq: int, parts: int = 1) -> None:
+        self.outgoing.queue_commit(commit(seq, parts))
+
+    def packet(self, exchange: int) -> None:
+        self.outgoing.queue.put(packet(exchange))
+
+    def exchange(self, number: int) -> None:
+        self.outgoing.queue.exchange = number
+
+    def resend(self, seq: int, number: int | None = None) -> None:
+        self.outgoing.resend(seq, number)
+
+    def stored(self, seq: int, number: int) -> None:
+        self.outgoing.stored(seq, (number,))
+
+    def beat(self) -> None:
+        self.outgoing.say(BEAT)
+
+    def report(self) -> None:
+        self.outgoing.repeat(m.Evaluation(version=1, epoch=1, metrics={}))
+
+    def rate(self, bytes_s: int) -> None:
+        self.outgoing.queue.limit_rate(bytes_s)
+
+    def turns(self, *turns: int, credit: int = 0, number: int = 1) -> None:
+        set_turns(self.outgoing, *turns, credit=credit, number=number)
 
 
 # Each line: actions, then the messages that are written; after `>>` with the chunks, after `>>N` at most N
@@ -284,16 +307,16 @@ STORIES = {
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=[name.replace(" ", "_") for name in STORIES])
 def test_stories(story: str) -> None:
-    outgoing = Outgoing()
+    told = Story()
     with asyncio.Runner() as runner:
         for line in re.sub(r"\n\s+>", " >", story).split("\n"):
             actions, arrow, expected = re.fullmatch(r"([^>]*)(>>?\d*|)(.*)", line.strip()).groups()  # type: ignore[union-attr]
             for action in filter(None, map(str.strip, actions.split(","))):
-                act(outgoing, action)
+                told.act(action)
             if not arrow:
                 continue
             most = re.search(r"\d+", arrow)
-            sent = map(described, runner.run(drained(outgoing, int(most[0]) if most else 99)))
+            sent = map(described, runner.run(drained(told.outgoing, int(most[0]) if most else 99)))
             wanted = re.sub(r"(\d+)\*(\w+)", lambda found: ", ".join([found[2]] * int(found[1])), expected)
             found = [each for each in sent if ">>" in arrow or each != "Chunk"]
             assert found == [*filter(None, map(str.strip, wanted.split(",")))], line
