@@ -93,7 +93,6 @@ def measure(
     Args:
         name: name of the job in the table.
         mode: spec of the mode.
-        workers: number of workers.
         seconds: emulated computation per sample.
         mbit: Mbit/s of each link in each direction.
         steps: steps of all workers; in async mode pushes of each worker.

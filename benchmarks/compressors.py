@@ -48,7 +48,7 @@ from ..compressors import (
 from ..compressors.kernels import cpu, selection, sparse
 from ..compressors.registry import BUILT_IN, create, names
 from . import output
-from .arguments import at_least_one, json_option, numbers, option, some_of
+from .arguments import at_least_one, json_option, numbers, option
 from .timing import interleaved, wall
 
 ADD_BYTES = 12.0
@@ -61,7 +61,6 @@ DENSITIES = (0.1, 0.01, 0.001)
 TOP = 100  # one element in TOP is selected
 PUSHES = 16  # in a sum
 SPARSIFIERS = ("dgc", "gcac", "krngc", "l1", "randk", "topk")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def default_specs() -> list[str]:
@@ -110,12 +109,10 @@ class _Subject:
         error_norm: Euclidean norm of the first step's error, relative to that of its gradient.
     """
 
-    def __init__(self, spec: str, elements: int, dtype: str) -> None:
+    def __init__(self, spec: str, elements: int) -> None:
         self._compressor = model_compressor(spec, elements)
         generator = torch.Generator().manual_seed(0)
-        self._gradients = [
-            (torch.randn(1, elements, generator=generator) * 0.02).to(DTYPES[dtype]) for _ in range(2)
-        ]
+        self._gradients = [torch.randn(1, elements, generator=generator) * 0.02 for _ in range(2)]
         self._version = 0
         first = self._gradients[0].float()
         self.payload = self.step()
@@ -143,20 +140,13 @@ def in_turn(tasks: Sequence[Callable[[], object]], elements: int, repeats: int) 
     return interleaved(tasks, repeats, lambda task: wall(task, calls))
 
 
-def measure(spec: str, elements: int, dtype: str, repeats: int) -> dict[str, Any]:
+def measure(spec: str, elements: int, repeats: int) -> dict[str, Any]:
     """Measure one compressor on one matrix and return a row of the table, as a JSON object.
 
-    In the row, "seconds" is the median of a call. "ratio_to_add" is the bandwidth relative to that of
-    `torch.add_` in the same run. "error_norm" is the Euclidean norm of the first payload's error, relative to
-    that of its gradient.
-
-    Args:
-        spec: spec of the compressor.
-        elements: elements of the matrix.
-        dtype: name in `DTYPES`.
-        repeats: number of calls to time.
+    "seconds" is the median of a call, "ratio_to_add" its bandwidth relative to that of `torch.add_` in the
+    same run, and "error_norm" the norm of the first payload's error, relative to that of its gradient.
     """
-    subject = _Subject(spec, elements, dtype)
+    subject = _Subject(spec, elements)
     one, other = torch.ones(elements), torch.ones(elements)
     seconds, add_seconds = in_turn([subject.step, lambda: one.add_(other)], elements, repeats)
     sent = wire_bytes(subject.payload)
@@ -164,7 +154,6 @@ def measure(spec: str, elements: int, dtype: str, repeats: int) -> dict[str, Any
     return {
         "name": spec,
         "device": "cpu",
-        "dtype": dtype,
         "elements": elements,
         "seconds": seconds,
         "bytes_moved": moved,
@@ -253,7 +242,7 @@ def index_ratio(density: float, elements: int) -> float:
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a Markdown table for each size and dtype."""
+    """Yield a Markdown table for each size."""
 
     def cells(row: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"`{row['name']}`", f"{row['seconds'] * 1e3:.2f}", f"{row['ratio_to_add']:.2f}")
@@ -261,8 +250,8 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from (f"{row['achieved_ratio']:.2f} x", f"{row['error_norm']:.3f}")
 
     headings = "compressor", "ms", "of add_", "promised", "achieved", "error"
-    for (elements, dtype), group in itertools.groupby(rows, lambda row: (row["elements"], row["dtype"])):
-        yield f"{elements:,} elements, {dtype}: whole call with error feedback\n"
+    for elements, group in itertools.groupby(rows, lambda row: row["elements"]):
+        yield f"{elements:,} elements: whole call with error feedback\n"
         yield output.table(headings, map(cells, group)) + "\n"
 
 
@@ -271,8 +260,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser, "--elements", numbers(MOST_ELEMENTS), sizes, "N,...", "numbers of elements of the matrices"
     )
-    text = f"dtypes of the gradients: {', '.join(DTYPES)}"
-    option(parser, "--dtypes", some_of(list(DTYPES)), "float32", "NAME,...", text)
     text = "compressors to measure (default: all)"
     parser.add_argument("--compressors", nargs="+", metavar="SPEC", help=text)
     option(parser, "--repeats", at_least_one, 7, "N", "repetitions")
@@ -291,10 +278,10 @@ def run(given: argparse.Namespace) -> int:
     warm_up()
     rows: list[dict[str, Any]] = []
     failed: list[str] = []
-    for elements, dtype, spec in itertools.product(given.elements, given.dtypes, specs):
-        output.say(f"{spec}: {elements:,} elements, {dtype}")
+    for elements, spec in itertools.product(given.elements, specs):
+        output.say(f"{spec}: {elements:,} elements")
         try:
-            rows.append(measure(spec, elements, dtype, given.repeats))
+            rows.append(measure(spec, elements, given.repeats))
         except Exception as error:
             if parse_spec("compressor", spec).name in BUILT_IN:
                 raise

@@ -10,7 +10,6 @@ import dataclasses
 import importlib
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,34 +19,19 @@ from ..worker.tasks import Task, load
 slower = 1.0  # factor of all times that this process sleeps; `main` sets it
 
 
-def digits(seconds: float = 0.001, model: str = "mlp") -> Task:
+def digits(seconds: float = 0.001) -> Task:
     """Return the digits task, with this many seconds of sleep added per sample."""
-    return _paced(load(f"digits:model={model}"), seconds, lambda batch: len(batch[0]))
-
-
-def characters(seconds: float = 0.001) -> Task:
-    """Return the characters task, with this many seconds of sleep added per sample."""
-    return _paced(load("characters"), seconds, len)
-
-
-def _paced(task: Task, seconds: float, samples: Callable[[Any], int]) -> Task:
-    """Return a task that sleeps this many seconds for each of the samples of a batch."""
+    task = load("digits")
 
     def loss(network: torch.nn.Module, batch: Any) -> torch.Tensor:
-        time.sleep(seconds * slower * samples(batch))
+        time.sleep(seconds * slower * len(batch[0]))
         return task.loss(network, batch)
 
     return dataclasses.replace(task, loss=loss)
 
 
 def still(elements: int = 250_000, seconds: float = 0.01, samples: int = 1024) -> Task:
-    """Return a task whose model learns nothing, and which sleeps this many seconds per sample.
-
-    Args:
-        elements: number of the model's parameters.
-        seconds: sleep per sample.
-        samples: number of samples in an epoch.
-    """
+    """Return a task whose model of so many parameters learns nothing, and which sleeps for each sample."""
 
     class Still(torch.nn.Module):
         def __init__(self) -> None:

@@ -21,9 +21,8 @@ Sources. Q1: Shi et al., "MG-WFBP: Efficient Data Communication for Distributed 
 Learning" (SEAMGS-SGD; Journal of Jilin University, Science Edition, 2025, no. 5), algorithm 1.
 
 With Q2 always true SEAMGS is MG-WFBP's greedy rule, Q1 alone. A merge never raises the sum over all groups
-of (1 - density) * square norm, the sparse error (2). This error holds for indices that all workers share, as
-`randk` draws them. If every worker draws its own, the elements of the workers' sum are not left out together:
-the expected error is (1 - density)^2 ||sum g||^2 + density (1 - density) sum_p ||g_p||^2.
+of (1 - density) * square norm, the sparse error (2), which holds for indices that all workers share, as
+`randk` draws them.
 
 Deviations from SEAMGS-SGD. Equation (15) needs t_reduce = alpha, the second line of (19) needs <=, and (12)
 counts the time of l - 1 twice. Equation (22) has < 0; we also merge at equality, which (18) allows: such a

@@ -68,8 +68,7 @@ def predict(profile: JobProfile, chosen: StepOptions) -> Prediction:
     worker.
 
     Raises:
-        ValueError: the mode cannot be predicted, or the choices do not go together. `SpecError`, a subclass,
-            if the fusion or the order is not known.
+        ValueError: the mode cannot be predicted, or the choices do not go together.
     """
     if chosen.mode.startswith("ring"):
         return _ring(profile, chosen)
@@ -278,9 +277,8 @@ def break_even(profile: JobProfile, chosen: StepOptions, *, taken_s: float, plai
 def rank(profile: JobProfile, compressors: Sequence[CompressionCosts]) -> list[Prediction]:
     """Predict all combinations of choices that may be worthwhile; return the predictions, the fastest first.
 
-    For each compressor these are: each overlap; with the best overlap each fusion; with the best of those
-    each order; slices; local steps; and pushes that are applied by themselves. Coded modes and ring
-    all-reduces are added once.
+    For each compressor: each overlap; with the best overlap each fusion; with the best of those each order;
+    slices; local steps; pushes that are applied by themselves. Coded modes and rings are added once.
     """
     found: dict[StepOptions, Prediction] = {}
 

@@ -27,9 +27,7 @@ by one, each with its start, so a merge saves nothing and only fixes an order. F
 
 The gain of two-phase over p3 is therefore at most the time of one piece.
 
-Sources:
-
-- Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Training" (MLSys 2019).
+Sources: Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Training" (MLSys 2019).
 Peng et al., "A Generic Communication Scheduler for Distributed DNN Training Acceleration" (SOSP 2019); for
 two-phase the paper on multi-step delayed updates, algorithms 2 and 3.
 

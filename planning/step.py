@@ -63,9 +63,7 @@ class Piece:
     """A part of the plan as work for the lanes.
 
     Attributes:
-        unit: number of its unit.
-        up_bytes: bytes that one worker uploads.
-        down_bytes: bytes that each worker downloads.
+        up_bytes, down_bytes: bytes that each worker uploads and downloads.
         pushes: number of workers that upload it.
         server_s: seconds of the server's reducer.
         apply_s: seconds in which a worker applies the update.
@@ -97,7 +95,6 @@ class StepWork:
 
     Attributes:
         batches: the units, in the order of backward.
-        pieces: the parts, by number.
         early: True if forward of a unit waits for its own updates only.
         credit: number of parts of a worker that may be in flight at once; 0 for no limit.
         computing_cores: cores that forward and backward of all workers keep busy while nothing else needs
@@ -119,9 +116,7 @@ class StepResources:
 
     Attributes:
         server, worker: link of the server and of each worker, the same in both directions.
-        rtt_s: seconds of a round trip between a worker and the server.
-        byte_s: processor seconds for each byte that a process sends or receives.
-        part_s: processor seconds for each part that a process sends or receives.
+        byte_s, part_s: processor seconds for each byte and part that a process sends or receives.
         step_s: fixed seconds of a step, for commits, outcomes and assignments.
         cores: number of cores of the machine that all processes share; None if each process has a machine.
         uneven: fraction of the download time by which the first worker has its update before the last one.
@@ -189,7 +184,6 @@ class _Job:
     Attributes:
         left: seconds that are left of it, if it runs alone.
         cores: number of cores that it keeps busy.
-        start: time at which it began.
     """
 
     kind: str
