@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,9 +110,10 @@ def bodies(sources: Iterable[Source]) -> dict[str, set[str]]:
 
 @dataclass(frozen=True)
 class Figure:
-    name: str
+    kind: str
     value: int
     budget: int
+    room: str = ""  # empty for the whole house
     worst: str = ""  # what a reader looks at first if the figure is over its budget
 
 
@@ -120,18 +121,16 @@ def figures(budget: dict[str, dict[str, int]]) -> Iterator[Figure]:
     """Yield each figure of the budget. A room that the budget lacks counts with what is around it."""
     sources = [source(name, (ROOT / name).read_text()) for name in tracked("*.py")]
     package = [file for file in sources if not file.name.startswith(("tests/", "papers/", "examples/"))]
+    house = budget["house"]
     for kind in ("code", "text"):
         spent: Counter[str] = Counter()
         for file in sources:
             spent[room_of(file.name, budget[kind])] += getattr(file, kind)
-        yield from (Figure(f"{kind} of {room}", spent[room], most) for room, most in budget[kind].items())
-    house = budget["house"]
-    for kind in ("code", "text"):
-        most = house[f"package_{kind}"]
-        yield Figure(f"{kind} of the package", sum(getattr(file, kind) for file in package), most)
+        yield from (Figure(kind, spent[room], most, room) for room, most in budget[kind].items())
+        yield Figure(kind, sum(getattr(file, kind) for file in package), house[kind], "the package")
     long = sorted((file for file in package if file.lines > LONG), key=lambda file: -file.lines)
     names = ", ".join(f"{file.name} {file.lines}" for file in long)
-    yield Figure(f"files over {LONG} lines", len(long), house["files_over_450"], names)
+    yield Figure(f"files over {LONG} lines", len(long), house["files_over_450"], worst=names)
     classes = ((node, file) for file in package for node in ast.walk(file.tree))
     lengths = [
         ((node.end_lineno or 0) - node.lineno + 1, f"{file.name} {node.name}")
@@ -139,20 +138,27 @@ def figures(budget: dict[str, dict[str, int]]) -> Iterator[Figure]:
         if isinstance(node, ast.ClassDef)
     ]
     longest, where = max(lengths)
-    yield Figure("lines of the longest class", longest, house["longest_class"], where)
+    yield Figure("lines of the longest class", longest, house["longest_class"], worst=where)
     on_the_way = [f for f in package if f.name.startswith(WAY) and not f.name.startswith(NOT_ON_THE_WAY)]
     found = bodies(on_the_way)
     many = sorted((name for name in found if len(found[name]) > 3), key=lambda name: -len(found[name]))
     listed = "; ".join(f"{name}: {', '.join(sorted(found[name]))}" for name in many)
-    yield Figure("verbs of more than 3 bodies on the way", len(many), house["verbs_over_3_bodies"], listed)
+    yield Figure("verbs of over 3 bodies on the way", len(many), house["verbs_over_3_bodies"], worst=listed)
     pages = [name for name in tracked("*.md") if name.startswith(READERS)]
     words = sum(len((ROOT / name).read_text().split()) for name in pages)
     yield Figure("words for readers", words, house["words"])
 
 
-def table(rows: Iterable[Figure]) -> str:
-    lines = [f"| {row.name} | {row.value:,} | {row.budget:,} |" for row in rows]
-    return "\n".join(["| | now | budget |", "|---|---|---|", *lines]) + "\n"
+def table(rows: Sequence[Figure]) -> str:
+    """Return the rows of rooms, with both kinds of lines in one row, and those of the house."""
+    lines = {kind: {row.room: row for row in rows if row.kind == kind} for kind in ("code", "text")}
+    shown = ["| lines of | code | budget | text | budget |", "|---|---|---|---|---|"]
+    for room, code in lines["code"].items():
+        text = lines["text"][room]
+        shown.append(f"| {room} | {code.value:,} | {code.budget:,} | {text.value:,} | {text.budget:,} |")
+    shown += ["", "| the house | now | budget |", "|---|---|---|"]
+    shown += [f"| {row.kind} | {row.value:,} | {row.budget:,} |" for row in rows if not row.room]
+    return "\n".join(shown) + "\n"
 
 
 def main() -> int:
@@ -176,7 +182,8 @@ def main() -> int:
     if not arguments.check:
         print(table(rows), end="")
     for row in over:
-        print(f"over budget: {row.name}: {row.value:,} of {row.budget:,} {row.worst}", file=sys.stderr)
+        where = f"{row.kind} of {row.room}" if row.room else row.kind
+        print(f"over budget: {where}: {row.value:,} of {row.budget:,} {row.worst}", file=sys.stderr)
     if arguments.write:
         before, _, rest = PAGE.read_text().partition(BEGIN)
         _, _, after = rest.partition(END)

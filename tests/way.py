@@ -17,7 +17,9 @@ from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
-START_S, WATCHED_S, LIMIT_S = 20.0, 4.0, 120.0
+# The first steps compile kernels and divide the model; the watch begins some time after this file is entered.
+FIRST = {"server": "server/streams/push_ledger.py", "worker": "worker/training/gradients.py"}
+SETTLED_S, WATCHED_S, LIMIT_S = 8.0, 4.0, 300.0
 
 
 def entered() -> list[str]:
@@ -55,22 +57,25 @@ def entered() -> list[str]:
 def watched(note: Path, module: str) -> None:
     """Run a command, and write the files that it enters in a few seconds of its steps."""
     seen: set[str] = set()
-    opened = time.monotonic() + START_S
+    first = str(ROOT / FIRST[note.name])
 
     def profile(frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call" and time.monotonic() > opened:
+        if event == "call" and frame.f_code.co_name != "<module>":
             seen.add(frame.f_code.co_filename)
 
-    def write() -> None:
+    def watch() -> None:
+        while first not in seen:
+            time.sleep(0.1)
+        time.sleep(SETTLED_S)
+        seen.clear()
+        time.sleep(WATCHED_S)
         prefix = f"{ROOT}/"
         names = [name.removeprefix(prefix) for name in seen.copy() if name.startswith(prefix)]
         draft = note.with_suffix(".draft")
         draft.write_text("\n".join(name for name in names if not name.startswith((".", "tests/"))))
         draft.rename(note)
 
-    timer = threading.Timer(START_S + WATCHED_S, write)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=watch, daemon=True).start()
     threading.setprofile(profile)
     sys.setprofile(profile)
     sys.exit(importlib.import_module(module).main())
