@@ -31,7 +31,7 @@ def digits(seconds: float = 0.001) -> Task:
 
 
 def still(elements: int = 250_000, seconds: float = 0.01, samples: int = 1024) -> Task:
-    """Return a task whose model of so many parameters learns nothing, and which sleeps for each sample."""
+    """Return a task whose model learns nothing, and which sleeps this many seconds for each sample."""
 
     class Still(torch.nn.Module):
         def __init__(self) -> None:

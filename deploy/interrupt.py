@@ -23,12 +23,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """The exception of a signal. A BaseException, so that only a command's entry point catches it.
-
-    Attributes:
-        number: the signal.
-        status: the job's last status if training had begun, else None.
-    """
+    """The exception of a signal, with the job's last status if training had begun. A BaseException, so that
+    only a command's entry point catches it."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
