@@ -177,6 +177,15 @@ class Daemons:
         self._all.append(worker)
         return worker
 
+    def programs(
+        self, module: str, first: str, *more: str, count: int, environ: Mapping[str, str] | None = None
+    ) -> list[Daemon]:
+        """So many of them, `w0` and on. more: addresses of servers, then options."""
+        return [
+            self.program(module, first, *more, "--worker-id", f"w{number}", environ=environ)
+            for number in range(count)
+        ]
+
     def plain(self, module: str, *arguments: str, environ: Mapping[str, str] | None = None) -> Daemon:
         """Any command."""
         daemon = Daemon(module, arguments, environ, self._start)

@@ -30,14 +30,8 @@ def job(daemons: Daemons, workers: int, *more: str) -> Server:
 def scripts(
     daemons: Daemons, server: Server, take: int, kind: str, count: int = 1, **environ: str
 ) -> list[Daemon]:
-    return [
-        daemons.program(
-            *("script_accumulates", f"{take} {kind}", server.address, "--worker-id", f"w{number}"),
-            *("--compressor", "none"),
-            environ=environ,
-        )
-        for number in range(count)
-    ]
+    program = ("script_accumulates", f"{take} {kind}", server.address, "--compressor", "none")
+    return daemons.programs(*program, count=count, environ=environ)
 
 
 def trained(script: Daemon) -> dict[str, Any]:

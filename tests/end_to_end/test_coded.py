@@ -97,9 +97,7 @@ def test_a_whole_training_ends_at_the_bits_of_synchronous_sgd(daemons: Daemons, 
             workers = daemons.workers(server, 4)
         else:
             first = f"{scheme} worker"
-            workers = [
-                daemons.program(SCHEMES, first, server.address, "--worker-id", f"w{i}") for i in range(4)
-            ]
+            workers = daemons.programs(SCHEMES, first, server.address, count=4)
         reply = ended(server, workers)
         found[scheme] = reply.parameters_sha256
         assert (reply.version, reply.epoch) == (versions, epochs)

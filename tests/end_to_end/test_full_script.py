@@ -24,14 +24,8 @@ def start(daemons: Daemons, folder: Path) -> tuple[Server, list[Daemon]]:
         *("--script", "--min-workers", str(WORKERS), "--epochs", str(EPOCHS), "--batch-size", "32"),
         *("--clip-norm", "1", "--downlink", "none", "--lease-seconds", "60"),
     )
-    workers = [
-        daemons.program(
-            *("script_full", str(folder), server.address, "--worker-id", f"w{number}"),
-            *("--compressor", "none"),
-        )
-        for number in range(WORKERS)
-    ]
-    return server, workers
+    options = ("--compressor", "none")
+    return server, daemons.programs("script_full", str(folder), server.address, *options, count=WORKERS)
 
 
 def executable(code: CodeType) -> Iterator[int]:

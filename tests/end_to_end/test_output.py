@@ -112,10 +112,7 @@ def test_a_script_logs_what_the_saved_model_measures(daemons: Daemons, tmp_path:
         *("--script", "--min-workers", "3", "--epochs", "2", "--batch-size", "8", "--seed", "3"),
         *("--output", str(output), "--downlink", "4bit", "--buffers", buffers),
     )
-    programs = [
-        daemons.program("script_loops", "evaluated", server.address, "--worker-id", f"w{number}")
-        for number in range(3)
-    ]
+    programs = daemons.programs("script_loops", "evaluated", server.address, count=3)
     assert [program.wait() for program in programs] == [0] * 3, [program.log for program in programs]
     reply = finished(server)
     model = script_loops.normed()

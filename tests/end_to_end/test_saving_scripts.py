@@ -25,13 +25,8 @@ def scripts(
     daemons: Daemons, server: Server, loop: str, count: int, saves: Path, until: int = -1
 ) -> list[Daemon]:
     environ = {"SAVES": str(saves), "UNTIL": str(until), "WORKERS": str(count)}
-    return [
-        daemons.program(
-            *("script_loops", loop, server.address, "--worker-id", f"w{number}", "--compressor", "none"),
-            environ=environ,
-        )
-        for number in range(count)
-    ]
+    program = ("script_loops", loop, server.address, "--compressor", "none")
+    return daemons.programs(*program, count=count, environ=environ)
 
 
 def plain(loop: str) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -95,10 +90,7 @@ def test_a_new_job_continues_from_a_scripts_file_to_the_bit(daemons: Daemons, tm
 
 def test_loaders_of_different_lengths_are_refused_by_both_numbers(daemons: Daemons) -> None:
     server = job(daemons, 2, "--lease-seconds", "60")
-    workers = [
-        daemons.program("script_loops", "uneven", server.address, "--worker-id", f"w{number}")
-        for number in range(2)
-    ]
+    workers = daemons.programs("script_loops", "uneven", server.address, count=2)
     refused = server.wait_for(
         r"worker '(w\d)', epoch: expected (40|56) samples \([57] batches of 8\), got (40|56) samples .*"
         r"the same number to job.steps\(loader, per_epoch=\)"

@@ -26,11 +26,7 @@ def serve(daemons: Daemons, workers: int, *more: str, epochs: int = 2) -> Server
 
 
 def scripts(daemons: Daemons, loop: str, count: int, *servers: Server) -> list[Daemon]:
-    addresses = [server.address for server in servers]
-    return [
-        daemons.program("script_ends", loop, *addresses, "--worker-id", f"w{number}")
-        for number in range(count)
-    ]
+    return daemons.programs("script_ends", loop, *(server.address for server in servers), count=count)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +101,7 @@ def test_a_plateau_is_found_by_all_ranks_before_the_same_step(
     daemons: Daemons, mode: str, steps: str
 ) -> None:
     server = serve(daemons, 2, "--mode", mode, epochs=4)
-    options = ("--steps", steps)
-    both = [
-        daemons.program("script_ends", "plateau", server.address, "--worker-id", f"w{number}", *options)
-        for number in range(2)
-    ]
+    both = daemons.programs("script_ends", "plateau", server.address, "--steps", steps, count=2)
     assert [script.wait(60) for script in both] == [0, 0], both[0].log
     first, second = (script.fields("^ended$") for script in both)
     assert first["rates"] == second["rates"]

@@ -25,11 +25,7 @@ def job(daemons: Daemons, workers: int, *more: str) -> Server:
 
 
 def scripts(daemons: Daemons, server: Server, loop: str, workers: int) -> list[Daemon]:
-    options = ("--compressor", "none")
-    return [
-        daemons.program("script_rows", loop, server.address, "--worker-id", f"w{number}", *options)
-        for number in range(workers)
-    ]
+    return daemons.programs("script_rows", loop, server.address, "--compressor", "none", count=workers)
 
 
 def trained(scripts: list[Daemon]) -> list[dict[str, Any]]:

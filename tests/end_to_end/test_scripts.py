@@ -37,11 +37,8 @@ def job(daemons: Daemons, workers: int, *more: str) -> Server:
 
 
 def scripts(daemons: Daemons, server: Server, loop: str, count: int, *more: str) -> list[Daemon]:
-    options = ("--compressor", "none", *more)
-    return [
-        daemons.program("script_loops", loop, server.address, "--worker-id", f"w{number}", *options)
-        for number in range(count)
-    ]
+    program = ("script_loops", loop, server.address, "--compressor", "none")
+    return daemons.programs(*program, *more, count=count)
 
 
 def parameters(scripts: list[Daemon]) -> torch.Tensor:
@@ -323,11 +320,8 @@ def test_the_example_has_the_losses_of_the_plain_one_at_the_batch_of_all(
         *("--script", "--min-workers", str(workers), "--batch-size", str(32 // workers), "--epochs", "2"),
         *("--clip-norm", "1", "--seed", str(SEED), "--downlink", "none"),
     )
-    options = ("--compressor", "none")
-    scripts = [
-        daemons.program("script_example", arguments, server.address, "--worker-id", f"w{number}", *options)
-        for number in range(workers)
-    ]
+    program = ("script_example", arguments, server.address, "--compressor", "none")
+    scripts = daemons.programs(*program, count=workers)
     assert [script.wait() for script in scripts] == [0] * workers
     found = [losses(script.log) for script in scripts]
     means = [sum(each) / workers for each in zip(*found, strict=True)]
