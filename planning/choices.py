@@ -98,31 +98,19 @@ class Replan:
 
 
 def parse_fusion(text: str) -> Fusion:
-    """Parse the text of `--fusion`: `none`, `bytes`, `bytes=N`, `mgwfbp`, `mgs`, `mgs=N` or `seamgs`.
-
-    Raises:
-        SpecError: the text is none of these.
-    """
+    """Parse the text of `--fusion`. Raises SpecError if it is no rule, or has a wrong number."""
     merging, number = _with_number("fusion", text, Merging, {Merging.BYTES, Merging.MGS})
     return Fusion(merging=merging, bytes=number or (MGS_BYTES if merging is Merging.MGS else 0))
 
 
 def parse_order(text: str) -> Order:
-    """Parse the text of `--order`: `fifo`, `p3`, `credit`, `credit=N` or `two-phase`.
-
-    Raises:
-        SpecError: the text is none of these.
-    """
+    """Parse the text of `--order`. Raises SpecError if it is no rule, or has a wrong number."""
     ordering, number = _with_number("order", text, Ordering, {Ordering.CREDIT})
     return Order(ordering=ordering, credit=(number or CREDIT) if ordering is Ordering.CREDIT else 0)
 
 
 def parse_replan(text: str) -> Replan:
-    """Parse the text of `--replan`: `never`, `drift` or a number of versions.
-
-    Raises:
-        SpecError: the text is none of these.
-    """
+    """Parse the text of `--replan`. Raises SpecError unless it is never, drift or a number of versions."""
     if text in ("never", "drift"):
         return Replan(drift=text == "drift")
     if not text.isdecimal() or not int(text):

@@ -108,8 +108,7 @@ def _biased(name: str, inputs: int, outputs: int, size: int, side: int) -> Itera
 
 
 def _small_vgg(convolutions: Sequence[int], classes: int) -> Iterator[ModelTensor]:
-    """Yield the tensors of a VGG for images of 32 x 32. convolutions: number of them in each of the five
-    blocks."""
+    """Yield the tensors of a VGG for images of 32 x 32, with these convolutions in each of five blocks."""
     inputs = 3
     for block, count in enumerate(convolutions):
         outputs = min(64 << block, 512)

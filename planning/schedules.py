@@ -159,11 +159,8 @@ def _with_forward(layers: Sequence[Layer], over: float, messages: Sequence[Messa
 
 
 def two_phase(layers: Sequence[Layer], link: Link, piece_bytes: float) -> Schedule:
-    """Search for the layers to raise (algorithm 2); return the best two-phase schedule found, which is
-    neither slower than p3 nor than fifo.
-
-    It simulates at most one iteration for each layer. piece_bytes: size of a full piece.
-    """
+    """Search for the layers to raise (algorithm 2), by at most one simulated iteration for each layer; return
+    the best two-phase schedule found, which is neither slower than p3 nor than fifo."""
     ready = produced(layers)
     found = Schedule(name="two-phase", piece_bytes=piece_bytes)
     least = run(layers, link, found)
