@@ -180,7 +180,7 @@ class Daemons:
     def programs(
         self, module: str, first: str, *more: str, count: int, environ: Mapping[str, str] | None = None
     ) -> list[Daemon]:
-        """So many of them, `w0` and on. more: addresses of servers, then options."""
+        """Start `count` of them, `w0` and on. more: addresses of servers, then options."""
         return [
             self.program(module, first, *more, "--worker-id", f"w{number}", environ=environ)
             for number in range(count)
