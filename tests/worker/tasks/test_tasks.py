@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -264,7 +265,11 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint(name, f"own_tasks:{attribute}", "gradwire.tasks")
         for name, attribute in [("mine", "make"), ("reads", "reads"), ("lost", "gone"), ("odd", "constant")]
     )
-    monkeypatch.setattr(plugins, "entry_points", lambda **wanted: points.select(**wanted))
+
+    def entry_points(**wanted: Any) -> EntryPoints:
+        return points.select(**wanted)
+
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
     monkeypatch.syspath_prepend(str(Path.cwd()))
 
 
