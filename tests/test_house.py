@@ -52,7 +52,11 @@ def test_a_file_belongs_to_the_innermost_room() -> None:
 
 def test_a_room_over_its_budget_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [house.Figure("code", 10, 9, "a"), house.Figure("code", 9, 9, "b")]
-    monkeypatch.setattr(house, "figures", lambda _budget: rows)
+
+    def figures(_budget: object) -> list[house.Figure]:
+        return rows
+
+    monkeypatch.setattr(house, "figures", figures)
     monkeypatch.setattr(sys, "argv", ["house.py", "--check"])
     assert house.main() == 1
     rows.pop(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import Job
@@ -33,7 +34,11 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
     points = EntryPoints(
         EntryPoint(name, f"gradwire_turns:{value}", "gradwire.modes") for name, value in declared.items()
     )
-    monkeypatch.setattr(plugins, "entry_points", lambda **wanted: points.select(**wanted))
+
+    def select(**wanted: Any) -> EntryPoints:
+        return points.select(**wanted)
+
+    monkeypatch.setattr(plugins, "entry_points", select)
     monkeypatch.syspath_prepend(str(EXAMPLE))
 
 

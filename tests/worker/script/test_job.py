@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -231,7 +231,11 @@ def test_a_worker_that_never_gets_the_jobs_parameters_says_so(
 ) -> None:
     server = Server(begins=EPOCHS * STEPS - 1)
     ended = dataclasses.replace(server.assignment(), ranges=(), finished=True)
-    monkeypatch.setattr(server, "ready", lambda *_, **__: server.messages.append(ended))
+
+    def ready(*_: Any, **__: Any) -> None:
+        server.messages = [*server.messages, ended]
+
+    monkeypatch.setattr(server, "ready", ready)
     _, job = connect(server)
     attached(job)
     assert list(job.batches(DATA)) == []
@@ -391,6 +395,10 @@ def test_a_script_whose_optimizer_does_not_suit_the_preset_is_refused(connect: C
     job.attach(model, torch.optim.AdamW(model.parameters()))
 
 
+def incomplete(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD([*parameters][1:], lr=0.1)
+
+
 @pytest.mark.parametrize(
     ("optimizer_of", "message"),
     [
@@ -400,7 +408,7 @@ def test_a_script_whose_optimizer_does_not_suit_the_preset_is_refused(connect: C
         ),
         (partial(torch.optim.Adam, amsgrad=True), r"group 0: amsgrad=True: the server has no amsgrad"),
         (
-            lambda parameters: torch.optim.SGD([*parameters][1:], lr=0.1),
+            incomplete,
             r"parameter '0\.weight' requires a gradient, but the optimizer does not have it",
         ),
     ],
