@@ -142,7 +142,8 @@ def quantize_at(
     in_place = address(left) == address(residual)
     if not in_place and np.may_share_memory(left, residual):
         raise ValueError("left: expected the same memory as residual, or memory that does not overlap it")
-    stream = not in_place and elements >= STREAM_ELEMENTS and address(left) % 64 == 0
+    # An empty `left` takes no errors, wherever it lies.
+    stream = left.size > 0 and not in_place and elements >= STREAM_ELEMENTS and address(left) % 64 == 0
     sums, counts = np.empty(pieces), np.empty(pieces, np.int64)
     kernel = codes.quantize_blocks_4bit if format.bits == 4 else codes.quantize_blocks_2bit
     given = gradients, residual, left, levels, np.float32(share), layout, data

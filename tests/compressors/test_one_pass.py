@@ -153,6 +153,25 @@ def test_a_total_says_which_gradient_is_not_finite_and_the_residual_is_still_the
     assert same_bits(residual, before)
 
 
+@pytest.mark.parametrize("format", SIGNED)
+def test_without_a_residual_nothing_but_codes_is_written(
+    monkeypatch: pytest.MonkeyPatch, format: CodeFormat
+) -> None:
+    monkeypatch.setattr(cpu, "STREAM_ELEMENTS", 0)
+    gradients = gradients_of([SUM_BLOCK + 5])
+    elements, levels = gradients[0].size, all_levels(format, 1)
+    memory = np.full(elements + 64, 7, np.float32)
+    at = -memory.ctypes.data % 64 // 4
+    before, after = np.empty(0, np.float32), memory[at:][:0]  # empty, where a pass may bypass the cache
+    data, alone = (np.empty(format.code_bytes(elements), np.uint8) for _ in range(2))
+
+    cpu.quantize_blocks(format, gradients, before, after, levels, data)
+
+    assert (memory == 7).all()
+    plain_codes.quantize(format, gradients[0], np.zeros(elements, np.float32), levels, alone)
+    assert data.tobytes() == alone.tobytes()
+
+
 def test_torch_tensors() -> None:
     format, gradients = CodeFormat.SIGNED_4BIT, gradients_of([100, 9, 0, 5000])
     residual, levels = residual_of(5109), all_levels(format, 4)
