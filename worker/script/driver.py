@@ -61,7 +61,10 @@ class Driver:
         start: number of epochs that the script has trained before this job.
         first_epoch: epoch to begin with, from 0; the job may be past it.
         error_before: last exception of the process before the last `optimizer.step()`, or before the job.
+        leave_after: leaves the job because of an exception; `Part` sets it.
     """
+
+    leave_after: Callable[[BaseException], None]
 
     def __init__(self, member: Membership, length: JobLength, schedules: Schedules) -> None:
         self._member, self._length, self._schedules = member, length, schedules
@@ -188,7 +191,7 @@ class Driver:
             if step is not None and step.lacking:
                 if self._unstepped >= self._length.of_epoch:
                     error = ScriptError(NEVER_STEPPED % (assignments.epoch + 1, self._unstepped))
-                    self._member.end(f"the script failed: {error!r}", failed=True)
+                    self.leave_after(error)
                     raise error
                 assignments.ask(step)
                 continue

@@ -29,6 +29,7 @@ class Part:
         self.loading = Loading((), 0)
         self.stops = False
         self._member, self._driver = member, driver
+        driver.leave_after = self.leave_after
 
     @property
     def done(self) -> bool:

@@ -226,6 +226,19 @@ def test_after_it_has_left_the_loops_end(connect: Connect) -> None:
     assert list(job.batches(DATA)) == list(job.epochs()) == []
 
 
+def test_a_script_that_never_steps_leaves_before_it_hears_why(connect: Connect) -> None:
+    server, job = connect()
+    attached(job)
+    one = TensorDataset(DATA.tensors[0][:BATCH])
+    with pytest.raises(ScriptError, match=r"without optimizer\.step\(\)"):
+        list(job.batches(one, num_workers=1))
+    part_of_job = job._part  # pyright: ignore
+    assert part_of_job not in process.joined.values()
+    assert part_of_job.loading._loader is None  # pyright: ignore
+    assert server.ended.startswith("the script failed: ScriptError(")
+    assert server.failed
+
+
 def test_a_worker_that_never_gets_the_jobs_parameters_says_so(
     connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
