@@ -139,7 +139,7 @@ def test_an_outcome_that_comes_twice_counts_once() -> None:
 
 
 @pytest.mark.parametrize("reason", [Reason.STALE, Reason.REDUNDANT])
-def test_parts_that_count_of_a_refused_openedare_not_owed_and_the_others_only_if_nobody_sends_them(
+def test_parts_that_count_of_a_refused_push_are_not_owed_and_the_others_only_if_nobody_sends_them(
     reason: Reason,
 ) -> None:
     script = Script()
@@ -183,7 +183,7 @@ def in_parts(script: Script) -> tuple[Session, list[torch.Tensor]]:
     return subject, [torch.randn(100, 100), torch.randn(100)]
 
 
-def test_parts_leave_before_the_openedcounts() -> None:
+def test_parts_leave_before_the_push_counts() -> None:
     script = Script()
     subject, given = in_parts(script)
     opened = subject.begin_push(assignment(1), PushTerms(samples=4))
@@ -228,7 +228,7 @@ def test_any_other_refusal_of_a_part_that_is_being_made_is_raised() -> None:
         subject.next(0)
 
 
-def test_what_is_said_of_an_abandoned_openedis_passed_over() -> None:
+def test_what_is_said_of_an_abandoned_push_is_passed_over() -> None:
     script = Script(refused(1, Reason.PAYLOAD), refused(1, Reason.CHECKSUM, 0))
     subject, given = in_parts(script)
     subject.abandon(begun(subject, assignment(1), given))
@@ -384,7 +384,7 @@ def test_an_update_that_was_not_whole_is_forgotten_with_its_plan() -> None:
     assert subject.replica.version == 1
 
 
-def test_a_stale_openedis_put_back_by_the_plan_that_it_was_made_under() -> None:
+def test_a_stale_push_is_put_back_by_the_plan_that_it_was_made_under() -> None:
     """Parts of it that count all the same are numbered by that plan."""
     script = Script()
     subject, given = in_parts(script)
