@@ -1,9 +1,9 @@
 """`gc-bench modes`: speed and accuracy of every mode, also with a slow worker and with workers that are lost.
 
 There are three situations: equal workers, one worker that is ten times slower, and workers of which a random
-one is killed every few seconds and started again. Real processes and sockets on this machine, real training
-on digits. Workers also sleep for a given time per sample (`paced`), so that four of them can share two cores;
-speeds are compared within one invocation.
+one is killed every few seconds and started again. The processes, the sockets and the training on digits are
+real. Workers also sleep for a given time per sample (`paced`), so that four of them can share two cores.
+Compare speeds only within one invocation.
 
 `--local` compares numbers of local steps instead, at full speed: adaptive, 8 and 16, each with and without
 correction, and elastic averaging, against sync, over several seeds.
@@ -34,7 +34,7 @@ WORKERS = 4
 SLOWER = 10  # factor of the slow worker
 SECONDS_PER_SAMPLE = 0.001  # of emulated computation
 LEASE_S = 1.0
-KILL_EVERY_S = 3.0
+WHOLE_S = 1.5  # time for which all workers train before one is killed
 MODES = ("sync", "sync:backup=1", "stale:bound=4", "async:rate=inverse", "local")
 SITUATIONS = ("even", "one slow", "come and go")
 LOCAL = (
@@ -89,14 +89,15 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
         downlink="none",
         lease_seconds=LEASE_S,
     )
-    chance, kills, killed_at = random.Random(seed), 0, time.monotonic()
+    chance, kills, whole_since = random.Random(seed), 0, time.monotonic()
 
-    def watch(status: StatusResponse, job: RunningJob) -> None:
-        nonlocal kills, killed_at
+    def kill_one(status: StatusResponse, job: RunningJob) -> None:
+        """Kill a random worker and start it again, once all workers have trained for `WHOLE_S`."""
+        nonlocal kills, whole_since
         whole = sum(member.attached and member.pushes > 0 for member in status.members) == WORKERS
         if not whole or status.phase is not Phase.RUNNING:
-            killed_at = time.monotonic()
-        elif time.monotonic() - killed_at > KILL_EVERY_S / 2:
+            whole_since = time.monotonic()
+        elif time.monotonic() - whole_since > WHOLE_S:
             kills += 1
             node = f"worker-{chance.randrange(WORKERS)}"
             job.kill(node)
@@ -106,7 +107,7 @@ def measure(mode: str, situation: str, epochs: int, seed: int, directory: Path) 
         settings,
         directory,
         worker=one_slower(WORKERS, SLOWER if situation == "one slow" else 1),
-        watch=watch if situation == "come and go" else None,
+        watch=kill_one if situation == "come and go" else None,
     )
     result = result_of(settings, status)
     pairs = zip(result.seconds_by_epoch, result.accuracy_by_epoch, strict=True)

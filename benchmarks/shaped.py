@@ -29,8 +29,8 @@ from .traces import Trace, read
 # Steps that are not counted: kernels are compiled, buckets arranged, memory is touched, and shares found.
 WARM_UP = 10
 SERVER = "server"
-# Computation between exchanges: the end of an update reaches one worker after the other, and none may push
-# before all have it.
+# Emulated computation while the exchange is measured. It is long enough for the update to reach the last
+# worker before the first one pushes again.
 PAUSE_S = 0.25
 METRICS_PORT = 9464  # of the server, in a network of its own
 RANKS_PORT = 29500  # of rank 0 of a peer, in a network of its own
@@ -126,8 +126,12 @@ class Recorded:
 
 
 def run_ours(setup: Setup, compressor: str, downlink: str, overlap: Overlap) -> Recorded:
-    """Run one job of real daemons, with specs of a compressor and of one for updates; return the recorded
-    run."""
+    """Run one job of real daemons, and return the recorded run.
+
+    Args:
+        compressor: spec of the compressor of gradients.
+        downlink: spec of the compressor of updates.
+    """
     nodes = nodes_of(setup.workers)
     with Star(nodes, setup.mbit) as star, tempfile.TemporaryDirectory() as folder:
         trace = _trace_in(folder)
@@ -211,7 +215,8 @@ def run_peer(setup: Setup, hook: str) -> Recorded:
 
 
 def exchange_seconds(setup: Setup, compressor: str, downlink: str) -> float:
-    """Measure the seconds of a job's step that are not computation, without overlap."""
+    """Measure the exchange of a job, and return its seconds: those of a step without overlap, less those of
+    its computation."""
     exchange = run_ours(replace(setup, seconds=PAUSE_S), compressor, downlink, "off")
     return exchange.step_seconds - exchange.computing_seconds
 
@@ -234,5 +239,6 @@ def _trace_in(folder: str) -> Path:
 
 
 def _computation(setup: Setup, trace: Path) -> list[str]:
-    """Return the arguments with which the program `ddp` computes alone."""
+    """Return the arguments of the program `ddp` that describe the computation. Without further ones it
+    computes and exchanges nothing."""
     return [setup.model, str(setup.seconds), str(trace), str(setup.all_steps)]

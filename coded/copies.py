@@ -1,8 +1,8 @@
 """The server's copy of the parameters that the workers have, and the comparison of the workers' replicas.
 
-The parameters are at the workers. The server has a copy from the member with the lowest rank. It gets one at
-the end of each epoch, at the end of the job, and of any version that a member needs, for which the next round
-waits.
+The workers have the parameters and step them. The server requests a copy from the member with the lowest
+rank at the end of each epoch and at the end of the job. It also requests one when a member needs the current
+version; the next round then waits until the copy has arrived.
 
 If all members with the current version are lost, training waits for one of them to return with it. Once other
 members are ready to train, it waits for at most `HOPE_LEASES` leases. Then it continues from the copy, and
@@ -40,7 +40,7 @@ class ServerCopy:
     version: int = 0  # version of the installed copy
     asked: Name | None = None  # member that was asked for the current version
     loading: int | None = None  # version that is being installed; None if none is
-    due: bool = False  # True if a new copy is wanted though no member needs it
+    due: bool = False  # True if a new copy is due although no member needs it, as at the end of an epoch
     hoping_since: float | None = None  # time from which members have waited for departed ones
     since: list[tuple[int, Drawn]] = field(default_factory=list[tuple[int, Drawn]])  # samples after it
 

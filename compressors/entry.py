@@ -30,15 +30,16 @@ How = Literal["elements", "blocks", "neighbours", "merged"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joined:
-    """How one call compresses neighbouring tensors to one payload, to the same bits as a call for each (see
-    `joining`).
+    """How one call compresses several neighbouring tensors to one payload (see `joining`). The payload
+    decodes to the same bits as if each tensor had a call of its own.
 
     Attributes:
         how: "elements" if each element is compressed independently of all others; "blocks" for
             `compress_blocks` (`base.InBlocks`); "neighbours" for `spanning` (`base.Spanning`). An entry never
-            declares "merged", which comes from a merged plan.
-        full: number of which the elements of each tensor but the last are a multiple.
-        most: number of elements of the largest tensor that is joined; None for no limit.
+            declares "merged": that is for units that a plan has merged.
+        full: each tensor of the call but the last needs a multiple of this number of elements, such as the
+            length of a block, so that no block reaches into the next tensor.
+        most: largest number of elements that a tensor of the call may have; None for no limit.
     """
 
     how: How

@@ -111,16 +111,16 @@ def _change(
 def reduce_payloads(
     payloads: Sequence[Payload], weights: Sequence[float], out: Float32, *, keep: bool = False
 ) -> None:
-    """Overwrite `out` with the weighted sum of valid payloads; with zeros if there are none.
+    """Write the weighted sum of valid payloads to `out`, or add it with `keep`; without payloads it is 0.
 
-    Memory is passed over once per run of neighbours of the same kind. Sparse payloads are added one by one,
-    and touch their own elements only. Absent ones add nothing.
+    Neighbouring payloads of the same kind are added in one pass over memory. Sparse payloads are added one by
+    one, and touch their own elements only. Absent ones add nothing.
 
     Args:
         payloads: payloads of `out.size` elements each, in the order of the sum.
         weights: one for each payload.
         out: float32, shape (elements,), contiguous and writable.
-        keep: True to add the sum to the present contents of `out`.
+        keep: True to add the sum to the present contents of `out`; False to overwrite them.
 
     Raises:
         ValueError: shapes, types or lengths do not match.
@@ -144,7 +144,7 @@ def reduce_payloads(
         members = list(run)
         factors = np.array([weight for _, weight in members], np.float32)
         _add_run([payload for payload, _ in members], factors, out, keep=keep)
-        keep = True
+        keep = True  # only the first run overwrites
 
 
 # Neighbours with equal keys are added in one pass. For codes the key is the format and the sizes of blocks,

@@ -14,7 +14,8 @@ from .payload import Bytes, CodeFormat, Float32, Float64, QuantizedPayload
 
 
 class OnePass(Fused):
-    """A base for quantizers that serve consecutive tensors in one pass, see `base.InBlocks`."""
+    """A base class for quantizers that compress several consecutive tensors in one pass over memory
+    (contract: `base.InBlocks`)."""
 
     __slots__ = ()
 

@@ -236,7 +236,7 @@ class HookState:
     def add_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Compress and send a bucket's gradients, and return the future of their mean, as `hook` says.
 
-        The last bucket of a step completes the step: it receives all frames and completes all futures.
+        At the last bucket of a step, the call also receives all frames of the step and completes all futures.
         """
         self._called = True
         if bucket.index() == 0:

@@ -23,8 +23,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """The exception of a signal, with the job's last status if training had begun. A BaseException, so that
-    only a command's entry point catches it."""
+    """Raised when a signal ends a command. It is a BaseException, so that only the command's entry point
+    catches it.
+
+    Attributes:
+        number: the signal.
+        status: last status of the job; None if training had not begun.
+    """
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)

@@ -22,7 +22,7 @@ TIMEOUT_S = 10.0
 CALLS = 5  # timed for the round trip
 PADDING_BYTES = (1 << 14, 1 << 16, 1 << 18, 1 << 19)  # sizes tried for the bandwidth, until ENOUGH_S
 ENOUGH_S = 0.3  # a transfer of this length measures the bandwidth well enough
-CLOCK_S = 30.0  # the difference of two clocks from which on it is a warning
+CLOCK_S = 30.0  # a larger difference between the two clocks is a warning
 
 
 def check_service(target: Target) -> Generator[Finding]:
@@ -50,7 +50,12 @@ def check_service(target: Target) -> Generator[Finding]:
 
 
 def _timed(call: Call, padding: bytes = b"", *, echo: bool = False) -> tuple[StatusResponse, float]:
-    """Call Status with a padding, which `echo` has it send back; return the answer and its seconds."""
+    """Call Status, and return the answer and the seconds that the call took.
+
+    Args:
+        padding: bytes that make the request larger.
+        echo: True if the server has to send the padding back.
+    """
     began = time.perf_counter()
     return call(StatusRequest(padding=padding, echo=echo), TIMEOUT_S), time.perf_counter() - began
 

@@ -14,8 +14,8 @@ from .threads import run
 def select_blocks(
     values: Float32, sizes: Int64, keeps: Int64, lowest: Float32, centers: Float32
 ) -> Selection:
-    """Select at most `keeps[b]` elements of block b, those with the largest |x - centers[b]| of `lowest[b]`
-    or more.
+    """Select at most `keeps[b]` elements of each block b: those with the largest magnitude |x - centers[b]|,
+    among the elements whose magnitude is at least `lowest[b]`.
 
     Of equal magnitudes the lower index is selected. Blocks should be small: one thread reads each several
     times.
@@ -42,9 +42,10 @@ def select_blocks(
     room = int(places[-1])
     indices, chosen = np.empty(room, np.uint32), np.empty(room, np.float32)
     counts = np.empty(sizes.size, np.int64)
+    # The kernel compares bits, and those of -0 are above all magnitudes: `abs` makes it 0.
     given = values, starts, keeps, np.abs(lowest), centers, places
     run(loops.choose, values.size, *given, indices, chosen, counts)
-    if int(counts.sum()) < room:
+    if int(counts.sum()) < room:  # too few elements reach `lowest`: close the gaps between blocks
         inside = np.arange(room) - np.repeat(places[:-1], keeps) < np.repeat(counts, keeps)
         indices, chosen = indices[inside], chosen[inside]
     return Selection(indices, chosen)

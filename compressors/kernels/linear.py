@@ -231,8 +231,11 @@ def _buckets(bucket: int, elements: int, bits: int = 8) -> int:
 
 
 def _cut(bucket: int, elements: int) -> tuple[int, tuple[int, int]]:
-    """Return the bucket length, limited to the elements, and the shape of all pieces: buckets, pieces of each
-    bucket.
+    """Return how the elements are cut into buckets, and buckets into pieces of `SUM_BLOCK` elements.
+
+    Returns:
+        The bucket length, at most `elements`; and the shape of an array with one entry for each piece:
+            (buckets, pieces of a bucket).
     """
     buckets = _buckets(bucket, elements)
     bucket = min(bucket, max(elements, 1))

@@ -126,16 +126,16 @@ def median(values: Float32) -> float:
     if not values.size:
         raise ValueError("values: expected at least one element, got none")
     check("values", values, np.float32, values.size)
-    above = values.size - (values.size - 1) // 2  # rank of the median, 1 for the largest element
+    rank = values.size - (values.size - 1) // 2  # rank of the median, 1 for the largest element
     if values.size > SMALL:
-        # The median lies in the bin at which the count from the top reaches its rank.
+        # Only the elements of the median's bin are examined further; `above` elements are in higher bins.
         counts = _histogram(values, Score.LARGEST, 0.0)
-        place, over = _reached(counts, above)
+        place, above = _reached(counts, rank)
         edges = _edge(place), _edge(place + 1)
         inside = _collect(values, Score.LARGEST, 0.0, *edges, room=int(counts[place]))
         assert inside is not None
-        values, above = inside.values, above - over
-    return _lowest_of_highest(values.copy(), above) + 0.0  # adding 0 turns -0 into +0
+        values, rank = inside.values, rank - above
+    return _lowest_of_highest(values.copy(), rank) + 0.0  # adding 0 turns -0 into +0
 
 
 def at_least(values: Float32, threshold: float) -> Selection:
@@ -184,8 +184,9 @@ def warm_up() -> None:
 
 
 def _guess(few: Float32, elements: int, keep: int, score: Score, center: float) -> float:
-    """Return a score that somewhat more than `keep` of `elements` elements should reach, judged by a
-    sample.
+    """Estimate a threshold: a score that somewhat more than `keep` of `elements` elements reach.
+
+    few: a sample of the elements.
     """
     if keep == 0:
         return np.inf
@@ -203,13 +204,15 @@ def _room(keep: int, elements: int) -> int:
 
 
 def _edge(place: int) -> float:
-    """Return the lowest float whose ordered bits have the upper half `place`, a bin of `_histogram`."""
+    """Return the lowest score of a bin of `_histogram`. place: number of the bin, the upper 16 bits of its
+    scores in their ordered form."""
     bits = (place << 16) ^ (0x80000000 if place >= BINS // 2 else 0xFFFFFFFF)
     return float(np.array([bits], np.uint32).view(np.float32)[0])
 
 
 def _histogram(values: Float32, score: Score, center: float) -> npt.NDArray[np.int64]:
-    """Count the scores by the upper half of their bits, ordered as the scores are; int64 of shape (BINS,)."""
+    """Return the number of scores in each bin, ascending, int64 of shape (BINS,). A bin holds all scores with
+    the same upper 16 bits."""
     counts = np.zeros(BINS, np.int64)
     run(loops.histogram, values.size, values, score.value, np.float32(center), counts)
     return counts

@@ -58,8 +58,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def set_threads(threads: int) -> None:
-    """Set the most threads that a kernel uses for a large tensor, at least 1; the default is one per usable
-    core."""
+    """Set the largest number of threads that a kernel uses for a large tensor. The default is one per usable
+    core. Raises ValueError if `threads` is less than 1."""
     if threads < 1:
         raise ValueError(f"threads: expected at least 1, got {threads}")
     _pool.resize(threads)
@@ -70,7 +70,9 @@ def run(kernel: Callable[..., Any], elements: int, *args: Any) -> None:
     elements.
 
     Each thread claims chunks of the range from the cursor, int64 of shape (1,), until none are left.
-    elements: those that the kernel reads, as a measure of its work.
+
+    Args:
+        elements: number of elements that the kernel reads, by which the number of threads is chosen.
     """
     cursor = np.zeros(1, np.int64)
     helpers = min(_pool.threads, elements // ELEMENTS_PER_THREAD) - 1
@@ -92,7 +94,8 @@ class Scratch(threading.local):
     """Memory that each thread reuses, because fresh memory takes as long as half a pass over it."""
 
     def __init__(self, largest: int) -> None:
-        """Keep memory for reuse up to `largest` elements of 8 bytes."""
+        """largest: number of elements of the largest arrays that are kept for reuse; `take` allocates larger
+        ones anew each time."""
         self._largest = largest
         self._words, self._floats = np.empty(0, np.uint32), np.empty(0, np.float32)
 

@@ -1,6 +1,7 @@
-"""`turns`: workers take turns. One at a time computes a gradient, which makes a version by itself.
+"""The mode `turns`: workers take turns. One worker at a time computes a gradient, and the server makes a
+version from each.
 
-A turn begins when the last version is published, and ends with the member's push, or its loss.
+A turn begins when the last version is published. It ends when the member has pushed, or when it is lost.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ with --out, pages and pictures (SVG) are also written, those of `all` to papers/
 that --data does not name are replaced by digits or made data, and the settings say so.
 
 Measurements on shaped links run real daemons, each in a network namespace of its own behind a link of
---mbit in each direction; this needs root. There, except in `target`, a model is only its tensors and its
-computation is emulated, so long that the exchange of the uncompressed run takes the share --shares of
-computation and exchange. That exchange is measured first, in the same run.
+--mbit in each direction; this needs root. Except in `target`, workers do not compute these models: they send
+gradients of the model's size, and wait in place of the computation. gc-paper first measures how long the
+exchange of the uncompressed run takes. It then chooses the wait such that this exchange is the fraction
+--shares of computation and exchange together.
 
 On standard error, gc-paper reports where the order of methods differs from the paper's. The heads of the
 modules of `gradwire_papers` have the papers' conditions, and their differences from ours.

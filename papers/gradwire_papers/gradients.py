@@ -1,4 +1,4 @@
-"""Gradients themselves: distribution, size by layer, thresholds and centroids. And the sizes of models."""
+"""Measurements of gradients (distribution, size by layer, thresholds, centroids), and the sizes of models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def gradients_of(task: Task, *, steps: int, batch: int, rate: float = 0.1) -> di
 def layers(conditions: Conditions, *, model: str, steps: int) -> Result:
     """Repeat figures 2 to 5 of the 4-bit paper: large gradients and mean gradient of each layer.
 
-    `model` is a network of the task cifar10. The last of `steps` counts.
+    Args:
+        model: a network of the task cifar10.
+        steps: number of training steps; the gradients of the last one are measured.
     """
     task = conditions.task(f"cifar10:model={model}", f"cifar10:synthetic=200,model={model}")
     found = gradients_of(load_task(task), steps=steps, batch=32)
@@ -137,8 +139,11 @@ def thresholds(conditions: Conditions) -> Result:
 
 
 def values_sent(thresholds: Sequence[float]) -> tuple[float, ...]:
-    """Return the magnitudes above 0 that `4bit:levels=groups` sends of a gradient that has the mean of these
-    thresholds as its mean magnitude, and elements beyond all of them."""
+    """Return the magnitudes above 0 that `4bit:levels=groups` sends, ascending, for one group of thresholds.
+
+    The compressor chooses its group by the mean magnitude of a gradient. So it gets a made gradient whose
+    mean magnitude is about the mean of `thresholds`, and whose largest element exceeds all of them.
+    """
     middle = float(np.mean(thresholds))
     gradient = torch.cat([torch.linspace(0, 2 * middle, 10_001), torch.full((10_000,), middle)])
     gradient = torch.cat([gradient, torch.tensor([2.0 * max(thresholds)])])

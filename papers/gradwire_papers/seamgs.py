@@ -18,8 +18,9 @@ daemons.
 
 The sparse error of a method is the sum over its units of (1 - k/d) times the square norm of the sparse
 tensors' gradients, as a fraction of that norm. Gradients count as large as the initial weights; none is
-measured. The units are those that the planner makes at the run's computation and links. A run measures its
-cost of a message, so the cost is taken at which the planner makes as many units as the run had parts.
+measured. The units are those that the planner makes for the computation and links of the run. The planner
+also needs the cost of a message, which only the run has measured. We therefore try many costs, and take the
+one at which the number of units is closest to the number of parts of the run.
 
 The server makes plans by measurement after the first steps and after 50, for SEAMGS once the norms of the
 window after that are known. Where steps are short, the measurement begins after the second plan.
@@ -105,7 +106,13 @@ def part_bytes(sizes: Sequence[int]) -> int:
 
 
 def layers_at(model: str, seconds: float) -> list[Layer]:
-    """Return the layers of a model at the densities by norms, for planners; a step computes for `seconds`."""
+    """Return the layers of a model as the planner takes them: times, sent bytes, densities and norms.
+
+    Args:
+        model: name of a layer table.
+        seconds: computation of a step, which is divided among the layers by their multiplications: a third
+            for forward, two thirds for backward.
+    """
     found = tensors(model)
     densities, work = densities_of(model), sum(tensor.multiplications for tensor in found)
     shares = [tensor.multiplications / work for tensor in found]
@@ -122,8 +129,8 @@ def layers_at(model: str, seconds: float) -> list[Layer]:
 
 
 def densities_of(model: str) -> list[float]:
-    """Return the fraction of the elements of each tensor that `SPARSE` sends of a model with initial
-    weights."""
+    """Return the density of each tensor with `SPARSE`, from the norms of the model's initial weights: the
+    fraction of its elements that is sent. Tensors of one dimension have 1."""
     found = tensors(model)
     sparse = [place for place, tensor in enumerate(found) if len(tensor.shape) > 1]
     by_norm = parse_compressor(SPARSE).options.densities(
@@ -137,14 +144,16 @@ def densities_of(model: str) -> list[float]:
 
 
 def link_of(setup: Setup) -> Link:
-    """Return the link to the server with all workers sending, as planners take it."""
+    """Return the times of the link to the server while all workers send, as the planner takes them."""
     byte_s = setup.workers * FRAMING * 8 / (1e6 * setup.mbit) if setup.mbit else 0.0
     return Link(start_s=setup.workers * Costs().part_s, byte_s=byte_s)
 
 
 def sparse_error(setup: Setup, method: Method, parts: int) -> float:
-    """Return the fraction of the square norm of the sparse tensors' gradients that a method does not send in
-    units like those of a plan with this number of parts."""
+    """Return the sparse error of a method, as the head of this file defines it.
+
+    parts: number of parts of the run's plan; the error is that of a plan with about as many units.
+    """
     if method.compressor == "none":
         return 0.0
     layers, link, fusion = layers_at(setup.model, setup.seconds), link_of(setup), parse_fusion(method.fusion)

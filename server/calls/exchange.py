@@ -203,17 +203,17 @@ class WorkerCall:
         manifest = self._conductor.shard.reported.manifest
         if manifest is None:
             raise Refused(refusals.not_initialized(stream.worker, "profile"))
-        others = (profile.compressing_seconds, profile.step_seconds)
-        seconds = (profile.forward_seconds, profile.backward_seconds, others)
-        densities, count = profile.densities, len(manifest.specs)
-        checks = (
+        forward, backward, densities = profile.forward_seconds, profile.backward_seconds, profile.densities
+        seconds = (*forward, *backward, profile.compressing_seconds, profile.step_seconds)
+        count = len(manifest.specs)
+        checks = (  # name of the field, whether its values are valid, and their limit
             (
                 "tensors",
-                all(len(each) == count for each in (*seconds[:2], densities)),
+                all(len(each) == count for each in (forward, backward, densities)),
                 f"{count} of each kind",
             ),
             ("steps", profile.steps > 0, "at least 1"),
-            ("seconds", all(math.isfinite(s) and s >= 0 for each in seconds for s in each), "0 or more"),
+            ("seconds", all(math.isfinite(each) and each >= 0 for each in seconds), "0 or more"),
             ("densities", all(0 < each <= 1 for each in densities), "above 0, up to 1"),
             ("processor_share", 0 <= profile.processor_share <= 1, "0 to 1"),
             (
@@ -224,9 +224,12 @@ class WorkerCall:
         )
         for field, valid, limit in checks:
             if not valid:
-                where = f"profile {field}"
                 raise refused(
-                    Reason.TENSOR, worker=stream.worker, field=where, limit=limit, value="other values"
+                    Reason.TENSOR,
+                    worker=stream.worker,
+                    field=f"profile {field}",
+                    limit=limit,
+                    value="other values",
                 )
         self._conductor.plans.profiled(*stream.id, profile)
 

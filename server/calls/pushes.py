@@ -88,7 +88,8 @@ class Pushes:
             self._answer(self._ledger.next(self._stream))
 
     async def _scan(self, part: m.PartHeader, assembly: Assembly) -> None:
-        """Check a large part on another thread, then store it."""
+        """Check a large part on another thread, then store it, or refuse its push if the part is invalid."""
+        # An exception is not raised here but in `_store`, which ignores the part if the plan has changed.
         (found,) = await asyncio.gather(asyncio.to_thread(assembly.finish), return_exceptions=True)
 
         def finish() -> list[Payload]:

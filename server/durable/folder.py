@@ -48,7 +48,7 @@ class Placed:
     """A record of the journal, and where it was read.
 
     Attributes:
-        own: True if its segment is that of the checkpoint; False if it is a later one.
+        own: True if it is in the segment that began at the checkpoint; False if it is in a later one.
         where: file, byte and number of the record, for messages.
     """
 
@@ -96,8 +96,8 @@ def job_at(where: Path | str) -> Mapping[str, Any] | None:
 
 
 def journal_limit(checkpoint_bytes: int) -> int:
-    """Return the size of the journal, in bytes, at which a server ends whose checkpoints fail.
-    checkpoint_bytes: size of the last checkpoint."""
+    """Return the size of the journal, in bytes, beyond which the server ends itself if checkpoints fail: the
+    journal would grow without bound. checkpoint_bytes: size of the last checkpoint."""
     return 4 * segment_limit(checkpoint_bytes)
 
 
@@ -214,8 +214,8 @@ class StateFolder:
         """Yield the records since the checkpoint of a version. Afterwards `journal` continues the last
         segment.
 
-        Nothing is cut off but half a record at the end of the last segment, from which nothing can have
-        followed.
+        If the last segment ends with half a record, which a killed server leaves, these bytes do not count:
+        the server has never acted on such a record. Half a record anywhere else is an error.
 
         Raises:
             StateError: a segment is missing, was damaged later, or cannot be decoded. Nothing was changed.
@@ -296,8 +296,8 @@ class StateFolder:
         return Journal(path, syncs=self._syncs, at=end)
 
     def segment(self, version: int, after: Journal | None = None) -> Journal:
-        """Begin a new segment and return its journal. Raises OSError if the segment could not be begun, and
-        does not exist. after: journal of the segment that it continues; None for the first one."""
+        """Begin a new segment and return its journal. Raises OSError if that fails; no file of the segment is
+        left then. after: journal of the segment that it continues; None for the first one."""
         return self._begun(self.segment_path(version), after)
 
     def _begun(self, path: Path, after: Journal | None) -> Journal:

@@ -9,8 +9,8 @@ Deviation from (21) of Li et al. (see `planning/fusion`), which takes the norms 
 `randk` are the norms estimates of these. With every other sparsifier the shard knows the values that were
 sent, which contain residuals, and no unbiased estimate follows from elements chosen by magnitude.
 
-A part takes at least the time in which the server's processor handles
-one part from each worker, however fast the link is.
+However fast the link is, a part takes at least the time in which the server's processor handles one part
+from each worker.
 
 The planner makes the first measured plan from the first profile, another one after `FULL` steps, and later
 ones as --replan says.
@@ -68,7 +68,8 @@ class Measurements:
         return computing, self.link.seconds(sent), self.link.start_s * len(self.layers)
 
     def drifted(self, since: Measurements) -> bool:
-        """Return True when some total differs from an earlier measurement by more than `DRIFT`."""
+        """Return True if one of the `totals` differs by more than the fraction `DRIFT` from its value in an
+        earlier measurement. A value of less than `DRIFT` of a step counts as that much."""
         pairs = list(zip(self.totals(), since.totals(), strict=True))
         step = sum(max(pair) for pair in pairs)
         return any(abs(now - before) > DRIFT * max(before, DRIFT * step) for now, before in pairs)
@@ -243,8 +244,8 @@ class Planner:
         return reasons(self._layers(measured), measured.link)
 
     def _layers(self, measured: Measurements) -> tuple[Layer, ...]:
-        """Return the measured layers as plans take them: produced at once, if workers send nothing before
-        they have all gradients."""
+        """Return the measured layers for `make_plan`. If workers send nothing before they have all gradients,
+        the backward times are 0, as if all gradients were produced at once."""
         if not self._at_once:
             return measured.layers
         return tuple(replace(layer, backward_s=0.0) for layer in measured.layers)

@@ -20,8 +20,9 @@ def image_of(
     """Return the whole state of the server as a tree, to be written as a checkpoint.
 
     Args:
-        conductor: conductor whose present state is taken. Control has not heard of the image's version yet.
-        shard: image of the shard.
+        conductor: conductor whose present state is taken.
+        shard: image of the shard, at a version of which the conductor has not been told yet.
+        state: frozen parameters and buffers of the model.
     """
     return {
         "core": conductor.core.save(),
@@ -40,8 +41,7 @@ def image_of(
 
 
 async def restore(conductor: Conductor, tree: Mapping[str, Any]) -> None:
-    """Restore the state of a tree that `image_of` returned into a new conductor. conductor: conductor that
-    has just been created."""
+    """Load the state in a tree that `image_of` returned into a conductor that has just been created."""
     message: m.ModelManifest = tree["manifest"]
     manifest = Manifest.from_message(message, worker="", max_bytes=conductor.core.state.rules.max_model_bytes)
     conductor.plans.planner.first(manifest, *tree["planner"])

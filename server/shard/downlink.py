@@ -5,8 +5,8 @@ parameters themselves. Otherwise an update carries the compressed difference bet
 The next update includes all that one update leaves out. The difference is therefore the residual, and error
 feedback needs no other state.
 
-`auto` sends nothing for a tensor without a gradient in any push, which has not changed. It sends any other
-tensor in a kind that depends on the kind of most pushes:
+`auto` sends nothing for a tensor that has not changed, because no push had a gradient of it. The format
+of the update of any other tensor depends on the format in which most pushes hold it:
 
     | most pushes hold it as | the update holds                                                        |
     |------------------------|-------------------------------------------------------------------------|

@@ -149,8 +149,13 @@ class ModelState:
         return self._buffers
 
     def pin(self, epoch: int, version: int) -> None:
-        """Keep the current buffers as those with which a version is evaluated. Does nothing if they are
-        pinned already. version: version that is about to be evaluated."""
+        """Keep the current buffers for the evaluation of a version, even if newer buffers arrive before it.
+        Does nothing if buffers are pinned for this epoch and version already.
+
+        Args:
+            epoch: epoch whose evaluation is due.
+            version: version that is about to be evaluated.
+        """
         if self._pinned.get(epoch, (None, None))[0] == version:
             return
         self._pin(epoch, version, self.newest())

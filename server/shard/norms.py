@@ -60,17 +60,18 @@ class SquareNorms:
             pushes: payloads of the range from each push, end to end, or an absent payload.
             places: positions of the values in the range, ascending; None if all values are given.
         """
-        begin = 0
+        begin = 0  # of the segment; like `end`, `first` and `after` it counts from the range's first element
         for end, group in segments([each for each in pushes if not absent(each)]):
             share = _drawn_share(group)
-            tensor = bisect_right(self._starts, start + begin) - 1
+            tensor = bisect_right(self._starts, start + begin) - 1  # the tensor in which the segment begins
             while tensor < len(self._squares) and self._starts[tensor] < start + end:
+                # The elements from `first` up to `after` are those of this tensor in the segment.
                 first = max(begin, self._starts[tensor] - start)
-                last = min(end, self._starts[tensor + 1] - start)
-                here = slice(*(first, last) if places is None else np.searchsorted(places, (first, last)))
+                after = min(end, self._starts[tensor + 1] - start)
+                here = slice(*(first, after) if places is None else np.searchsorted(places, (first, after)))
                 self._squares[tensor] += float(np.dot(gradient[here], gradient[here]))
-                self._elements[tensor] += last - first
-                self._sent[tensor] += share * (last - first)
+                self._elements[tensor] += after - first
+                self._sent[tensor] += share * (after - first)
                 tensor += 1
             begin = end
 
@@ -81,10 +82,10 @@ class SquareNorms:
 
 
 def _drawn_share(group: Sequence[Payloads]) -> float:
-    """Return the fraction of a range's elements that was drawn, if all pushes hold the same draw; otherwise
-    1.
+    """Return the fraction of a segment's elements that the pushes hold, if all hold the elements of one draw;
+    otherwise 1.
 
-    group: payloads of the range from each push."""
+    group: payloads of the segment from each push."""
     drawn = {
         (each.seed, each.count, each.elements)
         if isinstance(each, SparsePayload) and each.seed and len(payloads) == 1

@@ -40,7 +40,8 @@ class Encoded:
     Attributes:
         messages: header and chunks.
         raw_bytes: bytes of the part's elements as float32.
-        whole: whether the part holds all values, which a replica at any version can take.
+        whole: True if the part holds the value of each element, so that it fits a replica at any version.
+        number: number of the part.
     """
 
     messages: tuple[bytes, ...]
@@ -174,10 +175,11 @@ class Store:
         return [self._encode(self.version, update) for update in self._downlink.snapshot()]
 
     def _encode(self, version: int, update: PartUpdate) -> Encoded:
-        """Return one part of an update as encoded messages."""
-        pairs = zip(update.payloads, update.contents, strict=True)
+        """Encode one part of the update to a version."""
+        # A part without a difference, and with a value for every element, replaces any older replica.
         whole = all(
-            content is Content.VALUES and isinstance(payload, DensePayload) for payload, content in pairs
+            content is Content.VALUES and isinstance(payload, DensePayload)
+            for payload, content in zip(update.payloads, update.contents, strict=True)
         )
         header = Update(
             version=version,

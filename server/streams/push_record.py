@@ -75,7 +75,7 @@ class PushRecord:
         )
 
     def differs(self, commit: m.Commit) -> bool:
-        """Return True if the stored parts are not those that a commit counts."""
+        """Return True if the stored parts differ, in number or checksums, from those that a commit states."""
         return digest(self.checksums) != commit.digest or len(self.checksums) != commit.parts
 
     def header(self, seq: int, part: int, plan: int) -> m.PartHeader:
@@ -139,7 +139,7 @@ class Account:
         return seq <= self.through and seq not in self.undecided
 
     def image(self) -> dict[str, Any]:
-        """Return the pushes without their parts, as plain values that `Account.of` takes."""
+        """Return the account as plain values, for `Account.of`; the pushes are without their parts."""
         pushes = {
             seq: (push.life.value, push.assignment, push.rates, push.commit)
             for seq, push in self.pushes.items()
@@ -148,7 +148,7 @@ class Account:
 
     @classmethod
     def of(cls, image: Mapping[str, Any]) -> Account:
-        """Return the pushes from an `image`."""
+        """Return the account that `image` has described, with pushes that have no parts."""
         pushes = {
             seq: PushRecord(PushLife(life), *others) for seq, (life, *others) in image["pushes"].items()
         }
@@ -160,7 +160,7 @@ class Due:
     """A push whose worker is due an answer.
 
     Attributes:
-        event: the push as control decides on it.
+        event: the event by which control learns of the push and decides on it.
         refusal: reason why control does not decide; None if it does. After CHECKSUM and CHUNK the worker
             sends the whole push again.
         repeated: True if the refusal answers a copy of the commit.
@@ -172,7 +172,8 @@ class Due:
 
 
 def pushed(key: PushKey, commit: m.Commit, rates: tuple[float, ...] = ()) -> Pushed:
-    """Return a push as control decides on it. rates: its learning rates by parameter group."""
+    """Return the event by which control learns of a committed push. rates: learning rates of the push, by
+    parameter group."""
     return Pushed(
         *key[:2],
         seq=commit.seq,

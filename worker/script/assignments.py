@@ -76,7 +76,7 @@ class Assignments:
         self._member, self._length = member, length
         self._reported = m.Evaluation(version=0, epoch=0, metrics={})  # the last report
         self._evaluation = ExitStack()  # while the script may evaluate
-        self._known = 0  # number of the last evaluation that the script may know of
+        self._known = 0  # number of the last evaluation whose metrics every worker of this version has
         self._offered = False  # True if the script could evaluate since the present assignment arrived
 
     @property
@@ -85,8 +85,8 @@ class Assignments:
         return self.present is not None and self._asks(self.present)
 
     def _asks(self, assignment: m.Assignment) -> bool:
-        """Return True if an assignment asks for an evaluation that was not reported yet, or whose report is
-        of a version that the server has lost."""
+        """Return True if an assignment asks for an evaluation that this worker has not reported. A report of
+        a later version than the assignment's does not count: the server has lost that version."""
         last, epoch = self._reported, assignment.evaluate_epoch
         return epoch > last.epoch or (epoch > 0 and last.version > assignment.version)
 
@@ -98,10 +98,10 @@ class Assignments:
         return [results[number].metrics for number in sorted(results) if number <= self._known]
 
     def settle(self) -> None:
-        """Wait for the assignment that follows the answered one, or until this worker's state has to be
-        saved.
+        """Wait for the next assignment, or until this worker's state is due to be saved.
 
-        The state is saved only after the code that the script runs after its step.
+        `settle` does not save the state itself, because it runs within the script's `optimizer.step()`: the
+        saved state has to include changes by the code that follows. The next `wait` saves it.
         """
         self.present = None
         while self.present is None and not self.session.saving.due:
@@ -133,8 +133,12 @@ class Assignments:
             step.extend(self.present)
 
     def turn_over(self) -> None:
-        """Report evaluations that are asked for until there are samples or the job ends, and enter their
-        epoch. Return as well with an evaluation that the script has had no time to make."""
+        """Take assignments, from the present one on, until one has samples or the job ends; enter the epoch
+        of the samples. Report each evaluation that an assignment asks for.
+
+        Return early if an assignment asks for an evaluation for which the script has had no time yet: the
+        script then evaluates before its next loop.
+        """
         self._evaluation.close()
         self.session.replica.check()
         while self.present is not None and not self._member.done:
@@ -167,12 +171,14 @@ class Assignments:
         self.session.report(self._reported)
 
     def report_last(self) -> None:
-        """Report them, if the script leaves after an evaluation and before its next loop."""
+        """Report the means of the logged numbers, if the script leaves after an evaluation and before its
+        next loop."""
         if self.present is not None and self.logged:
             self.report(self.present)
 
     def _ended_without(self, refused: Refused) -> m.Assignment:
-        """Return an assignment that ends the loops if this worker was away at the end; else raise."""
+        """Return an assignment that ends the loops, if the server refuses this worker because the job has
+        ended; otherwise raise `refused`."""
         if refused.refusal.reason is not Reason.JOB_FINISHED:
             raise refused
         version = self.session.replica.version or 0

@@ -186,8 +186,8 @@ class Job:
     def best(self) -> Mapping[str, float]:
         """Best value of each metric in the evaluations of the job so far, by name; empty before the first.
 
-        The smallest value is the best of `loss`, `error` and the like, and the largest of others, as for
-        `gc-server --keep`, which may state it. It belongs to the job, so any worker that evaluates knows it.
+        For `loss`, `error` and the like the smallest value is the best, for other metrics the largest; the
+        option `gc-server --keep` may state another direction. The server sends the values to all workers.
         """
         assignments = self._driver.assignments
         return {} if assignments is None else assignments.session.best

@@ -41,7 +41,7 @@ class Joined(Protocol):
     """A job that this process has joined: `part.Part`."""
 
     key: Key
-    thread: threading.Thread  # that has joined
+    thread: threading.Thread  # the thread that has joined the job
 
     @property
     def done(self) -> bool: ...
@@ -120,15 +120,18 @@ def remove(job: Joined) -> None:
 
 
 def stopped_by() -> str:
-    """Return the reason to leave with after SIGTERM; empty before it."""
+    """Return the reason that a leaving job gives to the server: that of SIGTERM if it has arrived, otherwise
+    ""."""
     return "" if _stopping is None else "stopped by SIGTERM"
 
 
 def end_if_nothing_is_owed() -> None:
-    """Called by a job that leaves after SIGTERM and has pushed all: end the process once all jobs have.
+    """End the process if SIGTERM has arrived and no job has anything left to push. Called by a job that has
+    pushed all of its residual.
 
     Raises:
-        SystemExit: it ends the loop, also where another thread than the main one runs it.
+        SystemExit: the process ends. It also ends the calling script's loop if that is on another thread than
+            the main one.
     """
     if _stopping is None or any(job.owes for job in joined.values()):
         return

@@ -45,7 +45,8 @@ class FreeMemory:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        """limit_bytes: growth of the free memory, in bytes, that is tolerated; at least 64 MiB are."""
+        """limit_bytes: number of bytes by which free memory may exceed its usual amount without being
+        returned to the system; values below 64 MiB count as 64 MiB."""
         self._limit_bytes = max(LEAST_BYTES, limit_bytes)
         self._functions = _functions()
         self._looked_at = 0.0

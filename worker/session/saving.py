@@ -78,8 +78,8 @@ class Saving:
             )
 
     def begin_work(self, version: int) -> None:
-        """Called when work begins, or a state is written: drop the restored residual and the carried changes
-        if they belong to another version.
+        """Drop the restored residual and the carried changes if they belong to another version. Called when
+        work at `version` begins, and before a state is written.
         """
         if self.restored not in (None, version):
             log.warning(
@@ -92,12 +92,13 @@ class Saving:
 
     @property
     def kept(self) -> int | None:
-        """Version of the state in the files that holds the present residual; None if none does."""
+        """Version of the state in this worker's files, if that state still holds the present residual; None
+        if the residual has changed since, or no state was written."""
         works, version = self._written
         return version if self.restored is None and works == self._works and version >= 0 else self.restored
 
     def request(self, version: int) -> None:
-        """Called when the server requests the state of a version; `write` writes it once it is due."""
+        """Note that the server requests the state of a version; `write` writes that state once it is due."""
         if version == self.restored:  # no work has arrived since: the files hold this state
             self._connection.saved(version, "")
         else:

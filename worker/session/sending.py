@@ -219,11 +219,12 @@ class SendQueue:
         return message
 
     def _may_send(self) -> bool:
-        """Return True if only the rate limit can keep a transfer's next message from being written."""
+        """Return True if a transfer has a message that is written as soon as the rate limit allows."""
         return bool(self._sending) or self._may_begin()
 
     def _may_begin(self) -> bool:
-        """Return True if credit and turns allow the first waiting transfer to begin or to interrupt."""
+        """Return True if the first waiting item is a transfer that may begin now: the plan's credit allows
+        another part, and all transfers that are being sent, fewer than `MAX_ARRIVING`, have later turns."""
         first = self._queue[0] if self._queue else None
         if not isinstance(first, Transfer):
             return False

@@ -1,12 +1,13 @@
 """Durations of a step's computation, tensor by tensor, by which the server plans.
 
-Backward produces gradients one after the other. The time between two gradients, without compressing and
-sending the first, is the time of the second one's layer. Where work is handed to a device without waiting, it
-is the time of handing it over. In an early forward pass (`worker/tasks/ahead`), the time between the first
-uses of two tensors, without waiting for them, is the time of the first one's layer.
+Backward produces gradients one after the other. The backward time of a layer is the time from the previous
+gradient to its own, less the time to compress and queue the previous one. If a GPU computes and the thread
+does not wait for it, only the time to start its work is measured. In an early forward pass
+(`worker/tasks/ahead`), the forward time of a layer is the time from the first use of its tensor to that of
+the next tensor, less the time to wait for tensors.
 
-The share of these durations during which this machine's processor worked is measured too: workers on one
-machine share its cores, but not the time in which a device works or the thread waits.
+The fraction of these durations in which this thread used a processor is measured, too. Workers on one machine
+share its cores, so only that fraction slows down when cores are short.
 """
 
 from __future__ import annotations
@@ -136,8 +137,12 @@ class StepTimes:
         return self._steps >= (FULL if self._reported else FIRST)
 
     def profile(self, densities: Sequence[float], sent_bytes: int) -> m.Profile:
-        """Return the mean durations of the measured steps; after 50 steps, start measuring anew. densities:
-        share of each tensor's elements that is sent, for the message `Profile`."""
+        """Return the mean durations of the measured steps; after 50 steps, start measuring anew.
+
+        Args:
+            densities: fraction of each tensor's elements that is sent, for the message `Profile`.
+            sent_bytes: bytes of a push, for the same message.
+        """
         steps = self._steps
         *forward, unassigned = (each / steps for each in self._forward)
         backward = [each / steps for each in self._backward]

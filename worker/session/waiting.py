@@ -28,11 +28,10 @@ class WaitingLog:
         """Log that the server waits, if the wait is long enough since it began or since the last line.
 
         Args:
-            text: sentence from the server that names the workers; details in parentheses are left out, and
-                the reason why one was lost is not.
-            starting: True if the job has no version yet, so that the level is INFO and not WARNING. It is
-                WARNING all the same if INFO is disabled, as in a script without logging: no wait may be
-                silent.
+            text: sentence from the server that names the workers. The line leaves out its details in
+                parentheses, and keeps the reason why a worker was lost.
+            starting: True if the job has no version yet. The level is then INFO instead of WARNING, unless
+                INFO is disabled, as in a script that has not configured logging: no wait may be silent.
         """
         now = self._clock()
         if self._since is None:
@@ -40,6 +39,7 @@ class WaitingLog:
         if now - self._since < self._pause_s:
             return
         self._pause_s *= 2
+        # The reason of a loss is logged in full: it is neither searched for details nor cut to `LONGEST`.
         members, lost, reason = text.partition(" is lost: ")
         line = "the server says: " + DETAILS.sub(r"(\1)", members)
         level = logging.INFO if starting and log.isEnabledFor(logging.INFO) else logging.WARNING

@@ -111,7 +111,8 @@ def characters(
 
 
 def _attentions(network: nn.Module) -> list[Tensor]:
-    """Return the weights that hold query, key and value one above the other, as Muon has to know."""
+    """Return the weights of the attention layers. Each holds the matrices of query, key and value, one above
+    the other, and Muon has to step the three separately."""
     return [block.attention.weight for block in network.modules() if isinstance(block, Block)]
 
 

@@ -38,8 +38,16 @@ class TensorOptimizer(LocalOptimizer, Protocol):
     """The optimizer of local steps, where it can step each parameter by itself."""
 
     def step_copy(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> Callable[[], None]:
-        """Take one step on a copy of one parameter, in place. Returns a function that takes the optimizer's
-        state of the parameter back. gradient: its gradient, dense float32."""
+        """Take one step on a copy of one parameter, in place.
+
+        Args:
+            index: index of the parameter.
+            parameter: the copy.
+            gradient: gradient of the parameter, dense float32.
+
+        Returns:
+            A function that undoes the step in the optimizer's state of this parameter.
+        """
         ...
 
 
@@ -152,6 +160,8 @@ class OverlappedStep(LocalStep):
         self._last: LastStep | None = None  # the last step, while its changes leave during backward
 
     def follow(self) -> None:
+        """Called between a batch's forward and backward pass. Before the last backward pass of the round,
+        begin the push to which the hooks hand the changes."""
         super().follow()
         strategy = self._overlapped
         if strategy.hooks is None or self.at < len(self._batches) - 1:
@@ -227,7 +237,12 @@ class OverlappedStep(LocalStep):
         return self._commit(last.push)
 
     def _answer_in_part(self, last: LastStep, error: Exception) -> bool:
-        """Answer although the last step failed for some tensors, because parts of the push count already."""
+        """Commit the push although the last step has failed for some tensors, because the server may have
+        stepped parts of the push already. Returns True if the push contributes to the job.
+
+        Tensors that have not left push the change of their earlier steps. If these are not finite either, or
+        there are none, the rest of the push contributes nothing.
+        """
         why = str(error) if isinstance(error, NonFiniteStep) else UNUSABLE_CHANGE
         if isinstance(error, NonFiniteStep) and self.samples:
             version = self.assignment.version

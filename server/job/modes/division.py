@@ -68,9 +68,11 @@ class SampleShare:
 class Division:
     """The shares of a plain round: each member computes samples of its own.
 
-    Its methods take the state of the round: `answered`, `lost` and `open_`. The first is the number of
-    samples behind each accepted push, by slot (0 for a skipped step). The others are the slots of lost
-    members, and the number of other slots.
+    Its methods take the state of the round:
+
+    - `answered`: number of samples of each accepted push, by slot; 0 for a skipped step.
+    - `lost`: slots of lost members.
+    - `open_`: number of slots that are neither answered nor lost.
     """
 
     parts: tuple[SampleShare, ...]  # one share for each slot, in rank order
