@@ -180,6 +180,7 @@ class Network(Oracle):
         answers = [self.check_counted(stream, outcome) for outcome in outbox.sent]
         if isinstance(message, Commit) and known is not None and live and remembered:
             assert answers[:1] == [known], f"E: {identity} got {answers}, and first {known}"
+            assert all(each.seq > known.seq for each in answers[1:]), "E: only later pushes follow"
         for outcome in answers:
             assert outcome.refusal is None or outcome.refusal.message, "a refusal says why"
             self.hear(stream, outcome)

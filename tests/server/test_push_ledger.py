@@ -149,6 +149,18 @@ def test_a_later_push_waits_for_an_earlier_one_whose_part_comes_again() -> None:
     assert ledger.handed_on() == [1, 2]
 
 
+def test_a_later_push_that_is_given_up_does_not_end_an_earlier_one() -> None:
+    ledger = Ledger()
+    ledger.send(1, 0, 1)
+    ledger.send(3, 0)
+    ledger.abandon(key(3))
+    assert not ledger.needs(2, 0), "nothing had come of it when a later one was given up"
+    assert ledger.stored(MEMBER) == (m.Stored(seq=1, parts=(0, 1)),)
+    assert ledger.declare(1) is None
+    ledger.send(1, 2)
+    assert ledger.handed_on() == [1]
+
+
 @pytest.mark.parametrize("checksums", [{**CHECKSUMS, 1: 23}, {0: 11, 1: 22}, {0: 22, 1: 11, 2: 33}])
 def test_what_is_stored_has_to_be_what_was_committed(checksums: dict[int, int]) -> None:
     ledger = Ledger()

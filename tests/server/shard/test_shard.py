@@ -259,6 +259,18 @@ def test_a_part_is_stepped_and_sent_as_soon_as_the_last_member_has_stored_it(ord
     in_parts(test)
 
 
+def test_what_is_stored_twice_is_stepped_once() -> None:
+    async def test(steps: Steps) -> None:
+        for _ in range(2):
+            steps.put(1, 1, 2, 3)
+        assert await steps.settled() == [1]
+        steps.put(0, 1, 2, 3)
+        steps.put(2, 1, 2, 3)
+        assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
+
+    in_parts(test)
+
+
 @pytest.mark.parametrize("before", range(4))
 def test_a_member_that_is_given_up_counts_in_the_parts_that_were_final_and_in_no_other(before: int) -> None:
     async def test(steps: Steps) -> None:
