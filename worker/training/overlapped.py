@@ -240,8 +240,8 @@ class OverlappedStep(LocalStep):
         """Commit the push although the last step has failed for some tensors, because the server may have
         stepped parts of the push already. Returns True if the push contributes to the job.
 
-        Tensors that have not left push the change of their earlier steps. If these are not finite either, or
-        there are none, the rest of the push contributes nothing.
+        If the loss or a gradient was not finite, tensors that have not left push the change of their earlier
+        steps. If there were none, or a change is not finite, the rest of the push contributes nothing.
         """
         why = str(error) if isinstance(error, NonFiniteStep) else UNUSABLE_CHANGE
         if isinstance(error, NonFiniteStep) and self.samples:
