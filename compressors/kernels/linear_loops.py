@@ -321,17 +321,17 @@ def quantize(cursor, way, bits, bucket, gradient, residual, lows, highs, data, s
                 high, stop = highs[index], min((index + 1) * bucket, end)
                 # Slices, because LLVM knows that an index counted from 0 is not negative.
                 g, c = gradient[here:stop], codes[here - first : stop - first]
-                e, u = left[here - first : stop - first], noise[here - first : stop - first]
+                e = left[here - first : stop - first]
                 if way == SIDES:
                     _send_sides(g, e, c, lows[index], high)
                 elif not high > 0:
                     _round_to_zero(g, e, c)
-                elif way == AT_RANDOM:
-                    _round_at_random(g, e, c, high, last, mask, u)
-                elif way == TERNARY:
-                    _send_at_random(g, e, c, high, u)
-                else:
+                elif way == NEAREST:
                     _round_to_nearest(g, e, c, high, last, mask)
+                elif way == AT_RANDOM:
+                    _round_at_random(g, e, c, high, last, mask, noise[here - first : stop - first])
+                else:
+                    _send_at_random(g, e, c, high, noise[here - first : stop - first])
                 here, index = stop, index + 1
             _store(bits, codes, end - first, packed, data, first)
         start = fetch_add(cursor, CHUNK)
