@@ -220,6 +220,11 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
         ),
         (
             "gc-server",
+            "--mode local:overlay=on,correction=0,outer_rate=1.0000001",
+            "outer: expected sgd at outer_rate=1 with overlay=on, got sgd at outer_rate=1.0000001",
+        ),
+        (
+            "gc-server",
             "--mode local:overlay=on,correction=0 --overlap both",
             "--overlap both: not with --mode local:overlay=on",
         ),

@@ -191,7 +191,7 @@ class LocalOptions(ModeOptions):
             return "a number"
         if name == "outer":
             plain = _parse_outer(self.outer) == Sgd()
-            return f"{'sgd' if plain else self.outer} at outer_rate={self.outer_rate:g}"
+            return f"{'sgd' if plain else self.outer} at outer_rate={_text(self.outer_rate)}"
         return _text(value)
 
     def create(self, state: JobState) -> Mode:
