@@ -115,10 +115,13 @@ class CompressorSpec:
     def build(self) -> Compressor:
         """Return the compressor, inside `ErrorFeedback` if its options ask for feedback.
 
-        Raises SpecError if it has a method `plan` and its entry does not declare `model_wide`, or the
-        reverse.
+        Raises SpecError if it lacks a method, or has a method `plan` and its entry does not declare
+        `model_wide`, or the reverse.
         """
         made = self.entry.build(self.options)
+        lacking = [method for method in ("init", "compress") if not callable(getattr(made, method, None))]
+        if lacking:
+            raise SpecError(f"compressor {self.name!r}: {type(made).__name__} has no method {lacking[0]!r}")
         if self.entry.model_wide != hasattr(made, "plan"):
             declared = "has a method `plan`" if hasattr(made, "plan") else "has no method `plan`"
             wanted = f"expected model_wide={not self.entry.model_wide} in its CompressorEntry"

@@ -29,7 +29,7 @@ from ..common import failpoints
 from ..common.parts import Plan
 from ..proto import messages as m
 from ..proto.plans import plan_message
-from ..proto.refusal import Reason
+from ..proto.refusal import Reason, Refused
 from ..proto.transfer import Assembly
 from ..proto.wire import encode_server
 from .durable.output import Output
@@ -191,10 +191,16 @@ class Conductor:
     def decide(self, event: e.Event[R]) -> e.Result[R]:
         """Have control decide on an event, and journal the event. Return the reply, and the actions, which
         the caller performs. Raises Refused and JournalError, after which nothing may follow from the
-        event."""
+        event. Any other exception fails the job, because control's state may have changed in part."""
         now = self.now()
         leases = self.recorder.leases(self.core, event)
-        result = self.core.step(event, now)
+        try:
+            result = self.core.step(event, now)
+        except Refused:
+            raise
+        except Exception as error:
+            self.tasks.fail(error)
+            raise
         self.recorder.event(event, now, result, leases)
         return result
 

@@ -54,9 +54,14 @@ class Tasks:
 
     def _done(self, task: asyncio.Future[None]) -> None:
         self.working.discard(task)
-        if task.cancelled() or (error := task.exception()) is None or self.failed.is_set():
+        if task.cancelled() or (error := task.exception()) is None:
             return
-        if self.stopping and isinstance(error, JournalError):
+        if not (self.stopping and isinstance(error, JournalError)):
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Fail the job, unless it has failed before."""
+        if self.failed.is_set():
             return
         self.diverged = isinstance(error, DivergedError)
         if self.diverged:

@@ -86,7 +86,7 @@ def quantize_blocks(
     sizes = np.array([gradient.numel() for gradient in gradients], np.int64)
     if on_gpu(first):
         if residual is None or left is None:
-            residual = left = torch.zeros(int(sizes.sum()), device=first.device)
+            residual = left = torch.zeros(int(sizes.sum()), dtype=torch.float32, device=first.device)
         return _quantize_blocks_on_gpu(format, gradients, sizes, residual, left, levels, share)
     data = np.empty(4 * int(code_words(format.bits, sizes).sum()), np.uint8)
     places = np.array([gradient.data_ptr() for gradient in gradients], np.uint64)

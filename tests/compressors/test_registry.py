@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from importlib.metadata import EntryPoint, EntryPoints
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import numpy as np
 import pytest
@@ -213,6 +213,13 @@ def test_a_third_party_compressor(offer: Offer) -> None:
     assert names() == sorted([*BUILT_IN, "toy"])
     with pytest.raises(SpecError, match="known keys: clip, decay, delay, feedback, masking, momentum, rate"):
         create("toy:speed=1")
+
+
+def test_a_compressor_that_lacks_a_method_is_refused() -> None:
+    entry = CompressorEntry(options=ToyOptions, build=lambda _options: cast(Dense, object()))
+    spec = replace(parse_compressor("none"), entry=entry)
+    with pytest.raises(SpecError, match="compressor 'none': object has no method 'init'"):
+        spec.build()
 
 
 def test_a_third_party_cannot_replace_a_built_in_one(offer: Offer) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pushes import MANIFEST, held
 from stepping import core_of
-from wired import PLAN, accepted, reasons, wired
+from wired import PLAN, Wired, accepted, reasons, wired
 
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refused
@@ -46,6 +46,21 @@ async def test_a_queued_push_whose_duplicate_arrives_when_it_is_named_is_applied
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(job.conductor, "happen", happen)
             await job.reach(2)
+
+
+async def test_an_exception_within_a_decision_fails_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(*_: Any, **__: Any) -> None:
+        raise KeyError("missing")
+
+    job = Wired("sync", "ab")
+    await job.open()
+    job.arrive("a", job.push("a"))
+    monkeypatch.setattr(job.conductor.core.mode, "take", take)
+    with pytest.raises(KeyError, match="missing"):
+        job.arrive("b", job.push("b"))
+    assert job.conductor.tasks.failed.is_set()
+    assert job.conductor.tasks.failure == "the job cannot continue: KeyError('missing')"
+    job.shard.close()
 
 
 async def test_pushes_of_coded_mode_leave_nothing_in_the_shard() -> None:

@@ -64,6 +64,8 @@ def _find(name: str) -> type[ModeOptions]:
         options = point.load()
         if not (isinstance(options, type) and issubclass(options, ModeOptions) and is_dataclass(options)):
             raise TypeError(f"expected a dataclass derived from ModeOptions, got {options!r}")
+        if lacking := sorted(options.__abstractmethods__):
+            raise TypeError(f"{options.__name__} lacks {', '.join(lacking)}")
         options_of(options)
     except Exception as error:
         raise SpecError(f"mode {name!r} of {plugins.giver(point)} failed to load: {error!r}") from error
