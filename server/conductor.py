@@ -60,18 +60,15 @@ TICK_S = 0.25  # time between ticks
 
 class Conductor:
     """The owner of control, shard, push ledger and streams: it feeds events to control and performs the
-    resulting actions. The daemon creates it; it belongs to one event loop.
-
-    A recovery drives it through the methods that live traffic calls, and replaces `clock`, `applied` and
-    `tell` in the meantime.
+    resulting actions. The daemon creates it; it belongs to one event loop. A recovery drives it through the
+    methods that live traffic calls, and replaces `clock`, `applied` and `tell` in the meantime.
 
     Attributes:
         clock: returns the time in seconds; live, the monotonic clock.
         applied: called when the shard has applied a version; live, `publish`.
         tell: called with actions that only inform; live, log, metrics and members get them.
-        copies: workers' snapshots that are not installed yet, and whose values are not checked.
-        uploaded: share of the initial model that has arrived, as a text that follows the waiting text; "" if
-            no worker uploads it.
+        copies: workers' snapshots, not installed yet and not checked.
+        uploaded: text on the arrived share of the initial model; "" if no worker uploads it.
         parameters_sha256: SHA-256 of the final parameters in hexadecimal; "" before they are saved.
         paused: set once a requested pause is complete: nothing is in progress, and no work is assigned.
         started_at: time of the first assignment; None before it.
@@ -166,9 +163,8 @@ class Conductor:
         self.state.evaluated(epoch, values)
 
     def push(self, event: e.Pushed) -> tuple[m.Outcome, Sequence[e.Action]]:
-        """Have control decide on a complete push, and record the decision in ledger, metrics and buffers.
-        Return the outcome, and the actions, which the caller performs once it has sent the outcome. Raises as
-        `decide`."""
+        """Have control decide on a complete push, and record it. Return the outcome, and the actions, which
+        the caller performs once it has sent the outcome. Raises as `decide`."""
         result = self.decide(event)
         outcome, repeated = result.reply.outcome, result.reply.repeated
         accepted = outcome.decision is m.Decision.ACCEPTED
@@ -189,17 +185,16 @@ class Conductor:
         self.plans.arrived(arrival)
 
     def decide(self, event: e.Event[R]) -> e.Result[R]:
-        """Have control decide on an event, and journal the event. Return the reply, and the actions, which
-        the caller performs. Raises Refused and JournalError, after which nothing may follow from the
-        event. Any other exception fails the job, because control's state may have changed in part."""
+        """Have control decide on an event, and journal it. Return the reply, and the actions for the caller.
+        Raises Refused and JournalError, after which nothing may follow from the event. Any other exception
+        fails the job, because control's state may have changed in part."""
         now = self.now()
         leases = self.recorder.leases(self.core, event)
         try:
             result = self.core.step(event, now)
-        except Refused:
-            raise
         except Exception as error:
-            self.tasks.fail(error)
+            if not isinstance(error, Refused):
+                self.tasks.fail(error)
             raise
         self.recorder.event(event, now, result, leases)
         return result
