@@ -307,7 +307,9 @@ class Network(Oracle):
             return
         assert action.has == sim.version, "what it was sent is what it has"
         if self.pick(16) == 0:  # it arrives, at a replica that has drifted: the next stream wants a snapshot
-            sim.assigned, sim.unread, sim.version = max(sim.assigned, assignment.id), assignment.id, None
+            begun = assignment.id <= sim.assigned and assignment.id != sim.unread
+            sim.unread = 0 if begun else assignment.id
+            sim.assigned, sim.version = max(sim.assigned, assignment.id), None
             sim.attached = sim.ready = False
             self.step(e.Detached(worker=sim.name, incarnation=sim.incarnation))
             return
