@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +14,13 @@ from .kernels import Magnitudes, devices
 from .payload import Bytes, CodeFormat, Float32, Float64, QuantizedPayload
 
 
-class OnePass(Fused):
+class OnePass(Fused, ABC):
     """A base class for quantizers that compress several consecutive tensors in one pass over memory
     (contract: `base.InBlocks`)."""
 
     __slots__ = ()
 
+    @abstractmethod
     def compress_blocks(
         self,
         gradients: Sequence[torch.Tensor],
@@ -27,7 +29,7 @@ class OnePass(Fused):
         states: Sequence[Any],
         samples: int,
     ) -> tuple[QuantizedPayload, list[Any], Float64]:
-        raise NotImplementedError
+        """Compress several tensors, as `base.InBlocks` says."""
 
     def compress_with_residual(
         self, gradient: torch.Tensor, residual: torch.Tensor | None, state: Any, context: StepContext
