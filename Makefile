@@ -87,7 +87,7 @@ check-stubs: $(TOOLS)/.installed ## fail if the committed protobuf stubs are not
 	$(TOOLS)/bin/python tests/proto/generate.py --check
 
 house: kernels ## write the figures of the house, beside their budget, into CONTRIBUTING.md
-	$(BIN)/python tests/house.py --way --write
+	$(BIN)/python tests/house.py --write
 
 docs: .venv/.dev ## write the tables of options and metrics into the pages of docs/
 	PYTHONPATH=.typing $(BIN)/python -m gradwire.deploy.reference
