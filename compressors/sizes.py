@@ -149,3 +149,10 @@ def index_bits(density: float) -> float:
         return low_bits + 1 + q / (1 - q)
 
     return min(1.0, density * min(map(gap_bits, range(32))))
+
+
+# Packing of the bytes that are sent (`packing`): zstd's fastest level that codes literals.
+PACKING_LEVEL = 1
+PACKING_BYTES_PER_S = 1e9  # of one core, in and out; a frame that does not shrink costs the same
+LEAST_PACKED_BYTES = 512
+LEAST_SAVED = 1 / 20  # of the bytes
