@@ -36,6 +36,7 @@ from ..compressors import (
     LinearPayload,
     ModelCompressor,
     Payload,
+    ProjectedPayload,
     QuantizedPayload,
     SparsePayload,
     TensorSpec,
@@ -90,7 +91,7 @@ def promised_ratio(spec: str, payload: Payload) -> float | None:
             return 32 / payload.bits
         case DensePayload():
             return 4 / payload.format.element_bytes
-        case AbsentPayload():
+        case AbsentPayload() | ProjectedPayload():
             return None
 
 

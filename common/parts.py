@@ -14,7 +14,7 @@ tensors, and its result does not depend on where parts begin.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -114,6 +114,7 @@ def divide(
     part_bytes: int = 0,
     slices: int = 1,
     least_bytes: int = LEAST_BYTES,
+    uncut: Collection[int] = (),
 ) -> Plan:
     """Return the first plan of a model: neighbouring tensors are merged into units up to the size of a part.
 
@@ -124,6 +125,7 @@ def divide(
         slices: number of slices among which redundant workers divide the parts; parts are small enough that
             each slice gets several.
         least_bytes: size that the largest part has at least by default, as float32, in bytes.
+        uncut: indices of tensors that are in one part each, however large.
     """
     starts = (0, *accumulate(elements))
     most = largest_part(starts[-1], part_bytes, slices, least_bytes)
@@ -135,7 +137,7 @@ def divide(
             first -= 1
         units.append(last - first)
         last = first
-    return cut_up(elements, units, most)
+    return cut_up(elements, units, most, uncut)
 
 
 def largest_part(elements: int, part_bytes: int = 0, slices: int = 1, least_bytes: int = LEAST_BYTES) -> int:
@@ -150,13 +152,14 @@ def largest_part(elements: int, part_bytes: int = 0, slices: int = 1, least_byte
     return max(ALIGNMENT, part_bytes // 4)
 
 
-def cut_up(elements: Sequence[int], units: Sequence[int], most: int) -> Plan:
+def cut_up(elements: Sequence[int], units: Sequence[int], most: int, uncut: Collection[int] = ()) -> Plan:
     """Return the first plan with the given units, cutting large tensors into equal parts.
 
     Args:
         elements: number of elements of each tensor, in manifest order.
         units: number of tensors of each unit, as for `arrange`: the unit of the last tensors first.
         most: number of elements of the largest part. Only a tensor that is a unit by itself is cut.
+        uncut: indices of tensors that are never cut.
     """
     starts = (0, *accumulate(elements))
     cuts: list[int] = []
@@ -164,7 +167,7 @@ def cut_up(elements: Sequence[int], units: Sequence[int], most: int) -> Plan:
     for tensors in units:
         first = last - tensors
         start, end = starts[first], starts[last]
-        if tensors == 1 and end - start > most:
+        if tensors == 1 and end - start > most and first not in uncut:
             pieces = -(-(end - start) // (most // ALIGNMENT * ALIGNMENT))
             size = -(-(end - start) // pieces // ALIGNMENT) * ALIGNMENT
             cuts += range(start + size, end, size)

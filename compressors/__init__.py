@@ -30,6 +30,7 @@ from .payload import IndexCoding as IndexCoding
 from .payload import LinearPayload as LinearPayload
 from .payload import Payload as Payload
 from .payload import PayloadError as PayloadError
+from .payload import ProjectedPayload as ProjectedPayload
 from .payload import QuantizedPayload as QuantizedPayload
 from .payload import SparsePayload as SparsePayload
 from .payload import ValuePayload as ValuePayload

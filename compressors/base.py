@@ -72,6 +72,8 @@ class StepContext:
         density: fraction of the elements to send, where each tensor has its own (`Choosing`); None otherwise.
         keep: number of elements to send, from a plan for the whole model (`ModelWide`) or for merged tensors
             (`Choosing`); None if the compressor decides.
+        bases: the job's bases of the tensor at this version (`Shared`), float32; None if it has none. They
+            must not be written to.
         alone: True to send the gradient without the residual, so that the server can measure norms. Set only
             for compressors that are `seeded`.
     """
@@ -84,6 +86,7 @@ class StepContext:
     magnitudes: Magnitudes | None = None
     density: float | None = None
     keep: int | None = None
+    bases: Float32 | None = None
     alone: bool = False
 
     @property
@@ -234,6 +237,38 @@ class Choosing(Protocol):
     def keep(self, elements: int, context: StepContext) -> int:
         """Return the number of elements that it sends of a tensor of this size: `context.keep`, if that is
         set, which then counts for several tensors together."""
+        ...
+
+
+class Shared(Protocol):
+    """A compressor with bases: state that is the same at the server and at every worker of a job, and that
+    advances with each version by the mean of the pushes (`bases`).
+
+    Its payloads are `ProjectedPayload`s of the coordinates of gradient + residual in `StepContext.bases`. All
+    methods return the same bits for the same arguments on every machine, and write to none of these. It is
+    called for tensors only for which `CompressorEntry.coordinates` is not 0.
+    """
+
+    def start(self, spec: TensorSpec, seed: int) -> Float32:
+        """Return the bases at version 0: float32 of one dimension. seed: below 2**64."""
+        ...
+
+    def expand(self, spec: TensorSpec, bases: Float32, coordinates: Float32, out: Float32) -> None:
+        """Write the tensor with these coordinates to `out`, float32 of shape (elements,): linear in the
+        coordinates, up to rounding."""
+        ...
+
+    def advance(self, spec: TensorSpec, bases: Float32, coordinates: Float32) -> Float32:
+        """Return the bases of the next version, of the same shape.
+
+        coordinates: those of the mean gradient.
+        """
+        ...
+
+    def compress_with_residual(
+        self, gradient: torch.Tensor, residual: torch.Tensor | None, state: Any, context: StepContext
+    ) -> tuple[Payload, Any]:
+        """Compress `gradient + residual` as `FusedFeedback` says, with `expand` in place of `decode`."""
         ...
 
 

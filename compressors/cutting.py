@@ -25,6 +25,7 @@ from .payload import (
     Int64,
     LinearPayload,
     Payload,
+    ProjectedPayload,
     QuantizedPayload,
     SparsePayload,
     ValuePayload,
@@ -42,7 +43,7 @@ def cut(payload: Payload, start: int, end: int) -> list[Payload]:
     does at every multiple of 32 from the beginning of a block; otherwise they are copied and shifted.
 
     Raises:
-        ValueError: the range does not lie in the payload.
+        ValueError: the range does not lie in the payload, or is a piece of a projected one.
     """
     if not 0 <= start <= end <= payload.elements:
         raise ValueError(f"expected a range in {payload.elements} elements, got {start} to {end}")
@@ -57,6 +58,8 @@ def cut_at(payload: Payload, borders: Sequence[int]) -> list[list[Payload]]:
     ranges = [*pairwise(borders)]
     if ranges == [(0, payload.elements)]:
         return [[payload]]
+    if isinstance(payload, ProjectedPayload):
+        raise ValueError("coordinates in bases cannot be cut: send the tensor in one part")
     if isinstance(payload, SparsePayload):
         return _cut_sparse(payload, borders)
     if isinstance(payload, AbsentPayload):

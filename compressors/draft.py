@@ -27,6 +27,7 @@ class Draft:
     """The contents of a step, by index of the tensor where they are a dict, a list or a set.
 
     Attributes:
+        bases: bases of the step's version.
         gradients: gradients that are not compressed yet, float32 of shape (elements,).
         magnitudes: those of gradients that were measured.
         keep: number of elements to send, from a budget for the whole model. The draft then holds gradient
@@ -43,6 +44,7 @@ class Draft:
 
     def __init__(self, model: ModelTensors, terms: PushTerms, *, sends: bool) -> None:
         self.model, self.ledger, self.plan, self.terms = model, model.ledger, model.plan, terms
+        self.bases = model.bases
         self.gradients: dict[int, torch.Tensor] = {}
         self.magnitudes: dict[int, Magnitudes] = {}
         self.keep: dict[int, int] = {}
@@ -116,6 +118,7 @@ class Draft:
             magnitudes=self.magnitudes.get(index),
             density=model.densities.get(index),
             keep=self.keep.get(index),
+            bases=self.bases.values.get(index),
             alone=self.measured and model.drawn[index],
         )
 

@@ -6,7 +6,7 @@ Reading it does not import torch, which keeps `gc-plan` fast; only `build` makes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -72,6 +72,9 @@ class CompressorEntry:
         nanoseconds: time in which one core compresses an element, measured by `gc-bench compressors`.
         downlink: "" if it suits updates of parameters, otherwise the reason why not: thresholds meant for
             gradients, or an error that may exceed the update.
+        coordinates: for a compressor with bases (`base.Shared`), a function that returns the number of
+            coordinates of a tensor of a shape, or 0 for a tensor that travels as bfloat16; None for all other
+            compressors. A tensor with coordinates is never cut into parts.
         adam_loss: loss with Adam at the server as a multiple of the uncompressed one, measured by `gc-bench
             accuracy adam`; 1 if training did not lose, or was not measured.
     """
@@ -88,5 +91,6 @@ class CompressorEntry:
         "its CompressorEntry does not declare `sends`"
     )
     nanoseconds: Callable[[Any], float] = lambda options: 1.0
+    coordinates: Callable[[Any], Callable[[Sequence[int]], int] | None] = lambda options: None
     downlink: Callable[[Any], str] = lambda options: ""
     adam_loss: Callable[[Any], float] = lambda options: 1.0

@@ -44,9 +44,13 @@ class LayerRule:
     def choose(self, spec: TensorSpec, chosen: CompressorSpec) -> CompressorSpec:
         """Return the compressor of this tensor. chosen: the job's compressor.
 
-        A dense compressor (none, bf16, fp16) is used for every tensor.
+        A dense compressor (none, bf16, fp16) is used for every tensor. One with bases is used where its
+        coordinates are fewer than the elements.
         """
-        return chosen if chosen.entry.dense or self.compresses(spec) else _small(chosen)
+        if chosen.entry.dense:
+            return chosen
+        pays = not chosen.shared or chosen.coordinates(spec.shape) > 0
+        return chosen if pays and self.compresses(spec) else _small(chosen)
 
 
 @cache  # called for each tensor

@@ -35,9 +35,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from .bases import Bases
+from .dense import dense_payload
 from .feedback import FeedbackState
 from .kernels.devices import saturate
-from .payload import DenseFormat, DensePayload, Float64, Payload
+from .payload import DenseFormat, DensePayload, Float64, Payload, ProjectedPayload
 from .reduction import add_update, decode
 from .spikes import DUE, ROWS
 
@@ -68,12 +70,14 @@ class Compressed:
         ranges: start and end of each payload, in flat order.
         slices: number of slices for which the values are scaled, at least 1.
         before: contents of the ledger before the step, kept for a push that may turn out redundant.
+        bases: bases in which the step's coordinates are; None if it has none.
     """
 
     payloads: Sequence[Payload] = ()
     ranges: Ranges = ()
     slices: int = 1
     before: Before | None = None
+    bases: Bases | None = None
 
 
 def norm(values: torch.Tensor) -> float:
@@ -278,6 +282,10 @@ class Ledger:
             if isinstance(payload, DensePayload) and payload.format is DenseFormat.FLOAT32:
                 self._send_whole_again(start, end)
             owed = self.residual[start:end]
+            if isinstance(payload, ProjectedPayload):
+                assert sent.bases is not None, "a push of coordinates names their bases"
+                decoded = sent.bases.decode(bisect_right(self._starts, start) - 1, payload)
+                payload = dense_payload(DenseFormat.FLOAT32, decoded)
             if sent.slices == self.slices:
                 add_update(payload, owed)
             else:

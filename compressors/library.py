@@ -6,8 +6,10 @@ from .base import ModelWide as ModelWide
 from .base import Neighbours as Neighbours
 from .base import NonFiniteGradient as NonFiniteGradient
 from .base import Random as Random
+from .base import Shared as Shared
 from .base import StepContext as StepContext
 from .base import TensorSpec as TensorSpec
+from .bases import Bases as Bases
 from .cutting import cut as cut
 from .cutting import cut_at as cut_at
 from .cutting import join as join
@@ -34,6 +36,7 @@ from .reduction import add_update as add_update
 from .reduction import decode as decode
 from .reduction import put_update as put_update
 from .reduction import reduce_payloads as reduce_payloads
+from .reduction import sum_coordinates as sum_coordinates
 from .spikes import Spike as Spike
 from .spikes import described as described
 from .step import Step as Step

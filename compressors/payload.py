@@ -9,6 +9,8 @@ so a new compressor needs no change on the server. The kinds are few:
 * `LinearPayload`: signed integers of a fixed number of bits, or signs, times a scale per bucket of elements.
 * `SparsePayload`: some of the elements: their indices, and their values as a payload of one of the kinds
   above.
+* `ProjectedPayload`: a tensor's coordinates in bases that the whole job shares, as a payload of one of the
+  first three kinds. It cannot be decoded without the bases (`bases`).
 * `AbsentPayload`: no data: these elements have no gradient, or do not change.
 
 Byte order is little-endian throughout.
@@ -289,6 +291,37 @@ NO_BYTES: Bytes = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ProjectedPayload:
+    """The coordinates of a whole tensor in bases that the server and all workers of a job share.
+
+    It is linear: the sum of several workers' coordinates is the coordinates of the sum. It cannot be decoded
+    without the bases, cut, or joined with its neighbours.
+
+    Attributes:
+        elements: number of elements of the tensor.
+        values: form of the coordinates: a payload of `count` elements with empty data.
+        exponent: a coordinate is its value times 2**exponent, within `EXPONENTS`; other than 0 for FLOAT16
+            only.
+        data: uint8, the data of the values.
+    """
+
+    elements: int
+    values: ValuePayload
+    exponent: int = 0
+    data: Bytes
+
+    @property
+    def count(self) -> int:
+        return self.values.elements
+
+    def value_payload(self) -> ValuePayload:
+        return replace(self.values, data=self.data)
+
+
+EXPONENTS = (-126, 111)  # so that the factor, and every product of it and a float16, is a finite float32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AbsentPayload:
     """Elements without a gradient, where torch's `grad` is None; in an update, elements that do not change.
 
@@ -300,7 +333,7 @@ class AbsentPayload:
     data: Bytes = field(default_factory=lambda: NO_BYTES)
 
 
-Payload = ValuePayload | SparsePayload | AbsentPayload
+Payload = ValuePayload | SparsePayload | ProjectedPayload | AbsentPayload
 
 
 def payload_bytes(payload: Payload) -> int:
@@ -316,12 +349,14 @@ def payload_bytes(payload: Payload) -> int:
             return 4 * payload.buckets + code_bytes(payload.bits, payload.elements)
         case SparsePayload():
             return payload.index_bytes + payload_bytes(payload.values)
+        case ProjectedPayload():
+            return payload_bytes(payload.values)
         case AbsentPayload():
             return 0
 
 
 def wire_bytes(payload: Payload) -> int:
     """Return the bytes of a payload's data and levels on the wire. The rest of its header is not counted."""
-    values = payload.values if isinstance(payload, SparsePayload) else payload
+    values = payload.values if isinstance(payload, SparsePayload | ProjectedPayload) else payload
     levels = values.levels.nbytes if isinstance(values, QuantizedPayload) else 0
     return payload.data.size + levels

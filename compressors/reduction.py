@@ -33,6 +33,7 @@ from .payload import (
     Int64,
     LinearPayload,
     Payload,
+    ProjectedPayload,
     QuantizedPayload,
     SparsePayload,
     ValuePayload,
@@ -123,7 +124,7 @@ def reduce_payloads(
         keep: True to add the sum to the present contents of `out`; False to overwrite them.
 
     Raises:
-        ValueError: shapes, types or lengths do not match.
+        ValueError: shapes, types or lengths do not match, or a payload is projected: its elements need bases.
     """
     if out.dtype != np.float32 or out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable:
         got = f"{out.dtype} of shape {out.shape}"
@@ -132,12 +133,16 @@ def reduce_payloads(
         counts = f"{len(payloads)} payloads and {len(weights)} weights"
         raise ValueError(f"expected one weight per payload, got {counts}")
     for payload in payloads:
+        if isinstance(payload, ProjectedPayload):
+            raise ValueError("expected payloads that decode by themselves, got coordinates in bases")
         if payload.elements != out.size:
             raise ValueError(f"expected payloads of {out.size} elements, got one of {payload.elements}")
         if payload.data.size != payload_bytes(payload):
             raise ValueError(f"expected {payload_bytes(payload)} bytes of data, got {payload.data.size}")
     weighted = zip(payloads, weights, strict=True)
-    pairs = [(each, weight) for each, weight in weighted if not isinstance(each, AbsentPayload)]
+    pairs = [
+        (each, weight) for each, weight in weighted if not isinstance(each, AbsentPayload | ProjectedPayload)
+    ]
     if not pairs and not keep:
         out.fill(0.0)
     for _, run in groupby(pairs, key=lambda pair: _kind(pair[0])):
@@ -145,6 +150,25 @@ def reduce_payloads(
         factors = np.array([weight for _, weight in members], np.float32)
         _add_run([payload for payload, _ in members], factors, out, keep=keep)
         keep = True  # only the first run overwrites
+
+
+def sum_coordinates(
+    payloads: Sequence[ProjectedPayload], weights: Sequence[float], out: Float32, *, keep: bool = False
+) -> None:
+    """Write the weighted sum of coordinates to `out`, or add it with `keep`, as `reduce_payloads` does.
+
+    Args:
+        payloads: coordinates in the same bases, `out.size` of each payload, in the order of the sum.
+        weights: one for each payload; a weight times 2**exponent is rounded to float32.
+        out: float32, shape (count,), contiguous and writable.
+        keep: True to add the sum to the present contents of `out`; False to overwrite them.
+
+    Raises:
+        ValueError: shapes, types or lengths do not match.
+    """
+    pairs = zip(payloads, weights, strict=True)
+    scaled = [math.ldexp(weight, payload.exponent) for payload, weight in pairs]
+    reduce_payloads([payload.value_payload() for payload in payloads], scaled, out, keep=keep)
 
 
 # Neighbours with equal keys are added in one pass. For codes the key is the format and the sizes of blocks,

@@ -10,7 +10,7 @@ A spec is parsed once, where its text arrives, and travels as a `CompressorSpec`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # named compressor, for the units where that saves time.
 AUTO = "auto"
 
+SHARED = "start", "expand", "advance", "compress_with_residual"  # the methods of `base.Shared`
 BUILT_IN: Mapping[str, CompressorEntry] = {**DENSE, **QUANTIZERS, **SPARSIFIERS}
 
 
@@ -94,6 +95,16 @@ class CompressorSpec:
             return LEAST_BYTES
         return max(LEAST_BYTES, least_sparse_part_bytes(self.options.ratio))
 
+    @property
+    def shared(self) -> bool:
+        """True if the job has bases for it (`base.Shared`)."""
+        return self.entry.coordinates(self.options) is not None
+
+    def coordinates(self, shape: Sequence[int]) -> int:
+        """Return the number of coordinates of a tensor of this shape; 0 if it does not travel as such."""
+        count = self.entry.coordinates(self.options)
+        return 0 if count is None else count(shape)
+
     def compression(self) -> CompressionCosts:
         """Return sizes and times of the compressor for planners, at its full ratio, without its warm-up.
 
@@ -105,7 +116,9 @@ class CompressorSpec:
             raise SpecError(f"compressor {self.text!r}: its steps cannot be predicted: {sends}")
         return CompressionCosts(
             name=self.text,
-            up=replace(sends, together=self.joins is not None),
+            up=replace(
+                sends, together=self.joins is not None, coordinates=self.entry.coordinates(self.options)
+            ),
             element_s=max(self.entry.nanoseconds(self.options), 0.3) * 1e-9,
             least_part_bytes=self.least_part_bytes,
             merges=self.entry.merges,
@@ -115,11 +128,12 @@ class CompressorSpec:
     def build(self) -> Compressor:
         """Return the compressor, inside `ErrorFeedback` if its options ask for feedback.
 
-        Raises SpecError if it lacks a method, or has a method `plan` and its entry does not declare
-        `model_wide`, or the reverse.
+        Raises SpecError if it lacks a method that its entry needs, or has a method `plan` and its entry does
+        not declare `model_wide`, or the reverse.
         """
         made = self.entry.build(self.options)
-        lacking = [method for method in ("init", "compress") if not callable(getattr(made, method, None))]
+        needed = ["init", "compress", *(SHARED if self.shared else ())]
+        lacking = [method for method in needed if not callable(getattr(made, method, None))]
         if lacking:
             raise SpecError(f"compressor {self.name!r}: {type(made).__name__} has no method {lacking[0]!r}")
         if self.entry.model_wide != hasattr(made, "plan"):
@@ -198,8 +212,9 @@ def compressor_of(spec: str, *, received: bool = False) -> tuple[CompressorSpec,
     if not auto:
         return chosen, False
     wrapping = chosen.wrapping
-    if wrapping is None or chosen.entry.model_wide or wrapping.momentum or wrapping.delay > 1:
-        needs = "expected a lossy compressor without momentum, delay or a budget for the whole model"
+    together = chosen.entry.model_wide or chosen.shared
+    if wrapping is None or together or wrapping.momentum or wrapping.delay > 1:
+        needs = "expected a lossy compressor without momentum, delay, bases or a budget for the whole model"
         raise SpecError(f"compressor {AUTO!r}: compressor: {needs}, such as 4bit, got {chosen.text!r}")
     return chosen, True
 
@@ -288,7 +303,7 @@ def known_compressor(spec: str) -> CompressorSpec | None:
 
 def check_entry(name: str, entry: CompressorEntry) -> None:
     """Raise SpecError, which names the field, if a declaration cannot be used."""
-    for each in ("build", "joins", "sends", "nanoseconds", "downlink", "adam_loss"):
+    for each in ("build", "joins", "sends", "nanoseconds", "coordinates", "downlink", "adam_loss"):
         if not callable(getattr(entry, each)):
             raise SpecError(f"compressor {name!r}: {each} must be a function of the options")
     if entry.wrapping is None and not entry.dense:

@@ -14,7 +14,7 @@ Processor time is that of one core of the machine of docs/explanation/performanc
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -36,6 +36,8 @@ class TensorCoding:
             bfloat16.
         together: True if neighbouring tensors share one call, and one payload, where the last bucket is full.
             A `CompressorEntry` declares that by `joins`; the value that its `sends` returns is overwritten.
+        coordinates: function that returns how many numbers are sent of a tensor of a shape; 0 if it travels
+            as bfloat16. None if each sent number is an element. Overwritten, too.
     """
 
     bits: float
@@ -45,15 +47,25 @@ class TensorCoding:
     indices: bool = False
     dense: bool = False
     together: bool = False
+    coordinates: Callable[[Sequence[int]], int] | None = None
 
     def carries(self, shape: Sequence[int]) -> bool:
         """Return True if a tensor of this shape travels in this coding, False if it travels as bfloat16."""
+        if self.coordinates is not None:
+            return self.coordinates(shape) > 0
         return self.dense or len(shape) > 1
 
     def sent_bytes(self, shape: Sequence[int]) -> float:
         """Return the bytes of a compressed tensor of this shape, without headers."""
-        elements = math.prod(shape)
-        return self.tensor_bytes + elements * self.element_bytes if self.carries(shape) else 2.0 * elements
+        if not self.carries(shape):
+            return 2.0 * math.prod(shape)
+        numbers = math.prod(shape) if self.coordinates is None else self.coordinates(shape)
+        return self.tensor_bytes + numbers * self.element_bytes
+
+    def uncut(self, shapes: Sequence[Sequence[int]]) -> frozenset[int]:
+        """Return the indices of the tensors that no plan may cut into parts."""
+        count = self.coordinates
+        return frozenset(i for i, shape in enumerate(shapes) if count is not None and count(shape))
 
     def runs(self, shapes: Sequence[Sequence[int]]) -> int:
         """Return the number of compressor calls, and of payloads, that these neighbouring tensors take."""
@@ -66,7 +78,7 @@ class TensorCoding:
 
     @property
     def element_bytes(self) -> float:
-        """Bytes per element, averaged over all elements of a tensor, sent or not."""
+        """Bytes per element, averaged over all elements of a tensor, sent or not; or per coordinate."""
         bits = self.bits + (32 / self.bucket if self.bucket else 0.0)
         return (self.density * bits + (index_bits(self.density) if self.indices else 0.0)) / 8
 
@@ -107,6 +119,8 @@ class CompressionCosts:
         up = self.up
         if self.updates is not None:
             return self.updates
+        if up.coordinates is not None:
+            return replace(up, bits=16, bucket=0)
         if up.indices or up.density < 1:
             held = 1 - (1 - up.density) ** pushes
             bits = max(up.bits, 16.0)  # values of a sparse update are bfloat16

@@ -42,6 +42,7 @@ class Step:
         plan: plan that the step follows.
         sends: True if the step produces payloads; False at a version at which `delay` sends nothing.
         sent: payloads of each part that is complete, by number of the part.
+        bases: bases in which the step's coordinates are.
         spikes: gradients that are far larger than usual, in the order in which their units were complete.
     """
 
@@ -52,6 +53,7 @@ class Step:
         self.sent: dict[int, list[Payload]] = {}
         self.spikes: list[Spike] = []
         self._draft = Draft(model, terms, sends=self.sends)
+        self.bases = model.bases
         # Number of missing gradients of each unit.
         self._missing = [unit.last - unit.first for unit in self.plan.units]
         self._units_left = len(self.plan.units)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..common.parts import Plan, divide
 from .base import Compressor, TensorSpec, is_fused
+from .bases import Bases
 from .dense import Dense
 from .feedback import ErrorFeedback, without_feedback
 from .joining.runs import checks_alone, runs_of
@@ -39,6 +40,7 @@ class ModelTensors:
         checks: True for each tensor whose compression finds a gradient that is not finite.
         on_gpu: True for each tensor that can be compressed on a GPU.
         drawn: True for each tensor of which all workers send the same elements, drawn from a seed.
+        bases: the job's bases at the version of the next step. Their owner replaces them with each version.
         planned: indices of the tensors whose compressor divides a budget for the whole model.
     """
 
@@ -72,11 +74,12 @@ class ModelTensors:
         self.chosen = [rule.choose(spec, given) for spec in specs]
         made = {each: each.build() for each in set(self.chosen)}  # shareable: their state is in the ledger
         self.compressors: list[Compressor] = [made[each] for each in self.chosen]
+        self.bases = Bases.start(specs, self.chosen, self.compressors, seed, self.numbers)
         self._given = [*zip(self.chosen, self.compressors, strict=True)]
         elements = [spec.elements for spec in specs]
         self.ledger = Ledger(elements, velocity=self.wrapping.momentum > 0)
         self.ledger.states = self.first_states()
-        self.adopt(plan or divide(elements))
+        self.adopt(plan or divide(elements, uncut=frozenset(self.bases.values)))
         self.planned = [index for index, each in enumerate(self.chosen) if each.entry.model_wide]
 
     def adopt(self, plan: Plan) -> None:

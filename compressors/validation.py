@@ -12,15 +12,18 @@ import numpy.typing as npt
 from . import kernels
 from .indices import decode_indices
 from .payload import (
+    EXPONENTS,
     AbsentPayload,
     Bytes,
     CodeFormat,
+    DenseFormat,
     DensePayload,
     Float32,
     IndexCoding,
     LinearPayload,
     Payload,
     PayloadError,
+    ProjectedPayload,
     QuantizedPayload,
     SparsePayload,
     check_linear,
@@ -49,6 +52,8 @@ def check_announcement(payload: Payload) -> None:
             check_linear(payload.bits, payload.bucket)
         case SparsePayload():
             _check_sparse(payload)
+        case ProjectedPayload():
+            _check_projected(payload)
         case AbsentPayload():
             pass
 
@@ -80,6 +85,8 @@ def validate(payload: Payload) -> None:
             except ValueError as error:
                 expected = f"{payload.count} ascending indices below {payload.elements}"
                 raise PayloadError("indices", expected, str(error)) from None
+            validate(payload.value_payload())
+        case ProjectedPayload():
             validate(payload.value_payload())
         case AbsentPayload():
             pass
@@ -124,6 +131,20 @@ def _raise_if_wrong(levels: Float32, wrong: npt.NDArray[np.bool_] | np.bool_, ex
     """
     if wrong.any():
         raise PayloadError("levels", expected, str(levels[int(wrong.argmax())].tolist()))
+
+
+def _check_projected(payload: ProjectedPayload) -> None:
+    if not 1 <= payload.count <= payload.elements:
+        raise PayloadError("count", f"1 to {payload.elements}", str(payload.count))
+    values, (least, most) = payload.values, EXPONENTS
+    if isinstance(values, QuantizedPayload) and values.format is CodeFormat.VOTE:
+        raise PayloadError("values", "values that can be added", "votes")
+    scaled = isinstance(values, DensePayload) and values.format is DenseFormat.FLOAT16
+    if payload.exponent and not scaled:
+        raise PayloadError("exponent", "0, except for float16", str(payload.exponent))
+    if not least <= payload.exponent <= most:
+        raise PayloadError("exponent", f"{least} to {most}", str(payload.exponent))
+    check_announcement(values)
 
 
 def _check_sparse(payload: SparsePayload) -> None:

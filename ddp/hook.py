@@ -98,13 +98,15 @@ class HookState:
             process_group: process group that DDP uses; None for the default one.
 
         Raises:
-            SpecError: the compressor is unknown, or has a `delay`, which DDP does not support; use DDP's
-                `no_sync` instead.
+            SpecError: the compressor is unknown, or needs bases, or has a `delay`, which DDP does not
+                support; use DDP's `no_sync` instead.
             ValueError: `seed` or `samples` is out of range.
         """
         chosen = parse_compressor(compressor)
         if optimizer is not None:
             chosen = suited_to(optimizer, chosen)
+        if chosen.shared:
+            raise SpecError(f"compressor {chosen.text!r}: DDP's ranks keep no bases for it yet; use 4bit")
         wrapping = chosen.wrapping
         if wrapping is not None and wrapping.delay > 1:
             limit = f"expected delay=1, got {wrapping.delay}; to exchange fewer gradients use DDP's no_sync()"

@@ -151,6 +151,7 @@ def plan_of(profile: JobProfile, chosen: StepOptions) -> Plan:
         part_bytes=chosen.part_bytes,
         slices=chosen.redundancy,
         least_bytes=sent.least_part_bytes,
+        uncut=sent.up.uncut(profile.shapes),
     )
 
 

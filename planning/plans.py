@@ -3,7 +3,7 @@ function."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ..common.parts import LEAST_BYTES, Plan, cut_up, divide, largest_part
@@ -21,6 +21,7 @@ def make_plan(
     part_bytes: int = 0,
     slices: int = 1,
     least_bytes: int = LEAST_BYTES,
+    uncut: Collection[int] = (),
 ) -> Plan:
     """Return the plan of a model: its units and parts, and the order in which parts are sent.
 
@@ -34,6 +35,7 @@ def make_plan(
         part_bytes: size of the largest part as float32, in bytes; 0 for the default.
         slices: number of slices among which redundant workers divide the parts.
         least_bytes: lower bound of the default size of a part, as float32, in bytes.
+        uncut: indices of tensors that are in one part each, however large (`TensorCoding.uncut`).
     """
     merged = False
     if fusion.merging is Merging.NONE:
@@ -43,9 +45,9 @@ def make_plan(
         merged = True
     else:
         part_bytes = fusion.bytes if fusion.merging is Merging.BYTES and fusion.bytes else part_bytes
-        return _ordered(divide(elements, part_bytes, slices, least_bytes), order, layers, link)
+        return _ordered(divide(elements, part_bytes, slices, least_bytes, uncut), order, layers, link)
     most = largest_part(sum(elements), part_bytes, slices, least_bytes)
-    return _ordered(replace(cut_up(elements, units, most), merged=merged), order, layers, link)
+    return _ordered(replace(cut_up(elements, units, most, uncut), merged=merged), order, layers, link)
 
 
 def _ordered(plan: Plan, order: Order, layers: Sequence[Layer], link: Link | None) -> Plan:

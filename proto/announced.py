@@ -6,7 +6,8 @@ before it allocates memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..compressors import (
     LinearPayload,
     Payload,
     PayloadError,
+    ProjectedPayload,
     QuantizedPayload,
     SparsePayload,
     ValuePayload,
@@ -29,7 +31,15 @@ from ..compressors import (
 )
 from . import messages as m
 from .manifest import Manifest
-from .messages import AbsentHeader, DenseHeader, LinearHeader, PayloadHeader, QuantizedHeader, SparseHeader
+from .messages import (
+    AbsentHeader,
+    DenseHeader,
+    LinearHeader,
+    PayloadHeader,
+    ProjectedHeader,
+    QuantizedHeader,
+    SparseHeader,
+)
 from .refusal import Reason, Refused, refused
 
 # The enums of the wire and those of `compressors` have members of the same names.
@@ -37,16 +47,26 @@ _FORMATS = {m.DenseEncoding[format.name]: format for format in DenseFormat}
 _CODE_FORMATS = {m.CodeEncoding[format.name]: format for format in CodeFormat}
 _CODINGS = {m.IndexEncoding[coding.name]: coding for coding in IndexCoding}
 NO_BYTES = np.empty(0, np.uint8)
+NO_BASES: Mapping[int, int] = {}
 
 
 def announced_payloads(
-    headers: Sequence[PayloadHeader], part: Part, manifest: Manifest, *, worker: str
+    headers: Sequence[PayloadHeader],
+    part: Part,
+    manifest: Manifest,
+    *,
+    worker: str,
+    coordinates: Mapping[int, int] = NO_BASES,
 ) -> list[Payload]:
     """Check the headers of a part's payloads, and return the payloads, still without bytes.
 
     The payloads must lie end to end over the part's elements, none of them empty. An absent payload must
     stand for whole tensors, as far as they lie in the part. A part without headers contributes nothing; the
     list is empty then. No memory is allocated for the bytes.
+
+    Args:
+        coordinates: number of coordinates of each tensor for which the job has bases, by index of the tensor.
+            Only these may be projected, as a whole.
 
     Raises:
         Refused: ELEMENTS or PAYLOAD, naming the tensor.
@@ -66,6 +86,8 @@ def announced_payloads(
         except PayloadError as error:
             raise invalid(error, worker, manifest.tensor_at(at)) from None
         end = at + header.elements
+        if isinstance(payloads[-1], ProjectedPayload):
+            _check_projected(payloads[-1], at, manifest, coordinates, worker)
         if isinstance(payloads[-1], AbsentPayload):
             for border in (at, end):
                 if border not in (part.start, part.end) and not manifest.between_tensors(border):
@@ -77,6 +99,26 @@ def announced_payloads(
                     raise refused(Reason.PAYLOAD, worker=worker, field=where, limit=limit, value=value)
         at = end
     return payloads
+
+
+def _check_projected(
+    payload: ProjectedPayload, at: int, manifest: Manifest, coordinates: Mapping[int, int], worker: str
+) -> None:
+    """Raise Refused unless the payload, from element `at` on, is a whole tensor that has bases, with all of
+    its coordinates.
+    """
+    index = bisect_right(manifest.ends, at)
+    whole = manifest.ends[index] - manifest.specs[index].elements, manifest.ends[index]
+    limit, value, remedy = f"{coordinates.get(index)} coordinates of the whole tensor", f"{payload.count}", ""
+    if index not in coordinates:
+        limit, value = "a payload that decodes by itself", "coordinates in bases that the job does not have"
+        remedy = "use the job's compressor"
+    elif whole != (at, at + payload.elements):
+        value = f"those of {payload.elements} elements"
+    elif payload.count == coordinates[index]:
+        return
+    field = manifest.tensor_at(at)
+    raise refused(Reason.PAYLOAD, worker=worker, field=field, limit=limit, value=value, remedy=remedy)
 
 
 def names_of(payloads: Sequence[Payload], part: Part, manifest: Manifest) -> list[str]:
@@ -112,6 +154,14 @@ def _empty_payload(header: PayloadHeader) -> Payload:
             values=_empty_values(sparse.values, sparse.count),
             data=NO_BYTES,
         )
+    elif isinstance(header.kind, ProjectedHeader):
+        projected = header.kind
+        payload = ProjectedPayload(
+            elements=header.elements,
+            values=_empty_values(projected.values, projected.count),
+            exponent=projected.exponent,
+            data=NO_BYTES,
+        )
     elif isinstance(header.kind, AbsentHeader):
         payload = AbsentPayload(elements=header.elements)
     else:
@@ -136,7 +186,7 @@ def _empty_values(header: DenseHeader | QuantizedHeader | LinearHeader | None, e
         case LinearHeader(bits=bits, bucket=bucket):
             return LinearPayload(elements=elements, bits=bits, bucket=bucket, data=NO_BYTES)
         case _:
-            expected = "dense, quantized, linear, sparse or absent, of a known format"
+            expected = "dense, quantized, linear, sparse, projected or absent, of a known format"
             raise PayloadError("kind", expected, "none that this side knows")
 
 

@@ -499,18 +499,33 @@ class SparseHeader(_message.Message):
     linear: LinearHeader
     def __init__(self, count: _Optional[int] = ..., coding: _Optional[_Union[IndexEncoding, str]] = ..., low_bits: _Optional[int] = ..., index_bytes: _Optional[int] = ..., seed: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ...) -> None: ...
 
+class ProjectedHeader(_message.Message):
+    __slots__ = ("count", "exponent", "dense", "quantized", "linear")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    EXPONENT_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZED_FIELD_NUMBER: _ClassVar[int]
+    LINEAR_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    exponent: int
+    dense: DenseHeader
+    quantized: QuantizedHeader
+    linear: LinearHeader
+    def __init__(self, count: _Optional[int] = ..., exponent: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ...) -> None: ...
+
 class AbsentHeader(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class PayloadHeader(_message.Message):
-    __slots__ = ("elements", "dense", "quantized", "linear", "sparse", "absent", "content")
+    __slots__ = ("elements", "dense", "quantized", "linear", "sparse", "absent", "projected", "content")
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     DENSE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZED_FIELD_NUMBER: _ClassVar[int]
     LINEAR_FIELD_NUMBER: _ClassVar[int]
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
+    PROJECTED_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     elements: int
     dense: DenseHeader
@@ -518,8 +533,9 @@ class PayloadHeader(_message.Message):
     linear: LinearHeader
     sparse: SparseHeader
     absent: AbsentHeader
+    projected: ProjectedHeader
     content: Content
-    def __init__(self, elements: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ..., sparse: _Optional[_Union[SparseHeader, _Mapping]] = ..., absent: _Optional[_Union[AbsentHeader, _Mapping]] = ..., content: _Optional[_Union[Content, str]] = ...) -> None: ...
+    def __init__(self, elements: _Optional[int] = ..., dense: _Optional[_Union[DenseHeader, _Mapping]] = ..., quantized: _Optional[_Union[QuantizedHeader, _Mapping]] = ..., linear: _Optional[_Union[LinearHeader, _Mapping]] = ..., sparse: _Optional[_Union[SparseHeader, _Mapping]] = ..., absent: _Optional[_Union[AbsentHeader, _Mapping]] = ..., projected: _Optional[_Union[ProjectedHeader, _Mapping]] = ..., content: _Optional[_Union[Content, str]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
     __slots__ = ("chunk", "part", "heartbeat", "hello", "evaluation", "leave", "ready", "packet", "snapshot", "commit", "abandon", "profile", "saved", "stop", "more", "batch", "crc32c")

@@ -384,6 +384,17 @@ class SparseHeader:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectedHeader:
+    """The description of a projected payload: the coordinates of a whole tensor in the job's bases of the
+    version.
+    """
+
+    count: int
+    exponent: int = 0
+    values: DenseHeader | QuantizedHeader | LinearHeader | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AbsentHeader:
     """The description of a payload without elements and bytes. In a push, it stands for whole tensors
     without a gradient, as far as they lie in the part; in an update, for elements that do not change.
@@ -398,7 +409,7 @@ class PayloadHeader:
     """
 
     elements: int
-    kind: DenseHeader | QuantizedHeader | LinearHeader | SparseHeader | AbsentHeader | None
+    kind: DenseHeader | QuantizedHeader | LinearHeader | SparseHeader | AbsentHeader | ProjectedHeader | None
     content: Content = Content.UNSPECIFIED
 
 

@@ -22,6 +22,7 @@ from ..compressors import (
     LinearPayload,
     Payload,
     PayloadError,
+    ProjectedPayload,
     QuantizedPayload,
     SparsePayload,
     ValuePayload,
@@ -29,7 +30,7 @@ from ..compressors import (
     validate,
 )
 from . import messages as m
-from .announced import NO_BYTES, announced_payloads, invalid, names_of
+from .announced import NO_BASES, NO_BYTES, announced_payloads, invalid, names_of
 from .manifest import Manifest
 from .messages import (
     AbsentHeader,
@@ -37,6 +38,7 @@ from .messages import (
     DenseHeader,
     LinearHeader,
     PayloadHeader,
+    ProjectedHeader,
     QuantizedHeader,
     SparseHeader,
 )
@@ -66,6 +68,10 @@ def payload_header(payload: Payload, content: m.Content = m.Content.UNSPECIFIED)
             values=_value_header(payload.values),
         )
         return PayloadHeader(elements=payload.elements, kind=sparse, content=content)
+    if isinstance(payload, ProjectedPayload):
+        values = _value_header(payload.values)
+        projected = ProjectedHeader(count=payload.count, exponent=payload.exponent, values=values)
+        return PayloadHeader(elements=payload.elements, kind=projected, content=content)
     kind = AbsentHeader() if isinstance(payload, AbsentPayload) else _value_header(payload)
     return PayloadHeader(elements=payload.elements, kind=kind, content=content)
 
@@ -184,31 +190,46 @@ def _chunks(parts: Sequence[Bytes], chunk_bytes: int) -> Iterator[list[Bytes]]:
 
 
 def part_assembly(
-    transfer: int, headers: Sequence[PayloadHeader], part: Part, manifest: Manifest, *, worker: str
+    transfer: int,
+    headers: Sequence[PayloadHeader],
+    part: Part,
+    manifest: Manifest,
+    *,
+    worker: str,
+    coordinates: Mapping[int, int] = NO_BASES,
 ) -> Assembly:
     """Check the headers of a part's payloads, and return an assembly that receives their bytes.
+
+    coordinates: as for `announced_payloads`.
 
     Raises:
         Refused: ELEMENTS or PAYLOAD, before memory is allocated.
     """
-    payloads = announced_payloads(headers, part, manifest, worker=worker)
+    payloads = announced_payloads(headers, part, manifest, worker=worker, coordinates=coordinates)
     names = names_of(payloads, part, manifest)
     return Assembly(transfer, payloads, chunk_bytes=CHUNK_BYTES, worker=worker, names=names)
 
 
 def received_payloads(
-    headers: Sequence[PayloadHeader], data: Bytes, part: Part, manifest: Manifest, *, worker: str
+    headers: Sequence[PayloadHeader],
+    data: Bytes,
+    part: Part,
+    manifest: Manifest,
+    *,
+    worker: str,
+    coordinates: Mapping[int, int] = NO_BASES,
 ) -> list[Payload]:
     """Return the checked payloads of a part whose bytes arrived in one piece; they share its memory.
 
     Args:
         data: bytes of all payloads, end to end.
+        coordinates: as for `announced_payloads`.
 
     Raises:
         Refused: ELEMENTS, PAYLOAD or NON_FINITE, naming the tensor; CHUNK if `data` has another number of
             bytes than the headers announce.
     """
-    payloads = announced_payloads(headers, part, manifest, worker=worker)
+    payloads = announced_payloads(headers, part, manifest, worker=worker, coordinates=coordinates)
     size = sum(map(payload_bytes, payloads))
     if data.size != size:
         limit, value = f"{size} bytes", f"{data.size} bytes"

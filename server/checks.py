@@ -93,16 +93,22 @@ def adapted(effective: Effective[T]) -> Effective[T]:
 
 def check_lossless(settings: JobSettings) -> None:
     """Raise UsageError if the mode cannot use the compressor of --compressor."""
+    from ..compressors import compressor_of  # imported late, because --help works without numpy
+
     mode, compressor = registry.parse(settings.mode), settings.compressor
-    why = ""
+    why, remedy = "", "none"
+    try:
+        shared = compressor_of(compressor)[0].shared
+    except SpecError:
+        shared = False  # a worker may know it, or says why not
+    if shared:
+        why, remedy = "does not keep the bases that it needs at the server and at every worker", "4bit"
     if not mode.pushes_parts and compressor != "none":
         why = "exchanges gradients in fixed point"
     elif mode.lossless and compressor != "none":
-        from ..compressors import compressor_of  # imported late, because --help works without numpy
-
         why = "" if compressor_of(compressor)[0].lossless else "amplifies the errors of a lossy compressor"
     if why:
-        raise UsageError(f"--compressor {compressor}: --mode {settings.mode} {why}; use none")
+        raise UsageError(f"--compressor {compressor}: --mode {settings.mode} {why}; use {remedy}")
 
 
 def check_compressors(settings: ServerSettings) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 MANIFEST = "manifest.json"
 TREE, TENSORS = "state.json", "tensors.safetensors"
-FORMAT = 7  # 6 had the counts of single modes in the state of the job
+FORMAT = 8  # 7 had no coordinates in bases among the kinds of payloads
 
 
 class FormatError(Exception):

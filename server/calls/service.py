@@ -81,7 +81,8 @@ class Service:
             text = "--overlap both: replaced by backward, because mode %s, aggregation %s%s need whole pushes"
             log.warning(text, options.mode, options.aggregation, clipped)
         self.job = JobTerms(id=job, work=mode.work, **shared(JobSettings, announced))
-        self._usual = str(compressor_of(options.compressor)[0])
+        self._chosen = compressor_of(options.compressor)[0]
+        self._usual = str(self._chosen)
         self._conductor = conductor
         self._core = conductor.core
         self._metrics = conductor.metrics
@@ -149,6 +150,8 @@ class Service:
         known = known_compressor(compressor)
         if self._lossless and (known is None or not known.lossless):
             raise Refused(refusals.lossy_compressor(request.worker, compressor))
+        if known is not None and known.shared and known != self._chosen:
+            raise Refused(refusals.other_bases(request.worker, compressor, self._usual))
         event = e.Joined(
             worker=request.worker,
             incarnation=request.incarnation,
@@ -194,7 +197,8 @@ class Service:
         member = self._core.state.roster.members[header.worker]
         compressor = known_compressor(member.compressor)
         least_bytes = LEAST_BYTES if compressor is None else compressor.least_part_bytes
-        plan = self._conductor.plans.planner.first(manifest, self._slices, least_bytes)
+        uncut = [i for i, spec in enumerate(manifest.specs) if self._chosen.coordinates(spec.shape)]
+        plan = self._conductor.plans.planner.first(manifest, self._slices, least_bytes, uncut)
         if len(plan.parts) > MAX_PARTS:
             raise refused(
                 Reason.SIZE,

@@ -381,6 +381,18 @@ def lossy_compressor(worker: str, compressor: str) -> Refusal:
     )
 
 
+def other_bases(worker: str, compressor: str, jobs: str) -> Refusal:
+    """Return the refusal of a worker whose compressor needs bases that the job does not have."""
+    return refusal(
+        Reason.PAYLOAD,
+        worker=worker,
+        field="compressor",
+        limit=f"{jobs}, the job's, or one without bases that all share",
+        value=compressor,
+        remedy="start the worker without --compressor, or the server with this one",
+    )
+
+
 def not_coded(worker: str) -> Refusal:
     """Return the refusal of a packet or snapshot in a job that is not in coded mode."""
     return refusal(

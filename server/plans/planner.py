@@ -100,6 +100,7 @@ class Planner:
         self._fusion, self._order, self._replanning = fusion, order, replanning
         self._part_bytes, self._at_once = part_bytes, at_once
         self._slices, self._least_bytes = 1, LEAST_BYTES
+        self._uncut: tuple[int, ...] = ()
         self._profiles: dict[tuple[str, int], m.Profile] = {}  # profiles by worker and incarnation
         self._arrivals: deque[PartArrival] = deque(maxlen=PARTS_REMEMBERED)
         self._planned: tuple[int, Measurements] | None = (
@@ -107,9 +108,9 @@ class Planner:
         )
 
     @property
-    def terms(self) -> tuple[int, int]:
-        """The `slices` and `least_bytes` that were passed to `first`."""
-        return self._slices, self._least_bytes
+    def terms(self) -> tuple[int, int, tuple[int, ...]]:
+        """The `slices`, `least_bytes` and `uncut` that were passed to `first`."""
+        return self._slices, self._least_bytes, self._uncut
 
     @property
     def takes_norms(self) -> bool:
@@ -121,14 +122,21 @@ class Planner:
         """Whether plans depend on measurements at all."""
         return self._fusion.measured or self._order.measured
 
-    def first(self, manifest: Manifest, slices: int = 1, least_bytes: int = LEAST_BYTES) -> Plan:
+    def first(
+        self,
+        manifest: Manifest,
+        slices: int = 1,
+        least_bytes: int = LEAST_BYTES,
+        uncut: Collection[int] = (),
+    ) -> Plan:
         """Return the plan that is used before anything is measured.
 
         Args:
             slices: number of slices in which the members of a group divide the parts among themselves.
             least_bytes: lower bound for the default size of the largest part, in bytes as float32.
+            uncut: indices of tensors that are in one part each in all plans.
         """
-        self._slices, self._least_bytes = slices, least_bytes
+        self._slices, self._least_bytes, self._uncut = slices, least_bytes, tuple(uncut)
         return self._plan(manifest, None)
 
     def arrived(self, arrival: PartArrival) -> None:
@@ -236,6 +244,7 @@ class Planner:
             part_bytes=self._part_bytes,
             slices=self._slices,
             least_bytes=self._least_bytes,
+            uncut=self._uncut,
         )
 
     def reasons(self, measured: Measurements) -> list[Reason | None]:

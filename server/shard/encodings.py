@@ -19,6 +19,7 @@ from ...compressors import (
     Indices,
     LinearPayload,
     Payload,
+    ProjectedPayload,
     QuantizedPayload,
     SparsePayload,
     decode_indices,
@@ -146,5 +147,7 @@ def kind_of(payload: Payload) -> str:
             return BLOCK_SIGNS if payload.bits == 1 else "8bit" if payload.bits > 4 else "4bit"
         case QuantizedPayload():
             return {1: "1bit", 8: "8bit"}.get(payload.format.bits, "4bit")
+        case ProjectedPayload():
+            return kind_of(payload.values)
         case SparsePayload():
             return SPARSE

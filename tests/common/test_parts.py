@@ -105,6 +105,12 @@ def test_small_tensors_share_a_part_and_a_large_one_is_cut() -> None:
     )
 
 
+def test_a_tensor_that_may_not_be_cut_is_in_one_part() -> None:
+    elements = [4 * ALIGNMENT, 4 * ALIGNMENT, 10]
+    plan = divide(elements, 4 * 2 * ALIGNMENT, uncut=[1])
+    assert [part.elements for part in plan.parts] == [10, 4 * ALIGNMENT, 2 * ALIGNMENT, 2 * ALIGNMENT]
+
+
 @pytest.mark.parametrize("elements", [[0], [1], [0, 0], [0, 1, 0]])
 def test_the_smallest_models_have_one_part(elements: list[int]) -> None:
     plan = divide(elements, slices=4)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_payload_properties import KINDS, payload_of, specs
+from test_payload_properties import CUT, payload_of, specs
 
 from gradwire.compressors import (
     CodeFormat,
@@ -95,7 +95,7 @@ def test_cuts_of_what_any_compressor_sends(
     check(compressed(spec, elements, seed), borders_of(elements, draw, step))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CUT)
 @settings(max_examples=30)
 @given(st.integers(0, 300), st.integers(0, 1 << 30), st.sampled_from([32, 1]), st.data())
 def test_cuts_of_any_kind(kind: str, elements: int, seed: int, step: int, draw: st.DataObject) -> None:
@@ -118,7 +118,7 @@ def test_cuts_across_blocks(kind: str, sizes: list[int], seed: int, step: int, d
     assert decoded(join(parts)) == decoded(alone)
 
 
-@given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 70)), max_size=8), st.integers(0, 99))
+@given(st.lists(st.tuples(st.sampled_from(CUT), st.integers(0, 70)), max_size=8), st.integers(0, 99))
 def test_joined_payloads_decode_to_the_same(members: list[tuple[str, int]], seed: int) -> None:
     payloads = [payload_of(kind, size, seed + place) for place, (kind, size) in enumerate(members)]
     joined = join(payloads)

@@ -27,6 +27,7 @@ from gradwire.compressors import (
     LinearPayload,
     Payload,
     PayloadError,
+    ProjectedPayload,
     QuantizedPayload,
     Random,
     SparsePayload,
@@ -39,6 +40,7 @@ from gradwire.compressors import (
     pack_codes,
     payload_bytes,
     reduce_payloads,
+    sum_coordinates,
     unpack_codes,
     validate,
 )
@@ -65,12 +67,13 @@ CODES = {"4bit": CodeFormat.SIGNED_4BIT, "2bit": CodeFormat.SIGNED_2BIT, "binary
 FORMATS = {form.value: form for form in DenseFormat}
 LINEAR = {"linear1": 1, "linear2": 2, "linear5": 5, "linear8": 8}
 VALUES = [*FORMATS, *CODES, *LINEAR]
-KINDS = [
+CUT = [
     *VALUES,
     "vote",
     "absent",
     *(f"{coding.value} {values}" for coding in IndexCoding for values in VALUES),
 ]
+KINDS = [*CUT, *(f"projected {values}" for values in VALUES)]
 
 
 def values_of(kind: str, elements: int, rng: np.random.Generator) -> ValuePayload:
@@ -110,6 +113,11 @@ def payload_of(kind: str, elements: int, seed: int) -> Payload:
     if not coding:
         return values_of(kind, elements, rng)
     count = int(rng.integers(elements + 1))
+    if coding == "projected":
+        values = values_of(inner, max(count, 1), rng)
+        exponent = int(rng.integers(-126, 112)) if inner == "float16" else 0
+        form = dataclasses.replace(values, data=NO_BYTES)
+        return ProjectedPayload(elements=max(elements, 1), values=form, exponent=exponent, data=values.data)
     values = values_of(inner, count, rng)
     if coding in ("seeded", "uniform"):
         return seeded_payload(elements, int(rng.integers(2**63)), values, IndexCoding(coding))
@@ -155,6 +163,8 @@ def encoded_again(payload: Payload) -> bytes:
             return payload.scales().tobytes() + pack_codes(payload.bits, codes).tobytes()
         case AbsentPayload():
             return b""
+        case ProjectedPayload():
+            return encoded_again(payload.value_payload())
         case SparsePayload():
             where = decode_indices(payload)
             assert (np.diff(where.astype(np.int64), prepend=-1) > 0).all()
@@ -166,13 +176,21 @@ def encoded_again(payload: Payload) -> bytes:
             return head.tobytes() + encoded_again(payload.value_payload())
 
 
+def sum_of(payloads: list[Payload], weights: list[float]) -> Array:
+    """The weighted sum of payloads, or of their coordinates."""
+    projected = [each for each in payloads if isinstance(each, ProjectedPayload)]
+    out = np.empty(projected[0].count if projected else payloads[0].elements, np.float32)
+    if projected:
+        sum_coordinates(projected, weights, out)
+    else:
+        reduce_payloads(payloads, weights, out)
+    return out
+
+
 def check_accepted(payload: Payload, elements: int) -> None:
-    values = decode(payload)
-    assert values.shape == (elements,)
-    assert np.isfinite(values).all()
-    out = np.empty(elements, np.float32)
-    reduce_payloads([payload, payload], [0.5, 0.5], out)
-    assert np.isfinite(out).all()
+    assert payload.elements == elements
+    assert np.isfinite(sum_of([payload], [1.0])).all()
+    assert np.isfinite(sum_of([payload, payload], [0.5, 0.5])).all()
     assert encoded_again(payload) == payload.data.tobytes()
 
 
@@ -181,7 +199,10 @@ def receive(header: m.PayloadHeader, data: Bytes) -> Payload:
     out."""
     manifest = Manifest((m.Tensor(name="w", shape=(header.elements,), dtype="float32"),), 1)
     header = from_wire(to_wire(header), m.PayloadHeader)
-    announced = announced_payloads([header], Part(0, header.elements), manifest, worker="w")
+    count = {0: header.kind.count} if isinstance(header.kind, m.ProjectedHeader) else {}
+    announced = announced_payloads(
+        [header], Part(0, header.elements), manifest, worker="w", coordinates=count
+    )
     size = payload_bytes(announced[0])
     # An index takes 32 bits and a bit per element, a value 4 bytes; and there is some padding.
     assert size <= 9 * header.elements + 16
@@ -206,6 +227,7 @@ HOSTILE: dict[str, st.SearchStrategy[Any]] = {
     "low_bits": st.integers(0, 33) | st.integers(0, 2**32 - 1),
     "index_bytes": st.integers(0, 70) | st.integers(0, 2**64 - 1),
     "seed": st.integers(0, 2**64 - 1),
+    "exponent": st.integers(-130, 120) | st.integers(-(2**31), 2**31 - 1),
     "sizes": st.lists(st.integers(0, 70) | st.integers(0, 2**64 - 1), max_size=4).map(tuple),
 }
 NESTED = ("kind", "values")
@@ -237,7 +259,7 @@ def test_whatever_arrives_is_refused_or_decodes(
     header, data = payload_header(payload), payload.data.copy()
     arrived = receive(header, data)
     assert arrived.data.tobytes() == data.tobytes()
-    assert decode(arrived).tobytes() == decode(payload).tobytes()
+    assert sum_of([arrived], [1.0]).tobytes() == sum_of([payload], [1.0]).tobytes()
     check_accepted(arrived, elements)
 
     what = draw.draw(st.sampled_from(["header", "bits", "bytes"]))

@@ -19,7 +19,15 @@ import numpy as np
 import torch
 
 from gradwire.common.parts import Part
-from gradwire.compressors import Payload, PayloadError, decode, payload_bytes, reduce_payloads
+from gradwire.compressors import (
+    Payload,
+    PayloadError,
+    ProjectedPayload,
+    decode,
+    payload_bytes,
+    reduce_payloads,
+    sum_coordinates,
+)
 from gradwire.proto import convert, wire
 from gradwire.proto import messages as m
 from gradwire.proto.announced import announced_payloads
@@ -45,6 +53,7 @@ MANIFEST = Manifest(TENSORS, 64)
 ELEMENTS = MANIFEST.elements
 PLAN = MANIFEST.plan()
 WHOLE = Part(0, ELEMENTS)
+COORDINATES = {0: 32}  # of the weight, in bases of rank 2
 MAX_MODEL_BYTES = 1 << 20
 ENVELOPES = ("WorkerMessage", "ServerMessage", "InitializeMessage", "FetchMessage", "StateMessage")
 
@@ -134,21 +143,26 @@ def payloads(data: bytes) -> None:
     head, body = split(data)
     try:
         headers = convert.decode(head, m.PartHeader).payloads
-        announced = announced_payloads(headers, WHOLE, MANIFEST, worker="w")
+        announced = announced_payloads(headers, WHOLE, MANIFEST, worker="w", coordinates=COORDINATES)
         size = sum(map(payload_bytes, announced))
         assert size <= 9 * ELEMENTS + 64 * max(1, len(announced)), "more than any coding takes"
         bytes_of = np.zeros(size, np.uint8)
         got = np.frombuffer(body, np.uint8)[:size]
         bytes_of[: got.size] = got
-        taken = received_payloads(headers, bytes_of, WHOLE, MANIFEST, worker="w")
+        taken = received_payloads(headers, bytes_of, WHOLE, MANIFEST, worker="w", coordinates=COORDINATES)
     except (MalformedError, Refused, PayloadError):
         return
     for payload in taken:
-        values = decode(payload)
-        assert values.shape == (payload.elements,)
-        assert np.isfinite(values).all()
-        total = np.empty(payload.elements, np.float32)
-        reduce_payloads([payload, payload], [0.5, 0.5], total)
+        if isinstance(payload, ProjectedPayload):
+            assert payload.elements == 63
+            total = np.empty(COORDINATES[0], np.float32)
+            sum_coordinates([payload, payload], [0.5, 0.5], total)
+        else:
+            values = decode(payload)
+            assert values.shape == (payload.elements,)
+            assert np.isfinite(values).all()
+            total = np.empty(payload.elements, np.float32)
+            reduce_payloads([payload, payload], [0.5, 0.5], total)
         assert np.isfinite(total).all()
         assert same(payload, headers)
 

@@ -15,10 +15,12 @@ from gradwire.compressors import (
     DenseFormat,
     DensePayload,
     Payload,
+    ProjectedPayload,
     QuantizedPayload,
+    payload_bytes,
 )
 from gradwire.proto import messages as m
-from gradwire.proto.announced import announced_payloads
+from gradwire.proto.announced import NO_BYTES, announced_payloads
 from gradwire.proto.convert import MalformedError
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refused
@@ -112,6 +114,38 @@ def test_of_a_tensor_that_is_cut_all_of_a_part_may_be_absent(part: Part, fits: b
         return
     with pytest.raises(Refused, match="'weight'"):
         announced_payloads(sent, part, MANIFEST, worker="w")
+
+
+IN_BASES = payload_header(
+    ProjectedPayload(
+        elements=21,
+        values=DensePayload(format=DenseFormat.FLOAT32, elements=10, data=NO_BYTES),
+        data=NO_BYTES,
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("sent", "coordinates", "limit"),
+    [
+        ([IN_BASES], {0: 10}, ""),
+        ([IN_BASES], {}, "a payload that decodes by itself"),
+        ([IN_BASES], {0: 11}, "11 coordinates of the whole tensor"),
+        ([dataclasses.replace(IN_BASES, elements=20)], {0: 10}, "of the whole tensor"),
+    ],
+)
+def test_coordinates_stand_for_a_whole_tensor_that_has_bases(
+    sent: list[m.PayloadHeader], coordinates: dict[int, int], limit: str
+) -> None:
+    part = Part(0, sum(each.elements for each in sent))
+    if limit:
+        with pytest.raises(Refused, match=limit) as caught:
+            announced_payloads(sent, part, MANIFEST, worker="w", coordinates=coordinates)
+        assert caught.value.refusal.reason is Reason.PAYLOAD
+        return
+    (payload,) = announced_payloads(sent, part, MANIFEST, worker="w", coordinates=coordinates)
+    assert payload_header(payload) == IN_BASES
+    assert payload_bytes(payload) == 40
 
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 17))

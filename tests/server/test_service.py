@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from gradwire.common.configuration import UsageError
+from gradwire.compressors.registry import BUILT_IN
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Refused
 from gradwire.proto.service import Malformed
+from gradwire.server import checks
 from gradwire.server.calls import service as service_module
 from gradwire.server.calls.access import Access
 from gradwire.server.calls.service import Service
@@ -23,6 +26,8 @@ from gradwire.server.job.modes import registry
 from gradwire.server.metrics import ServerMetrics
 from gradwire.server.shard.reports import Reported
 from gradwire.settings import ServerSettings
+
+from ..compressors.window import WINDOW
 
 MANIFEST = Manifest((m.Tensor(name="weight", shape=(8, 6), dtype="float32"),), 64)
 
@@ -61,6 +66,14 @@ def test_a_mode_that_multiplies_losses_refuses_lossy_compressors(compressor: str
     with pytest.raises(AssertionError, match="--compressor none"):
         join(service, compressor)
     assert join(service, "none").rank == 0, "who was refused has no rank"
+
+
+def test_a_compressor_that_needs_bases_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUILT_IN, "window", WINDOW)
+    with pytest.raises(AssertionError, match=r"4bit, the job's, or one without bases.*without --compressor"):
+        join(service_of("sync", compressor="4bit"), "window")
+    with pytest.raises(UsageError, match=r"--compressor window: --mode sync does not keep the bases.*4bit"):
+        checks.check_compressors(ServerSettings(compressor="window"))
 
 
 @pytest.mark.parametrize(

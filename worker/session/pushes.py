@@ -156,7 +156,7 @@ class Push:
                 payloads.append(payload)
                 ranges.append((at, at + payload.elements))
                 at += payload.elements
-        self.compressed = Compressed(payloads, ranges, slices, before)
+        self.compressed = Compressed(payloads, ranges, slices, before, step.bases)
 
 
 class Pushes:

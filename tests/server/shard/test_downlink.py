@@ -26,6 +26,7 @@ from gradwire.compressors import (
     LinearPayload,
     ModelCompressor,
     Payload,
+    ProjectedPayload,
     PushTerms,
     QuantizedPayload,
     SparsePayload,
@@ -219,7 +220,7 @@ def kind(payload: Payload) -> object:
             return payload.format
         case LinearPayload():
             return payload.bits
-        case SparsePayload():
+        case SparsePayload() | ProjectedPayload():
             return kind(payload.values)
         case AbsentPayload():
             return None
