@@ -76,7 +76,8 @@ class CompressorEntry:
             coordinates of a tensor of a shape, or 0 for a tensor that travels as bfloat16; None for all other
             compressors. A tensor with coordinates is never cut into parts.
         adam_loss: loss with Adam at the server as a multiple of the uncompressed one, measured by `gc-bench
-            accuracy adam`; 1 if training did not lose, or was not measured.
+            accuracy adam`; None where it was not measured.
+        adam_loss_otherwise: the same where a spec's feedback differs from the default of `wrapping`.
     """
 
     options: type[Any]
@@ -93,4 +94,5 @@ class CompressorEntry:
     nanoseconds: Callable[[Any], float] = lambda options: 1.0
     coordinates: Callable[[Any], Callable[[Sequence[int]], int] | None] = lambda options: None
     downlink: Callable[[Any], str] = lambda options: ""
-    adam_loss: Callable[[Any], float] = lambda options: 1.0
+    adam_loss: Callable[[Any], float | None] = lambda options: None
+    adam_loss_otherwise: float | None = None

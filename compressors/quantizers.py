@@ -181,13 +181,17 @@ def always(value: T) -> Callable[[Any], T]:
     return lambda options: value
 
 
-def lost(loss: float, kind: type[Any] = NoOptions) -> Callable[[Any], float]:
-    """Return an `adam_loss` function: `loss` for the default options of `kind`, and 1 for all others."""
-    return lambda options: loss if options == kind() else 1.0
+def lost(loss: float, kind: type[Any] = NoOptions) -> Callable[[Any], float | None]:
+    """Return an `adam_loss` function: `loss` for the default options of `kind`, and None for all others."""
+    return lambda options: loss if options == kind() else None
 
 
 def _dense(
-    format: DenseFormat, sends: TensorCoding, nanoseconds: float, wrapping: Wrapping | None = WITH_FEEDBACK
+    format: DenseFormat,
+    sends: TensorCoding,
+    nanoseconds: float,
+    loss: float,
+    wrapping: Wrapping | None = WITH_FEEDBACK,
 ) -> CompressorEntry:
 
     def build(options: NoOptions) -> Compressor:
@@ -203,13 +207,14 @@ def _dense(
         joins=always(Joined(how="elements")),
         sends=always(sends),
         nanoseconds=always(nanoseconds),
+        adam_loss=lost(loss),
     )
 
 
 DENSE: Mapping[str, CompressorEntry] = {
-    "none": _dense(DenseFormat.FLOAT32, NONE.up, 0.5, wrapping=None),
-    "bf16": _dense(DenseFormat.BFLOAT16, TensorCoding(bits=16, dense=True), 0.5),
-    "fp16": _dense(DenseFormat.FLOAT16, TensorCoding(bits=16, dense=True), 0.6),
+    "none": _dense(DenseFormat.FLOAT32, NONE.up, 0.5, 1.0, wrapping=None),
+    "bf16": _dense(DenseFormat.BFLOAT16, TensorCoding(bits=16, dense=True), 0.5, 1.001),
+    "fp16": _dense(DenseFormat.FLOAT16, TensorCoding(bits=16, dense=True), 0.6, 1.003),
 }
 
 QUANTIZERS: Mapping[str, CompressorEntry] = {
@@ -240,7 +245,8 @@ QUANTIZERS: Mapping[str, CompressorEntry] = {
         sends=always(FOUR_BIT),
         nanoseconds=always(0.5),
         downlink=lambda options: "" if options.levels is Levels.RUNNING else f"{MEANT}; use levels=running",
-        adam_loss=lambda options: 1.06 if options.levels is Levels.RUNNING else 1.0,
+        adam_loss=lambda options: 1.06 if options.levels is Levels.RUNNING else None,
+        adam_loss_otherwise=1.013,
     ),
     "8bit": CompressorEntry(
         options=NoOptions,
@@ -249,6 +255,7 @@ QUANTIZERS: Mapping[str, CompressorEntry] = {
         joins=always(Joined(how="neighbours", full=EIGHT_BIT.bucket)),
         sends=always(EIGHT_BIT),
         nanoseconds=always(0.6),
+        adam_loss=lost(1.009),
     ),
     "qsgd": CompressorEntry(
         options=QsgdOptions,
@@ -261,6 +268,7 @@ QUANTIZERS: Mapping[str, CompressorEntry] = {
             if options.norm is Norm.MAX and options.bits >= 4
             else f"{LARGER_ERROR}; use norm=max and bits of at least 4"
         ),
+        adam_loss=lost(1.014, QsgdOptions),
     ),
     "signsgd": CompressorEntry(
         options=SignOptions,

@@ -82,11 +82,13 @@ class CompressorSpec:
         return isinstance(self.options, SparseOptions) and self.options.densities([1.0]) is not None
 
     @property
-    def adam_loss(self) -> float:
-        """Loss with Adam as the entry says; 1 if feedback differs from the entry's default: not measured."""
+    def adam_loss(self) -> float | None:
+        """Loss with Adam as the entry says: a multiple of the uncompressed one; None if not measured."""
         default = self.entry.wrapping
-        if self.wrapping is None or default is None or self.wrapping.feedback != default.feedback:
-            return 1.0
+        if self.wrapping is None or default is None:
+            return 1.0  # lossless
+        if self.wrapping.feedback != default.feedback:
+            return self.entry.adam_loss_otherwise
         return self.entry.adam_loss(self.options)
 
     @property

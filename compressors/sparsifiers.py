@@ -243,19 +243,19 @@ def _selecting(nanoseconds: float) -> Callable[[SparseOptions], float]:
     return lambda options: nanoseconds + 0.15 * (100 / options.ratio - 1)
 
 
-def _sparse_lost(measured: Mapping[tuple[int, int], float]) -> Callable[[SparseOptions], float]:
+def _sparse_lost(measured: Mapping[tuple[int, int], float]) -> Callable[[SparseOptions], float | None]:
     """Return a function for `adam_loss`, from losses measured by (ratio, epochs of warm-up).
 
     A larger ratio or a shorter warm-up loses at least as much as a measured one.
     """
 
-    def lost(options: SparseOptions) -> float:
-        losses = (
+    def lost(options: SparseOptions) -> float | None:
+        losses = [
             loss
             for (ratio, warmup), loss in measured.items()
             if options.ratio >= ratio and options.warmup <= warmup
-        )
-        return max(losses, default=1.0)
+        ]
+        return max(losses) if losses else None
 
     return lost
 

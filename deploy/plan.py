@@ -20,12 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.exits import Exit, command
 from ..common.spec import SpecError
-from ..compressors import parse_compressor
+from ..compressors import parse_compressor, suited
+from ..compressors.advice import LOSES
+from ..compressors.sizes import CompressionCosts
+from ..optim.optimizer import parse_optimizer
 from ..planning import models
 from ..planning.fusion import Reason
 from ..planning.job import JobProfile, StepOptions, seamgs_reasons
-from ..planning.predictions import Prediction, predict, rank, recommend
+from ..planning.predictions import WORTH, Prediction, faster_than, predict, rank, recommend
 from .arguments import access_files_of, add_access_files, at_least_one, command_parser, file_to_write
+from .plan_models import model_tensors
 from .plan_presets import ranked_presets
 
 if TYPE_CHECKING:
@@ -78,9 +82,9 @@ def computation_of(model: str, samples: int) -> float:
     The model's multiplications count three times: once for the forward pass, twice for backward.
 
     Raises:
-        ValueError: if the model is unknown.
+        SpecError: the model is unknown.
     """
-    return 3 * samples * sum(tensor.multiplications for tensor in models.tensors(model)) / MULTIPLICATIONS
+    return 3 * samples * sum(tensor.multiplications for tensor in model_tensors(model)) / MULTIPLICATIONS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -94,7 +98,8 @@ def parser() -> argparse.ArgumentParser:
     text = "server of a running job, whose measurements replace the options for model, computation, workers"
     option("--server", "HOST[:PORT]", f"{text} and link")
     add_access_files(found, os.environ)
-    option("--model", "NAME", f"model: {', '.join(models.MODELS)}, or NxSIZE for N tensors of SIZE elements")
+    text = f"model: {', '.join(models.MODELS)}; NxSIZE for N tensors of SIZE elements; one's own as a"
+    option("--model", "NAME", f"{text} .safetensors file, or as MODULE:FUNCTION that returns it")
     text = "bandwidth of each machine's link in each direction, such as 100mbit"
     option("--bandwidth", "RATE", text, type=bandwidth)
     text = "bandwidth of the server's link in each direction (default: that of --bandwidth)"
@@ -109,6 +114,10 @@ def parser() -> argparse.ArgumentParser:
     option("--batch-size", "N", text, type=at_least_one, default=32)
     text = "number of cores that all processes share, if they run on one machine; the computation does not"
     option("--cores", "N", f"{text} use these cores (default: unlimited)", type=at_least_one)
+    text = (
+        "optimizer of the job, as gc-server's --optimizer; adds the losses that compressors were measured to"
+    )
+    option("--optimizer", "SPEC", f"{text} cost with Adam")
     text = f"compressors to compare (default: {' '.join(COMPRESSORS)})"
     option("--compressors", "SPEC", text, nargs="+", default=COMPRESSORS)
     found.add_argument("--presets", action="store_true", help="also rank the presets")
@@ -126,10 +135,7 @@ def profile_of(given: argparse.Namespace) -> JobProfile:
     missing = [f"--{name}" for name in ("model", "bandwidth") if getattr(given, name) is None]
     if missing:
         raise SpecError(f"expected {' and '.join(missing)}, or --server of a running job")
-    try:
-        tensors = models.tensors(given.model)
-    except ValueError as error:
-        raise SpecError(f"--{error}") from None
+    tensors = model_tensors(given.model)
     work = sum(tensor.multiplications for tensor in tensors)
     if given.computation is not None:
         total = given.computation(given.batch_size)
@@ -196,15 +202,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         given.model = given.model if job is None else job.name
         if "auto" in given.compressors:
             raise SpecError("--compressors auto: it chooses by measuring; name the compressors to compare")
-        ranked = rank(profile, [parse_compressor(spec).compression() for spec in given.compressors])
+        losses, costs = compared(given.compressors, given.optimizer)
+        ranked = rank(profile, costs)
     except (SpecError, argparse.ArgumentTypeError) as error:
         print(f"gc-plan: {error}", file=sys.stderr)
         return Exit.USAGE
-    chosen = recommend(ranked)
-    reason = reason_for(profile, chosen, ranked)
+    chosen = recommend([each for each in ranked if loses_little(losses, each)] or ranked)
+    reason = reason_for(profile, chosen, ranked, losses)
     presets = ranked_presets(profile) if given.presets else {}
     if given.json is not None:
-        text = to_json(given.model, profile, ranked, chosen, reason, presets)
+        text = to_json(given.model, profile, ranked, chosen, reason, presets, losses)
         if given.json == "-":
             print(text, end="")
             return Exit.DONE
@@ -213,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_atomically(Path(given.json), text)
     from .plan_tables import show
 
-    show(given.model, profile, ranked, chosen, presets)
+    show(given.model, profile, ranked, chosen, presets, losses)
     if job is not None:
         print(job.comparison())
     print(reason, *(f"    {line}" for line in commands(profile, chosen.choice)), sep="\n")
@@ -223,6 +230,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"    gc-server --min-workers {profile.workers} --preset {fastest}")
     print(seamgs_line(profile, chosen))
     return Exit.DONE
+
+
+# Loss of each compressor with Adam as a multiple of the uncompressed one, by name; None where it was not
+# measured. Empty where the optimizer is not given, or is not of Adam's kind.
+Losses = Mapping[str, float | None]
+
+
+def compared(specs: Sequence[str], optimizer: str | None) -> tuple[Losses, list[CompressionCosts]]:
+    """Return the losses and the costs of compressors, as a job with this optimizer runs them.
+
+    Raises:
+        SpecError: a compressor or the optimizer is unknown, or the bytes of a compressor are.
+    """
+    options = None if optimizer is None else parse_optimizer(optimizer)
+    chosen = [parse_compressor(spec) for spec in specs]
+    if options is not None:
+        chosen = [suited(each, options, local=False) for each in chosen]
+    costs = [each.compression() for each in chosen]
+    if options is None or not options.undoes_weights:
+        return {}, costs
+    return {each.text: each.adam_loss for each in chosen}, costs
+
+
+def loses_little(losses: Losses, each: Prediction) -> bool:
+    """Return True unless the compressor loses with the job's optimizer, or was not measured with it."""
+    loss = losses.get(each.choice.compressor.name, 1.0)
+    return loss is not None and loss <= LOSES
 
 
 def commands(profile: JobProfile, choice: StepOptions) -> list[str]:
@@ -256,8 +290,22 @@ def changes(profile: JobProfile) -> dict[str, JobProfile]:
     return found
 
 
-def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Prediction]) -> str:
-    """Return the recommendation as text: its time, its slowest resource, and the most useful improvement."""
+def why_not(faster: Prediction, losses: Losses) -> str:
+    """Return why a faster way than the recommended one is not recommended, as a sentence."""
+    name, mode = faster.choice.compressor.name, faster.choice.mode
+    way = f"{name}, {mode} ({faster.step_s:.3g} s)"
+    if not faster.synchronous:
+        return f"{way} is faster, but {mode} changes how a sample is learned from. "
+    if loses_little(losses, faster):
+        return f"{way} is within {WORTH:.0%}, but sends less of a gradient or needs more options. "
+    loss = losses[name]
+    known = "was not measured" if loss is None else f"ended at {loss:g} times the uncompressed loss"
+    return f"{way} is faster, but {name} {known} with Adam. "
+
+
+def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Prediction], losses: Losses) -> str:
+    """Return the recommendation as text: its time, why a faster way is not recommended, its slowest resource,
+    and the most useful improvement."""
     choice, limit = chosen.choice, chosen.bottleneck
     ring = next((each.step_s for each in ranked if each.choice.mode == "ring fp32"), None)
     beside = f", {ring / chosen.step_s:.2g} times as fast as a ring of float32" if ring else ""
@@ -270,6 +318,7 @@ def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Predict
         "server": "Summing and stepping at the server",
         "processors": "Processor time beside the computation",
     }[limit]
+    found += "".join(why_not(each, losses) for each in faster_than(chosen, ranked))
     found += f"{what} takes longest, {took}; "
     times = {name: predict(other, choice).step_s for name, other in changes(profile).items()}
     best = min(times, key=times.__getitem__)
@@ -293,6 +342,7 @@ def to_json(
     chosen: Prediction,
     reason: str,
     presets: Mapping[str, Prediction],
+    losses: Losses,
 ) -> str:
     """Return a JSON object with the job, all predictions, and the recommended one with its timeline. `model`
     names the model or, for a running job, its task."""
@@ -308,6 +358,7 @@ def to_json(
         "computation_s": profile.computation_s,
         **known,
         "costs": dataclasses.asdict(profile.costs),
+        "adam_losses": losses,
         "predictions": [to_json_dict(each) for each in ranked],
         "recommended": {
             **to_json_dict(chosen),

@@ -10,9 +10,10 @@ from ..planning.job import JobProfile
 from ..planning.predictions import Prediction
 from .console import Console, add_row, table
 
-WIDTH = 120  # columns of a table that is not printed to a terminal
+WIDTH = 136  # columns of a table that is not printed to a terminal
 FEW = 2  # compressors shown for each mode but sync
 CAPTION = "MB: per step, on the server's link"
+LOSS = "; loss: of a small GPT with Adam, against no compression; –: not measured"
 TIMES = ("s per step", "MB up", "MB down")
 
 
@@ -22,6 +23,7 @@ def show(
     ranked: Sequence[Prediction],
     chosen: Prediction,
     presets: Mapping[str, Prediction],
+    losses: Mapping[str, float | None],
 ) -> None:
     """Print the fastest options of each compressor and mode, all options of the recommended compressor and
     mode, and the presets.
@@ -32,6 +34,8 @@ def show(
         ranked: all predictions, the fastest first.
         chosen: the recommended prediction, printed in bold.
         presets: prediction of each preset by its name; empty to leave them out.
+        losses: loss of each compressor with the job's optimizer, as a multiple of the uncompressed one, by
+            name; None where it was not measured. Empty to leave out the column.
     """
     console = Console()
     if not console.is_terminal:
@@ -40,7 +44,7 @@ def show(
         f"{model}: {sum(profile.elements):,} parameters, {profile.workers} workers, "
         f"computation {profile.computation_s:.3g} s"
     )
-    console.print(_table(title, best_few(ranked), chosen))
+    console.print(_table(title, best_few(ranked), chosen, losses))
     choice = chosen.choice
     ours = [
         each
@@ -73,10 +77,17 @@ def best_few(ranked: Sequence[Prediction]) -> list[Prediction]:
     return found
 
 
-def _table(title: str, rows: Sequence[Prediction], chosen: Prediction) -> Table:
-    """Make a table with a row for each prediction; the row of `chosen` is bold."""
+def _table(
+    title: str,
+    rows: Sequence[Prediction],
+    chosen: Prediction,
+    losses: Mapping[str, float | None] | None = None,
+) -> Table:
+    """Make a table with a row for each prediction, with a column of `losses` if there are any; the row of
+    `chosen` is bold."""
     options = ("compressor", "mode", "overlap", "fusion", "order")
-    found = table(title, options, TIMES, ("takes longest",), caption=CAPTION)
+    texts = ("takes longest", "loss") if losses else ("takes longest",)
+    found = table(title, options, TIMES, texts, caption=CAPTION + (LOSS if losses else ""))
     for each in rows:
         choice = each.choice
         add_row(
@@ -84,9 +95,18 @@ def _table(title: str, rows: Sequence[Prediction], chosen: Prediction) -> Table:
             *(choice.compressor.name, choice.mode, choice.overlap, choice.fusion, choice.order),
             *_times(each),
             each.bottleneck,
+            *([_loss(losses, each)] if losses else []),
             style="bold" if each is chosen else None,
         )
     return found
+
+
+def _loss(losses: Mapping[str, float | None], each: Prediction) -> str:
+    """Return the loss against no compression in percent. Other modes have losses of their own."""
+    if not each.synchronous:
+        return "–"
+    loss = losses.get(each.choice.compressor.name)
+    return "–" if loss is None else f"{100 * (loss - 1):+.3g} %"
 
 
 def _times(each: Prediction) -> list[str]:

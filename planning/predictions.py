@@ -58,6 +58,12 @@ class Prediction:
     timeline: Timeline | None = None
 
     @property
+    def synchronous(self) -> bool:
+        """True if each version takes the mean gradient of a whole batch, so that compression alone changes
+        how a sample is learned from."""
+        return self.choice.mode.startswith(("sync", "coded", "ring"))
+
+    @property
     def bottleneck(self) -> str:
         """Key of `busy_s` with the largest value."""
         return max(self.busy_s, key=self.busy_s.__getitem__)
@@ -310,6 +316,17 @@ def rank(profile: JobProfile, compressors: Sequence[CompressionCosts]) -> list[P
     if profile.workers > 1:
         best(StepOptions(mode="ring fp32"), StepOptions(mode="ring fp16"))
     return sorted(found.values(), key=lambda each: each.step_s)
+
+
+def faster_than(chosen: Prediction, ranked: Sequence[Prediction]) -> list[Prediction]:
+    """Return the fastest of all ways and the fastest of sync modes, as far as they are faster than `chosen`.
+
+    ranked: all predictions, the fastest first.
+    """
+    ours = [each for each in ranked if not each.choice.mode.startswith("ring")]
+    in_sync = next(each for each in ours if each.choice.mode.startswith("sync"))
+    both = [ours[0]] if ours[0] is in_sync else [ours[0], in_sync]
+    return [each for each in both if each.step_s < chosen.step_s]
 
 
 # A recommended step may be longer than the fastest by this fraction, if it sends more of the gradients or is

@@ -54,12 +54,15 @@ def test_nothing_is_said_of_what_was_not_measured(compressor: str) -> None:
 
 
 def test_of_a_sparsifier_the_nearest_that_was_measured_is_said() -> None:
-    of = {
-        spec: parse_compressor(f"topk:{spec}").adam_loss
-        for spec in ("ratio=10", "ratio=99", "ratio=1000", "warmup=1")
+    plain, warm = (parse_compressor(spec).adam_loss for spec in ("topk", "topk:warmup=1"))
+    nearest = {
+        spec: parse_compressor(f"topk:{spec}").adam_loss for spec in ("ratio=10", "ratio=99", "ratio=1000")
     }
-    assert of["ratio=10"] == of["ratio=99"] < parse_compressor("topk").adam_loss == of["ratio=1000"]
-    assert 1 < of["warmup=1"] < parse_compressor("topk").adam_loss
+    assert plain is not None
+    assert warm is not None
+    assert nearest == {"ratio=10": 1.31, "ratio=99": 1.31, "ratio=1000": plain}
+    assert 1 < warm < plain
+    assert parse_compressor("topk:ratio=2").adam_loss is None, "not measured"
 
 
 @pytest.mark.parametrize(
@@ -89,5 +92,5 @@ def test_momentum_at_both_ends() -> None:
 
 def test_the_figures_are_losses() -> None:
     losses = {name: parse_compressor(name).adam_loss for name in BUILT_IN}
-    assert all(1 <= loss < 10 for loss in losses.values())
-    assert {name for name, loss in losses.items() if loss == 1} == {"none", "bf16", "fp16", "8bit", "qsgd"}
+    assert all(loss is not None and 1 <= loss < 10 for loss in losses.values())
+    assert parse_compressor("4bit:feedback=off").adam_loss == 1.013

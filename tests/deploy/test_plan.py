@@ -80,6 +80,46 @@ def test_presets_are_ranked(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in said
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "recommended"),
+    [("adamw", {"none", "bf16", "8bit", "4bit:feedback=off"}), ("sgd", {"topk:ratio=100"})],
+)
+def test_a_compressor_that_loses_with_the_optimizer_is_not_recommended(
+    optimizer: str, recommended: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = planned(capsys, f"{GIVEN} --optimizer {optimizer}")
+    fastest = next(each for each in found["predictions"] if each["mode"] == "sync")
+    assert fastest["compressor"] == "topk:ratio=100"
+    assert found["recommended"]["compressor"] in recommended
+    assert found["adam_losses"].get("topk:ratio=100") == (1.41 if optimizer == "adamw" else None)
+    said = "topk:ratio=100 ended at 1.41 times the uncompressed loss with Adam"
+    assert (said in found["recommended"]["reason"]) == (optimizer == "adamw")
+
+
+def test_one_s_own_model_is_a_file_or_a_function(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both forms give the same plan, whose shapes have the model's order."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_network.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))\n"
+    )
+    program = (
+        "import own_network, safetensors.torch\n"
+        "safetensors.torch.save_file(own_network.make().state_dict(), 'own.safetensors')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    link = "--bandwidth 100mbit --computation 10ms"
+    made, read = (
+        planned(capsys, f"--model {model} {link}") for model in ("own_network:make", "own.safetensors")
+    )
+    assert made["parameters"] == read["parameters"] == 64 * 512 + 512 + 512 * 10 + 10
+    assert made["recommended"]["step_s"] == read["recommended"]["step_s"]
+
+
 def test_json_has_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     found = planned(capsys, GIVEN)
     times = [each["step_s"] for each in found["predictions"]]
@@ -133,6 +173,9 @@ def code_of(arguments: list[str]) -> object:
         ("--model resnet50 --bandwidth 1gbit --workers 0", "expected a whole number from 1, got '0'"),
         ("--model resnet50 --bandwidth 1gbit --compressors 4bti", "did you mean '4bit'?"),
         ("--model resnet50 --bandwidth 1gbit --compressors auto", "it chooses by measuring"),
+        ("--model own.safetensors --bandwidth 1gbit", "--model own.safetensors: No such file"),
+        ("--model no_module:make --bandwidth 1gbit", "No module named 'no_module'"),
+        ("--model resnet50 --bandwidth 1gbit --optimizer adma", "did you mean 'adam'?"),
         ("--model resnet50 --bandwidth 1gbit --json /nowhere/at/all", "expected a file in a folder"),
     ],
 )
