@@ -25,6 +25,7 @@ is scaled; `set_slices` rescales it.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -44,6 +45,7 @@ from .reduction import add_update, decode
 from .spikes import DUE, ROWS
 
 Ranges = Sequence[tuple[int, int]]
+BLOCK = 1 << 20  # elements
 
 
 @dataclass(slots=True, eq=False)
@@ -211,7 +213,8 @@ class Ledger:
         return self._residual is None or not bool(self._residual.any())
 
     def norm(self) -> float:
-        return 0.0 if self._residual is None else norm(self._residual)
+        # By blocks: torch makes a float64 copy of its argument.
+        return 0.0 if self._residual is None else math.hypot(*map(norm, self._residual.split(BLOCK)))
 
     def to(self, device: torch.device) -> None:
         """Move the buffers to `device`. Views of the previous buffers become invalid."""

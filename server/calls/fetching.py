@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import chain
 from typing import Any
 
 from ...proto.manifest import Manifest
@@ -39,7 +40,7 @@ class Fetches:
                 version=values.version,
                 chunk_bytes=CHUNK_BYTES,
             )
-            await self._write((header, *values.chunks), write)
+            await self._write(chain((header,), values.chunks), write)
 
     async def send_moments(self, shard: Shard, write: Callable[[Any], Awaitable[None]]) -> int:
         """Write the optimizer's state to a client, the header and all chunks, and return the bytes of the
@@ -47,7 +48,7 @@ class Fetches:
         async with self._free:
             found = await shard.values(moments=True)
             header = OptimizerHeader(version=found.version, moments=tuple(found.moments))
-            await self._write((header, *found.chunks), write)
+            await self._write(chain((header,), found.chunks), write)
             return sum(map(len, found.chunks))
 
     async def write(self, messages: Iterable[Any], write: Callable[[Any], Awaitable[None]]) -> None:

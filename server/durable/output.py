@@ -68,7 +68,7 @@ class Output:
         shard, path = self._shard, self._path
         for each in self._bests:
             await each.close()
-        copy = await shard.copy(undo=not finished)
+        copy = await shard.copy(last=True, undo=not finished)
         digest, version = copy.digest, copy.version
         if path is None:
             return digest

@@ -34,7 +34,7 @@ run. With a lossless downlink, the update to an unchanged version takes a few by
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -136,15 +136,15 @@ class Downlink:
         compressor: str,
         seed: int,
         *,
-        scratch: torch.Tensor,
+        scratch: Callable[[int, int], torch.Tensor],
         leaves_zeros: bool,
     ) -> None:
         """
         Args:
             parameters: the server's parameters, in flat order; they change between calls.
             compressor: compressor of the updates, or `auto`.
-            scratch: memory of the parameters' size. `encode` overwrites the range of its parts, because fresh
-                memory would cost more than the arithmetic.
+            scratch: returns memory for a range of elements of the unit that is encoded. `encode` overwrites
+                it, because fresh memory would cost more than the arithmetic.
             leaves_zeros: whether an optimizer's step leaves elements unchanged whose gradient is 0."""
         self._specs = manifest.specs
         self._plan = plan
@@ -291,7 +291,7 @@ class Downlink:
             dense = dense_payload(FORMATS[compressor.text], chosen)
             yield dense if encoding.held is None else sparse_payload(values.size, encoding.held, dense)
             return
-        difference = self._scratch[here]
+        difference = self._scratch(encoding.start, encoding.end)
         torch.sub(self._parameters[here], self.replica[here], out=difference).clamp_(-LARGEST, LARGEST)
         if compressor.text == "4bit":
             yield from self._four_bit(encoding, difference.numpy(), version)

@@ -21,7 +21,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ from ...proto.manifest import Manifest
 from ...proto.messages import Moment
 from ...proto.moments import encode_moments
 from ...proto.refusal import Refused
-from ...proto.transfer import Assembly, encode_chunks
+from ...proto.transfer import Assembly
 from ..job.events import Apply, Contribution, Exclude, MemberLost, Open, PushKey, Substitute
 from .downlink import LARGEST
 from .making import SteppedStore
@@ -99,7 +99,7 @@ class LocalShard:
     def __init__(self, build: Build) -> None:
         """
         Args:
-            build: creates the store from initial values, which it copies; runs on the reducer thread."""
+            build: creates the store from initial values (`Store`); runs on the reducer thread."""
         self._build = build
         self._store: SteppedStore | None = None
         self.reported = Reported()
@@ -143,13 +143,12 @@ class LocalShard:
     ) -> T:
         def build() -> tuple[SteppedStore, Plan]:
             if not isinstance(begin, Assembly):
-                zeros = [np.zeros(spec.elements, np.float32) for spec in manifest.specs]
-                store = self._build(manifest, zeros, plan)
+                store = self._build(manifest, [begin["parameters"].numpy()], plan)
                 store.restore(begin)
                 return store, plan
             arrays = [each.data.view(np.float32) for each in begin.finish()]
             norms = tuple(float(np.float32(min(norm(torch.from_numpy(each)), LARGEST))) for each in arrays)
-            store = self._build(manifest, arrays, plan)
+            store = self._build(manifest, [begin.data.view(np.float32)], plan)
             if recall is not None:
                 store.recall(recall)
             return store, replace(plan, norms=norms)
@@ -342,20 +341,22 @@ class LocalShard:
         found = self._values.get((store.version, moments))
         if found is None:
             listed: Sequence[Moment] = ()
+            chunks: Iterable[bytes] = ()
             if moments:
-                listed, chunks = encode_moments(moments_of(store.remembered(), store.manifest))
+                listed, messages = encode_moments(moments_of(store.remembered(), store.manifest))
+                chunks = list(messages)
             else:
-                chunks = encode_chunks(store.version, store.values())
-            found = self._values[store.version, moments] = EncodedValues(store.version, list(chunks), listed)
+                chunks = store.messages()
+            found = self._values[store.version, moments] = EncodedValues(store.version, chunks, listed)
         return found
 
-    def copy(self, *, undo: bool = False) -> Awaitable[Copy]:
+    def copy(self, *, last: bool = False, undo: bool = False) -> Awaitable[Copy]:
         store = self._opened
 
         def copy() -> Copy:
             if undo:
                 store.undo()
-            return store.copy()
+            return store.copy(last=last)
 
         return self._run(copy)
 

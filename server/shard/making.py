@@ -124,7 +124,8 @@ class SteppedStore(Store):
         """
         Args:
             rules: how a version is made; for the other arguments see `Store`."""
-        super().__init__(manifest, values, downlink, build_optimizer, seed, plan)
+        whole = bool(rules.clip_norm)
+        super().__init__(manifest, values, downlink, build_optimizer, seed, plan, whole_gradient=whole)
         self._rules, self._aggregation = rules, rules.aggregation
         self._compensation = DelayCompensation(rules.delay_compensation)
         self._compensation.keep(0, self._downlink.replica, frozenset())
@@ -276,6 +277,8 @@ class SteppedStore(Store):
                 return
             group = {part: waiting[part] for part in unit.parts}
         start, end = (self.plan.parts[min(group)].start, self.plan.parts[max(group)].end)
+        self._begin_unit(unit)
+        self._recall(start, end)
         known = [(self.plan.parts[part].start, payloads) for part in group for _, payloads in group[part]]
         encodings = self._downlink.choose(unit, start, end, known)
         changed, touched = False, self._touched(encodings)
@@ -341,12 +344,12 @@ class SteppedStore(Store):
         factors = self._factors(shares, step)
         for stretch in found:
             here = slice(part.start + stretch.start, part.start + stretch.end)
-            self._sum(stretch, factors, self._gradient[here].numpy())
+            gradient = self._gradient_of(here.start, here.stop)
+            self._sum(stretch, factors, gradient.numpy())
             if step.norms is not None:
-                step.norms.add(here.start, self._gradient[here].numpy(), stretch.pushes)
+                step.norms.add(here.start, gradient.numpy(), stretch.pushes)
             if self._rules.delay_compensation and step.base_version is not None:
-                replica = self._downlink.replica[here]
-                gradient, base = self._gradient[here], step.base_version
+                replica, base = self._downlink.replica[here], step.base_version
                 self._compensation.correct(gradient, replica, here, base, step.weight)
 
     def _clip(self, step: PendingVersion, shares: Mapping[int, Sequence[Share]]) -> None:
@@ -372,7 +375,8 @@ class SteppedStore(Store):
 
         places: these elements, ascending, counted from the beginning of the part."""
         part, factors = self.plan.parts[number], self._factors(shares, step)
-        gradient, values = (flat[part.start : part.end].numpy() for flat in (self._gradient, self._flat))
+        gradient = self._gradient_of(part.start, part.end).numpy()
+        values = self._flat[part.start : part.end].numpy()
         gradient[places] = 0.0
         for stretch in found:
             self._sum(stretch, factors, gradient[stretch.start : stretch.end], keep=True)

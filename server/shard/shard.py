@@ -42,7 +42,7 @@ Must not happen:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -65,12 +65,12 @@ class EncodedValues:
     """All parameters of one version, or the optimizer's state at that version, encoded for sending.
 
     Attributes:
-        chunks: encoded messages, each with at most one chunk of the data.
+        chunks: encoded messages, each with at most one chunk of the data; they may be read several times.
         moments: list of the optimizer's tensors, for the header of the reply; empty for parameters.
     """
 
     version: int
-    chunks: Sequence[bytes]
+    chunks: Iterable[bytes]
     moments: Sequence[Moment] = ()
 
 
@@ -217,8 +217,11 @@ class Shard(Protocol):
         moments: return the optimizer's state, by parameter, instead of the parameters."""
         ...
 
-    def copy(self, *, undo: bool = False) -> Awaitable[Copy]:
-        """Return a copy of the parameters as every worker has them, and their SHA-256. undo: first restore
-        the last version, if parts of the next one have been stepped and the previous values are kept. No
-        `apply` may follow."""
+    def copy(self, *, last: bool = False, undo: bool = False) -> Awaitable[Copy]:
+        """Return the parameters as every worker has them, and their SHA-256.
+
+        Args:
+            last: True to share the shard's memory; no `apply` may follow. False for a copy.
+            undo: first restore the last version, if parts of the next one have been stepped and the previous
+                values are kept. No `apply` may follow."""
         ...

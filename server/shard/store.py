@@ -7,16 +7,17 @@ versions.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...common.parts import Plan
+from ...common.parts import Plan, Unit
 from ...compressors import DensePayload, Payload, decode, finite
 from ...optim.memory import Remembered
 from ...optim.optimizer import Optimizer, OptimizerGroup
@@ -25,6 +26,7 @@ from ...proto.messages import Content, Update
 from ...proto.transfer import encode_chunks, part_transfer, payload_header
 from ...proto.wire import encode_server
 from .downlink import Downlink, PartUpdate
+from .lent import Lent
 
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -38,13 +40,13 @@ class Encoded:
     """One part of an update as encoded messages, the same for every worker.
 
     Attributes:
-        messages: header and chunks.
+        messages: header and chunks; those of a snapshot are encoded each time they are read.
         raw_bytes: bytes of the part's elements as float32.
         whole: True if the part holds the value of each element, so that it fits a replica at any version.
         number: number of the part.
     """
 
-    messages: tuple[bytes, ...]
+    messages: Iterable[bytes]
     raw_bytes: int
     whole: bool
     number: int = 0
@@ -55,7 +57,7 @@ Send = Callable[[Encoded], None]
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of the parameters of one version.
+    """The parameters of one version.
 
     Attributes:
         parameters: parameters by name.
@@ -86,23 +88,30 @@ class Store:
         build_optimizer: BuildOptimizer,
         seed: int = 0,
         plan: Plan | None = None,
+        *,
+        whole_gradient: bool = False,
     ) -> None:
         """
         Args:
-            values: initial parameters, a flat float32 array for each tensor of the manifest; copied.
+            values: initial parameters, flat float32 arrays that lie end to end. A single one belongs to the
+                store afterwards; several are copied.
             downlink: compressor of the updates, or `auto`; see `server/shard/downlink`.
             build_optimizer: creates the optimizer of the plan's parts, with the manifest's groups.
-            plan: division of the model into parts; None for the default plan."""
+            plan: division of the model into parts; None for the default plan.
+            whole_gradient: True to have a gradient of all parts at once; False of one unit at a time."""
         self.manifest = manifest
         self.plan = plan or manifest.plan()
         self.version = 0
-        self._flat = torch.from_numpy(np.concatenate([*values, np.empty(0, np.float32)]))
-        self._gradient = torch.zeros_like(self._flat)
+        self._flat = torch.from_numpy(np.concatenate(values) if len(values) > 1 else values[0])
+        self._whole_gradient = whole_gradient
+        self._gradient = torch.empty(0)
+        self._base = 0  # element in flat order at which the gradient begins
+        self._lent = WeakSet[Lent]()
         self.parameters = self._by_tensor(self._flat)
         self._optimizer = build_optimizer(self._stepped())
         self._downlink = Downlink(
             *(manifest, self.plan, self._flat, downlink, seed),
-            scratch=self._gradient,  # free to be overwritten once the part is stepped
+            scratch=self._gradient_of,  # free to be overwritten once the part is stepped
             leaves_zeros=self._optimizer.leaves_zeros,
         )
         self.checked = 0, 0
@@ -115,11 +124,40 @@ class Store:
     def _stepped(self) -> list[torch.Tensor]:
         """Return views of the parameters, one for each part, with their gradients. The optimizer steps parts;
         each element's step is the same in any part."""
+        elements = self._flat.numel()
+        if not self._whole_gradient:
+            elements = max((unit.end - unit.start for unit in self.plan.units), default=0)
+        if self._gradient.numel() < elements:
+            self._gradient = torch.zeros(elements)
         stepped: list[torch.Tensor] = []
-        for part in self.plan.parts:
-            stepped.append(self._flat[part.start : part.end])
-            stepped[-1].grad = self._gradient[part.start : part.end]
+        for unit in self.plan.units:
+            self._begin_unit(unit)
+            for number in unit.parts:
+                part = self.plan.parts[number]
+                stepped.append(self._flat[part.start : part.end])
+                stepped[-1].grad = self._gradient_of(part.start, part.end)
         return stepped
+
+    def _begin_unit(self, unit: Unit) -> None:
+        """Use the memory of the gradient for a unit, before its parts are summed."""
+        self._base = 0 if self._whole_gradient else unit.start
+
+    def _gradient_of(self, start: int, end: int) -> torch.Tensor:
+        """Return the gradient of a range of the present unit, in flat order."""
+        return self._gradient[start - self._base : end - self._base]
+
+    def _lend(self, transfer: int, start: int, end: int, head: Sequence[bytes] = ()) -> Lent:
+        """Return messages with the replica's present values of a range of elements."""
+        values = self._downlink.replica[start:end].numpy().view(np.uint8)
+        self._lent.add(lent := Lent(transfer, values, head, start))
+        return lent
+
+    def _recall(self, start: int, end: int) -> None:
+        """Copy lent values of a range for those that still read them, before the range changes."""
+        for lent in list(self._lent):
+            if lent.start < end and start < lent.start + lent.elements:
+                lent.keep()
+                self._lent.discard(lent)
 
     def adopt(self, plan: Plan) -> None:
         """Divide the model by another plan, between two versions. No value changes by it."""
@@ -153,6 +191,7 @@ class Store:
     def restore(self, image: Mapping[str, Any]) -> None:
         """Replace the state by an image from a store with the same manifest, plan and options. The image's
         tensors belong to this store afterwards."""
+        self._recall(0, self._flat.numel())
         self._flat.copy_(image["parameters"])
         self.version, self.checked = image["version"], image["checked"]
         self._optimizer.restore(image["optimizer"])
@@ -171,11 +210,12 @@ class Store:
 
     def snapshot(self) -> list[Encoded]:
         """Return the replica as an update, one entry for each part, for a worker that has no replica or an
-        outdated one."""
-        return [self._encode(self.version, update) for update in self._downlink.snapshot()]
+        outdated one. Its values are encoded while they are read."""
+        return [self._encode(self.version, update, lends=True) for update in self._downlink.snapshot()]
 
-    def _encode(self, version: int, update: PartUpdate) -> Encoded:
-        """Encode one part of the update to a version."""
+    def _encode(self, version: int, update: PartUpdate, *, lends: bool = False) -> Encoded:
+        """Encode one part of the update to a version. lends: True if the part holds the replica's values, to
+        be encoded while they are read."""
         # A part without a difference, and with a value for every element, replaces any older replica.
         whole = all(
             content is Content.VALUES and isinstance(payload, DensePayload)
@@ -189,13 +229,16 @@ class Store:
             payloads=tuple(map(payload_header, update.payloads, update.contents)),
         )
         transfer = part_transfer(version, update.part)
-        chunks = encode_chunks(transfer, [payload.data for payload in update.payloads])
-        raw_bytes = 4 * self.plan.parts[update.part].elements
-        return Encoded((encode_server(header), *chunks), raw_bytes, whole, update.part)
+        head, part = encode_server(header), self.plan.parts[update.part]
+        messages: Iterable[bytes] = self._lend(transfer, part.start, part.end, (head,)) if lends else ()
+        if not lends:
+            messages = (head, *encode_chunks(transfer, [payload.data for payload in update.payloads]))
+        return Encoded(messages, 4 * part.elements, whole, update.part)
 
     def load(self, version: int, values: Sequence[Payload]) -> None:
         """Replace the parameters and the optimizer's tensors by a worker's snapshot. values: payload of each
         tensor, in the manifest's order."""
+        self._recall(0, self._flat.numel())
         for parameter, payload in zip(self.parameters, values, strict=True):
             _flat(parameter)[:] = decode(payload)
         self.version = version
@@ -209,6 +252,10 @@ class Store:
         order. The arrays share the replica's memory."""
         return [_flat(parameter).view(np.uint8) for parameter in self.replica]
 
+    def messages(self) -> Lent:
+        """Return messages with the replica's values, which are encoded while they are read."""
+        return self._lend(self.version, 0, self._flat.numel())
+
     def sha256(self) -> str:
         """Return the SHA-256 of the parameters that every worker has, in hexadecimal."""
         digest = hashlib.sha256()
@@ -217,10 +264,13 @@ class Store:
                 digest.update(value.data)
         return digest.hexdigest()
 
-    def copy(self) -> Copy:
-        """Return a copy of the parameters that every worker has, and their SHA-256."""
+    def copy(self, *, last: bool = False) -> Copy:
+        """Return the parameters that every worker has, and their SHA-256. last: True to share the store's
+        memory, because no version follows; False for copies."""
         named = zip(self.manifest.tensors, self.replica, strict=True)
-        parameters = {tensor.name: each.clone() for tensor, each in named if not tensor.state}
+        parameters = {
+            tensor.name: each if last else each.clone() for tensor, each in named if not tensor.state
+        }
         return Copy(self.version, parameters, self.sha256())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,19 +71,19 @@ class _UpdateInProgress:
     counted: bool
     seen: int = 0
     waiting: list[Encoded] = field(default_factory=list[Encoded])
-    messages: deque[bytes] = field(default_factory=deque[bytes])
+    messages: Iterator[bytes] = field(default_factory=lambda: iter(()))
 
     def next(self) -> bytes | None:
         """Return the next message; None if all parts so far have been sent."""
-        while not self.messages:
+        while (message := next(self.messages, None)) is None:
             self.waiting += self.update.parts[self.seen :]
             self.seen = len(self.update.parts)
             if not self.waiting:
                 return None
             numbers = [part.number for part in self.waiting]
             first = numbers.index(max(numbers)) if self.update.last_first else 0
-            self.messages.extend(self.waiting.pop(first).messages)
-        return self.messages.popleft()
+            self.messages = iter(self.waiting.pop(first).messages)
+        return message
 
 
 def differences(streams: Iterable[WorkerStream], model: ModelManifest | None) -> dict[str, tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from weakref import ReferenceType, ref
 
 from ...proto.plans import plan_message
 from ...proto.wire import encode_server
@@ -32,7 +33,8 @@ class Publishing:
         self._shard, self._streams, self._work = shard, streams, work
         self._updates: deque[Broadcast] = deque()  # the last ones, ascending by version
         self._growing: Broadcast | None = None  # the update to the open round's version
-        self._snapshot: Broadcast | None = None  # snapshot of the current version
+        # Of the current version, while it is sent to some worker: it holds the shard's memory.
+        self._snapshot: ReferenceType[Broadcast] | None = None
 
     # ---- one worker
 
@@ -66,11 +68,13 @@ class Publishing:
             updates.append(update)
             if update.whole or update.version - 1 == has:
                 return updates[::-1]
-        if self._snapshot is None:
+        snapshot = None if self._snapshot is None else self._snapshot()
+        if snapshot is None:
             # The shard answers in order: this read precedes the next `apply`, so it returns this version.
-            self._snapshot = Broadcast(version)
-            self._work(self._take_snapshot(self._snapshot, self._shard.snapshot()))
-        return [self._snapshot]
+            snapshot = Broadcast(version)
+            self._snapshot = ref(snapshot)
+            self._work(self._take_snapshot(snapshot, self._shard.snapshot()))
+        return [snapshot]
 
     async def _take_snapshot(self, snapshot: Broadcast, parts: Awaitable[Sequence[Encoded]]) -> None:
         """Complete the snapshot with its parts once the shard has read them."""
@@ -117,7 +121,7 @@ class Publishing:
             updates.popleft()
 
     def drop_snapshot(self) -> None:
-        """Drop the kept snapshot, because the parameters or their version have changed without an update."""
+        """Drop the snapshot, because the parameters or their version have changed without an update."""
         self._snapshot = None
 
     def finish_plan(self, version: int, members: Iterable[tuple[WorkerStream, int | None]]) -> None:

@@ -64,4 +64,4 @@ class Broadcast:
     @property
     def wire_bytes(self) -> int:
         """Bytes of the encoded messages, without gRPC's frames."""
-        return sum(len(message) for part in self.parts for message in part.messages)
+        return sum(map(len, self.messages))

@@ -19,6 +19,7 @@ from gradwire.proto.transfer import Assembly, encode_chunks
 from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
 from gradwire.server.calls import fetching
 from gradwire.server.calls.fetching import AT_ONCE, Fetches
+from gradwire.server.shard.lent import Lent
 from gradwire.server.shard.local import LocalShard
 from gradwire.server.shard.making import SteppedStore
 from gradwire.server.shard.store import Float32
@@ -26,22 +27,27 @@ from gradwire.server.shard.store import Float32
 MANIFEST = Manifest((Tensor(name="weight", shape=(600, 600), dtype="float32"),), 8)
 
 
+def assembly(value: int = 0) -> Assembly:
+    """Parameters whose bytes are all of one value."""
+    empty: list[Payload] = [
+        DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=np.empty(0, np.uint8))
+        for spec in MANIFEST.specs
+    ]
+    made = Assembly(0, empty, chunk_bytes=CHUNK_BYTES, worker="w", names=["weight"])
+    for message in encode_chunks(0, [np.full(spec.elements * 4, value, np.uint8) for spec in MANIFEST.specs]):
+        chunk = decode_envelope(message, "ServerMessage")
+        assert isinstance(chunk, Chunk)
+        made.add(chunk)
+    return made
+
+
 async def opened() -> LocalShard:
     def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> SteppedStore:
         options = parse_optimizer("sgd")
         return SteppedStore(manifest, values, "none", lambda ps: Optimizer(options, ps, 0.1), plan=plan)
 
-    empty: list[Payload] = [
-        DensePayload(format=DenseFormat.FLOAT32, elements=spec.elements, data=np.empty(0, np.uint8))
-        for spec in MANIFEST.specs
-    ]
-    assembly = Assembly(0, empty, chunk_bytes=CHUNK_BYTES, worker="w", names=["weight"])
-    for message in encode_chunks(0, [np.zeros(spec.elements * 4, np.uint8) for spec in MANIFEST.specs]):
-        chunk = decode_envelope(message, "ServerMessage")
-        assert isinstance(chunk, Chunk)
-        assembly.add(chunk)
     shard = LocalShard(build)
-    await shard.open(MANIFEST, assembly, MANIFEST.plan(), lambda: None)
+    await shard.open(MANIFEST, assembly(), MANIFEST.plan(), lambda: None)
     return shard
 
 
@@ -69,7 +75,7 @@ async def test_clients_that_stall_are_cut_off_and_others_are_served(monkeypatch:
     ours.close()
 
 
-async def test_one_version_is_encoded_once_and_kept_only_while_it_is_sent() -> None:
+async def test_a_fetch_sends_the_version_that_it_began_with_and_copies_it_only_if_that_changes() -> None:
     fetches, ours = Fetches("job"), await opened()
     writing, go_on = asyncio.Event(), asyncio.Event()
     chunks: list[list[bytes]] = [[], [], []]
@@ -87,10 +93,13 @@ async def test_one_version_is_encoded_once_and_kept_only_while_it_is_sent() -> N
     first = asyncio.create_task(fetch(0, wait=True))
     await writing.wait()
     await fetch(1, wait=False)
+    values = await ours.values()
+    assert isinstance(values.chunks, Lent)
+    assert values.chunks.shares_memory
+    await ours.replace(1, assembly(1))
     go_on.set()
     await first
-    assert [id(one) for one in chunks[0]] == [id(one) for one in chunks[1]]
     await fetch(2, wait=False)
-    assert chunks[2] == chunks[0]
-    assert chunks[2][0] is not chunks[0][0]
+    assert chunks[0] == chunks[1] != chunks[2]
+    assert not values.chunks.shares_memory
     ours.close()

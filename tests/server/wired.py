@@ -126,7 +126,7 @@ class Wired:
                 assert not self.conductor.tasks.failed.is_set(), self.conductor.tasks.failure
                 await asyncio.sleep(0.01)
         values = await self.shard.values()
-        chunk = decode_envelope(values.chunks[0], "ServerMessage")
+        chunk = decode_envelope(next(iter(values.chunks)), "ServerMessage")
         assert isinstance(chunk, m.Chunk)
         return [float(each) for each in chunk.data.view(np.float32)]
 

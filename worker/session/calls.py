@@ -9,8 +9,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import uvloop
@@ -112,12 +122,18 @@ class Calls:
             least_samples=least_samples,
         )
         entries = of_kind(manifest.entries, frozen=True)
-        chunks = [*encode_chunks(0, values), *encode_values(entries, state or {})]
         if earlier is not None:
-            moments, of_moments = encode_moments(earlier.moments)
+            moments, _ = encode_moments(earlier.moments)
             header = replace(header, moments=moments, epoch=earlier.epoch, steps=earlier.steps)
-            chunks += of_moments
-        header = replace(header, digest=_digest(chunks))
+
+        def chunks() -> Iterator[bytes]:
+            """Yield the chunks, which are encoded again for each attempt: a list would be a second model."""
+            yield from encode_chunks(0, values)
+            yield from encode_values(entries, state or {})
+            if earlier is not None:
+                yield from encode_moments(earlier.moments)[1]
+
+        header = replace(header, digest=_digest(chunks()))
         asks = False  # from the second attempt on
 
         async def upload(stub: Stub, attempts: Attempts) -> m.InitializeResponse:
@@ -129,7 +145,8 @@ class Calls:
                 held = _readable(await stub.initialize(asking, timeout=CALL_TIMEOUT_S)).held
                 attempts.reached(held)
             asks = True
-            return _readable(await stub.initialize(_stream([replace(header, held=held), *chunks[held:]])))
+            messages = chain([replace(header, held=held)], islice(chunks(), held, None))
+            return _readable(await stub.initialize(_stream(messages)))
 
         try:
             reply = self._call(self._again(upload))
@@ -271,7 +288,7 @@ class Calls:
             raise UnreachableError(f"{self._address}: {found.text}; {found.remedy}")
 
 
-async def _stream(messages: Sequence[Any]) -> AsyncIterator[Any]:
+async def _stream(messages: Iterable[Any]) -> AsyncIterator[Any]:
     for message in messages:
         yield message
 
@@ -285,7 +302,7 @@ async def _counted(messages: AsyncIterator[T], attempts: Attempts) -> AsyncItera
         yield message
 
 
-def _digest(chunks: Sequence[bytes]) -> bytes:
+def _digest(chunks: Iterable[bytes]) -> bytes:
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)

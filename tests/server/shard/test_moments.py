@@ -35,9 +35,12 @@ def store(part_bytes: int) -> SteppedStore:
 def step(subject: SteppedStore, seed: int, parts: range | None = None) -> None:
     """One with a gradient of its own for each element, wherever it lies."""
     generator = torch.Generator().manual_seed(seed)
-    subject._gradient.copy_(torch.randn(subject._gradient.numel(), generator=generator))  # pyright: ignore[reportPrivateUsage]
+    gradient, optimizer = torch.randn(MANIFEST.elements, generator=generator), subject._optimizer  # pyright: ignore[reportPrivateUsage]
     for number in parts or range(len(subject.plan.parts)):
-        subject._optimizer.step(number)  # pyright: ignore[reportPrivateUsage]
+        part, parameter = subject.plan.parts[number], optimizer._parameters[number]  # pyright: ignore[reportPrivateUsage]
+        assert parameter.grad is not None
+        parameter.grad.copy_(gradient[part.start : part.end])
+        optimizer.step(number)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1 << 20, 1 << 20), (16384, 1 << 20), (1 << 20, 16384)])

@@ -84,14 +84,14 @@ def opened(test: Callable[[Storing], Coroutine[Any, Any, None]], plan: Plan | No
 
 
 def version_of(part: Encoded) -> int:
-    header = decode_envelope(part.messages[0], "ServerMessage")
+    header = decode_envelope(next(iter(part.messages)), "ServerMessage")
     assert isinstance(header, Update)
     return header.version
 
 
 async def parameters(shard: LocalShard) -> list[float]:
     values = await shard.values()
-    message: Any = decode_envelope(values.chunks[0], "ServerMessage")
+    message: Any = decode_envelope(next(iter(values.chunks)), "ServerMessage")
     return [float(each) for each in np.frombuffer(bytes(message.data), np.float32)]
 
 
@@ -183,7 +183,7 @@ class Steps:
         shard.open_round(Open(version=version, members=MEMBERS, rate_factor=1.0), self.send, self.report)
 
     def send(self, part: Encoded) -> None:
-        header = decode_envelope(part.messages[0], "ServerMessage")
+        header = decode_envelope(next(iter(part.messages)), "ServerMessage")
         assert isinstance(header, Update)
         assert header.version == self.version
         self.sent.append(header.part)

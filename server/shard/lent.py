@@ -1,0 +1,48 @@
+"""Values that are lent to calls which send them: encoded while they are read, and copied only if the store
+changes them before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ...proto.transfer import Bytes
+from ...proto.wire import CHUNK_BYTES, crc32c, encode_chunk
+
+
+class Lent:
+    """The messages of one transfer, which may be read several times and on any thread.
+
+    Attributes:
+        start: first element, in flat order.
+        elements: number of elements, float32.
+        shares_memory: True until `keep`.
+    """
+
+    def __init__(self, transfer: int, values: Bytes, head: Sequence[bytes], start: int) -> None:
+        """
+        Args:
+            values: memory of the store; it calls `keep` before it changes the values.
+            head: messages before the chunks."""
+        self.start, self.elements = start, values.size // 4
+        self._transfer, self._values, self._head = transfer, values, head
+        self._lock = threading.Lock()
+        self.shares_memory = True
+
+    def keep(self) -> None:
+        """Copy the values, because their memory is about to change."""
+        with self._lock:
+            self._values, self.shares_memory = np.array(self._values), False
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._head
+        at = checksum = 0
+        while at < 4 * self.elements:
+            with self._lock:
+                piece = self._values[at : at + CHUNK_BYTES]
+                checksum = crc32c((piece,), checksum)
+                message = encode_chunk(self._transfer, at, (piece,), checksum)
+            yield message
+            at += piece.size
