@@ -1,15 +1,18 @@
-"""DDP's buckets on their way: those that wait for their mean, and those whose frames are being gathered."""
+"""DDP's buckets, which wait for their mean."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from .bundle import Bundle, Parameter, mean
-from .exchange import Flight, Frame
+from ..compressors.payload import Float32
+from .bundle import Parameter
+
+DTYPES = torch.float32, torch.bfloat16, torch.float16
+BUNDLE_BYTES = 512 << 10  # of gradients, as float32: fewer are not worth the messages of an exchange
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,31 +30,37 @@ class Bucket:
     future: torch.futures.Future[torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sent:
-    """A bundle whose frame is being gathered.
-
-    Attributes:
-        buckets: the buckets that the bundle covers, in its order.
-        agreed: CRC-32C that the frames of all ranks must carry.
-    """
-
-    bundle: Bundle
-    buckets: Sequence[Bucket]
-    agreed: int
-    flight: Flight
+def check(buffer: torch.Tensor, parameters: Sequence[Parameter]) -> None:
+    """Raise TypeError if a buffer holds gradients that cannot be compressed."""
+    if buffer.layout is not torch.strided or buffer.dtype not in DTYPES:
+        got = f"{buffer.dtype} ({buffer.layout})"
+        known = ", ".join(map(str, DTYPES))
+        remedy = "convert these parameters, or have DDP ignore them; no sparse=True in embeddings"
+        raise TypeError(
+            f"gradient of {parameters[0].name!r}: expected a dense one of {known}, got {got}; {remedy}"
+        )
 
 
-def average(frames: Sequence[Frame], buckets: Sequence[Bucket]) -> None:
-    """Decode the ranks' frames and write their mean into the buckets' buffers."""
-    pushes = [frame.payloads for frame in frames]
+def large(buckets: Sequence[Bucket]) -> bool:
+    """Return True if the buckets are large enough to travel as a bundle."""
+    return sum(4 * bucket.buffer.numel() for bucket in buckets) >= BUNDLE_BYTES
+
+
+def gradients_of(buckets: Sequence[Bucket]) -> torch.Tensor:
+    """Return the buckets' gradients end to end, as float32; of one bucket of float32, its buffer."""
+    pieces = [bucket.buffer.float() for bucket in buckets]
+    return pieces[0] if len(pieces) == 1 else torch.cat([each.to(pieces[0].device) for each in pieces])
+
+
+def fill(buckets: Sequence[Bucket], write: Callable[[Float32], object]) -> None:
+    """Fill the buckets' buffers, end to end, with the values that `write` writes to an array."""
     only = buckets[0].buffer
     if len(buckets) == 1 and only.device.type == "cpu" and only.dtype is torch.float32:
-        mean(pushes, only.numpy())
+        write(only.numpy())
         return
     sizes = [bucket.buffer.numel() for bucket in buckets]
     out = np.empty(sum(sizes), np.float32)
-    mean(pushes, out)
+    write(out)
     values = torch.split(torch.from_numpy(out), sizes)
     for bucket, value in zip(buckets, values, strict=True):
         bucket.buffer.copy_(value)

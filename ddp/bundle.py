@@ -10,12 +10,12 @@ This file starts no collective and knows no bucket of torch's.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..common.parts import Part, arrange
@@ -42,12 +42,13 @@ PROBED = 256  # first elements of a tensor; only if all of them are 0 is the who
 class Terms:
     """The settings that all ranks must share. Their text enters the checksum that ranks compare.
 
-    The compressor is adapted to the optimizer; the seed is at least 0.
+    The compressor is adapted to the optimizer; the seed is at least 0; the exchange is one of `Exchange`.
     """
 
     compressor: CompressorSpec
     rule: LayerRule
     seed: int
+    exchange: str = "gather"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +124,7 @@ class Bundle:
         specs = [TensorSpec(name=each.name, shape=each.shape) for each in parameters]
         self._sizes = [spec.elements for spec in specs]
         # One unit and one part, so that neighbours become one payload.
-        plan = arrange(self._sizes, [len(specs)], [])
+        plan = arrange(self._sizes, [len(specs)] if specs else [], [])
         self._model = ModelCompressor(
             specs,
             terms.compressor,
@@ -133,8 +134,7 @@ class Bundle:
             plan=replace(plan, norms=tuple(each.norm for each in parameters)),
             numbers=[each.number for each in parameters],
         )
-        tensors = tuple(Tensor(name=each.name, shape=each.shape, dtype=DTYPE) for each in parameters)
-        self.manifest = Manifest(tensors, train_samples=1)
+        self.manifest = manifest_of(parameters)
         self.part = Part(0, sum(self._sizes))  # all elements
         self._step: Step | None = None
         for index, parameter in enumerate(parameters):
@@ -225,6 +225,67 @@ class Bundle:
             ledger.states[index] = saved.state
 
 
+class Bundles:
+    """All bundles of a stage, and the states of tensors that are in no bundle at present.
+
+    Attributes:
+        waiting: these states, by name of the tensor.
+    """
+
+    def __init__(self) -> None:
+        self._bundles: dict[tuple[str, ...], Bundle] = {}
+        self.waiting: dict[str, TensorState] = {}
+
+    def bundle(self, terms: Terms, parameters: Sequence[Parameter], rank: int) -> Bundle:
+        """Return the bundle of these tensors, a new one after a rearrangement."""
+        key = tuple(each.name for each in parameters)
+        if not key:  # as the share of a rank may be, in several bundles of a step
+            return Bundle(terms, (), {}, rank)
+        if key not in self._bundles:
+            for other in [other for other in self._bundles if not {*other}.isdisjoint(key)]:
+                self.waiting.update(self._bundles.pop(other).tensor_states())
+            states = {name: self.waiting[name] for name in key if name in self.waiting}
+            self._bundles[key] = Bundle(terms, parameters, states, rank)
+            for name in states:
+                del self.waiting[name]
+        return self._bundles[key]
+
+    def saved(self) -> dict[str, Any]:
+        """Return the states of all tensors as plain values and host tensors, for `load`.
+
+        Raises TypeError if the state of a third party's compressor is not made of plain values.
+        """
+        states = dict(self.waiting)
+        for bundle in self._bundles.values():
+            states.update(bundle.tensor_states())
+        return {
+            "residuals": {n: each.residual.cpu() for n, each in states.items() if each.residual is not None},
+            "velocities": {n: each.velocity.cpu() for n, each in states.items() if each.velocity is not None},
+            "states": {n: plain_fields(each.state) for n, each in states.items() if each.state is not None},
+            "usual": {n: list(each.usual) for n, each in states.items()},
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Replace all states by saved ones."""
+        residuals, velocities, states = (saved[name] for name in ("residuals", "velocities", "states"))
+        usual = saved.get("usual", {})  # absent in states of older releases
+        self.waiting = {
+            name: TensorState(
+                residual=residuals.get(name),
+                velocity=velocities.get(name),
+                state=SavedState(states[name]) if name in states else None,
+                usual=usual.get(name, TensorState().usual),
+            )
+            for name in {**residuals, **velocities, **states, **usual}
+        }
+        self._bundles.clear()
+
+
+def manifest_of(parameters: Sequence[Parameter]) -> Manifest:
+    tensors = tuple(Tensor(name=each.name, shape=each.shape, dtype=DTYPE) for each in parameters)
+    return Manifest(tensors, train_samples=1)
+
+
 def _used(pieces: Sequence[torch.Tensor]) -> list[bool]:
     if all(piece.device.type == "cpu" for piece in pieces):
         return [bool(piece[:PROBED].any()) or bool(piece.any()) for piece in pieces]
@@ -248,7 +309,7 @@ def _aligned(pushes: Sequence[Sequence[Payload]]) -> Iterator[tuple[Payload, ...
     while len(ends := {tuple(_ends(push)) for push in pushes}) > 1:
         borders = sorted({0, *(end for each in ends for end in each)})
         # Linear codes are cut at bucket borders, so a cut may add a border: hence the loop.
-        pushes = [[*_cut(push, borders)] for push in pushes]
+        pushes = [[*chain(*cut_payloads(push, borders))] for push in pushes]
     return zip(*pushes, strict=True)
 
 
@@ -256,11 +317,20 @@ def _ends(push: Sequence[Payload]) -> Iterator[int]:
     return accumulate(payload.elements for payload in push)
 
 
-def _cut(push: Sequence[Payload], borders: Sequence[int]) -> Iterator[Payload]:
+def cut_payloads(payloads: Sequence[Payload], borders: Sequence[int]) -> list[list[Payload]]:
+    """Return the payloads of each range between neighbouring borders, given payloads that lie end to end.
+
+    borders: indices of elements, ascending, from 0 to the end of the last payload.
+    """
+    found: list[list[Payload]] = [[] for _ in borders[1:]]
     at = 0
-    for payload in push:
-        first, last = np.searchsorted(borders, [at, at + payload.elements])
-        inside = [border - at for border in borders[int(first) : int(last) + 1]]
-        at += payload.elements
-        for pieces in cut_at(payload, inside):
-            yield from pieces
+    for payload in payloads:
+        if not payload.elements:
+            continue
+        end = at + payload.elements
+        first, last = bisect_right(borders, at) - 1, bisect_left(borders, end)
+        inside = [0, *(border - at for border in borders[first + 1 : last]), payload.elements]
+        for cuts, place in zip(cut_at(payload, inside), range(first, last), strict=True):
+            found[place] += cuts
+        at = end
+    return found

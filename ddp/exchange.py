@@ -1,9 +1,10 @@
-"""Frames, in which ranks send each other their payloads, and the all-gather that carries them.
+"""Frames, in which ranks send each other their payloads, and the collectives that carry them.
 
 A frame is one rank's message for a bundle and a step, in little-endian order:
 
     uint32: checksum of the terms, tensors and step, which all ranks must share
-    uint32: 1 + index of the tensor whose gradient is not finite; 0 if all are finite
+    uint32: 1 + index of the tensor whose gradient is not finite; 0 if all are finite; `DAMAGED` if the rank
+            has received a frame that it cannot read
     uint32: bytes of the header
     header: the message `PartHeader`, which describes the payloads as it does to a server
     data: data of the payloads, end to end; empty if a gradient is not finite
@@ -12,6 +13,9 @@ The ranks' frames differ in size, but an all-gather takes buffers of equal size.
 behind its length, in a slot. The slot's size follows from earlier frames of the bundle, and is the same on
 all ranks. A second gather carries the bytes that do not fit, and the slot grows. Usually a step takes one
 collective per bundle.
+
+In an all-to-all (`Scatter`) each rank has a frame for each other rank, and each pair of ranks has a slot. A
+row begins with the lengths of all of its sender's frames: so all ranks know whether a second one follows.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ import torch.distributed as dist
 
 from ..common.parts import Part
 from ..compressors import Payload
-from ..compressors.payload import Bytes
+from ..compressors.payload import Bytes, Int64
 from ..proto.convert import MalformedError, decode, encode
 from ..proto.manifest import Manifest
 from ..proto.messages import PartHeader
@@ -35,10 +39,13 @@ from ..proto.transfer import part_header, received_payloads
 from ..proto.wire import crc32c
 
 HEAD = Struct("<III")
+DAMAGED = (1 << 32) - 1
 LENGTH = Struct("<Q")
 AGREED = Struct("<I")
 WASTED = 1 / 4  # largest unused share of a slot; a slot outside its bounds is resized
 SPARE = 1 / 32  # a resized slot exceeds the longest frame by this share
+
+torch_distributed: Any = dist  # annotates only in part
 
 
 class RanksDisagree(RuntimeError):
@@ -60,10 +67,12 @@ class Frame:
     Attributes:
         payloads: payloads that cover the bundle's elements end to end; none if a gradient is not finite.
         not_finite: index of a tensor whose gradient has an infinity or a NaN; None if all are finite.
+        damaged: True from a rank that has received a frame that it cannot read.
     """
 
     payloads: Sequence[Payload]
     not_finite: int | None = None
+    damaged: bool = False
 
 
 def checksum(terms: object, manifest: Manifest, step: int) -> int:
@@ -76,9 +85,9 @@ def checksum(terms: object, manifest: Manifest, step: int) -> int:
 def to_bytes(frame: Frame, agreed: int) -> Bytes:
     """Serialize a frame, into new memory. agreed: `checksum` of the values that all ranks must share."""
     header = b""
-    if frame.not_finite is None:
+    index_code = DAMAGED if frame.damaged else 0 if frame.not_finite is None else 1 + frame.not_finite
+    if not index_code:
         header = encode(part_header(0, 0, 0, 0, frame.payloads))
-    index_code = 0 if frame.not_finite is None else 1 + frame.not_finite
     head = HEAD.pack(agreed, index_code, len(header)) + header
     pieces = [np.frombuffer(head, np.uint8), *(payload.data for payload in frame.payloads)]
     return np.concatenate(pieces)
@@ -90,17 +99,22 @@ def from_bytes(data: Bytes, agreed: int, part: Part, manifest: Manifest, *, rank
     Args:
         data: bytes of the frame; the payloads share this memory.
         agreed: this rank's `checksum`.
-        part: range of the bundle's elements.
-        manifest: the bundle's tensors.
+        part: range of all elements of the frame.
+        manifest: the frame's tensors.
         rank: sender.
 
     Raises:
-        RanksDisagree: the frame has another checksum than `agreed`, or no header of payloads.
+        RanksDisagree: the frame has another checksum than `agreed`, or no header of payloads, or its sender
+            has received a damaged one.
         Refused: a payload is malformed; the message names rank and tensor.
     """
     found, index_code, size = HEAD.unpack(data[: HEAD.size].tobytes())
     if found != agreed:
         raise _disagreeing(rank)
+    if index_code == DAMAGED:
+        raise RanksDisagree(
+            f"rank {rank}: it has received a damaged frame, and its own error names the sender"
+        )
     if index_code:
         return Frame((), index_code - 1)
     start = HEAD.size + size
@@ -112,7 +126,7 @@ def from_bytes(data: Bytes, agreed: int, part: Part, manifest: Manifest, *, rank
 
 
 def _disagreeing(rank: int) -> RanksDisagree:
-    same = "the same compressor, seed, layer rule and model on every rank, at the same step"
+    same = "the same compressor, seed, layer rule, exchange and model on every rank, at the same step"
     return RanksDisagree(
         f"rank {rank}: expected {same}, got others; give every rank the same arguments of "
         "gradwire.ddp.state, and load the state of the same step on all ranks or on none"
@@ -138,24 +152,34 @@ class Flight:
     kept: torch.Tensor
 
 
-class Gather:
-    """Runs the all-gathers of frames. All ranks must begin and end them in the same order.
+class Group:
+    """This rank's place in a process group, and the device from which its backend sends.
 
     Attributes:
         rank: this process's rank in the group, from 0.
         ranks: number of ranks in the group.
-        sent: bytes that this rank has contributed to all-gathers so far, with lengths and padding.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
+        self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.sent = 0
-        self._slots: dict[str, int] = {}
         # Payloads lie in host memory. A backend such as NCCL cannot send that, so they are copied to the GPU;
         # a backend config that can reads like `cpu:gloo,cuda:nccl`.
         on_host = "cpu:" in dist.get_backend_config(group)
-        self._device = torch.device("cpu" if on_host else "cuda")
+        self.device = torch.device("cpu" if on_host else "cuda")
+
+
+class Gather:
+    """Runs the all-gathers of frames. All ranks must begin and end them in the same order.
+
+    Attributes:
+        sent: bytes that this rank has contributed to all-gathers so far, with lengths and padding.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.sent = 0
+        self._slots: dict[str, int] = {}
 
     def agree(self, terms: object) -> None:
         """Check that all ranks have the same terms. Call it before the first `begin`.
@@ -194,18 +218,14 @@ class Gather:
                 np.concatenate([head, tail])[:length]
                 for head, tail, length in zip(frames, tails, lengths, strict=True)
             ]
-        if not slot:
-            self._slots[flight.bundle] = most
-        elif not slot * (1 - WASTED) <= most <= slot:
-            self._slots[flight.bundle] = most + int(most * SPARE)
+        self._slots[flight.bundle] = _resized(slot, most)
         return frames
 
     def _gather(self, bundle: str, frame: Bytes, slot: int, row: Bytes) -> Flight:
         """Start an all-gather of `row`, which has the same size on all ranks."""
-        sent = torch.from_numpy(row).to(self._device)
-        gathered = [torch.empty_like(sent) for _ in range(self.ranks)]
-        torch_distributed: Any = dist  # annotates only in part
-        work = torch_distributed.all_gather(gathered, sent, group=self._group, async_op=True)
+        sent = torch.from_numpy(row).to(self._group.device)
+        gathered = [torch.empty_like(sent) for _ in range(self._group.ranks)]
+        work = torch_distributed.all_gather(gathered, sent, group=self._group.group, async_op=True)
         self.sent += row.size
         return Flight(bundle, frame, slot, work.wait, gathered, sent)
 
@@ -213,6 +233,120 @@ class Gather:
         """Wait for an all-gather and return the ranks' rows in host memory, in rank order."""
         flight.wait()
         return [row.cpu().numpy() for row in flight.gathered]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scattered:
+    """An all-to-all that was started and not finished.
+
+    Attributes:
+        bundle: name of the bundle whose frames it carries.
+        frames: this rank's frame for each rank.
+        slots: bytes of the slot for each pair of sender and receiver: int64, shape (ranks, ranks).
+        received: buffer that receives the rows of all ranks, end to end.
+        kept: this rank's rows, whose memory must stay allocated until the collective has ended.
+    """
+
+    bundle: str
+    frames: Sequence[Bytes]
+    slots: Int64
+    wait: Callable[[], object]
+    received: torch.Tensor
+    kept: torch.Tensor
+
+
+class Scatter:
+    """Runs the all-to-alls of frames. All ranks must begin and end them in the same order.
+
+    Attributes:
+        sent: bytes that this rank has sent to other ranks so far, with lengths and padding.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.sent = 0
+        self._slots: dict[str, Int64] = {}
+
+    def begin(self, bundle: str, frames: Sequence[Bytes]) -> Scattered:
+        """Start the all-to-all of this rank's frame for each rank; `end` ends it.
+
+        bundle: name of the bundle, the same on all ranks; each bundle has slots of its own.
+        """
+        rank, ranks = self._group.rank, self._group.ranks
+        slots = self._slots.get(bundle, np.zeros((ranks, ranks), np.int64))
+        lengths = np.array([frame.size for frame in frames], "<i8").view(np.uint8)
+        rows = [
+            _padded(lengths.size + int(slot), lengths, frame[:slot])
+            for slot, frame in zip(slots[rank], frames, strict=True)
+        ]
+        return self._exchange(bundle, frames, slots, rows, lengths.size + slots[:, rank])
+
+    def end(self, flight: Scattered) -> list[Bytes]:
+        """Wait for an all-to-all and return the whole frame of each rank for this one, in rank order.
+
+        A second all-to-all carries the bytes that did not fit the slots, if any did not, on any rank. The
+        slots are resized for later frames.
+        """
+        rank, ranks = self._group.rank, self._group.ranks
+        slots, head = flight.slots, 8 * ranks
+        rows = self._rows(flight, head + slots[:, rank])
+        lengths = np.stack([np.frombuffer(row[:head].tobytes(), "<i8") for row in rows])
+        # Own frames do not travel.
+        np.fill_diagonal(lengths, 0)
+        frames = [row[head : head + int(size)] for row, size in zip(rows, lengths[:, rank], strict=True)]
+        rest = np.maximum(lengths - slots, 0)
+        if rest.any():
+            sizes = zip(flight.frames, slots[rank], rest[rank], strict=True)
+            tails = [frame[slot : slot + size] for frame, slot, size in sizes]
+            missing = self._exchange(flight.bundle, (), slots, tails, rest[:, rank])
+            frames = [
+                np.concatenate([one, other]) if other.size else one
+                for one, other in zip(frames, self._rows(missing, rest[:, rank]), strict=True)
+            ]
+        frames[rank] = flight.frames[rank]
+        pairs = zip(slots.reshape(-1).tolist(), lengths.reshape(-1).tolist(), strict=True)
+        self._slots[flight.bundle] = np.array([_resized(*pair) for pair in pairs]).reshape(ranks, ranks)
+        return frames
+
+    def _exchange(
+        self, bundle: str, frames: Sequence[Bytes], slots: Int64, rows: Sequence[Bytes], sizes: Int64
+    ) -> Scattered:
+        """Start an all-to-all of a row for each rank. sizes: bytes of each rank's row for this one."""
+        sent = torch.from_numpy(np.concatenate(rows)).to(self._group.device)
+        received = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=self._group.device)
+        splits = sizes.tolist(), [row.size for row in rows]
+        work = torch_distributed.all_to_all_single(
+            received, sent, *splits, group=self._group.group, async_op=True
+        )
+        self.sent += sent.numel() - rows[self._group.rank].size
+        return Scattered(bundle, frames, slots, work.wait, received, sent)
+
+    def _rows(self, flight: Scattered, sizes: Int64) -> list[Bytes]:
+        """Wait for an all-to-all and return the ranks' rows in host memory, in rank order."""
+        flight.wait()
+        return np.split(flight.received.cpu().numpy(), np.cumsum(sizes)[:-1])
+
+
+class Collectives:
+    """The collectives of a process group. They need a call of every rank, in the same order."""
+
+    def __init__(self, process_group: dist.ProcessGroup | None, terms: object) -> None:
+        """Check that all ranks have the same terms. Raises RanksDisagree if they have not."""
+        self.group = Group(process_group)
+        self.gather, self.scatter = Gather(self.group), Scatter(self.group)
+        self.gather.agree(terms)
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this rank has sent to each other rank so far, on average."""
+        return self.gather.sent + self.scatter.sent // max(1, self.group.ranks - 1)
+
+
+def _resized(slot: int, most: int) -> int:
+    """Return the slot for later frames, given the longest frame in a slot of this size."""
+    if not slot:
+        return most
+    return slot if slot * (1 - WASTED) <= most <= slot else most + int(most * SPARE)
 
 
 def _padded(size: int, *pieces: Bytes) -> Bytes:

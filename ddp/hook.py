@@ -9,7 +9,8 @@ rank. Random numbers are seeded by the numbers of parameters, so buckets do not 
 # No `from __future__ import annotations`: DDP compares the annotations of a hook with types.
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,19 +20,20 @@ from torch._C._distributed_c10d import GradBucket  # as `torch.distributed` has 
 from ..common.spec import SpecError
 from ..compressors import (
     LayerRule,
-    NonFiniteGradient,
+    Payload,
     Spike,
+    TensorSpec,
     described,
     norm,
     parse_compressor,
     tell_of_compiling,
 )
-from .buckets import Bucket, Sent, average
-from .bundle import Bundle, Parameter, SavedState, TensorState, Terms, plain_fields
-from .exchange import Frame, Gather, checksum, from_bytes, to_bytes
+from .buckets import Bucket, check, fill, gradients_of, large
+from .bundle import Bundle, Bundles, Parameter, Terms
+from .exchange import Collectives, Group, checksum
+from .shares import EXCHANGES, Exchange, Shares, decide, for_owners, unsuited
+from .stages import Gathered, Owned, Passage, Travelling, framed
 from .suiting import suited_to
-
-DTYPES = torch.float32, torch.bfloat16, torch.float16
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,11 @@ class HookState:
         clip -> momentum -> add the residual -> compress; the unsent rest is the next residual
         -> all-gather -> decode and average in rank order -> the optimizer, on every rank
 
+    With owners, the exchange has two stages:
+
+        -> all-to-all of shares -> the owner of a share averages in rank order, adds its own residual, and
+        compresses -> all-gather -> decode -> the optimizer, on every rank
+
     So all ranks end with the same bits, independent of the buckets. A residual stays with its tensor when DDP
     rearranges the buckets after its first step.
 
@@ -56,7 +63,7 @@ class HookState:
         steps: number of steps so far, with those that are counted in `voided`.
         voided: number of steps whose gradients became NaN because a gradient of some rank was not finite.
         spikes: number of this rank's gradients that were far larger than usual, and were sent as float32.
-        bytes_sent: bytes that this rank has sent to each other rank so far, with all headers.
+        owners: True if means go through owners; None until `exchange="auto"` is decided, in the first step.
         raw_bytes: bytes of this rank's gradients in the buckets so far, before compression.
 
     Example:
@@ -77,6 +84,7 @@ class HookState:
         rule: LayerRule | None = None,
         seed: int = 0,
         samples: int = 1,
+        exchange: Exchange = "auto",
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         """
@@ -95,12 +103,16 @@ class HookState:
             seed: seed of random numbers, at least 0.
             samples: number of samples of each rank's mean gradient, at least 1. Only thresholds for summed
                 gradients use it: `2bit`, `threshold` and `4bit:levels=groups`.
+            exchange: `gather`: every rank sends its gradients to all ranks. `owners`: every rank averages a
+                share of them and sends the compressed mean to all ranks, which among N ranks takes 2 / N
+                times the bytes. `auto`: owners where they save bytes, as the first step counts; never with
+                sparsifiers.
             process_group: process group that DDP uses; None for the default one.
 
         Raises:
-            SpecError: the compressor is unknown, or needs bases, or has a `delay`, which DDP does not
-                support; use DDP's `no_sync` instead.
-            ValueError: `seed` or `samples` is out of range.
+            SpecError: the compressor is unknown, needs bases, does not suit owners, or has a `delay`, which
+                DDP does not support; use DDP's `no_sync` instead.
+            ValueError: `seed`, `samples` or `exchange` is out of range.
         """
         chosen = parse_compressor(compressor)
         if optimizer is not None:
@@ -114,10 +126,15 @@ class HookState:
         for name, value, least in (("seed", seed, 0), ("samples", samples, 1)):
             if value < least:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
+        if exchange not in EXCHANGES:
+            raise ValueError(f"exchange: expected {', '.join(EXCHANGES)}, got {exchange!r}")
+        if exchange == "owners" and (reason := unsuited(chosen)):
+            wanted = "exchange: expected auto or gather, got owners"
+            raise SpecError(f"compressor {chosen.text!r}: {wanted}: {reason}")
         tell_of_compiling(_log.warning)  # shown also where no logging is set up
         self.compressor = chosen.text
-        self._terms = Terms(compressor=chosen, rule=rule or LayerRule(), seed=seed)
-        self._samples, self._group = samples, process_group
+        self._terms = Terms(compressor=chosen, rule=rule or LayerRule(), seed=seed, exchange=exchange)
+        self._samples, self._process_group = samples, process_group
         self._by_norm = chosen.chooses_by_norm
         # Clipping and these compressors need all gradients of the step first.
         clips = wrapping is not None and wrapping.clip > 0
@@ -126,16 +143,19 @@ class HookState:
         if named_parameters is not None:
             self._names = {each: (number, name) for number, (name, each) in enumerate(named_parameters)}
         self._parameters: dict[torch.Tensor, Parameter] = {}
-        self._states: dict[str, TensorState] = {}  # by name, of tensors that are in no bundle at present
+        self._bundles, self._owned = Bundles(), Bundles()  # of gradients; of the means that this rank owns
+        self._owned_terms = replace(self._terms, compressor=for_owners(chosen))
+        self._shares: dict[tuple[str, ...], Shares] = {}
         self._norms: dict[str, float] = {}
         self._loaded = False
-        self._bundles: dict[tuple[str, ...], Bundle] = {}
-        self._gather: Gather | None = None
+        self._joined: Collectives | None = None
         self._waiting: list[Bucket] = []
-        self._sent: list[Sent] = []
+        self._sent: list[tuple[Travelling, list[Bucket]]] = []
+        self.owners: bool | None = None if exchange == "auto" else exchange == "owners"
         self.epoch = float("inf")
         self.steps = self.voided = self.spikes = self.raw_bytes = 0
         self._saved_rank: int | None = None  # of a loaded state that no step has used yet
+        self._saved_ranks: int | None = None
         self._called = False  # True once DDP has handed over a bucket
         self._exchanges = 0  # since the optimizer's last step
         self._warned: set[str] = set()
@@ -172,7 +192,8 @@ class HookState:
 
     @property
     def bytes_sent(self) -> int:
-        return 0 if self._gather is None else self._gather.sent
+        """Bytes that this rank has sent to each other rank so far, on average, with all headers."""
+        return 0 if self._joined is None else self._joined.sent
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state as plain values and host tensors, for `torch.load(weights_only=True)`.
@@ -182,20 +203,18 @@ class HookState:
             TypeError: the state of a third party's compressor is not made of plain values.
         """
         self._check_between_steps()
-        states = dict(self._states)
-        for bundle in self._bundles.values():
-            states.update(bundle.tensor_states())
+        here = dist.is_initialized()
+        rank = dist.get_rank(self._process_group) if here else None
+        ranks = dist.get_world_size(self._process_group) if here else None
         return {
             "compressor": self.compressor,
             "seed": self._terms.seed,
-            "rank": self._rank,
+            "rank": rank if self._saved_rank is None else self._saved_rank,
             "steps": self.steps,
             "epoch": self.epoch,
             "norms": dict(self._norms),
-            "residuals": {n: each.residual.cpu() for n, each in states.items() if each.residual is not None},
-            "velocities": {n: each.velocity.cpu() for n, each in states.items() if each.velocity is not None},
-            "states": {n: plain_fields(each.state) for n, each in states.items() if each.state is not None},
-            "usual": {n: list(each.usual) for n, each in states.items()},
+            **self._bundles.saved(),
+            "owned": {"ranks": self._saved_ranks or ranks, **self._owned.saved()},
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -216,21 +235,14 @@ class HookState:
         for name, own in (("compressor", self.compressor), ("seed", self._terms.seed)):
             if saved[name] != own:
                 raise ValueError(f"{name}: expected a state of {own!r}, got one of {saved[name]!r}")
-        residuals, velocities, states = (saved[name] for name in ("residuals", "velocities", "states"))
-        usual = saved.get("usual", {})  # absent in states of older releases
-        self._states = {
-            name: TensorState(
-                residual=residuals.get(name),
-                velocity=velocities.get(name),
-                state=SavedState(states[name]) if name in states else None,
-                usual=usual.get(name, TensorState().usual),
-            )
-            for name in {**residuals, **velocities, **states, **usual}
-        }
+        self._bundles.load(saved)
+        owned = saved.get("owned")  # absent in states of older releases
+        if owned is not None:
+            self._owned.load(owned)
+            self._saved_ranks = owned["ranks"]
         self._norms, self._loaded = dict(saved["norms"]), True
         self.steps, self.epoch = saved["steps"], saved["epoch"]
         self._saved_rank = saved.get("rank")  # absent in states of older releases
-        self._bundles.clear()
         self._parameters = {
             tensor: self._named(tensor, each.name, each.number) for tensor, each in self._parameters.items()
         }
@@ -243,7 +255,7 @@ class HookState:
         self._called = True
         if bucket.index() == 0:
             self._drop_unfinished()
-            self._begin_anew_if_of_another_rank()
+            self._begin_anew_where_ranks_differ()
             if self._watches and self._exchanges:
                 self._warn(
                     "discarded",
@@ -255,14 +267,17 @@ class HookState:
                 )
         buffer = bucket.buffer()
         parameters = [self._parameter(each) for each in bucket.parameters()]
-        self._check(buffer, parameters)
+        check(buffer, parameters)
         on_host = buffer.device.type == "cpu"
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=None if on_host else [buffer.device]
         )
         self._waiting.append(Bucket(buffer.detach(), parameters, future))
         self.raw_bytes += buffer.numel() * buffer.element_size()
-        if bucket.is_last() or not self._whole:
+        if bucket.is_last() and self.owners is None:
+            self._decide()
+        whole = self._whole or self.owners is None
+        if bucket.is_last() or (not whole and large(self._waiting)):
             self._send(self._waiting)
             self._waiting = []
         if bucket.is_last():
@@ -270,23 +285,47 @@ class HookState:
         return future
 
     @property
-    def _rank(self) -> int | None:
-        if self._saved_rank is not None:
-            return self._saved_rank
-        return dist.get_rank(self._group) if dist.is_initialized() else None
+    def _collectives(self) -> Collectives:
+        """The process group's collectives, created and checked for equal terms at the first use."""
+        if self._joined is None:
+            self._joined = Collectives(self._process_group, self._terms)
+        return self._joined
 
-    def _begin_anew_if_of_another_rank(self) -> None:
-        """Discard residuals that another rank has saved; all ranks keep the same counters and norms."""
-        rank, self._saved_rank = self._saved_rank, None
-        if rank is None or rank == self._gathers.rank:
-            return
-        self._states.clear()
-        _log.warning(
-            "rank %d: the loaded state of gradwire.ddp is that of rank %d, as a framework does that saves "
-            "rank 0's for all: residuals and velocities begin anew. Save state.state_dict() on every rank, "
-            "in a file of its own",
-            *(self._gathers.rank, rank),
-        )
+    @property
+    def _group(self) -> Group:
+        return self._collectives.group
+
+    def _begin_anew_where_ranks_differ(self) -> None:
+        """Discard residuals that another rank has saved, and those of means that other ranks own now; all
+        ranks keep the same counters and norms."""
+        (rank, ranks), here = (self._saved_rank, self._saved_ranks), self._group
+        self._saved_rank = self._saved_ranks = None
+        if rank is not None and rank != here.rank:
+            self._bundles.waiting.clear()
+            self._owned.waiting.clear()
+            _log.warning(
+                "rank %d: the loaded state of gradwire.ddp is that of rank %d, as a framework does that "
+                "saves rank 0's for all: residuals and velocities begin anew. Save state.state_dict() on "
+                "every rank, in a file of its own",
+                *(here.rank, rank),
+            )
+        elif ranks not in (None, here.ranks) and self._owned.waiting:
+            self._owned.waiting.clear()
+            _log.warning(
+                "rank %d: the loaded state of gradwire.ddp is of %s ranks, and now there are %d: residuals "
+                "of the means that this rank owns begin anew",
+                *(here.rank, ranks, here.ranks),
+            )
+
+    def _decide(self) -> None:
+        """Decide which exchange to use, from the gradients of the first step; check that all ranks agree."""
+        tensors = [each for bucket in self._waiting for each in bucket.parameters]
+        specs = [TensorSpec(name=each.name, shape=each.shape) for each in tensors]
+        self.owners, reason = decide(self._terms, specs, self._group.ranks)
+        chosen = "owners" if self.owners else "gather"
+        self._collectives.gather.agree((self._terms, chosen))
+        if not self._group.rank:
+            _log.info("exchange %s: %s", chosen, reason)
 
     def _check_between_steps(self) -> None:
         """Raise RuntimeError if DDP has handed over the first bucket of a step and not the last."""
@@ -295,9 +334,8 @@ class HookState:
 
     def _drop_unfinished(self) -> None:
         """Discard the buckets of a backward pass that did not reach its last bucket."""
-        for sent in self._sent:
-            sent.flight.wait()
-            sent.bundle.abandon()
+        for travelling, _ in self._sent:
+            travelling.abandon()
         self._sent, self._waiting = [], []
 
     def _parameter(self, tensor: torch.Tensor) -> Parameter:
@@ -321,78 +359,49 @@ class HookState:
         shape = tuple(tensor.shape)
         return Parameter(name=name, number=number, shape=shape, norm=self._norms.get(name, 0.0))
 
-    @staticmethod
-    def _check(buffer: torch.Tensor, parameters: Sequence[Parameter]) -> None:
-        if buffer.layout is not torch.strided or buffer.dtype not in DTYPES:
-            got = f"{buffer.dtype} ({buffer.layout})"
-            known = ", ".join(map(str, DTYPES))
-            remedy = "convert these parameters, or have DDP ignore them; no sparse=True in embeddings"
-            raise TypeError(
-                f"gradient of {parameters[0].name!r}: expected a dense one of {known}, got {got}; {remedy}"
-            )
-
-    def _bundle(self, parameters: Sequence[Parameter]) -> Bundle:
-        """Return the bundle of these tensors, a new one after a rearrangement."""
-        key = tuple(each.name for each in parameters)
-        if key not in self._bundles:
-            for other in [other for other in self._bundles if not {*other}.isdisjoint(key)]:
-                self._states.update(self._bundles.pop(other).tensor_states())
-            states = {name: self._states[name] for name in key if name in self._states}
-            self._bundles[key] = Bundle(self._terms, parameters, states, self._gathers.rank)
-            for name in states:
-                del self._states[name]
-        return self._bundles[key]
-
-    @property
-    def _gathers(self) -> Gather:
-        """All-gathers of the process group, created and checked for equal terms at the first use."""
-        if self._gather is None:
-            gather = Gather(self._group)
-            gather.agree(self._terms)
-            self._gather = gather
-        return self._gather
-
-    def _send(self, buckets: Sequence[Bucket]) -> None:
-        bundle = self._bundle([each for bucket in buckets for each in bucket.parameters])
-        pieces = [bucket.buffer.float() for bucket in buckets]
-        where = pieces[0].device
-        gradients = pieces[0] if len(pieces) == 1 else torch.cat([each.to(where) for each in pieces])
+    def _send(self, buckets: list[Bucket]) -> None:
+        """Compress buckets as one bundle and begin its exchange; proceed with that of the bundle before."""
+        parameters = [each for bucket in buckets for each in bucket.parameters]
+        collectives, group = self._collectives, self._group
+        bundle = self._bundles.bundle(self._terms, parameters, group.rank)
+        gradients = gradients_of(buckets)
+        frame = framed(bundle, lambda: self._compressed(bundle, gradients, group.ranks))
         agreed = checksum(self._terms, bundle.manifest, self.steps)
-        try:
-            frame = Frame(
-                bundle.compress(gradients, self._samples, self.steps, self.epoch, self._gathers.ranks)
-            )
-        except NonFiniteGradient as error:
-            names = [each.name for each in bundle.parameters]
-            frame = Frame((), names.index(error.name))
-        slot = f"{bundle.parameters[0].name} {len(bundle.parameters)}"
-        flight = self._gathers.begin(slot, to_bytes(frame, agreed))
-        self._sent.append(Sent(bundle, buckets, agreed, flight))
+        passage = Passage(collectives, f"{parameters[0].name} {len(parameters)}", agreed)
+        travelling: Travelling
+        if self.owners:
+            key = tuple(each.name for each in parameters)
+            if key not in self._shares:
+                self._shares[key] = Shares(parameters, group.ranks)
+            shares = self._shares[key]
+            # A rank's means draw other random numbers than its gradients.
+            owned = self._owned.bundle(self._owned_terms, shares.owned[group.rank], group.ranks + group.rank)
+            travelling = Owned(passage, bundle, frame, shares, owned, self._compressed)
+        else:
+            travelling = Gathered(passage, bundle, frame)
+        if self._sent:
+            self._sent[-1][0].proceed()
+        self._sent.append((travelling, buckets))
+
+    def _compressed(self, bundle: Bundle, gradients: torch.Tensor, workers: int = 1) -> list[Payload]:
+        return bundle.compress(gradients, self._samples, self.steps, self.epoch, workers)
 
     def _finish(self) -> None:
-        """Receive all frames of the step, finish or void it, and complete the buckets' futures."""
+        """Receive all means of the step, finish or void it, and complete the buckets' futures."""
         self._check_loaded()
+        self._sent[-1][0].proceed()
         bad: list[str] = []
-        for sent in self._sent:
-            bundle = sent.bundle
-            frames = [
-                from_bytes(data, sent.agreed, bundle.part, bundle.manifest, rank=rank)
-                for rank, data in enumerate(self._gathers.end(sent.flight))
-            ]
-            bad += [
-                f"{bundle.parameters[frame.not_finite].name!r} on rank {rank}"
-                for rank, frame in enumerate(frames)
-                if frame.not_finite is not None
-            ]
+        for travelling, buckets in self._sent:
+            bad += travelling.receive()
             if not bad:
-                average(frames, sent.buckets)
+                fill(buckets, travelling.write)
         spikes: list[Spike] = []
-        for sent in self._sent:
+        for travelling, buckets in self._sent:
             if bad:
-                sent.bundle.abandon()
+                travelling.abandon()
             else:
-                spikes += sent.bundle.finish()
-            for bucket in sent.buckets:
+                spikes += travelling.finish()
+            for bucket in buckets:
                 bucket.future.set_result(bucket.buffer.fill_(torch.nan) if bad else bucket.buffer)
         self._sent = []
         self.steps += 1
@@ -407,12 +416,12 @@ class HookState:
             self._exchanges += 1
         if spikes:
             self.spikes += len(spikes)
-            _log.warning("rank %d, step %d: %s", self._gathers.rank, self.steps, described(spikes))
+            _log.warning("rank %d, step %d: %s", self._group.rank, self.steps, described(spikes))
 
     def _check_loaded(self) -> None:
         """Raise ValueError if a loaded tensor is in no bundle of the first step."""
-        if self._loaded and self._states:
-            left = ", ".join(map(repr, sorted(self._states)))
+        if self._loaded and self._bundles.waiting:
+            left = ", ".join(map(repr, sorted(self._bundles.waiting)))
             raise ValueError(f"state of gradwire.ddp: expected tensors of this model, got also {left}")
         self._loaded = False
 

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from gradwire.ddp.exchange import LENGTH, Gather
+from gradwire.ddp.exchange import LENGTH, Gather, Group
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def gather() -> Iterator[Gather]:
     """Yield the gather of a single rank."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
-        yield Gather(None)
+        yield Gather(Group(None))
     finally:
         dist.destroy_process_group()
 

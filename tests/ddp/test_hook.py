@@ -1,4 +1,4 @@
-"""gradwire.ddp under torchrun, with two ranks over gloo, beside a plain reference of what it computes."""
+"""gradwire.ddp under torchrun, with two ranks over gloo, beside plain references of both exchanges."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ from gradwire.compressors import (
     reduce_payloads,
 )
 from gradwire.compressors.registry import BUILT_IN
+from gradwire.ddp.bundle import Parameter
+from gradwire.ddp.shares import for_owners, pieces, unsuited
 
 PROGRAM = Path(__file__).parent / "programs" / "ranks.py"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ddp_digits.py"
@@ -80,11 +82,22 @@ def torchrun(program: Path, *arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def all_of_it(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the results of each scenario of the program, by rank. Nothing in it needs pickle."""
     folder = tmp_path_factory.mktemp("ranks")
     torchrun(PROGRAM, str(folder), *COMPRESSORS)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+
+
+@pytest.fixture(params=["gather", "owners"])
+def exchange(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def ran(all_of_it: list[dict[str, Any]], exchange: str) -> list[dict[str, Any]]:
+    """Return the results of the scenarios that run with each exchange, by rank."""
+    return [found[exchange] for found in all_of_it]
 
 
 class Tensorwise:
@@ -125,27 +138,65 @@ def mean_of(pushes: Sequence[Sequence[Payload | None]]) -> dict[str, Tensor]:
     return found
 
 
+class Owners:
+    """The owners of all pieces, each with a residual of its own."""
+
+    def __init__(self, compressor: str, exchange: str) -> None:
+        self._pieces: list[tuple[int, int, slice, Any, Any]] = []
+        for place, spec in enumerate(SPECS if exchange == "owners" else []):
+            parameter = Parameter(name=spec.name, number=place, shape=spec.shape)
+            made = create(LayerRule().choose(spec, for_owners(parse_compressor(compressor))))
+            for owner, start, end in pieces(parameter, RANKS):
+                state = made.init(TensorSpec(name=spec.name, shape=(end - start,)))
+                self._pieces.append((place, owner, slice(start, end), made, state))
+
+    def step(self, version: int, mean: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the mean that all ranks get, in the memory of the given one."""
+        for index, (place, owner, here, made, state) in enumerate(self._pieces):
+            values = mean[SPECS[place].name].view(-1)[here]
+            if values.any():
+                context = StepContext(
+                    samples=1,
+                    version=version,
+                    epoch=float("inf"),
+                    random=Random((SEED, RANKS + owner, version, place)),
+                    shared=Random((SEED, version, place)),
+                )
+                payload, after = made.compress(values.clone(), state, context)
+                values.copy_(torch.from_numpy(decode(payload)))
+                self._pieces[index] = place, owner, here, made, after
+        return mean
+
+
+def by_step(
+    compressor: str,
+    exchange: str,
+    change: Any = lambda step, given: given,
+    steps: Sequence[int] = range(ranks.STEPS),
+) -> list[dict[str, Tensor]]:
+    """The mean of decode(compress(gradient + residual)) over ranks, with the residual of each carried on,
+    and with owners the means that these send. change: function of the scenario, on a rank's gradients."""
+    each, owners = [Tensorwise(compressor, rank) for rank in range(RANKS)], Owners(compressor, exchange)
+    found: list[dict[str, Tensor]] = []
+    for step in steps:
+        given = [{name: ranks.gradient(name, rank, step) for name in ranks.SHAPES} for rank in range(RANKS)]
+        sent = [of.step(step, change(step, mine)) for of, mine in zip(each, given, strict=True)]
+        found.append(owners.step(step, mean_of(sent)))
+    return found
+
+
 @functools.cache
-def expected(compressor: str, steps: int = ranks.STEPS) -> list[dict[str, Tensor]]:
-    """The mean of decode(compress(gradient + residual)) over ranks, with the residual of each carried on."""
-    each = [Tensorwise(compressor, rank) for rank in range(RANKS)]
-    return [
-        mean_of(
-            [
-                of.step(step, {name: ranks.gradient(name, rank, step) for name in ranks.SHAPES})
-                for rank, of in enumerate(each)
-            ]
-        )
-        for step in range(steps)
-    ]
+def expected(compressor: str, exchange: str) -> list[dict[str, Tensor]]:
+    return by_step(compressor, exchange)
 
 
-def expected_of_the_whole(compressor: str) -> list[dict[str, Tensor]]:
+def expected_of_the_whole(compressor: str, exchange: str) -> list[dict[str, Tensor]]:
     """Like `expected`, but for a compressor that sees the whole model."""
     norms = tuple(norm(torch.full((spec.elements,), 0.5)) for spec in SPECS)
     models = [ModelCompressor(SPECS, compressor, LayerRule(), SEED, rank) for rank in range(RANKS)]
     for model in models:
         model.adopt(replace(model.plan, norms=norms))
+    owners = Owners(compressor, exchange)
     found: list[dict[str, Tensor]] = []
     for step in range(ranks.STEPS):
         flats: list[Any] = []
@@ -154,8 +205,9 @@ def expected_of_the_whole(compressor: str) -> list[dict[str, Tensor]]:
             payloads = model.compress(given, 1, version=step, epoch=float("inf"), workers=RANKS)
             flats.append(np.concatenate([decode(payload) for payload in payloads]))
         flat = torch.from_numpy(np.float32(0.5) * flats[0] + np.float32(0.5) * flats[1])
-        pieces = torch.split(flat, [spec.elements for spec in SPECS])
-        found.append({s.name: piece.view(s.shape) for s, piece in zip(SPECS, pieces, strict=True)})
+        tensors = torch.split(flat, [spec.elements for spec in SPECS])
+        mean = {s.name: piece.view(s.shape) for s, piece in zip(SPECS, tensors, strict=True)}
+        found.append(owners.step(step, mean))
     return found
 
 
@@ -169,11 +221,17 @@ def assert_equal(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS)
-def test_every_rank_has_the_mean_of_what_was_sent(ran: list[dict[str, Any]], compressor: str) -> None:
+def test_every_rank_has_the_mean_of_what_was_sent(
+    ran: list[dict[str, Any]], exchange: str, compressor: str
+) -> None:
+    if exchange == "owners" and (reason := unsuited(parse_compressor(compressor))):
+        with pytest.raises(SpecError, match=f"expected auto or gather, got owners: {reason}"):
+            gradwire.ddp.state(compressor, exchange="owners")
+        return
     whole = compressor.startswith("krngc") or "norm" in compressor or "clip" in compressor
     reference = expected_of_the_whole if whole else expected
     for found in ran:
-        assert_equal(found[compressor]["gradients"], reference(compressor))
+        assert_equal(found[compressor]["gradients"], reference(compressor, exchange))
 
 
 def test_without_compression_it_is_the_mean_of_the_gradients(ran: list[dict[str, Any]]) -> None:
@@ -182,41 +240,40 @@ def test_without_compression_it_is_the_mean_of_the_gradients(ran: list[dict[str,
             assert torch.equal(mean, (ranks.gradient(name, 0, step) + ranks.gradient(name, 1, step)) / 2)
 
 
-@pytest.mark.parametrize("scenario", ["one_bucket", "static", "views", "nameless"])
-def test_buckets_have_no_say_in_the_bits(ran: list[dict[str, Any]], scenario: str) -> None:
+@pytest.mark.parametrize("scenario", ["one_bucket", "static", "views"])
+def test_buckets_have_no_say_in_the_bits(ran: list[dict[str, Any]], exchange: str, scenario: str) -> None:
     for found in ran:
-        assert_equal(found[scenario], expected("4bit"))
+        assert_equal(found[scenario], expected("4bit", exchange))
 
 
-def test_torchs_defaults_do_not_affect_the_bits(ran: list[dict[str, Any]]) -> None:
-    for found in ran:
+def test_names_have_no_say_in_the_bits(all_of_it: list[dict[str, Any]]) -> None:
+    for found in all_of_it:
+        assert_equal(found["nameless"], expected("4bit", "gather"))
+
+
+def test_torchs_defaults_do_not_affect_the_bits(all_of_it: list[dict[str, Any]]) -> None:
+    for found in all_of_it:
         for under_another in found["defaults"]:
-            assert_equal(under_another, expected("dgc:ratio=10"))
+            assert_equal(under_another, expected("dgc:ratio=10", "gather"))
 
 
-def test_bfloat16_comes_back_as_bfloat16(ran: list[dict[str, Any]]) -> None:
-    each = [Tensorwise("4bit", rank) for rank in range(RANKS)]
-    for step, found in enumerate(ran[0]["half"]):
-        given = [
-            {n: ranks.gradient(n, rank, step).bfloat16().float() for n in ranks.SHAPES} for rank in (0, 1)
-        ]
-        mean = mean_of([of.step(step, gradients) for of, gradients in zip(each, given, strict=True)])
-        assert_equal([found], [{name: value.bfloat16() for name, value in mean.items()}])
-    assert_equal(ran[1]["half"], ran[0]["half"])
+def test_bfloat16_comes_back_as_bfloat16(ran: list[dict[str, Any]], exchange: str) -> None:
+    def rounded(step: int, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: gradient.bfloat16().float() for name, gradient in given.items()}
+
+    means = by_step("4bit", exchange, rounded)
+    for found in ran:
+        assert_equal(found["half"], [{n: value.bfloat16() for n, value in mean.items()} for mean in means])
 
 
-def test_a_gradient_that_is_not_finite_voids_the_step_on_every_rank(ran: list[dict[str, Any]]) -> None:
-    each = [Tensorwise("topk:ratio=10", rank) for rank in range(RANKS)]
+def test_a_gradient_that_is_not_finite_voids_the_step_on_every_rank(
+    ran: list[dict[str, Any]], exchange: str
+) -> None:
+    means = by_step(ranks.EXCHANGES[exchange][0], exchange, steps=(0, 2))
     for found in ran:
         assert (found["not_finite"]["voided"], found["not_finite"]["steps"]) == (1, 3)
         assert all(value.isnan().all() for value in found["not_finite"]["gradients"][1].values())
-    for step in (0, 2):
-        pushes = [
-            of.step(step, {name: ranks.gradient(name, rank, step) for name in ranks.SHAPES})
-            for rank, of in enumerate(each)
-        ]
-        for found in ran:
-            assert_equal([found["not_finite"]["gradients"][step]], [mean_of(pushes)])
+        assert_equal(found["not_finite"]["gradients"][::2], means)
 
 
 def test_a_spike_is_over_after_its_step(ran: list[dict[str, Any]]) -> None:
@@ -229,35 +286,39 @@ def test_a_spike_is_over_after_its_step(ran: list[dict[str, Any]]) -> None:
     assert max(after) < 10 * before
 
 
-def test_what_a_step_does_not_use_keeps_its_residual(ran: list[dict[str, Any]]) -> None:
-    each = [Tensorwise("topk:ratio=10", rank) for rank in range(RANKS)]
-    for step in range(ranks.STEPS):
-        pushes = [
-            of.step(
-                step,
-                {
-                    name: None if (name, step) == ("wide", 1) else ranks.gradient(name, rank, step)
-                    for name in ranks.SHAPES
-                },
-            )
-            for rank, of in enumerate(each)
-        ]
-        for found in ran:
-            mean, got = mean_of(pushes), found["unused"][step]
+def test_what_a_step_does_not_use_keeps_its_residual(ran: list[dict[str, Any]], exchange: str) -> None:
+    def drop(step: int, given: dict[str, Tensor]) -> dict[str, Tensor | None]:
+        return {**given, "wide": None if step == 1 else given["wide"]}
+
+    means = by_step(ranks.EXCHANGES[exchange][0], exchange, drop)
+    for found in ran:
+        for got, mean in zip(found["unused"], means, strict=True):
             assert_equal([got], [{name: mean[name] for name in got}])
 
 
-def test_a_state_that_is_loaded_goes_on(ran: list[dict[str, Any]]) -> None:
+def test_a_state_that_is_loaded_goes_on(ran: list[dict[str, Any]], exchange: str) -> None:
     for found in ran:
-        assert_equal(found["interrupted"], [expected("4bit")[2], expected("dgc:ratio=10")[2]])
+        compressors = "4bit", ranks.EXCHANGES[exchange][1]
+        assert_equal(found["interrupted"], [expected(each, exchange)[2] for each in compressors])
 
 
 def test_bytes_are_counted_both_ways(ran: list[dict[str, Any]]) -> None:
     elements = sum(spec.elements for spec in SPECS)
     for found in ran:
         assert found["none"]["raw"] == found["4bit"]["raw"] == 4 * elements * ranks.STEPS
-        assert found["none"]["sent"] > found["none"]["raw"]
+        assert found["none"]["sent"] > 0.9 * found["none"]["raw"]
         assert found["1bit"]["sent"] < found["4bit"]["sent"] < found["none"]["sent"] / 4
+
+
+def test_frames_outgrow_their_slots(all_of_it: list[dict[str, Any]]) -> None:
+    assert all(found["scattered"] for found in all_of_it)
+
+
+def test_ranks_at_other_steps_are_told(all_of_it: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(all_of_it):
+        assert {*found["at_another_step"]} == {*ranks.EXCHANGES}
+        for told in found["at_another_step"].values():
+            assert told.startswith(f"rank {1 - rank}: expected the same compressor, seed")
 
 
 def test_what_is_saved_is_of_this_rank(ran: list[dict[str, Any]]) -> None:
@@ -274,6 +335,7 @@ def test_what_is_saved_is_of_this_rank(ran: list[dict[str, Any]]) -> None:
     [
         ("seed", "RanksDisagree: rank 1: expected the same compressor, seed"),
         ("compressor", "RanksDisagree: rank 1: expected the same compressor, seed"),
+        ("exchange", "RanksDisagree: rank 1: expected the same compressor, seed"),
         ("clip", "RanksDisagree: rank 1: expected the same compressor, seed"),
         (
             "names",
@@ -286,8 +348,8 @@ def test_what_is_saved_is_of_this_rank(ran: list[dict[str, Any]]) -> None:
         ),
     ],
 )
-def test_errors_say_what_is_wrong(ran: list[dict[str, Any]], what: str, told: str) -> None:
-    assert re.match(told, ran[0]["errors"][what])
+def test_errors_say_what_is_wrong(all_of_it: list[dict[str, Any]], what: str, told: str) -> None:
+    assert re.match(told, all_of_it[0]["errors"][what])
 
 
 @pytest.mark.parametrize(
@@ -327,6 +389,8 @@ def test_a_bad_compressor_is_refused_before_anything_is_sent() -> None:
         gradwire.ddp.state("auto")
     with pytest.raises(SpecError, match=r"delay=1, got 3; to exchange fewer gradients use DDP's no_sync\(\)"):
         gradwire.ddp.state("topk:delay=3")
+    with pytest.raises(ValueError, match="exchange: expected auto, gather, owners, got 'owner'"):
+        gradwire.ddp.state("4bit", exchange="owner")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="samples: expected at least 1, got 0"):
         gradwire.ddp.state("2bit", samples=0)
 

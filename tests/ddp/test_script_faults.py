@@ -25,12 +25,12 @@ def _group(tmp_path: Path) -> Iterator[None]:  # pyright: ignore[reportUnusedFun
 
 
 def made(
-    compressor: str = "topk:ratio=10", *, watched: bool = True
+    compressor: str = "topk:ratio=10", *, watched: bool = True, exchange: Any = "auto"
 ) -> tuple[Any, torch.optim.Optimizer, Any]:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(20, 10, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    state = gradwire.ddp.state(compressor, optimizer=optimizer if watched else None)
+    state = gradwire.ddp.state(compressor, optimizer=optimizer if watched else None, exchange=exchange)
     model.register_comm_hook(state, gradwire.ddp.hook)  # pyright: ignore[reportUnknownMemberType]
     return model, optimizer, state
 
@@ -138,6 +138,25 @@ def test_the_state_of_another_rank_begins_anew_with_the_same_counters(
         assert bool(state.state_dict()["residuals"]["parameter 0"].any()) == kept
         assert state.state_dict()["rank"] == 0
         assert any("is that of rank 1" in each for each in caplog.messages) != kept
+
+
+@pytest.mark.parametrize(("ranks", "kept"), [(1, True), (2, False)])
+def test_residuals_of_means_begin_anew_among_other_ranks(
+    caplog: pytest.LogCaptureFixture, ranks: int, kept: bool
+) -> None:
+    model, optimizer, state = made("4bit", exchange="owners")
+    for _ in range(3):
+        step(model, optimizer)
+    saved = state.state_dict()
+    assert saved["owned"]["ranks"] == 1
+    assert saved["owned"]["residuals"]["parameter 0"].any()
+    model, optimizer, state = made("4bit", exchange="owners")
+    state.load_state_dict({**saved, "owned": {**saved["owned"], "ranks": ranks}})
+    step(model, optimizer, factor=0.0)
+    after = state.state_dict()
+    assert torch.equal(after["residuals"]["parameter 0"], saved["residuals"]["parameter 0"])
+    assert bool(after["owned"]["residuals"]["parameter 0"].any()) == kept
+    assert ("is of 2 ranks, and now there are 1" in caplog.text) != kept
 
 
 @pytest.mark.parametrize("copying", [copy.deepcopy, copy.copy, pickle.dumps])

@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 ranks.py FOLDER COMPRESSOR...
 
-Each rank writes FOLDER/RANK.pt: by scenario, what it saw. Gradients are what `gradient` says, to the bit.
+Each rank writes FOLDER/RANK.pt: by exchange and scenario, what it saw. Gradients are what `gradient` says, to
+the bit.
 """
 
 from __future__ import annotations
@@ -13,17 +14,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import gradwire.ddp
+from gradwire.compressors import parse_compressor
+from gradwire.ddp import buckets
+from gradwire.ddp.exchange import Group, Scatter
+from gradwire.ddp.shares import unsuited
 
-# Odd sizes, and two that leave a word or a bucket of codes begun.
-SHAPES = {"first": (9, 7), "bias": (9,), "wide": (3, 1371), "scalar": (), "last": (5, 13)}
+# Odd sizes, and two that leave a word or a bucket of codes begun. Two ranks each own a piece of `wide`.
+SHAPES = {"first": (9, 7), "bias": (9,), "wide": (3, 2743), "scalar": (), "last": (5, 13)}
 ORDER = ["wide", "last", "first", "scalar", "bias"]  # of backward, which is not the reverse of the above
 STEPS = 3
 SMALL_MB = 1e-4  # buckets of one tensor or two
+EXCHANGES = {"gather": ("topk:ratio=10", "dgc:ratio=10"), "owners": ("4bit", "8bit")}
 
 
 def gradient(name: str, rank: int, step: int) -> Tensor:
@@ -72,18 +79,21 @@ def steps(
     return found
 
 
-def with_names(compressor: str, dtype: torch.dtype = torch.float32, **options: Any) -> tuple[Any, Any]:
+def with_names(
+    compressor: str, exchange: Any, dtype: torch.dtype = torch.float32, **options: Any
+) -> tuple[Any, Any]:
     """A model and its state."""
     network = Fixed(dtype)
-    state = gradwire.ddp.state(compressor, named_parameters=network.named_parameters(), seed=3)
+    names = network.named_parameters()
+    state = gradwire.ddp.state(compressor, named_parameters=names, seed=3, exchange=exchange)
     options = {"bucket_cap_mb": SMALL_MB, **options}
     model: Any = nn.parallel.DistributedDataParallel(network, **options)
     model.register_comm_hook(state, gradwire.ddp.hook)
     return model, state
 
 
-def each_compressor(compressor: str) -> dict[str, Any]:
-    model, state = with_names(compressor)
+def each_compressor(compressor: str, exchange: str) -> dict[str, Any]:
+    model, state = with_names(compressor, exchange)
     found = steps(model)
     return {
         "gradients": found,
@@ -93,62 +103,63 @@ def each_compressor(compressor: str) -> dict[str, Any]:
     }
 
 
-def one_bucket() -> list[dict[str, Tensor]]:
-    return steps(with_names("4bit", bucket_cap_mb=25)[0])
+def one_bucket(exchange: str) -> list[dict[str, Tensor]]:
+    return steps(with_names("4bit", exchange, bucket_cap_mb=25)[0])
 
 
-def static() -> list[dict[str, Tensor]]:
-    return steps(with_names("4bit", static_graph=True)[0])
+def static(exchange: str) -> list[dict[str, Tensor]]:
+    return steps(with_names("4bit", exchange, static_graph=True)[0])
 
 
-def views() -> list[dict[str, Tensor]]:
-    return steps(with_names("4bit", gradient_as_bucket_view=True)[0])
+def views(exchange: str) -> list[dict[str, Tensor]]:
+    return steps(with_names("4bit", exchange, gradient_as_bucket_view=True)[0])
 
 
-def half() -> list[dict[str, Tensor]]:
-    return steps(with_names("4bit", torch.bfloat16)[0])
+def half(exchange: str) -> list[dict[str, Tensor]]:
+    return steps(with_names("4bit", exchange, torch.bfloat16)[0])
 
 
-def not_finite() -> dict[str, Any]:
+def not_finite(exchange: str) -> dict[str, Any]:
     def spoil(step: int, given: dict[str, Tensor]) -> None:
         if step == 1 and dist.get_rank() == 1:
             given["wide"][1, 5] = torch.inf
 
-    model, state = with_names("topk:ratio=10")
+    model, state = with_names(EXCHANGES[exchange][0], exchange)
     return {"gradients": steps(model, change=spoil), "voided": state.voided, "steps": state.steps}
 
 
-def spike() -> dict[str, Any]:
+def spike(exchange: str) -> dict[str, Any]:
     """Rank 1 has one in step 12, with other buckets and a loaded state since step 11."""
 
     def enlarge(step: int, given: dict[str, Tensor]) -> None:
         if step == 12 and dist.get_rank() == 1:
             given["wide"] *= 1e6
 
-    model, state = with_names("1bit")
+    model, state = with_names("1bit", exchange)
     steps(model, range(11))
-    model, again = with_names("1bit", bucket_cap_mb=25)
+    model, again = with_names("1bit", exchange, bucket_cap_mb=25)
     again.load_state_dict(state.state_dict())
     return {"gradients": steps(model, range(11, 15), change=enlarge), "spikes": again.spikes}
 
 
-def unused() -> list[dict[str, Tensor]]:
+def unused(exchange: str) -> list[dict[str, Tensor]]:
     """`wide` has no gradient in step 1."""
 
     def drop(step: int, given: dict[str, Tensor]) -> None:
         if step == 1:
             del given["wide"]
 
-    return steps(with_names("topk:ratio=10", find_unused_parameters=True)[0], change=drop)
+    compressor = EXCHANGES[exchange][0]
+    return steps(with_names(compressor, exchange, find_unused_parameters=True)[0], change=drop)
 
 
-def interrupted() -> list[dict[str, Tensor]]:
+def interrupted(exchange: str) -> list[dict[str, Tensor]]:
     """Saved after two steps, and loaded where buckets are others."""
     found = list[dict[str, Tensor]]()
-    for compressor in ("4bit", "dgc:ratio=10"):
-        model, state = with_names(compressor)
+    for compressor in ("4bit", EXCHANGES[exchange][1]):
+        model, state = with_names(compressor, exchange)
         steps(model, range(2))
-        model, again = with_names(compressor, bucket_cap_mb=25)
+        model, again = with_names(compressor, exchange, bucket_cap_mb=25)
         again.load_state_dict(state.state_dict())
         found += steps(model, range(2, 3))
     return found
@@ -167,7 +178,7 @@ def defaults() -> list[list[dict[str, Tensor]]]:
     torch.set_default_device("meta")
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         torch.set_default_dtype(dtype)
-        found.append(steps(with_names("dgc:ratio=10")[0]))
+        found.append(steps(with_names("dgc:ratio=10", "gather")[0]))
     torch.set_default_dtype(torch.float32)
     torch.set_default_device(None)
     return found
@@ -186,6 +197,7 @@ def errors() -> dict[str, str]:
     wrong: dict[str, dict[str, Any]] = {
         "seed": {"seed": rank},
         "compressor": {"compressor": "4bit" if rank else "topk"},
+        "exchange": {"exchange": "owners" if rank else "auto"},
         "names": {"named_parameters": []},
     }
     for name, options in wrong.items():
@@ -193,34 +205,60 @@ def errors() -> dict[str, str]:
         model.register_comm_hook(gradwire.ddp.state(**options), gradwire.ddp.hook)
         telling(name, model)
     # One rank sends bucket by bucket, the other all of them as one.
-    model, _ = with_names("4bit:clip=1" if rank else "4bit", find_unused_parameters=True)
+    model, _ = with_names("4bit:clip=1" if rank else "4bit", "gather", find_unused_parameters=True)
     telling("clip", model)
-    model, _ = with_names("4bit", torch.float64)
+    model, _ = with_names("4bit", "gather", torch.float64)
     telling("float64", model)
-    model, state = with_names("4bit")
+    model, state = with_names("4bit", "gather")
     saved = state.state_dict()
     state.load_state_dict({**saved, "residuals": {"other": torch.zeros(3)}})
     telling("another model", model)
     return told
 
 
+def scattered() -> bool:
+    """Return True if frames of all sizes arrive whole, also those that outgrow their slots."""
+    group = Group(None)
+    scatter = Scatter(group)
+    for sizes in ([0, 3], [200, 200], [70_000, 5], [70_100, 9]):
+        flights = [
+            scatter.begin(bundle, [np.full(size + to, 10 * group.rank + to, np.uint8) for to in range(2)])
+            for bundle, size in zip("ab", sizes, strict=True)
+        ]
+        for flight, size in zip(flights, sizes, strict=True):
+            for sender, frame in enumerate(scatter.end(flight)):
+                if frame.tolist() != [10 * sender + group.rank] * (size + group.rank):
+                    return False
+    return True
+
+
+def at_another_step() -> dict[str, str]:
+    """Return the message of a rank's owners, by exchange, where rank 1 has made a step alone."""
+    told = dict[str, str]()
+    for exchange in EXCHANGES:
+        model, state = with_names("4bit", exchange)
+        state.steps += dist.get_rank()
+        try:
+            steps(model, range(1))
+        except gradwire.RanksDisagree as error:
+            told[exchange] = str(error)
+    return told
+
+
 def main(folder: str, compressors: list[str]) -> None:
     dist.init_process_group("gloo")
-    found: dict[str, Any] = {compressor: each_compressor(compressor) for compressor in compressors}
-    for scenario in (
-        one_bucket,
-        static,
-        views,
-        half,
-        not_finite,
-        spike,
-        unused,
-        interrupted,
-        nameless,
-        defaults,
-        errors,
-    ):
-        found[scenario.__name__] = scenario()
+    buckets.BUNDLE_BYTES = 0  # each bucket travels by itself
+    found: dict[str, Any] = {}
+    for exchange in EXCHANGES:
+        suited = [
+            each for each in compressors if exchange == "gather" or not unsuited(parse_compressor(each))
+        ]
+        of_it: dict[str, Any] = {compressor: each_compressor(compressor, exchange) for compressor in suited}
+        for scenario in (one_bucket, static, views, half, not_finite, spike, unused, interrupted):
+            of_it[scenario.__name__] = scenario(exchange)
+        found[exchange] = of_it
+    for alone in (nameless, defaults, scattered, errors, at_another_step):
+        found[alone.__name__] = alone()
     torch.save(found, Path(folder) / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
     # If the interpreter ends before a thread of torch's that holds a Python object, the process aborts.

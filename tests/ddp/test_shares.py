@@ -1,0 +1,73 @@
+"""Shares: every element has one owner, whichever bundle it is in, and owners have about as much."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gradwire.common.parts import ALIGNMENT
+from gradwire.compressors import LayerRule, TensorSpec, dense_payload, parse_compressor
+from gradwire.compressors.payload import DenseFormat
+from gradwire.ddp.bundle import Bundle, Parameter, Terms
+from gradwire.ddp.shares import Shares, decide, pieces
+
+SHAPES = [(40, 1000), (7,), (), (0,), (64, 64), (3, 70_001), *[(16, 16)] * 40]
+PARAMETERS = [
+    Parameter(name=f"tensor {number}", number=number, shape=shape) for number, shape in enumerate(SHAPES)
+]
+ELEMENTS = sum(int(np.prod(shape)) for shape in SHAPES)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 16])
+def test_shares_come_back_to_where_they_were_cut(ranks: int) -> None:
+    values = np.random.default_rng(ranks).standard_normal(ELEMENTS).astype(np.float32)
+    shares = Shares(PARAMETERS, ranks)
+    cut = shares.cut([dense_payload(DenseFormat.FLOAT32, piece) for piece in np.split(values, [50_000])])
+    assert [sum(each.elements for each in share) for share in cut] == [part.elements for part in shares.parts]
+    assert len(cut[0]) == 1  # many tensors, one payload
+    out = np.empty(ELEMENTS, np.float32)
+    shares.decode(cut, out)
+    assert np.array_equal(out, values)
+
+
+def test_pieces_follow_from_the_tensor_alone() -> None:
+    one, other = Shares(PARAMETERS, 4), Shares(PARAMETERS[::-1], 4)
+    for owned, again in zip(one.owned, other.owned, strict=True):
+        assert owned == again[::-1]
+    assert all(start % ALIGNMENT == 0 for each in PARAMETERS for _, start, _ in pieces(each, 4))
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 4])
+def test_owners_of_small_tensors_have_about_as_many(stride: int) -> None:
+    """A network repeats its kinds of layers."""
+    owners = [
+        owner
+        for number in range(0, 200 * stride, stride)
+        for owner, _, _ in pieces(Parameter(name="w", number=number, shape=(64, 64)), 4)
+    ]
+    assert max(np.bincount(owners)) <= 56
+
+
+def test_a_share_without_elements_is_compressed_to_nothing() -> None:
+    made = Bundle(Terms(compressor=parse_compressor("4bit"), rule=LayerRule(), seed=1), [], {}, rank=0)
+    assert made.compress(torch.empty(0), 1, 0, 0.0, ranks=1) == []
+    assert made.finish() == []
+
+
+@pytest.mark.parametrize(
+    ("compressor", "shape", "ranks", "owners"),
+    [
+        ("4bit", (1024, 1024), 4, True),
+        ("4bit", (1024, 1024), 2, False),  # as many bytes, and more messages
+        ("4bit", (64, 64), 4, False),
+        ("none", (64, 64), 16, True),
+        ("topk:ratio=10", (1024, 1024), 4, False),
+        ("2bit", (1024, 1024), 4, False),
+    ],
+)
+def test_owners_are_chosen_where_they_save_bytes(
+    compressor: str, shape: tuple[int, ...], ranks: int, owners: bool
+) -> None:
+    terms = Terms(compressor=parse_compressor(compressor), rule=LayerRule(), seed=0)
+    assert decide(terms, [TensorSpec(name="w", shape=shape)], ranks)[0] == owners
