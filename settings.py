@@ -4,7 +4,8 @@ A field made with `option`, here under the name of its group, is an option. Its 
 file, lines of `--help` and `--print-config`, and row in docs/reference/commands.md (`make docs`) come from
 it. The class decides which commands have it:
 
-    JobSettings      gc-server, gc-run; workers receive it when they join (the message `Job`)
+    JobOptions       gc-server, gc-run; workers receive it when they join (the message `Job`)
+    JobSettings      JobOptions and --script, which is a switch of gc-server and a command of gc-run
     ServingSettings  gc-server, gc-run
     TrainingSettings gc-worker, gc-run
     ServerSettings, WorkerSettings, RunSettings: that command alone
@@ -15,6 +16,7 @@ no other list needs a change. The options of a mode are in the mode's own file, 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -91,8 +93,8 @@ def _parse_modules(text: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSettings:
-    """Options that define the job. The server sends them to every worker."""
+class JobOptions:
+    """Options that define the job, of gc-server and gc-run."""
 
     task: str = training(
         "digits",
@@ -100,7 +102,6 @@ class JobSettings:
         metavar=_TASK,
         parse=parse_task,
     )
-    script: bool = training(False, "job whose workers are your own scripts, which call gradwire.connect")
     preset: str = training(
         "",
         "preset of settings that belong together; any other source overrides its values",
@@ -188,6 +189,13 @@ class JobSettings:
         "compressor of updates: auto (the encoding of most pushes), none (float32), or one such as 4bit",
         metavar=_SPEC,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings(JobOptions):
+    """All options that define the job. The server sends them to every worker."""
+
+    script: bool = training(False, "job whose workers are your own scripts, which call gradwire.connect")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,9 +403,16 @@ def access_files(settings: WorkerSettings) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings(TrainingSettings, ServingSettings, JobSettings):
+class RunSettings(TrainingSettings, ServingSettings, JobOptions):
     """Train with one server and several workers on this machine, and compare with an uncompressed run."""
 
+    script: str = training(
+        "",
+        "command of your own script, which calls gradwire.connect, to run as every worker, such as "
+        "'python train.py'; empty to train --task",
+        metavar="COMMAND",
+        parse=shlex.split,
+    )
     workers: int = training(4, "worker processes", least=1)
     http_port: int = process(
         0,
@@ -405,7 +420,7 @@ class RunSettings(TrainingSettings, ServingSettings, JobSettings):
         least=-1,
         most=65535,
     )
-    baseline: bool = results(True, "second run without compression, for comparison")
+    baseline: bool = results(True, "second run without compression, for comparison; off with --script")
     json: str = results("", "file for an additional copy of the report, as JSON", metavar="FILE")
     out: str = results("", "folder for logs, report and plot; empty for a new one in runs/", metavar="DIR")
 

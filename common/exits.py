@@ -23,7 +23,7 @@ class Exit(IntEnum):
     REFUSED = 3  # The server refused the worker; a retry would be refused too.
     UNREACHABLE = 4  # No server was found, or the connection was lost.
     STOPPED = 5  # The server shut the job down.
-    TASK = 6  # The task does not exist, or raised an exception.
+    TASK = 6  # The task does not exist, or it or a script of gc-run failed.
     DIVERGED = 7  # The parameters are no longer finite.
     UNWRITTEN = 8  # A result, such as --output, could not be written.
     INTERRUPTED = 130

@@ -36,16 +36,17 @@ def hold(lifeline: int, orphaned: threading.Event) -> None:
         pass
     orphaned.set()
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # the default would end us before the group
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal_group(signal.SIGTERM)
         time.sleep(GRACE_SECONDS)
-    end_group()
+    signal_group(signal.SIGKILL)
 
 
-def end_group() -> None:
-    """Kill this process, and its process group if it leads one, which it does when gc-run starts it."""
+def signal_group(number: signal.Signals) -> None:
+    """Send a signal to this process, with its process group if it leads one, as it does below gc-run."""
     if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
+        os.killpg(os.getpid(), number)
+    else:
+        os.kill(os.getpid(), number)
 
 
 def main() -> int:
@@ -66,7 +67,7 @@ def main() -> int:
         code: int = importlib.import_module(module).main(arguments)
     finally:
         if orphaned.is_set():  # the parent can neither read the code nor end the group
-            end_group()
+            signal_group(signal.SIGKILL)
     return code
 
 

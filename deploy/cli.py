@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..common import presets
-from ..common.configuration import UsageError, read
+from ..common.configuration import Effective, UsageError, read
 from ..common.exits import Exit, command
 from ..server.checks import SPECS, adapted
 from ..server.job.modes import registry
@@ -23,6 +23,7 @@ from .processes import PROGRESS, WARNING, Child, Children, RunError
 
 if TYPE_CHECKING:
     from .console import Console
+    from .engine import RunPlan
     from .live import LiveJob
     from .report import RunResult
 
@@ -30,19 +31,22 @@ if TYPE_CHECKING:
 @command
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run gc-run with arguments and variables, by default those of the process; return the exit code."""
+    environ = os.environ if environ is None else environ
     try:
         effective = adapted(
             read(
                 RunSettings,
                 COMMANDS,
                 argv=sys.argv[1:] if argv is None else argv,
-                environ=os.environ if environ is None else environ,
+                environ=environ,
                 parsers=SPECS,
                 epilog=f"{registry.describe()}\n{presets.listed()}",
             )
         )
-        settings = effective.settings
         presets.check(effective)
+        if effective.settings.script:
+            effective = for_script(effective, environ)
+        settings = effective.settings
         check_together(settings)
         with run_directory(settings) as directory:
             json = json_path(settings)
@@ -52,7 +56,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
                         print(f"gc-run: {effective.foreign}", file=sys.stderr, flush=True)
                     if settings.preset:
                         print(f"gc-run: {presets.describe(effective)}", file=sys.stderr, flush=True)
-                    return _run(settings, directory, json, interrupt)
+                    return _run(effective, environ, directory, json, interrupt)
                 _prepare(settings, interrupt)
                 print(effective.describe())
                 return Exit.DONE
@@ -61,7 +65,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     except RunError as error:
         return _fail(error.code, str(error))
     except Interrupted as interrupted:
-        return _fail(128 + interrupted.number, f"stopped by {interrupted}; no process is left")
+        return _fail(interrupted.code, f"stopped by {interrupted}; no process is left")
 
 
 def baseline_of(settings: RunSettings) -> RunSettings | None:
@@ -76,27 +80,56 @@ def baseline_of(settings: RunSettings) -> RunSettings | None:
     return None if same else plain
 
 
-def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: Interrupt) -> int:
-    """Train with `settings` and with those of the baseline, show and write the results, the report also to
+def for_script(effective: Effective[RunSettings], environ: Mapping[str, str]) -> Effective[RunSettings]:
+    """Return the options of a run of a script, which is compared only on request.
+
+    Raises:
+        UsageError: the command does not exist, or there is a task, too.
+    """
+    from .scripts import command_of
+
+    settings = effective.settings
+    if effective.chosen("task"):
+        raise UsageError(f"--task {settings.task}: not with --script, which brings the model; leave one out")
+    command_of(settings, environ)
+    return (
+        effective
+        if effective.chosen("baseline")
+        else effective.changed("because of --script", baseline=False)
+    )
+
+
+def _run(
+    effective: Effective[RunSettings],
+    environ: Mapping[str, str],
+    directory: Path,
+    json: Path | None,
+    interrupt: Interrupt,
+) -> int:
+    """Train with the options and with those of the baseline, show and write the results, the report also to
     `json`; return the exit code."""
     from .console import Console  # late, like all slow imports, so that --help is fast
+    from .engine import RunPlan
     from .plot import PlotError, write_plot
     from .report import table_of, to_json, write_atomically
     from .worth import remark
 
-    console = Console()
-    what = f"{settings.compressor} and {settings.task}"
+    console, settings = Console(), effective.settings
+    fixed = settings.baseline or effective.chosen("compressor")  # no script may name another compressor
+    what = f"{settings.compressor} and {settings.script or settings.task}"
     console.out(f"Preparing: checking {what}", highlight=False)
     for warning in _prepare(settings, interrupt):
         console.print(f"Warning: {warning}", style="yellow", highlight=False, markup=False)
     console.out(f"Logs, report and plot: {directory}/", highlight=False)
-    result, job, stopped = _train(settings, directory / "run", console, interrupt)
+    plan = RunPlan(settings=settings, directory=directory / "run", environ=environ, compressor_fixed=fixed)
+    result, job, stopped = _train(plan, console, interrupt)
     plain, baseline = baseline_of(settings), None
     if stopped is None and settings.baseline and plain is not None:
         try:
-            baseline, _, stopped = _train(plain, directory / "baseline", console, interrupt)
-        except Interrupted as interrupted:
-            stopped = interrupted
+            plan = dataclasses.replace(plan, settings=plain, directory=directory / "baseline")
+            baseline, _, stopped = _train(plan, console, interrupt)
+        except (Interrupted, RunError) as error:
+            stopped = error
         if stopped is not None:  # an unfinished baseline is not comparable
             baseline = None
 
@@ -117,9 +150,11 @@ def _run(settings: RunSettings, directory: Path, json: Path | None, interrupt: I
     elif failure is not None:
         return _fail(Exit.INTERNAL, f"the report or the plot cannot be written: {failure}")
     console.out(f"plot, report, parameters and logs: {directory}", highlight=False)
+    if isinstance(stopped, RunError):
+        return _fail(stopped.code, str(stopped))
     if stopped is not None:
         unfinished = "" if result.finished else " before the job was done; the results are those so far"
-        return _fail(128 + stopped.number, f"stopped by {stopped}{unfinished}; no process is left")
+        return _fail(stopped.code, f"stopped by {stopped}{unfinished}; no process is left")
     return Exit.DONE
 
 
@@ -141,7 +176,8 @@ def _prepare(settings: RunSettings, interrupt: Interrupt) -> list[str]:
             "prepare",
             "gradwire.deploy.prepare",
             [
-                *(settings.compressor, settings.downlink, settings.task, settings.optimizer),
+                *(settings.compressor, settings.downlink),
+                *("" if settings.script else settings.task, settings.optimizer),
                 registry.parse(settings.mode).work,
             ],
         )
@@ -160,23 +196,26 @@ def _prepare(settings: RunSettings, interrupt: Interrupt) -> list[str]:
 
 
 def _train(
-    settings: RunSettings, directory: Path, console: Console, interrupt: Interrupt
-) -> tuple[RunResult, LiveJob | None, Interrupted | None]:
+    plan: RunPlan, console: Console, interrupt: Interrupt
+) -> tuple[RunResult, LiveJob | None, Interrupted | RunError | None]:
     """Train once and show the progress. Return the result, the job as its server has measured it, and the
-    signal that stopped the run early; None for too few measurements, and for no signal."""
-    from .engine import RunPlan, train
+    signal or failure that ended the run early; None for too few measurements, and for none."""
+    from .engine import train
     from .live import live_job_of
     from .progress import progress
     from .report import result_of
+    from .scripts import with_own_compressor
 
-    stopped = None
+    settings, stopped = plan.settings, None
     with progress(console, settings.compressor, settings.workers) as watcher:
         try:
-            status = train(RunPlan(settings=settings, directory=directory), watcher, interrupt)
-        except Interrupted as caught:
+            status = train(plan, watcher, interrupt)
+        except (Interrupted, RunError) as caught:
             if caught.status is None:
                 raise
             status, stopped = caught.status, caught
+    if settings.script:
+        settings = with_own_compressor(settings, plan.directory / "server.log")
     return result_of(settings, status), live_job_of(status, workers=settings.workers), stopped
 
 

@@ -60,8 +60,6 @@ def worker_arguments(settings: RunSettings, port: int, index: int) -> list[str]:
 
 def check_together(settings: RunSettings) -> None:
     """Raise UsageError for options that conflict with each other or with the number of workers."""
-    if settings.script:
-        raise UsageError("--script: gc-run trains a task; start gc-server --script and your scripts")
     checks.check_lossless(settings)
     registry.parse(settings.mode).check_workers(settings.mode, settings.workers)
     task, mode = parse_task(settings.task), parse_spec("mode", settings.mode)
@@ -82,7 +80,7 @@ def check_together(settings: RunSettings) -> None:
 def _server_settings(settings: RunSettings, port: int, output: Path) -> ServerSettings:
     """Return the server's settings for a run: those that gc-run shares with it, and fixed ones."""
     return ServerSettings(
-        **shared(ServerSettings, settings),
+        **{**shared(ServerSettings, settings), "script": bool(settings.script)},
         **_COMMON,
         stay=True,  # gc-run reads the final status before it stops the server
         host=loopback(),
@@ -98,6 +96,8 @@ def _arguments(settings: ServerSettings | WorkerSettings) -> list[str]:
     cls: type[Any] = type(settings)
     for name, each in options_of(cls).items():
         value = getattr(settings, name)
+        if name == "task" and isinstance(settings, ServerSettings) and settings.script:
+            continue  # scripts bring the model
         if each.kind is bool:
             found.append(each.flag if value else each.flag.replace("--", "--no-", 1))
         else:

@@ -8,6 +8,12 @@ A worker that dies is reported, and the job continues with the other workers. Th
     no worker is left
     a worker ends before the first round, which waits for all workers
     a worker ends with a code in `FATAL`: every other worker would end alike
+
+With --script the workers are processes of the user's command, and the run also fails if
+
+    a script fails: another exit code than 0, or a signal
+    a script ends before the first round, or does not join in --progress-seconds
+    a script names another compressor than the run
 """
 
 from __future__ import annotations
@@ -15,13 +21,14 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..common.exits import Exit
 from ..proto.messages import Phase, StatusResponse
 from ..settings import RunSettings
+from . import scripts
 from .daemons import at, server_arguments, worker_arguments
 from .interrupt import Interrupt, Interrupted
 from .processes import Child, Children, RunError, wait
@@ -43,6 +50,8 @@ START_SILENCE_SECONDS = 10.0  # while the server starts
 PARAMETERS = "parameters.safetensors"
 LISTENING = r"listening on \S+:(\d+)\b"  # in the log of a server
 
+SCRIPT_FAILED = "the script failed"  # a worker's reason to leave: `worker/script/part`
+
 # Exit codes of a worker that all workers would end with, for the same reason.
 FATAL = (Exit.USAGE, Exit.REFUSED, Exit.TASK)
 
@@ -60,10 +69,17 @@ class Watcher:
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """One run: options, a folder for logs and final parameters, and the modules to run as server and
-    workers."""
+    workers.
+
+    Attributes:
+        environ: variables of gc-run, which scripts get, too.
+        compressor_fixed: True if no script may use another compressor than the one of `settings`.
+    """
 
     settings: RunSettings
     directory: Path
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])
+    compressor_fixed: bool = False
     server: str = "gradwire.server.cli"
     worker: str = "gradwire.worker.cli"
 
@@ -74,27 +90,41 @@ def train(plan: RunPlan, watcher: Watcher, interrupt: Interrupt) -> StatusRespon
     Every process has ended when this returns.
 
     Raises:
-        RunError: if the run failed before the job was done.
-        Interrupted: if a signal arrived. Its status is set if the server has written its last parameters.
+        RunError: if the run failed, also if that was after the job's end. Its status is set if there is a
+            version.
+        Interrupted: if a signal arrived. Its status is set if training had begun.
     """
     with Children(plan.directory) as children:
         server, port = _start_server(plan, children, watcher, interrupt)
         with asking(at(port), losses=True, measured=True) as ask:
-            workers = [
-                children.start(f"worker-{rank}", plan.worker, worker_arguments(plan.settings, port, rank))
-                for rank in range(plan.settings.workers)
-            ]
+            workers = [_start_worker(plan, children, port, rank) for rank in range(plan.settings.workers)]
+            watch = _Scripts(plan, server, workers) if plan.settings.script else None
             try:
-                final = _supervise(server, workers, ask, watcher, interrupt)
-            except Interrupted as interrupted:
+                final = _supervise(server, workers, watch, ask, watcher, interrupt)
+                if watch is not None:
+                    watch.wait(final, watcher, interrupt)
+            except (Interrupted, RunError) as error:
                 status = ask()
-                if status is not None and _has_begun(status):
-                    interrupted.status = status
+                if status is not None and _has_begun(status) and (status.version or error.code > 128):
+                    error.status = status
                     server.send(signal.SIGTERM)
                     wait([server], seconds=SAVE_SECONDS)
                 raise
         wait(workers, seconds=LEAVE_SECONDS)
         return final
+
+
+def _start_worker(plan: RunPlan, children: Children, port: int, index: int) -> Child:
+    """Start a worker: gc-worker, or the command of --script."""
+    name, settings = f"worker-{index}", plan.settings
+    if not settings.script:
+        return children.start(name, plan.worker, worker_arguments(settings, port, index))
+    return children.start(
+        name,
+        "gradwire.deploy.command",
+        scripts.command_of(settings, plan.environ),
+        environ=scripts.script_environ(settings, port, index, plan.environ),
+    )
 
 
 def _addresses(children: Sequence[Child]) -> str:
@@ -135,9 +165,15 @@ class _Silence:
 
 
 def _supervise(
-    server: Child, workers: list[Child], ask: Ask, watcher: Watcher, interrupt: Interrupt
+    server: Child,
+    workers: list[Child],
+    watch: _Scripts | None,
+    ask: Ask,
+    watcher: Watcher,
+    interrupt: Interrupt,
 ) -> StatusResponse:
-    """Poll the processes and the server's status until the job is done; return the last status.
+    """Poll the processes and the server's status until the job is done; return the last status. `watch`
+    checks scripts.
 
     Raises:
         RunError: if the run has failed, by the rules at the head of this module.
@@ -151,20 +187,23 @@ def _supervise(
         ended = [worker for worker in running if worker.code is not None]
         running = [worker for worker in running if worker not in ended]
         dead += ended
-        if not addresses and (addresses := _addresses([server, *workers])):
+        if not addresses and (addresses := _addresses([server, *([] if watch else workers)])):
             watcher.note(addresses)
         status = ask()
         if status is not None:
             watcher.update(status, len(running))
             measured = status.measured or measured  # absent once the job has no members
-            if status.phase is Phase.FINISHED:
+            if watch is None and status.phase is Phase.FINISHED:
                 _report_lost(status, [*ended, *running], watcher, interrupt)
+            if status.phase is Phase.FINISHED:
                 return dataclasses.replace(status, measured=measured)
         if server.code is not None:
             code = Exit.DIVERGED if server.code == Exit.DIVERGED else Exit.INTERNAL
             raise RunError(code, _failure_of(server))
         silence.asked(answered=status is not None)
         finishing = status is not None and status.phase is Phase.FINISHING
+        if watch is not None:
+            watch.check(status, ended)
         for worker in ended:
             if worker.code in FATAL:
                 raise RunError(Exit(worker.code), _failure_of(worker))
@@ -174,11 +213,99 @@ def _supervise(
         for worker in ended:
             # Exit code 0: the server has told the worker that the job is done, even if it does not answer us.
             if worker.code != Exit.DONE or not (finishing or status is None):
-                watcher.note(_failure_of(worker))
+                watcher.note(_failure_of(worker) if watch is None else f"{worker.name}'s script has ended")
         if running or finishing:  # a finishing server is still writing the parameters
             staffed_at = time.monotonic()
         elif time.monotonic() - staffed_at > (UNANSWERED_SECONDS if status is None else LAST_WORD_SECONDS):
-            raise RunError(Exit.INTERNAL, "no worker is left, and the job is not done")
+            why = "no worker is left, and the job is not done"
+            raise RunError(Exit.INTERNAL, f"{why}; {scripts.CALLS}" if watch is not None else why)
+
+
+class _Scripts:
+    """The checks of scripts: the rules of --script at the head of this module."""
+
+    def __init__(self, plan: RunPlan, server: Child, workers: Sequence[Child]) -> None:
+        self._plan = plan
+        self._server = server
+        self._workers = workers
+        self._began = time.monotonic()
+        self._ranks: dict[str, int] = {}
+        self._status: StatusResponse | None = None
+
+    def check(self, status: StatusResponse | None, ended: Sequence[Child]) -> None:
+        """Check the scripts that have ended, and those that have not joined.
+
+        Raises:
+            RunError: the run has failed.
+        """
+        settings = self._plan.settings
+        if status is not None:
+            self._status = status
+            raised = {each.worker for each in status.lost if each.reason.startswith(SCRIPT_FAILED)}
+            failing = [child for child in self._workers if child.name in raised]
+            wait(
+                failing, seconds=LEAVE_SECONDS
+            )  # the interpreter of a script that has raised is about to end
+            ended = [*ended, *(child for child in failing if child.code is not None)]
+        if len(self._ranks) < len(self._workers):
+            joined = scripts.joined(self._server.log)
+            self._ranks = {worker: rank for worker, (rank, _) in joined.items()}
+            other = scripts.other_compressor(settings, joined)
+            if other is not None and self._plan.compressor_fixed:
+                raise RunError(Exit.USAGE, scripts.CONTRADICTION.format(settings.compressor, *other))
+        for child in ended:
+            if child.code != Exit.DONE:
+                raise self._failure(child)
+            if self._status is not None and not _has_begun(self._status):
+                raise RunError(
+                    Exit.TASK,
+                    f"{child.name}{self._place(child)} has ended before the job began; {scripts.CALLS}. Its "
+                    f"log is {child.log}",
+                )
+        limit_s = settings.progress_seconds
+        absent = [child for child in self._workers if child.name not in self._ranks]
+        if absent and limit_s and time.monotonic() - self._began > limit_s:
+            raise RunError(
+                Exit.TASK,
+                f"{absent[0].name} has not joined the job for {limit_s:g} s (--progress-seconds); "
+                f"{scripts.CALLS}. Its log is {absent[0].log}",
+            )
+
+    def wait(self, final: StatusResponse, watcher: Watcher, interrupt: Interrupt) -> None:
+        """Wait until the scripts have ended after the job, for at most --progress-seconds.
+
+        Raises:
+            RunError: one of them fails.
+        """
+        self._status = final
+        began, limit_s, told = time.monotonic(), self._plan.settings.progress_seconds, False
+        while running := [child.name for child in self._workers if child.code is None]:
+            waited_s, names = time.monotonic() - began, ", ".join(running)
+            if not told and waited_s > LEAVE_SECONDS:
+                told = True
+                watcher.note(f"the job is done; waiting for the end of the scripts of {names}")
+            if limit_s and waited_s > limit_s:
+                watcher.note(f"{names}: the script has not ended {limit_s:g} s after the job, and is stopped")
+                return
+            interrupt.pause(POLL_SECONDS)
+        for child in self._workers:
+            if child.code != Exit.DONE:
+                raise self._failure(child)
+
+    def _failure(self, child: Child) -> RunError:
+        return RunError(Exit.TASK, scripts.failure_of(child, self._place(child)))
+
+    def _place(self, child: Child) -> str:
+        """Return the rank of a worker, with the epoch and version of its end, as far as known."""
+        status, found = self._status, list[str]()
+        lost = [each for each in status.lost if each.worker == child.name] if status is not None else []
+        if lost:
+            found = [f"rank {lost[-1].rank}", f"version {lost[-1].version}"]
+        elif child.name in self._ranks and status is not None:
+            found = [f"rank {self._ranks[child.name]}", f"version {status.version}"]
+        if found and status is not None and status.phase is Phase.RUNNING:
+            found.insert(1, f"epoch {status.epoch + 1}")
+        return f" ({', '.join(found)})" if found else ""
 
 
 def _report_lost(

@@ -28,12 +28,14 @@ class Interrupted(BaseException):
 
     Attributes:
         number: the signal.
+        code: exit code of a command that it ends.
         status: last status of the job; None if training had not begun.
     """
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
         self.number = number
+        self.code = 128 + number
         self.status: StatusResponse | None = None
 
 

@@ -35,7 +35,7 @@ def run_directory(settings: RunSettings) -> Generator[Path]:
                 f"--out {path}: {error.strerror}; expected a writable directory, which may be a new one"
             ) from None
     else:
-        path = _make_new(f"{settings.task} {settings.compressor}")
+        path = _make_new(f"{settings.script[:40] or settings.task} {settings.compressor}")
         made = [path, RUNS]
     try:
         yield path

@@ -41,7 +41,7 @@ def write_plot(path: Path, runs: Sequence[RunResult]) -> None:
         over_bytes.plot(megabytes, values, color=color, label=literal(heading(run)))
         versions, training = zip(*run.losses, strict=True) if run.losses else ((), ())
         losses.plot(versions, training, color=color, label=literal(heading(run)))
-    over_epochs.set(xlabel="epoch", ylabel=literal(f"validation {name}"))
+    over_epochs.set(xlabel="epoch", ylabel=literal(f"{runs[0].metrics_kind} {name}"))
     over_bytes.set(xlabel="MB on the wire, both directions", ylim=over_epochs.get_ylim())
     losses.set(xlabel="step", ylabel="training loss")
     for axes in (over_epochs, over_bytes, losses):

@@ -22,7 +22,8 @@ def main(argv: Sequence[str]) -> int:
     """Check the specs and compile the kernels. Print progress and warnings with the prefixes of `processes`.
 
     Args:
-        argv: specs of compressor, downlink, task and optimizer, and the mode's kind of work.
+        argv: specs of compressor, downlink, task and optimizer, and the mode's kind of work. The task is
+            empty for a script, which brings its own optimizer.
 
     Returns:
         Exit code 0; 2 for a bad spec or 6 for a task that raised, with the reason in the last line on
@@ -35,7 +36,8 @@ def main(argv: Sequence[str]) -> int:
             parse_downlink(downlink)
         except SpecError as error:
             raise SpecError(f"--downlink {downlink}: {error}") from None
-        load(task)
+        if task:
+            load(task)
     except (SpecError, TaskError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return Exit.USAGE if isinstance(error, SpecError | TaskSpecError) else Exit.TASK
@@ -43,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
     warm_up()
     local = work.partition(":")[0] == "local"
     steps = parse_optimizer(optimizer)
+    if not task:
+        return Exit.DONE
     for line in advice(chosen if auto else suited(chosen, steps, local=local), steps, local=local):
         print(f"{WARNING}{line}")
     return Exit.DONE

@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from ..common.exits import Exit
+
+if TYPE_CHECKING:
+    from ..proto.messages import StatusResponse
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 SHOWN_LOG_LINES = 8
@@ -27,11 +30,13 @@ class RunError(Exception):
 
     Attributes:
         code: exit code of gc-run for this reason.
+        status: last status of the job; None if no version was made.
     """
 
     def __init__(self, code: Exit, message: str) -> None:
         super().__init__(message)
         self.code = code
+        self.status: StatusResponse | None = None
 
 
 class Child:
@@ -45,11 +50,18 @@ class Child:
     """
 
     def __init__(
-        self, name: str, module: str, arguments: Sequence[str], log: Path, prefix: Sequence[str] = ()
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        log: Path,
+        prefix: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         """Start the process, which runs `main` of a module with these arguments.
 
         `prefix` is a command to run it under, such as `nice`, which has to exec the rest of its command line.
+        `environ` are its variables, by default those of this process.
         """
         self.name = name
         self.log = log
@@ -61,6 +73,7 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env=environ,
             )
 
     @property
@@ -116,10 +129,17 @@ class Children:
         self._directory = directory
         self._all: list[Child] = []
 
-    def start(self, name: str, module: str, arguments: Sequence[str], prefix: Sequence[str] = ()) -> Child:
+    def start(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        prefix: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+    ) -> Child:
         """Start a process as `Child` does, with its log in `name`.log, and return it."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        child = Child(name, module, arguments, self._directory / f"{name}.log", prefix)
+        child = Child(name, module, arguments, self._directory / f"{name}.log", prefix, environ)
         self._all.append(child)
         return child
 

@@ -25,7 +25,7 @@ def headline(status: StatusResponse) -> str:
     evaluation = max(status.evaluations, key=lambda one: one.epoch, default=None)
     parts = [training_loss(status)] if status.version else []
     if evaluation is not None:
-        parts.append(metrics(evaluation))
+        parts.append(metrics(evaluation, job_terms(status.job)))
     return "  ".join(parts) or "starting"
 
 
@@ -70,8 +70,9 @@ class LineProgress(Watcher):
         for evaluation in sorted(status.evaluations, key=lambda one: one.epoch):
             if evaluation.epoch > self._epoch:
                 self._epoch = evaluation.epoch
-                where = when(evaluation, job_terms(status.job))
-                parts = (where, training_loss(status), metrics(evaluation), speed(status), traffic(status))
+                job = job_terms(status.job)
+                where, logged = when(evaluation, job), metrics(evaluation, job)
+                parts = (where, training_loss(status), logged, speed(status), traffic(status))
                 self.note("  ".join(filter(None, parts)))
         now, state = self._clock(), (int(status.phase), status.version)
         if state != self._state:

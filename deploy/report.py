@@ -85,6 +85,11 @@ class RunResult:
         """Metrics of the last evaluation by name; empty if there is none."""
         return self.evaluations[-1].metrics if self.evaluations else {}
 
+    @property
+    def metrics_kind(self) -> str:
+        """Adjective of the metrics of evaluations, as `kind_of_metrics` returns it."""
+        return kind_of_metrics(self.options["script"])
+
     def metric(self, name: str) -> float | None:
         """Return the metric of the last evaluation with this name; None if there is none."""
         return self.metrics.get(name)
@@ -104,12 +109,14 @@ def result_of(settings: RunSettings, status: StatusResponse) -> RunResult:
         if hasattr(source, field.name)
     }
     values |= {
+        "task": settings.script or settings.task,
         "compressor": settings.compressor,
         "steps": status.version,
         "epochs": status.epoch,
         "seconds": status.training_seconds,
-        "validation_accuracy": final.get("accuracy"),
-        "validation_loss": final.get("loss"),
+        # A script may log its training loss under any name.
+        "validation_accuracy": None if settings.script else final.get("accuracy"),
+        "validation_loss": None if settings.script else final.get("loss"),
         "lost_workers": tuple(lost.worker for lost in status.lost),
         "finished": status.phase is Phase.FINISHED,
         "evaluations": tuple(
@@ -127,6 +134,11 @@ def result_of(settings: RunSettings, status: StatusResponse) -> RunResult:
         "options": dataclasses.asdict(settings) | {"overlap": job.overlap},
     }
     return RunResult(**values)
+
+
+def kind_of_metrics(script: object) -> str:
+    """Return the adjective of the metrics of evaluations: those of a script may be of the training, too."""
+    return "logged" if script else "validation"
 
 
 def to_json(result: RunResult, baseline: RunResult | None) -> str:
@@ -176,10 +188,11 @@ def table_of(result: RunResult, baseline: RunResult | None) -> Table:
         cells = [name, *map(show, figures), *([difference(*figures)] if baseline is not None else [])]
         add_row(found, *cells)
 
-    measured = {name for run in runs for name in run.metrics} or {"accuracy", "loss"}
+    measured = {name for run in runs for name in run.metrics}
+    measured = measured or (set() if result.options["script"] else {"accuracy", "loss"})
     for name in ("accuracy", "loss", *sorted(measured - {"accuracy", "loss"})):
         if name in measured:
-            row(f"validation {name}", partial(RunResult.metric, name=name), _number, _difference)
+            row(f"{result.metrics_kind} {name}", partial(RunResult.metric, name=name), _number, _difference)
     row(
         "training time",
         lambda run: run.seconds,

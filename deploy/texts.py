@@ -7,7 +7,7 @@ import math
 from ..proto.job import job_terms
 from ..proto.messages import EpochStatus, StatusResponse
 from ..settings import JobTerms, parse_evaluate_every
-from .report import ratio, size
+from .report import kind_of_metrics, ratio, size
 
 
 def fraction(status: StatusResponse) -> float | None:
@@ -68,11 +68,12 @@ def training_loss(status: StatusResponse) -> str:
     return f"training loss {status.train_loss:.4f}" if known else "training loss unknown"
 
 
-def metrics(evaluation: EpochStatus) -> str:
+def metrics(evaluation: EpochStatus, job: JobTerms) -> str:
     """Return text with the metrics of an evaluation: loss and accuracy first, the other metrics by name."""
+    kind = kind_of_metrics(job.script)
     first = [name for name in ("loss", "accuracy") if name in evaluation.metrics]
     names = [*first, *sorted(evaluation.metrics.keys() - {*first})]
-    return "  ".join(f"validation {name} {evaluation.metrics[name]:.4f}" for name in names)
+    return "  ".join(f"{kind} {name} {evaluation.metrics[name]:.4f}" for name in names)
 
 
 def speed(status: StatusResponse) -> str:

@@ -205,7 +205,7 @@ def facts(status: StatusResponse) -> Generator[tuple[str, str]]:
         yield "training", training_loss(status) + rate
     if status.evaluations:
         last = max(status.evaluations, key=lambda each: each.epoch)
-        yield "validation", f"{metrics(last) or 'nothing'}  ({when(last, job)})"
+        yield "validation", f"{metrics(last, job) or 'nothing'}  ({when(last, job)})"
     yield "pushes", f"{status.pushes:,} accepted, {status.refused_pushes:,} refused"
 
 

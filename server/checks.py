@@ -11,7 +11,7 @@ from ..common.configuration import Effective, UsageError
 from ..common.spec import SpecError
 from ..optim.steps import Muon
 from ..planning import parse_fusion, parse_order, parse_replan
-from ..settings import JobSettings, ServerSettings
+from ..settings import JobOptions, ServerSettings
 from ..storage.backends import is_url, shown
 from .job import limits
 from .job.aggregation import parse_aggregation
@@ -20,7 +20,7 @@ from .job.limits import parse_early_stop
 from .job.modes import registry
 from .job.schedule import parse_schedule
 
-T = TypeVar("T", bound=JobSettings)
+T = TypeVar("T", bound=JobOptions)
 
 
 def _parse_output(text: str) -> None:
@@ -54,6 +54,11 @@ def check(settings: ServerSettings) -> None:
             "and the server has them in parts; use --mode local, whose workers take the steps, such as "
             "local:steps=8,correction=0"
         )
+    if settings.script and settings.schedule != "constant":
+        raise UsageError(
+            f"--schedule {settings.schedule}: not with --script, whose scripts have schedulers of their own "
+            "(job.follow); leave --schedule out"
+        )
     try:
         limits.check(settings)
     except SpecError as error:
@@ -84,14 +89,14 @@ def adapted(effective: Effective[T]) -> Effective[T]:
     The compressor is `none` if the mode needs it and the user has chosen no other. A preset's mode is one for
     scripts with --script."""
     effective = presets.adapted(effective)
-    options: JobSettings = effective.settings
+    options: JobOptions = effective.settings
     mode = registry.parse(options.mode)
     if (mode.lossless or not mode.pushes_parts) and not effective.chosen("compressor"):
         return effective.changed("because of --mode", compressor="none")
     return effective
 
 
-def check_lossless(settings: JobSettings) -> None:
+def check_lossless(settings: JobOptions) -> None:
     """Raise UsageError if the mode cannot use the compressor of --compressor."""
     from ..compressors import compressor_of  # imported late, because --help works without numpy
 

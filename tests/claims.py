@@ -132,6 +132,7 @@ def problems(page: str) -> list[str]:
     for name in re.findall(r"\bgradwire_(?:server|worker)_[a-z_]+|\bgradwire_[a-z_]+_total", page):
         if name not in metrics() and not any(name == f"{each}_bucket" for each in metrics()):
             found.append(f"no metric {name}")
+    page = re.sub(r"--script (['\"]).*?\1", "--script COMMAND", page)  # the options of a user's script
     for snippet in _snippets(page):
         found += _of_snippet(snippet)
     for line in _lines(page):

@@ -43,6 +43,7 @@ from gradwire.worker import cli as worker
 SPECS = {
     "preset": "diloco",
     "task": "spirals:task:points=64",
+    "script": "python train.py",
     "optimizer": "adamw:weight_decay=0.1",
     "evaluate_every": "500steps",
 }
@@ -95,6 +96,7 @@ def test_a_job_that_makes_no_sense_is_refused(settings: dict[str, str], words: s
 
 def test_gc_run_hands_on_every_option_that_a_daemon_shares_with_it() -> None:
     theirs = others(RunSettings)
+    del theirs["script"]  # is a switch of the server
     settings = RunSettings(**theirs)
     port = theirs.pop("http_port")  # is the server's; workers take free ones
     own = [name for name in theirs if name not in {*options_of(ServerSettings), *options_of(WorkerSettings)}]
@@ -118,7 +120,7 @@ def test_an_option_means_the_same_in_every_command() -> None:
         for other in COMMANDS:
             mine, theirs = options_of(cls), options_of(other)
             apart |= {name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]}
-    assert apart == {"task", "http_port", "compressor", "preset"}
+    assert apart == {"task", "script", "http_port", "compressor", "preset"}
 
 
 @pytest.mark.parametrize("cls", COMMANDS)

@@ -19,7 +19,7 @@ from gradwire.optim.steps import OPTIMIZERS
 from gradwire.server import checks
 from gradwire.server import cli as server
 from gradwire.server.job.modes.registry import MODES
-from gradwire.settings import COMMANDS, JobSettings, RunSettings, ServerSettings
+from gradwire.settings import COMMANDS, JobOptions, JobSettings, RunSettings, ServerSettings
 
 
 def told(*argv: str, cls: type[Any] = ServerSettings, **environ: str) -> Effective[Any]:
@@ -123,8 +123,8 @@ def test_a_compressor_that_no_script_can_use_is_refused_before_workers_join() ->
 def test_gc_run_hands_a_preset_on_with_every_value() -> None:
     settings = told("--preset", "low-communication", "--learning-rate", "0.5", cls=RunSettings).settings
     server_told = told(*server_arguments(settings, 7, Path("p")))
-    assert {name: getattr(server_told.settings, name) for name in options_of(JobSettings)} == {
-        name: getattr(settings, name) for name in options_of(JobSettings)
+    assert {name: getattr(server_told.settings, name) for name in options_of(JobOptions)} == {
+        name: getattr(settings, name) for name in options_of(JobOptions)
     }
     presets.check(server_told)
 

@@ -1,4 +1,4 @@
-"""Stands in for gc-server: answers Status as its task says, and trains nothing.
+"""Stands in for gc-server: answers Status as its task says, for scripts its downlink, and trains nothing.
 
 finish: done at the eighth question. forever: never done. dies: exits with 9 at the fifth. usage: does not
 start. gathering: waits for workers. finishing: writes parameters until the eighth. silent: done
@@ -18,13 +18,14 @@ import grpc.aio
 from gradwire.common.configuration import from_text
 from gradwire.proto.channel import SERVER_OPTIONS
 from gradwire.proto.job import job_message
-from gradwire.proto.messages import EpochStatus, Phase, StatusResponse, Traffic
+from gradwire.proto.messages import EpochStatus, MemberStatus, Phase, StatusResponse, Traffic
 from gradwire.proto.service import generic_handler
 from gradwire.settings import JobTerms
 
 
 def main(argv: Sequence[str]) -> int:
     arguments = dict(argument.removeprefix("--").split("=", 1) for argument in argv if "=" in argument)
+    arguments.setdefault("task", arguments["downlink"])  # a server of scripts is told of no task
     if arguments["task"] == "usage":
         print("gc-server: --mode: expected one of sync, got 'magic'", file=sys.stderr)
         return 2
@@ -73,6 +74,18 @@ def phase(task: str, questions: int) -> Phase:
     return Phase.RUNNING if questions < 8 or task == "forever" else Phase.FINISHED
 
 
+def member(rank: int) -> MemberStatus:
+    return MemberStatus(
+        worker=f"worker-{rank}",
+        rank=rank,
+        attached=True,
+        heard_seconds=0.1,
+        activity="computing",
+        compressor="4bit",
+        pushes=11,
+    )
+
+
 def ignore(size: int) -> None:
     pass
 
@@ -89,7 +102,7 @@ def reply(arguments: dict[str, str], phase: Phase) -> StatusResponse:
         version=11 if begun else 0,
         epoch=1 if begun else 0,
         epoch_progress=0.0,
-        members=(),
+        members=(member(0), member(1)) if begun else (),
         lost=(),
         evaluations=(EpochStatus(epoch=1, version=11, metrics={"loss": 0.5, "accuracy": 0.75}),),
         traffic=Traffic(wire_bytes_up=10, wire_bytes_down=40, raw_bytes_up=80, raw_bytes_down=40),
