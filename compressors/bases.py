@@ -22,6 +22,7 @@ import numpy as np
 
 from .base import Compressor, Shared, TensorSpec
 from .feedback import without_feedback
+from .layers import LayerRule
 from .payload import Float32, ProjectedPayload
 from .reduction import sum_coordinates
 from .registry import CompressorSpec
@@ -34,11 +35,13 @@ class Bases:
     Attributes:
         specs: tensors of the model.
         compressors: compressor of each tensor that has bases, by index of the tensor.
+        counts: number of coordinates of these tensors.
         values: bases of these tensors, float32 of one dimension, never written to.
     """
 
     specs: Sequence[TensorSpec]
     compressors: Mapping[int, Shared]
+    counts: Mapping[int, int]
     values: Mapping[int, Float32]
 
     @staticmethod
@@ -66,7 +69,17 @@ class Bases:
         for index, compressor in compressors.items():
             own = np.random.SeedSequence((seed, numbers[index])).generate_state(1, np.uint64)
             values[index] = compressor.start(specs[index], int(own[0]))
-        return Bases(specs, compressors, values)
+        counts = {index: chosen[index].coordinates(specs[index].shape) for index in compressors}
+        return Bases(specs, compressors, counts, values)
+
+    @staticmethod
+    def of_job(specs: Sequence[TensorSpec], compressor: CompressorSpec, seed: int) -> Bases:
+        """Return the bases at version 0 of all tensors that may travel as coordinates in a job, whichever of
+        them a worker sends otherwise. compressor: the job's."""
+        rule = LayerRule()
+        chosen = [rule.choose(spec, compressor) for spec in specs]
+        made = {each: each.build() for each in set(chosen)}
+        return Bases.start(specs, chosen, [made[each] for each in chosen], seed, range(len(specs)))
 
     def expand(self, index: int, coordinates: Float32, out: Float32) -> None:
         """Write the tensor `index` with these coordinates to `out`: float32, shape (elements,)."""

@@ -75,6 +75,7 @@ class Content(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENT_UNSPECIFIED: _ClassVar[Content]
     CONTENT_VALUES: _ClassVar[Content]
     CONTENT_DELTA: _ClassVar[Content]
+    CONTENT_GRADIENT: _ClassVar[Content]
 
 class Decision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -143,6 +144,7 @@ INDEX_ENCODING_UNIFORM: IndexEncoding
 CONTENT_UNSPECIFIED: Content
 CONTENT_VALUES: Content
 CONTENT_DELTA: Content
+CONTENT_GRADIENT: Content
 DECISION_UNSPECIFIED: Decision
 DECISION_ACCEPTED: Decision
 DECISION_REFUSED: Decision
@@ -864,18 +866,38 @@ class PlanAnnouncement(_message.Message):
     def __init__(self, number: _Optional[int] = ..., tensors: _Optional[_Iterable[int]] = ..., cuts: _Optional[_Iterable[int]] = ..., merged: bool = ..., turns: _Optional[_Iterable[int]] = ..., credit: _Optional[int] = ..., norms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Update(_message.Message):
-    __slots__ = ("version", "part", "plan", "whole", "payloads")
+    __slots__ = ("version", "part", "plan", "whole", "payloads", "beside", "learning_rates", "clip")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATES_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
     version: int
     part: int
     plan: int
     whole: bool
     payloads: _containers.RepeatedCompositeFieldContainer[PayloadHeader]
-    def __init__(self, version: _Optional[int] = ..., part: _Optional[int] = ..., plan: _Optional[int] = ..., whole: bool = ..., payloads: _Optional[_Iterable[_Union[PayloadHeader, _Mapping]]] = ...) -> None: ...
+    beside: _containers.RepeatedCompositeFieldContainer[Beside]
+    learning_rates: _containers.RepeatedScalarFieldContainer[float]
+    clip: float
+    def __init__(self, version: _Optional[int] = ..., part: _Optional[int] = ..., plan: _Optional[int] = ..., whole: bool = ..., payloads: _Optional[_Iterable[_Union[PayloadHeader, _Mapping]]] = ..., beside: _Optional[_Iterable[_Union[Beside, _Mapping]]] = ..., learning_rates: _Optional[_Iterable[float]] = ..., clip: _Optional[float] = ...) -> None: ...
+
+class Beside(_message.Message):
+    __slots__ = ("tensor", "name", "start", "end", "payload")
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    tensor: int
+    name: str
+    start: int
+    end: int
+    payload: PayloadHeader
+    def __init__(self, tensor: _Optional[int] = ..., name: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., payload: _Optional[_Union[PayloadHeader, _Mapping]] = ...) -> None: ...
 
 class Range(_message.Message):
     __slots__ = ("start", "count")

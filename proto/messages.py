@@ -98,6 +98,7 @@ class Content(LabelledEnum):
     UNSPECIFIED = 0
     VALUES = 1
     DELTA = 2
+    GRADIENT = 3
 
 
 class Decision(LabelledEnum):
@@ -644,6 +645,20 @@ class Update:
     plan: int
     whole: bool = False
     payloads: tuple[PayloadHeader, ...]
+    beside: tuple[Beside, ...] = ()
+    learning_rates: tuple[float, ...] = ()
+    clip: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """State of the job of one tensor, beside the tensor's values: of its bases, or of the optimizer."""
+
+    tensor: int
+    name: str = ""
+    start: int = 0
+    end: int = 0
+    payload: PayloadHeader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,6 +63,7 @@ def check(settings: ServerSettings) -> None:
         limits.check(settings)
     except SpecError as error:
         raise UsageError(str(error)) from None
+    _check_bases(settings)
     if settings.clip_norm and mode.workers_step:
         why = "workers step the parameters there, and the server has no gradient"
         raise UsageError(
@@ -98,22 +99,38 @@ def adapted(effective: Effective[T]) -> Effective[T]:
 
 def check_lossless(settings: JobOptions) -> None:
     """Raise UsageError if the mode cannot use the compressor of --compressor."""
-    from ..compressors import compressor_of  # imported late, because --help works without numpy
-
     mode, compressor = registry.parse(settings.mode), settings.compressor
-    why, remedy = "", "none"
-    try:
-        shared = compressor_of(compressor)[0].shared
-    except SpecError:
-        shared = False  # a worker may know it, or says why not
-    if shared:
-        why, remedy = "does not keep the bases that it needs at the server and at every worker", "4bit"
+    why = ""
     if not mode.pushes_parts and compressor != "none":
         why = "exchanges gradients in fixed point"
     elif mode.lossless and compressor != "none":
+        from ..compressors import compressor_of  # imported late, because --help works without numpy
+
         why = "" if compressor_of(compressor)[0].lossless else "amplifies the errors of a lossy compressor"
     if why:
-        raise UsageError(f"--compressor {compressor}: --mode {settings.mode} {why}; use {remedy}")
+        raise UsageError(f"--compressor {compressor}: --mode {settings.mode} {why}; use none")
+
+
+def _check_bases(settings: ServerSettings) -> None:
+    """Raise UsageError if the compressor has bases and the job cannot have them."""
+    from ..compressors import compressor_of  # late, as in `check_lossless`
+
+    try:
+        compressor, _ = compressor_of(settings.compressor)
+    except SpecError:  # a later check says so
+        return
+    if not compressor.shared:
+        return
+    why = ""
+    if not registry.parse(settings.mode).keeps_bases:
+        why = f"--mode {settings.mode}: pushes there may be of older versions or in slices; use --mode sync"
+    elif settings.aggregation != "mean":
+        why = f"--aggregation {settings.aggregation}: it compares elements; use --aggregation mean"
+    if why:
+        raise UsageError(
+            f"--compressor {settings.compressor}: its coordinates in the newest version's bases can only be "
+            f"added up, so not with {why}, or another compressor, such as 4bit"
+        )
 
 
 def check_compressors(settings: ServerSettings) -> None:

@@ -23,7 +23,7 @@ from ..common.exits import Exit
 from ..common.parts import Plan
 from ..common.telemetry import HttpEndpoint, add_log_fields
 from ..common.version import __version__
-from ..compressors import set_threads
+from ..compressors import compressor_of, set_threads
 from ..optim.optimizer import Optimizer, OptimizerGroup
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..proto.certificates import CertificateError, Certificates, Identity
@@ -74,6 +74,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
     """Return a shard that builds its store by these options."""
     optimizer, rate = mode.optimizer(options)
     job = OptimizerGroup(options=optimizer, learning_rate=rate)
+    compressor, _ = compressor_of(options.compressor)
 
     rules = StepRules(
         aggregation=parse_aggregation(options.aggregation),
@@ -95,6 +96,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
             options.seed,
             rules,
             plan,
+            compressor,
         )
 
     return LocalShard(build)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 MANIFEST = "manifest.json"
 TREE, TENSORS = "state.json", "tensors.safetensors"
-FORMAT = 8  # 7 had no coordinates in bases among the kinds of payloads
+FORMAT = 9  # 8 had no bases in the state of the shard
 
 
 class FormatError(Exception):

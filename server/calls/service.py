@@ -150,7 +150,8 @@ class Service:
         known = known_compressor(compressor)
         if self._lossless and (known is None or not known.lossless):
             raise Refused(refusals.lossy_compressor(request.worker, compressor))
-        if known is not None and known.shared and known != self._chosen:
+        has_bases = self._chosen.shared or (known is not None and known.shared)
+        if has_bases and known != self._chosen and compressor != self._usual:
             raise Refused(refusals.other_bases(request.worker, compressor, self._usual))
         event = e.Joined(
             worker=request.worker,
@@ -247,15 +248,15 @@ class Service:
             await self._first_checkpoint(self._conductor, manifest, image, plan, state)
 
         written = None if self._first_checkpoint is None else keep
-        recall = recall_of(moments) if moments else None
+        recall, bases = (recall_of(moments) if moments else None), None
         if self._resumed is not None:
-            recall = self._resumed.recall
+            recall, bases = self._resumed.recall, self._resumed.bases
             if moments:
                 log.warning(
                     "--resume: the optimizer's state that worker %r has loaded is ignored", header.worker
                 )
         try:
-            initialized = await shard.open(manifest, upload.values, plan, accept, written, recall)
+            initialized = await shard.open(manifest, upload.values, plan, accept, written, recall, bases)
         except asyncio.CancelledError:  # the connection broke before the answer, and the worker will ask
             self._upload = self._upload or upload
             raise
@@ -272,7 +273,9 @@ class Service:
             text = "the job begins with epoch %d, after %d steps, as the script of worker %r requests"
             log.info(text, header.epoch + 1, header.steps, header.worker)
         self._conductor.perform(initialized.actions)
-        replaced, self._resumed = self._resumed is not None, None
+        # A replica that steps itself needs the optimizer's state, which comes with a snapshot.
+        replaced = self._resumed is not None or bool(moments and shard.reported.coordinates)
+        self._resumed = None
         return m.InitializeResponse(version=0, replaced=replaced)
 
     async def _receive(

@@ -27,7 +27,7 @@ from ...proto.transfer import Bytes
 from ...proto.wire import crc32c
 from ...storage.values import DamagedError, pack, unpack
 
-MAGIC = b"GWJ8"  # the last character is the format; 7 had no coordinates in bases among the kinds of payloads
+MAGIC = b"GWJ9"  # the last character is the format; 8 had no bases in the state of the shard
 # A journal is not read while its server lives. After this number of bytes the system is told to write them
 # and to free their pages. Otherwise they would fill all free memory.
 CACHED_BYTES = 16 << 20

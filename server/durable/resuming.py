@@ -31,6 +31,7 @@ from ...proto.transfer import Bytes
 from ...storage.backends import backend_at, local_copy, shown
 from ...storage.checkpoint import FormatError
 from ...storage.values import DamagedError
+from ..shard.store import EarlierBases
 from .folder import CHECKPOINT
 
 log = logging.getLogger("gradwire.server")
@@ -60,12 +61,14 @@ class Resumed:
         tensors: parameters and buffers, by name.
         version: version of the checkpoint; None for a state_dict.
         moments: optimizer state, by name of the tensor; None for a state_dict.
+        bases: bases of the job's compressor; None for a state_dict, and for a compressor without.
     """
 
     name: str
     tensors: Tensors
     version: int | None = None
     moments: Mapping[str, Moments] | None = None
+    bases: EarlierBases | None = None
 
     def recall(self, manifest: Manifest, groups: Sequence[OptimizerGroup]) -> Sequence[Remembered] | None:
         """Return the optimizer state to continue from, and log which state that is.
@@ -179,7 +182,10 @@ def _of_checkpoint(name: str, tree: Mapping[str, Any]) -> Resumed:
         among = stretches[bisect_right(ends, start) : bisect_left(ends, end) + 1]
         pieces = [each.within(start, end, 0) for each in among]
         moments[tensor.name] = Moments(specs[tensor.group], [each for each in pieces if each is not None])
-    return Resumed(name, found, tree["shard"]["version"], moments)
+    shared: Mapping[int, Any] = tree["shard"]["shared"] or {}
+    by_name = {manifest.specs[index].name: values for index, values in shared.items()}
+    bases = EarlierBases(tree["shard"]["compressor"], by_name) if by_name else None
+    return Resumed(name, found, tree["shard"]["version"], moments, bases)
 
 
 def put_in(tensors: Tensors, manifest: Manifest, flat: Bytes, state: dict[str, Bytes], worker: str) -> None:

@@ -382,12 +382,12 @@ def lossy_compressor(worker: str, compressor: str) -> Refusal:
 
 
 def other_bases(worker: str, compressor: str, jobs: str) -> Refusal:
-    """Return the refusal of a worker whose compressor needs bases that the job does not have."""
+    """Return the refusal of a worker with another compressor than the job's, where one of them has bases."""
     return refusal(
         Reason.PAYLOAD,
         worker=worker,
         field="compressor",
-        limit=f"{jobs}, the job's, or one without bases that all share",
+        limit=f"{jobs}, the job's, because one of them has bases that all workers share",
         value=compressor,
         remedy="start the worker without --compressor, or the server with this one",
     )

@@ -190,7 +190,14 @@ class _Replay:
         if part.plan != known.plan.number:
             return
         bounds = known.plan.parts[part.part]
-        payloads = received_payloads(part.payloads, record.data, bounds, known.manifest, worker=member[0])
+        payloads = received_payloads(
+            part.payloads,
+            record.data,
+            bounds,
+            known.manifest,
+            worker=member[0],
+            coordinates=known.coordinates,
+        )
         conductor.ledger.restore_part(member, part, fields["checksum"], payloads)
 
 

@@ -40,6 +40,11 @@ def clip(gradient: torch.Tensor, starts: Sequence[int], limit: float, weight: fl
         for first in range(start, end, BLOCK)
     ]
     found = math.hypot(*blocks) / weight
-    rounded = torch.tensor(found, dtype=torch.float32, device="cpu")
-    gradient.mul_(torch.clamp(limit / (rounded + 1e-6), max=1.0))
+    gradient.mul_(clip_factor(found, limit))
     return found
+
+
+def clip_factor(norm: float, limit: float) -> float:
+    """Return the factor, rounded to float32, by which a gradient of this norm is clipped to `limit`."""
+    rounded = torch.tensor(norm, dtype=torch.float32, device="cpu")
+    return float(torch.clamp(limit / (rounded + 1e-6), max=1.0))

@@ -22,6 +22,11 @@ Sparse payloads become `4bit` if a step changes other elements too, or if that i
 update after a `4bit` one holds all values. Otherwise the residual of an element would wait until a push holds
 that element again.
 
+Where the job's compressor has bases (`coordinates`), `auto` sends the mean gradient of a tensor with bases:
+its coordinates, or float32 if a push holds the tensor otherwise. Replicas take the optimizer's step
+themselves, to the same bits, so nothing is left out and the replica is the parameters there. A downlink that
+is given by name encodes the change instead, and the coordinates travel beside it.
+
 Each part is encoded as soon as it has been stepped, unless its encoding depends on other parts of the same
 tensor. Then it waits for those. The encoding of a tensor is chosen from its pushes alone, so the division
 into parts does not affect the bits.
@@ -34,9 +39,9 @@ run. With a lossless downlink, the update to an unchanged version takes a few by
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
 from typing import Any
@@ -49,10 +54,8 @@ from ...common.parts import Plan, Unit
 from ...compressors import (
     AbsentPayload,
     CodeFormat,
-    Compressor,
     CompressorSpec,
     DenseFormat,
-    DensePayload,
     LayerRule,
     Neighbours,
     Payload,
@@ -71,11 +74,13 @@ from ...compressors import (
 )
 from ...proto.manifest import Manifest
 from ...proto.messages import Content
+from .coordinates import MeanCoordinates
 from .encodings import (
     ABSENT,
     FORMATS,
     KINDS,
     SPARSE,
+    Coder,
     DownlinkEncoding,
     Held,
     Placed,
@@ -84,45 +89,19 @@ from .encodings import (
     most,
     most_bytes,
 )
+from .part_update import PartUpdate, State, update_of, values_of
 from .running_magnitude import RunningCoder
 
 Float32 = npt.NDArray[np.float32]
 LARGEST = float(np.finfo(np.float32).max)
 RULE = LayerRule()
+NO_MEANS: Mapping[int, MeanCoordinates] = {}
+STEPPED = "stepped:"  # begins the kind of a tensor that replicas step; its index follows, so none are joined
 # The compressors among which `auto` chooses, by kind.
 CODERS = {kind: parse_compressor(kind) for kind in KINDS if kind != SPARSE}
 # A tensor changes from `4bit` back to sparse updates only if these take at most this share of the `4bit`
 # bytes, because the change costs an update of all values.
 BACK = 0.5
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PartUpdate:
-    """The update of one part, before it is encoded as messages.
-
-    Attributes:
-        payloads: payloads of the part, end to end.
-        contents: for each payload, whether a replica adds it or takes it as values.
-    """
-
-    part: int
-    payloads: Sequence[Payload]
-    contents: Sequence[Content]
-
-
-@dataclass(slots=True)
-class _Coder:
-    """One compressor of the downlink, built for each tensor of the model.
-
-    Attributes:
-        chosen: for each tensor, the declaration.
-        compressors: for each tensor, the compressor; equal declarations share it.
-        states: for each tensor, the compressor's state.
-    """
-
-    chosen: list[CompressorSpec]
-    compressors: list[Compressor]
-    states: list[Any] = field(default_factory=list[Any])
 
 
 class Downlink:
@@ -138,22 +117,25 @@ class Downlink:
         *,
         scratch: Callable[[int, int], torch.Tensor],
         leaves_zeros: bool,
+        stepped: Collection[int] = (),
     ) -> None:
         """
         Args:
             parameters: the server's parameters, in flat order; they change between calls.
             compressor: compressor of the updates, or `auto`.
             scratch: returns memory for a range of elements of the unit that is encoded. `encode` overwrites
-                it, because fresh memory would cost more than the arithmetic.
-            leaves_zeros: whether an optimizer's step leaves elements unchanged whose gradient is 0."""
+                it, because fresh memory would cost more than the arithmetic. Before that, it holds the
+                range's gradient.
+            leaves_zeros: whether an optimizer's step leaves elements unchanged whose gradient is 0.
+            stepped: indices of the tensors that replicas step; empty unless the compressor is `auto`."""
         self._specs = manifest.specs
         self._plan = plan
         self._parameters = parameters
         self._scratch = scratch
         self._fixed = parse_downlink(compressor)
         self._seed = seed
-        self._leaves_zeros = leaves_zeros
-        self._coders: dict[str, _Coder] = {}
+        self._leaves_zeros, self._stepped = leaves_zeros, frozenset(stepped)
+        self._coders: dict[str, Coder] = {}
         # By tensor: whether the replica has a residual in elements that no push may hold again.
         self._has_residual = [False] * len(manifest.specs)
         self._running_magnitudes = RunningCoder(len(manifest.specs), _largest(plan))
@@ -188,12 +170,17 @@ class Downlink:
         if self._fixed is not None:
             return [DownlinkEncoding(start, end, unit.first, unit.last, self._fixed)]
         encodings: list[DownlinkEncoding] = []
-        kinds = self._kinds(unit, pushes)
+        pairs = enumerate(self._kinds(unit, pushes), unit.first)
+        kinds = [f"{STEPPED}{n}" if n in self._stepped and kind != ABSENT else kind for n, kind in pairs]
         borders = np.array(self._plan.starts[unit.first : unit.last + 1], np.int64).clip(start, end)
         held = held_by(pushes, borders) if SPARSE in kinds else None
         of_tensors = zip(range(unit.first, unit.last), kinds, strict=True)
         for kind, group in groupby(of_tensors, key=lambda pair: pair[1]):
             tensors = [tensor for tensor, _ in group]
+            if kind.startswith(STEPPED):
+                encoding = self._encoding(tensors[0], tensors[0] + 1, start, end, "none")
+                encodings.append(replace(encoding, stepped=True))
+                continue
             if held is not None and kind == SPARSE:
                 encodings += self._sparse_encodings(tensors, unit.first, start, end, held)
                 continue
@@ -207,7 +194,13 @@ class Downlink:
         return encodings
 
     def encode(
-        self, encodings: Sequence[DownlinkEncoding], parts: Sequence[int], version: int, *, changed: bool
+        self,
+        encodings: Sequence[DownlinkEncoding],
+        parts: Sequence[int],
+        version: int,
+        *,
+        changed: bool,
+        means: Mapping[int, MeanCoordinates] = NO_MEANS,
     ) -> list[PartUpdate]:
         """Return the updates of some parts after their step, and apply the updates to `replica`.
 
@@ -215,12 +208,19 @@ class Downlink:
             encodings: encodings of the parts' elements, from `choose`.
             parts: numbers of the parts.
             changed: whether the step has changed any of these parts.
+            means: mean coordinates of the version's tensors so far, by index of the tensor.
         """
         done: list[tuple[Payload, Content]] = []
         for encoding in encodings:
             idle = not changed and (self._fixed is None or self._fixed.lossless)
             if idle or encoding.compressor is None:
                 done.append((AbsentPayload(elements=encoding.end - encoding.start), Content.DELTA))
+                continue
+            if encoding.stepped:
+                done.append((self._mean_gradient(encoding, means), Content.GRADIENT))
+                if self.replica is not self._parameters:
+                    here = slice(encoding.start, encoding.end)
+                    self.replica[here] = self._parameters[here]
                 continue
             content = Content.VALUES if encoding.compressor.lossless else Content.DELTA
             take = put_update if content is Content.VALUES else add_update
@@ -231,21 +231,26 @@ class Downlink:
                 at += payload.elements
                 done.append((payload, content))
         if len(parts) == 1:
-            return [_update(parts[0], done)]
+            inside = range(encodings[0].first, encodings[-1].last) if changed and encodings else ()
+            stepped = {each.first for each in encodings if each.stepped}
+            given = {tensor for tensor in stepped if tensor in means and means[tensor].alone}
+            beside = [State(n, means[n].payload) for n in inside if n in means and n not in given]
+            return [replace(update_of(parts[0], done), beside=beside)]
         ((payload, content),) = done
         start = encodings[0].start
         bounds = [self._plan.parts[part] for part in parts]
         pieces = [cut(payload, bound.start - start, bound.end - start) for bound in bounds]
         return [
-            _update(part, [(piece, content) for piece in each])
+            update_of(part, [(piece, content) for piece in each])
             for part, each in zip(parts, pieces, strict=True)
         ]
 
     def snapshot(self) -> list[PartUpdate]:
         """Return the replica's values as one update for each part."""
         return [
-            _update(
-                number, [(_values(self.replica[part.start : part.end]), Content.VALUES)] * bool(part.elements)
+            update_of(
+                number,
+                [(values_of(self.replica[part.start : part.end]), Content.VALUES)][: part.elements],
             )
             for number, part in enumerate(self._plan.parts)
         ]
@@ -268,6 +273,13 @@ class Downlink:
         self._running_magnitudes.restore(image["running"])
         for name, states in image["states"].items():
             self._coder(parse_compressor(name)).states = list(states)
+
+    def _mean_gradient(self, encoding: DownlinkEncoding, means: Mapping[int, MeanCoordinates]) -> Payload:
+        """Return the mean gradient of a tensor that was just stepped: coordinates if they are all of it."""
+        mean = means.get(encoding.first)
+        if mean is not None and mean.alone:
+            return mean.payload
+        return dense_payload(DenseFormat.FLOAT32, self._scratch(encoding.start, encoding.end).numpy())
 
     def _separate(self) -> None:
         """Make the replica a copy of the parameters, if it still shares their memory."""
@@ -343,7 +355,7 @@ class Downlink:
                 yield self._running_magnitudes.code_together(tensors[0], pieces, version)
             start = end
 
-    def _coder(self, compressor: CompressorSpec) -> _Coder:
+    def _coder(self, compressor: CompressorSpec) -> Coder:
         """Return the compressor for each tensor, built at the first call."""
         if compressor.text not in self._coders:
             # Wrapping, such as a residual, is for gradients only.
@@ -351,7 +363,7 @@ class Downlink:
             made = {each: each.build() for each in set(chosen)}
             found = [made[each] for each in chosen]
             states = [each.init(spec) for each, spec in zip(found, self._specs, strict=True)]
-            self._coders[compressor.text] = _Coder(chosen, found, states)
+            self._coders[compressor.text] = Coder(chosen, found, states)
         return self._coders[compressor.text]
 
     # ---- auto
@@ -435,14 +447,3 @@ class Downlink:
 def _largest(plan: Plan) -> int:
     """Return the number of elements of the largest unit."""
     return max(unit.end - unit.start for unit in plan.units)
-
-
-def _update(part: int, done: Sequence[tuple[Payload, Content]]) -> PartUpdate:
-    """Return the update of a part from pairs of payload and content."""
-    return PartUpdate(part, [payload for payload, _ in done], [content for _, content in done])
-
-
-def _values(values: torch.Tensor) -> Payload:
-    """Return values as a dense float32 payload that shares their memory."""
-    array = values.numpy()
-    return DensePayload(format=DenseFormat.FLOAT32, elements=array.size, data=array.view(np.uint8))

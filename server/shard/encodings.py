@@ -6,13 +6,15 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...compressors import (
     AbsentPayload,
+    Compressor,
     CompressorSpec,
     DenseFormat,
     DensePayload,
@@ -50,6 +52,7 @@ class DownlinkEncoding:
         compressor: encodes the parameters' values if it is lossless, else their differences to the replica;
             None: nothing is sent.
         held: elements that a step may change (uint32, ascending, counted from `start`); None for all of them.
+        stepped: True for one tensor of which the mean gradient is sent, because replicas take the step.
     """
 
     start: int
@@ -58,6 +61,22 @@ class DownlinkEncoding:
     last: int
     compressor: CompressorSpec | None
     held: Indices | None = None
+    stepped: bool = False
+
+
+@dataclass(slots=True)
+class Coder:
+    """One compressor of the downlink, built for each tensor of the model.
+
+    Attributes:
+        chosen: for each tensor, the declaration.
+        compressors: for each tensor, the compressor; equal declarations share it.
+        states: for each tensor, the compressor's state.
+    """
+
+    chosen: list[CompressorSpec]
+    compressors: list[Compressor]
+    states: list[Any] = field(default_factory=list[Any])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,6 +167,6 @@ def kind_of(payload: Payload) -> str:
         case QuantizedPayload():
             return {1: "1bit", 8: "8bit"}.get(payload.format.bits, "4bit")
         case ProjectedPayload():
-            return kind_of(payload.values)
+            return "4bit"  # of the change, which has no coordinates unless replicas step it
         case SparsePayload():
             return SPARSE

@@ -21,11 +21,20 @@ class Lent:
         shares_memory: True until `keep`.
     """
 
-    def __init__(self, transfer: int, values: Bytes, head: Sequence[bytes], start: int) -> None:
+    def __init__(
+        self,
+        transfer: int,
+        values: Bytes,
+        head: Sequence[bytes],
+        start: int,
+        beside: Sequence[Bytes] = (),
+    ) -> None:
         """
         Args:
             values: memory of the store; it calls `keep` before it changes the values.
-            head: messages before the chunks."""
+            head: messages before the chunks.
+            beside: bytes after the values, which do not change."""
+        self._beside = np.concatenate([*beside, np.empty(0, np.uint8)])
         self.start, self.elements = start, values.size // 4
         self._transfer, self._values, self._head = transfer, values, head
         self._lock = threading.Lock()
@@ -39,10 +48,13 @@ class Lent:
     def __iter__(self) -> Iterator[bytes]:
         yield from self._head
         at = checksum = 0
-        while at < 4 * self.elements:
+        size = 4 * self.elements
+        while at < size + self._beside.size:
+            after = at + CHUNK_BYTES
             with self._lock:
-                piece = self._values[at : at + CHUNK_BYTES]
-                checksum = crc32c((piece,), checksum)
-                message = encode_chunk(self._transfer, at, (piece,), checksum)
+                rest = self._beside[max(0, at - size) : max(0, after - size)]
+                pieces = [piece for piece in (self._values[at:after], rest) if piece.size]
+                checksum = crc32c(pieces, checksum)
+                message = encode_chunk(self._transfer, at, pieces, checksum)
             yield message
-            at += piece.size
+            at = min(after, size + self._beside.size)

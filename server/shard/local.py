@@ -38,13 +38,14 @@ from ...proto.moments import encode_moments
 from ...proto.refusal import Refused
 from ...proto.transfer import Assembly
 from ..job.events import Apply, Contribution, Exclude, MemberLost, Open, PushKey, Substitute
+from .coordinates import described
 from .downlink import LARGEST
 from .making import SteppedStore
 from .mean import Push, Share
 from .moments import moments_of
 from .reports import Applied, Final, Reported
 from .shard import EncodedValues, Image
-from .store import Copy, DivergedError, Encoded, Float32, Recall, Send
+from .store import Copy, DivergedError, EarlierBases, Encoded, Float32, Recall, Send
 
 log = logging.getLogger("gradwire.server")
 
@@ -140,6 +141,7 @@ class LocalShard:
         accept: Callable[[], T],
         keep: Callable[[Image, Plan], Awaitable[None]] | None = None,
         recall: Recall | None = None,
+        bases: EarlierBases | None = None,
     ) -> T:
         def build() -> tuple[SteppedStore, Plan]:
             if not isinstance(begin, Assembly):
@@ -151,16 +153,21 @@ class LocalShard:
             store = self._build(manifest, [begin.data.view(np.float32)], plan)
             if recall is not None:
                 store.recall(recall)
+            if bases is not None:
+                store.recall_bases(bases)
             return store, replace(plan, norms=norms)
 
         store, plan = await self._run(build)
         if keep is not None:
             await keep(await self._run(store.image), plan)
         accepted = accept()
+        if store.bases is not None:
+            log.info("%s", described(store.bases, store.stepped, store.downlink))
         self._store, self._ordered = store, store.version
         known = self.reported
         known.manifest, known.plan, known.version = manifest, plan, store.version
         known.checked, known.square_norms = store.checked, store.square_norms
+        known.coordinates = {} if store.bases is None else store.bases.counts
         return accepted
 
     def image(self) -> Awaitable[Image]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -31,20 +31,22 @@ import numpy.typing as npt
 import torch
 
 from ...common.parts import Part, Plan
-from ...compressors import Payload, finite
+from ...compressors import Bases, CompressorSpec, Payload, finite
 from ...planning import NORM_VERSIONS, is_measured
 from ...proto.manifest import Manifest
 from ...proto.replicas import checksum, is_checked
 from ..job.aggregation import Aggregation, Krum, Mean
-from ..job.events import Apply, Contribution
+from ..job.events import Apply
 from .aggregation import combine, least_far
-from .clipping import clip
+from .clipping import clip, clip_factor
 from .compensation import DelayCompensation
+from .coordinates import add_up_in_bases, holds_coordinates
 from .encodings import DownlinkEncoding
 from .mean import Push, Share, add_up, weights
 from .missing import Stretch, absent, filled, ranges, stretches
 from .norms import SquareNorms
-from .store import BuildOptimizer, Float32, Send, Store
+from .pending import PendingVersion
+from .store import BuildOptimizer, DivergedError, Float32, Send, Store
 
 Int64 = npt.NDArray[np.int64]
 MEAN = Mean()
@@ -73,40 +75,6 @@ class StepRules:
 RULES = StepRules()
 
 
-@dataclass(slots=True, eq=False)
-class PendingVersion:
-    """The state of a version while the store makes it.
-
-    Attributes:
-        before: values to roll back to if the step fails.
-        taken: numbers of the parts that are no longer open.
-        piecewise: for each unit, whether its parts are encoded one by one.
-        waiting: pushes of the parts in state waiting, by unit and part.
-        summed: ranges of a part that have a gradient, by part, where all parts are summed before the first
-            one is stepped; empty otherwise.
-        failure: exception that stopped a part; None if there was none.
-        weight: multiplies the mean gradient.
-        base_version: version that the gradient was computed at, where pushes are applied singly; otherwise
-            None.
-        contributions: all pushes of the version that have samples.
-        norms: square norms of the mean gradient, if they are measured at this version; otherwise None.
-    """
-
-    version: int
-    before: torch.Tensor = field(init=False)
-    taken: set[int] = field(default_factory=set[int])
-    piecewise: dict[int, bool] = field(default_factory=dict[int, bool])
-    waiting: dict[int, dict[int, Sequence[Share]]] = field(
-        default_factory=dict[int, dict[int, Sequence[Share]]]
-    )
-    summed: dict[int, list[Stretch]] = field(default_factory=dict[int, list[Stretch]])
-    failure: Exception | None = None
-    weight: float = 1.0
-    base_version: int | None = None
-    contributions: Sequence[Contribution] = ()
-    norms: SquareNorms | None = None
-
-
 class SteppedStore(Store):
     """A store whose versions are made from pushes. `LocalShard` creates it and uses it on the reducer
     thread."""
@@ -120,12 +88,17 @@ class SteppedStore(Store):
         seed: int = 0,
         rules: StepRules = RULES,
         plan: Plan | None = None,
+        compressor: CompressorSpec | None = None,
     ) -> None:
         """
         Args:
             rules: how a version is made; for the other arguments see `Store`."""
         whole = bool(rules.clip_norm)
-        super().__init__(manifest, values, downlink, build_optimizer, seed, plan, whole_gradient=whole)
+        super().__init__(
+            *(manifest, values, downlink, build_optimizer, seed, plan),
+            whole_gradient=whole,
+            compressor=compressor,
+        )
         self._rules, self._aggregation = rules, rules.aggregation
         self._compensation = DelayCompensation(rules.delay_compensation)
         self._compensation.keep(0, self._downlink.replica, frozenset())
@@ -236,6 +209,8 @@ class SteppedStore(Store):
             self._roll_back(step.before)
             raise
         self.version = order.version
+        if self.bases is not None:
+            self.bases = self.bases.advance({tensor: mean.values for tensor, mean in step.means.items()})
         if is_checked(self.version):
             self.checked = self.version, checksum(self._downlink.replica.numpy())
         if step.norms is not None and any(totals := step.norms.totals()):
@@ -284,8 +259,10 @@ class SteppedStore(Store):
         changed, touched = False, self._touched(encodings)
         for part in group:
             changed |= self._step_part(part, group[part], step, touched)
-        for update in self._downlink.encode(encodings, list(group), step.version, changed=changed):
-            send(self._encode(step.version, update))
+        for update in self._downlink.encode(
+            encodings, list(group), step.version, changed=changed, means=step.means
+        ):
+            send(self._encode(step.version, update, clip=step.clip))
 
     def _touched(self, encodings: Sequence[DownlinkEncoding]) -> Int64 | None:
         """Return the elements that a step can change, in flat order, ascending; None if it may change all of
@@ -345,12 +322,31 @@ class SteppedStore(Store):
         for stretch in found:
             here = slice(part.start + stretch.start, part.start + stretch.end)
             gradient = self._gradient_of(here.start, here.stop)
-            self._sum(stretch, factors, gradient.numpy())
+            if self.bases is not None and holds_coordinates(stretch.pushes):
+                self._sum_in_bases(self.bases, here.start, stretch, factors, step, gradient.numpy())
+            else:
+                self._sum(stretch, factors, gradient.numpy())
             if step.norms is not None:
                 step.norms.add(here.start, gradient.numpy(), stretch.pushes)
             if self._rules.delay_compensation and step.base_version is not None:
                 replica, base = self._downlink.replica[here], step.base_version
                 self._compensation.correct(gradient, replica, here, base, step.weight)
+
+    def _sum_in_bases(
+        self,
+        bases: Bases,
+        start: int,
+        stretch: Stretch,
+        factors: Sequence[float],
+        step: PendingVersion,
+        out: Float32,
+    ) -> None:
+        """Write the sum of a range from `start` on into `out` where pushes hold tensors as coordinates, and
+        keep the mean coordinates."""
+        try:
+            step.means |= add_up_in_bases(bases, self.plan.starts, start, stretch.pushes, factors, out)
+        except FloatingPointError as error:
+            raise DivergedError(f"{error} at version {step.version}") from None
 
     def _clip(self, step: PendingVersion, shares: Mapping[int, Sequence[Share]]) -> None:
         """Sum all parts, and clip the gradient of the whole model."""
@@ -361,6 +357,7 @@ class SteppedStore(Store):
             self._sum_part(part, of_part, found, step)
             step.summed[number] = found
         self.gradient_norm = clip(self._gradient, self.plan.starts, self._rules.clip_norm, step.weight)
+        step.clip = clip_factor(self.gradient_norm, self._rules.clip_norm)
 
     def _step_elements(
         self,

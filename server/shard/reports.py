@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,7 @@ class Reported:
     Attributes:
         manifest: list of the model's tensors; None until the shard has parameters.
         version: version of the parameters; 0 before the first `Apply`.
+        coordinates: number of coordinates of each tensor with bases, by index of the tensor.
         square_norms: square norm of the mean gradient of each tensor, as the mean of the last measured
             versions; empty before the first one.
         checked: the last version at which a checksum of the replica was computed, and that checksum; (0, 0)
@@ -68,6 +70,7 @@ class Reported:
     def __init__(self) -> None:
         self.manifest: Manifest | None = None
         self.version = 0
+        self.coordinates: Mapping[int, int] = {}
         self.square_norms: tuple[float, ...] = ()
         self.checked = 0, 0
         self._plan: Plan | None = None

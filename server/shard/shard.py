@@ -54,7 +54,7 @@ from ...proto.transfer import Assembly
 from ..job.events import Apply, Exclude, MemberLost, Open, PushKey, Substitute
 from .mean import Push
 from .reports import Applied, Final, Reported
-from .store import Copy, Encoded, Recall, Send
+from .store import Copy, EarlierBases, Encoded, Recall, Send
 
 T = TypeVar("T")
 Image = Mapping[str, Any]  # complete state of a shard between two versions; made by `Store.image`
@@ -100,6 +100,7 @@ class Shard(Protocol):
         accept: Callable[[], T],
         keep: Callable[[Image, Plan], Awaitable[None]] | None = None,
         recall: Recall | None = None,
+        bases: EarlierBases | None = None,
     ) -> T:
         """Create the parameters at version 0, or restore them from an image that was taken under the same
         plan.
@@ -110,6 +111,7 @@ class Shard(Protocol):
                 parameters are discarded.
             keep: stores the image of version 0 and its plan; awaited before `accept`. None to store nothing.
             recall: supplies the optimizer's state for version 0; None for an empty state.
+            bases: bases for version 0 from an earlier job; None for those of the job's seed.
 
         Returns:
             The result of `accept`.

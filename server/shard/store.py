@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
@@ -18,15 +18,27 @@ import numpy.typing as npt
 import torch
 
 from ...common.parts import Plan, Unit
-from ...compressors import DensePayload, Payload, decode, finite
-from ...optim.memory import Remembered
+from ...compressors import (
+    Bases,
+    CompressorSpec,
+    DenseFormat,
+    DensePayload,
+    Payload,
+    decode,
+    dense_payload,
+    finite,
+)
+from ...optim.memory import Remembered, joined
 from ...optim.optimizer import Optimizer, OptimizerGroup
 from ...proto.manifest import Manifest
-from ...proto.messages import Content, Update
+from ...proto.messages import Beside, Content, Update
 from ...proto.transfer import encode_chunks, part_transfer, payload_header
+from ...proto.updates import BASES
 from ...proto.wire import encode_server
-from .downlink import Downlink, PartUpdate
+from .coordinates import stepped_by_replicas
+from .downlink import Downlink
 from .lent import Lent
+from .part_update import PartUpdate, State
 
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -55,6 +67,19 @@ class Encoded:
 Send = Callable[[Encoded], None]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EarlierBases:
+    """Bases of an earlier job, from which another job continues.
+
+    Attributes:
+        compressor: spec of the earlier job's compressor.
+        values: bases by name of the tensor.
+    """
+
+    compressor: str
+    values: Mapping[str, Float32]
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
     """The parameters of one version.
@@ -78,6 +103,9 @@ class Store:
     Attributes:
         parameters: the server's parameters, by tensor.
         checked: the last version at which a checksum of the replica was computed, and that checksum.
+        downlink: compressor of the updates, or `auto`.
+        bases: bases of the present version; None if the job's compressor has none.
+        stepped: indices of the tensors of which replicas take the optimizer's step.
     """
 
     def __init__(
@@ -90,6 +118,7 @@ class Store:
         plan: Plan | None = None,
         *,
         whole_gradient: bool = False,
+        compressor: CompressorSpec | None = None,
     ) -> None:
         """
         Args:
@@ -98,7 +127,8 @@ class Store:
             downlink: compressor of the updates, or `auto`; see `server/shard/downlink`.
             build_optimizer: creates the optimizer of the plan's parts, with the manifest's groups.
             plan: division of the model into parts; None for the default plan.
-            whole_gradient: True to have a gradient of all parts at once; False of one unit at a time."""
+            whole_gradient: True to have a gradient of all parts at once; False of one unit at a time.
+            compressor: the job's compressor; None for one without bases."""
         self.manifest = manifest
         self.plan = plan or manifest.plan()
         self.version = 0
@@ -109,10 +139,17 @@ class Store:
         self._lent = WeakSet[Lent]()
         self.parameters = self._by_tensor(self._flat)
         self._optimizer = build_optimizer(self._stepped())
+        self.downlink = downlink
+        self.bases: Bases | None = None
+        if compressor is not None and compressor.shared:
+            self.bases = Bases.of_job(manifest.specs, compressor, seed)
+        self._named = "" if self.bases is None else str(compressor)
+        self.stepped = stepped_by_replicas(self.bases, downlink)
         self._downlink = Downlink(
             *(manifest, self.plan, self._flat, downlink, seed),
             scratch=self._gradient_of,  # free to be overwritten once the part is stepped
             leaves_zeros=self._optimizer.leaves_zeros,
+            stepped=self.stepped,
         )
         self.checked = 0, 0
 
@@ -146,10 +183,18 @@ class Store:
         """Return the gradient of a range of the present unit, in flat order."""
         return self._gradient[start - self._base : end - self._base]
 
-    def _lend(self, transfer: int, start: int, end: int, head: Sequence[bytes] = ()) -> Lent:
-        """Return messages with the replica's present values of a range of elements."""
+    def _lend(
+        self,
+        transfer: int,
+        start: int,
+        end: int,
+        head: Sequence[bytes] = (),
+        beside: Sequence[Bytes] = (),
+    ) -> Lent:
+        """Return messages with the replica's present values of a range of elements. beside: bytes that follow
+        them."""
         values = self._downlink.replica[start:end].numpy().view(np.uint8)
-        self._lent.add(lent := Lent(transfer, values, head, start))
+        self._lent.add(lent := Lent(transfer, values, head, start, beside))
         return lent
 
     def _recall(self, start: int, end: int) -> None:
@@ -186,6 +231,8 @@ class Store:
             "optimizer": self._optimizer.image(),
             "downlink": self._downlink.image(),
             "checked": self.checked,
+            "shared": None if self.bases is None else dict(self.bases.values),
+            "compressor": self._named,
         }
 
     def restore(self, image: Mapping[str, Any]) -> None:
@@ -196,6 +243,8 @@ class Store:
         self.version, self.checked = image["version"], image["checked"]
         self._optimizer.restore(image["optimizer"])
         self._downlink.restore(image["downlink"])
+        if self.bases is not None:
+            self.bases = replace(self.bases, values=image["shared"])
 
     def recall(self, remembered: Recall) -> None:
         """Replace the optimizer's state by the one that `remembered` supplies for the manifest and groups;
@@ -204,6 +253,15 @@ class Store:
         if found is not None:
             self._optimizer.recall(found)
 
+    def recall_bases(self, earlier: EarlierBases) -> None:
+        """Continue with the bases of an earlier job that had the same compressor."""
+        if self.bases is not None and earlier.compressor == self._named:
+            values = {
+                index: earlier.values.get(self.manifest.specs[index].name, own)
+                for index, own in self.bases.values.items()
+            }
+            self.bases = replace(self.bases, values=values)
+
     def remembered(self) -> Sequence[Remembered]:
         """Return the optimizer's state of ranges in flat order. The tensors share the optimizer's memory."""
         return self._optimizer.remembered()
@@ -211,28 +269,78 @@ class Store:
     def snapshot(self) -> list[Encoded]:
         """Return the replica as an update, one entry for each part, for a worker that has no replica or an
         outdated one. Its values are encoded while they are read."""
-        return [self._encode(self.version, update, lends=True) for update in self._downlink.snapshot()]
+        runs = self._optimizer.remembered() if self.stepped else []
+        return [
+            self._encode(self.version, replace(update, beside=self._states(update.part, runs)), lends=True)
+            for update in self._downlink.snapshot()
+        ]
 
-    def _encode(self, version: int, update: PartUpdate, *, lends: bool = False) -> Encoded:
-        """Encode one part of the update to a version. lends: True if the part holds the replica's values, to
-        be encoded while they are read."""
-        # A part without a difference, and with a value for every element, replaces any older replica.
+    def _with_bases(self, part: int) -> list[int]:
+        """Return the indices of the tensors with bases in a part."""
+        starts, bounds = self.plan.starts, self.plan.parts[part]
+        with_bases = () if self.bases is None else self.bases.values
+        return [n for n in with_bases if bounds.start <= starts[n] and starts[n + 1] <= bounds.end]
+
+    def _states(self, part: int, runs: Sequence[Remembered]) -> list[State]:
+        """Return all that a replica needs of a part's tensors beside their values: bases, and the optimizer's
+        state where replicas take the step. runs: the optimizer's state of all elements."""
+        states: list[State] = []
+        for tensor in self._with_bases(part):
+            assert self.bases is not None
+            states.append(State(tensor, _numbers(self.bases.values[tensor]), BASES))
+            start, end = self.plan.starts[tensor : tensor + 2]
+            pieces = [run.within(start, end, 0) for run in runs if tensor in self.stepped]
+            for run in joined([piece for piece in pieces if piece is not None]):
+                for name, values in run.memory.items():
+                    if values is not None:
+                        numbers = _numbers(values.view(-1).numpy())
+                        states.append(State(tensor, numbers, name, run.start, run.end))
+        return states
+
+    def _encode(
+        self, version: int, update: PartUpdate, *, lends: bool = False, clip: float | None = None
+    ) -> Encoded:
+        """Encode one part of the update to a version.
+
+        Args:
+            lends: True if the part holds the replica's values, to be encoded while they are read.
+            clip: factor that clips gradients in coordinates; None without clipping."""
+        # A part without a difference, and with a value for every element, replaces any older replica. Bases
+        # are replaced only by a snapshot's.
         whole = all(
             content is Content.VALUES and isinstance(payload, DensePayload)
             for payload, content in zip(update.payloads, update.contents, strict=True)
         )
+        replaced = sum(state.name == BASES for state in update.beside)
+        whole = whole and replaced == len(self._with_bases(update.part))
+        rates = self._optimizer.learning_rates if Content.GRADIENT in update.contents else ()
         header = Update(
             version=version,
             part=update.part,
             plan=self.plan.number,
             whole=whole,
             payloads=tuple(map(payload_header, update.payloads, update.contents)),
+            beside=tuple(
+                Beside(
+                    tensor=each.tensor,
+                    name=each.name,
+                    start=each.start,
+                    end=each.end,
+                    payload=payload_header(each.payload),
+                )
+                for each in update.beside
+            ),
+            learning_rates=tuple(rates[:1] if len({*rates}) == 1 else rates),
+            clip=clip if rates else None,
         )
         transfer = part_transfer(version, update.part)
         head, part = encode_server(header), self.plan.parts[update.part]
-        messages: Iterable[bytes] = self._lend(transfer, part.start, part.end, (head,)) if lends else ()
-        if not lends:
-            messages = (head, *encode_chunks(transfer, [payload.data for payload in update.payloads]))
+        beside = [each.payload.data for each in update.beside]
+        if lends:
+            messages: Iterable[bytes] = self._lend(transfer, part.start, part.end, (head,), beside)
+        else:
+            data = [*(payload.data for payload in update.payloads), *beside]
+            messages = (head, *encode_chunks(transfer, data))
         return Encoded(messages, 4 * part.elements, whole, update.part)
 
     def load(self, version: int, values: Sequence[Payload]) -> None:
@@ -272,6 +380,10 @@ class Store:
             tensor.name: each if last else each.clone() for tensor, each in named if not tensor.state
         }
         return Copy(self.version, parameters, self.sha256())
+
+
+def _numbers(values: Float32) -> Payload:
+    return dense_payload(DenseFormat.FLOAT32, np.ascontiguousarray(values))
 
 
 def _flat(tensor: torch.Tensor) -> Float32:

@@ -5,7 +5,10 @@ A complete and valid part moves to the push ledger (`push_ledger`), which belong
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...common.parts import Plan
+from ...proto.announced import NO_BASES
 from ...proto.manifest import Manifest
 from ...proto.messages import Chunk, PartHeader
 from ...proto.refusal import Reason, refused
@@ -26,10 +29,17 @@ class ArrivingParts:
         self._bytes = 0  # received since the last call of `since`
         self._busy: bool | None = None  # whether they arrived without a pause; None before the first one
 
-    def begin(self, header: PartHeader, manifest: Manifest, plan: Plan) -> None:
+    def begin(
+        self,
+        header: PartHeader,
+        manifest: Manifest,
+        plan: Plan,
+        coordinates: Mapping[int, int] = NO_BASES,
+    ) -> None:
         """Begin a part with its header. Bytes of the same part that have arrived before are dropped, because
         the worker sends it anew. Raises Refused if the header does not match the plan or the manifest, or too
-        many parts are arriving; no memory has been allocated."""
+        many parts are arriving; no memory has been allocated. coordinates: number of coordinates of each
+        tensor with bases."""
         self.drop(header)
         field = f"push {header.seq}, part {header.part}"
         if header.plan != plan.number:
@@ -43,7 +53,12 @@ class ArrivingParts:
             raise refused(Reason.SIZE, worker=self.worker, field=field, limit=limit, value="one more")
         transfer = part_transfer(header.seq, header.part)
         assembly = part_assembly(
-            transfer, header.payloads, plan.parts[header.part], manifest, worker=self.worker
+            transfer,
+            header.payloads,
+            plan.parts[header.part],
+            manifest,
+            worker=self.worker,
+            coordinates=coordinates,
         )
         del self._dropping[transfer]
         self._arriving[transfer], self._latest = (header, assembly), transfer

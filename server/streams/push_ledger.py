@@ -117,7 +117,7 @@ class PushLedger:
             needed = part.part not in push.checksums and push.life is not PushLife.UNWANTED
             if needed and not late:
                 push.take_rates(stream.worker, part, max(1, len(known.manifest.groups)))
-                stream.arriving.begin(part, known.manifest, known.plan)
+                stream.arriving.begin(part, known.manifest, known.plan, known.coordinates)
                 return True
             if needed or push.life is PushLife.UNWANTED:  # `Unwanted` may have been lost with an old stream
                 self._stop(stream, key, push)

@@ -12,7 +12,8 @@ from gradwire.compressors import DenseFormat, DensePayload, Payload
 from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Chunk, Tensor, Update
-from gradwire.proto.transfer import Assembly, encode_chunks, part_assembly, part_transfer
+from gradwire.proto.transfer import Assembly, encode_chunks
+from gradwire.proto.updates import NOTHING_SHARED, SharedSizes, update_assembly
 from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
 from gradwire.server.job.events import Apply, Contribution, PushKey
 from gradwire.server.shard.making import SteppedStore, StepRules
@@ -119,15 +120,16 @@ def snapshot(store: SteppedStore) -> Broadcast:
     return update
 
 
-def receive(update: Broadcast, manifest: Manifest, plan: Plan) -> list[tuple[Update, list[Payload]]]:
+def receive(
+    update: Broadcast, manifest: Manifest, plan: Plan, shared: SharedSizes = NOTHING_SHARED
+) -> list[tuple[Update, list[Payload]]]:
     """Decode an update like a worker, from the bytes: part after part."""
     found: list[tuple[Update, list[Payload]]] = []
     messages = [decode_envelope(message, "ServerMessage") for message in update.messages]
     while messages:
         header = messages.pop(0)
         assert isinstance(header, Update)
-        transfer = part_transfer(header.version, header.part)
-        assembly = part_assembly(transfer, header.payloads, plan.parts[header.part], manifest, worker="w")
+        assembly = update_assembly(header, plan.parts[header.part], manifest, shared, worker="w")
         while not assembly.complete:
             chunk = messages.pop(0)
             assert isinstance(chunk, Chunk)
@@ -139,7 +141,8 @@ def receive(update: Broadcast, manifest: Manifest, plan: Plan) -> list[tuple[Upd
 
 def take(replica: Replica, update: Broadcast) -> None:
     """Have a worker take in a whole update."""
-    for header, payloads in receive(update, replica.manifest, replica.plan):
+    shared = NOTHING_SHARED if replica.shared is None else replica.shared.sizes
+    for header, payloads in receive(update, replica.manifest, replica.plan, shared):
         replica.apply(header, payloads)
 
 

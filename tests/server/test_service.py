@@ -68,12 +68,38 @@ def test_a_mode_that_multiplies_losses_refuses_lossy_compressors(compressor: str
     assert join(service, "none").rank == 0, "who was refused has no rank"
 
 
-def test_a_compressor_that_needs_bases_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("jobs", "own"), [("4bit", "window"), ("window", "4bit")])
+def test_a_worker_with_other_bases_than_the_job_is_refused(
+    jobs: str, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(BUILT_IN, "window", WINDOW)
-    with pytest.raises(AssertionError, match=r"4bit, the job's, or one without bases.*without --compressor"):
-        join(service_of("sync", compressor="4bit"), "window")
-    with pytest.raises(UsageError, match=r"--compressor window: --mode sync does not keep the bases.*4bit"):
-        checks.check_compressors(ServerSettings(compressor="window"))
+    service = service_of("sync", compressor=jobs)
+    with pytest.raises(
+        AssertionError, match=f"'w0'.*expected {jobs}, the job's.*got {own}.*without --compre"
+    ):
+        join(service, own)
+    assert join(service, jobs).rank == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "more", "why"),
+    [
+        ("stale:bound=2", {}, "--mode stale:bound=2"),
+        ("async", {}, "--mode async"),
+        ("local", {}, "--mode local"),
+        ("coded", {"min_workers": 4}, "--mode coded"),
+        ("sync:redundancy=2", {"min_workers": 2}, "--mode sync:redundancy=2"),
+        ("sync:stragglers=1", {"min_workers": 2}, "--mode sync:stragglers=1"),
+        ("sync", {"aggregation": "median", "min_workers": 3}, "--aggregation median"),
+    ],
+)
+def test_a_job_that_cannot_have_bases_refuses_them_at_the_start(
+    mode: str, more: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BUILT_IN, "window", WINDOW)
+    with pytest.raises(UsageError, match=f"--compressor window: .* not with {why}: .*; use --.*4bit"):
+        checks.check(ServerSettings(compressor="window", mode=mode, **more))
+    checks.check(ServerSettings(compressor="window", mode="sync:backup=1", min_workers=2))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import torch
 from ...common.configuration import UsageError
 from ...common.spec import SpecError
 from ...compressors import (
+    Bases,
     CompressorSpec,
     LayerRule,
     Ledger,
@@ -32,10 +33,13 @@ from ...compressors import (
     compressor_of,
     suited,
 )
+from ...optim.optimizer import OptimizerGroup
 from ...optim.steps import OptimizerOptions
 from ...planning import is_measured, parse_fusion
+from ...proto.manifest import Manifest
 from ...proto.messages import Assignment
 from ...settings import JobTerms, WorkerSettings
+from .shared import SharedState
 
 log = logging.getLogger("gradwire.worker")
 
@@ -96,7 +100,11 @@ def compression_of(
         log.warning("%s", line)
     compressor = ModelCompressor(specs, chosen, rule, terms.seed, rank)
     takes_norms = parse_fusion(terms.fusion).takes_norms
-    return Compression(compressor, in_parts=terms.overlap == "both", takes_norms=takes_norms)
+    job = OptimizerGroup(options=optimizer, learning_rate=terms.learning_rate)
+    of_job = Bases.of_job(specs, chosen, terms.seed) if chosen.shared else None
+    return Compression(
+        compressor, in_parts=terms.overlap == "both", takes_norms=takes_norms, bases=of_job, job=job
+    )
 
 
 class Compression:
@@ -108,14 +116,31 @@ class Compression:
     """
 
     def __init__(
-        self, compressor: ModelCompressor, *, in_parts: bool = False, takes_norms: bool = False
+        self,
+        compressor: ModelCompressor,
+        *,
+        in_parts: bool = False,
+        takes_norms: bool = False,
+        bases: Bases | None = None,
+        job: OptimizerGroup | None = None,
     ) -> None:
-        """in_parts: True if parts count before their commit (`--overlap both`), so that a substitute may push
-        the remaining parts of this worker's push."""
-        self.compressor = compressor
+        """
+        Args:
+            in_parts: True if parts count before their commit (`--overlap both`), so that a substitute may
+                push the remaining parts of this worker's push.
+            bases: the job's bases at version 0; None for a compressor without.
+            job: the job's optimizer, for parameter groups without their own.
+        """
+        self.compressor, self._bases, self._job = compressor, bases, job
         self.carried: Sequence[torch.Tensor | None] = ()
         self._in_parts, self._takes_norms = in_parts, takes_norms
         self._slice = 0, 0  # number of the slice, and number of slices; 0 of 0 stands for all parts
+
+    def shared_state(self, manifest: Manifest) -> SharedState | None:
+        """Return a replica's state beside its values, at version 0; None for a compressor without bases."""
+        if self._bases is None or self._job is None:
+            return None
+        return SharedState(self._bases, manifest.optimizer_groups(self._job), manifest.group_of)
 
     @property
     def ledger(self) -> Ledger:

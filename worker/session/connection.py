@@ -26,6 +26,7 @@ from ...compressors import Payload
 from ...proto import messages as m
 from ...proto.manifest import Manifest
 from ...proto.transfer import chunk_checksums, packet_transfer, part_transfer
+from ...proto.updates import NOTHING_SHARED, SharedSizes
 from ...settings import WorkerSettings, access_files
 from ..metrics import WorkerMetrics
 from .calls import CLOSE_TIMEOUT_S, Calls
@@ -108,11 +109,22 @@ class Connection(Calls):
         self._streaming = self._call(start())
         return reply
 
-    def ready(self, manifest: Manifest, *, restored: bool = False, accumulate: int = 0) -> None:
-        """Tell the server that this worker can take work. accumulate: number of batches that an optimizer
-        step of a script takes; 0 if not declared."""
+    def ready(
+        self,
+        manifest: Manifest,
+        *,
+        restored: bool = False,
+        accumulate: int = 0,
+        shared: SharedSizes = NOTHING_SHARED,
+    ) -> None:
+        """Tell the server that this worker can take work.
+
+        Args:
+            accumulate: number of batches that an optimizer step of a script takes; 0 if not declared.
+            shared: sizes of the job's state beside the values, by which updates are checked.
+        """
         self.progress.begun = True
-        self._soon(self._outgoing.ready, manifest, restored, accumulate)
+        self._soon(self._outgoing.ready, manifest, restored, accumulate, shared)
 
     def saved(self, version: int, error: str) -> None:
         """Report that this worker's own state of a version is saved, or not. Lost if the stream breaks.

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from ...proto import messages as m
 from ...proto.manifest import Manifest
+from ...proto.updates import NOTHING_SHARED, SharedSizes
 from ...proto.wire import encode_worker
 from .sending import SendQueue, Transfer
 
@@ -44,11 +45,13 @@ class Outgoing:
     Attributes:
         version: version of the replica once all messages that have arrived are applied; None before the
             first version.
+        shared: sizes of the job's state beside the values, by which updates are checked.
         drifted: version at which the replica differed from the server's, until it is reported; 0 for none.
     """
 
     def __init__(self) -> None:
         self.manifest: Manifest | None = None
+        self.shared = NOTHING_SHARED
         self.version: int | None = None
         self.drifted = self.assigned = 0
         self._restored = False
@@ -98,9 +101,16 @@ class Outgoing:
         """Queue a short message (`SendQueue.say`)."""
         return self.queue.say(message)
 
-    def ready(self, manifest: Manifest, restored: bool = False, accumulate: int = 0) -> None:
+    def ready(
+        self,
+        manifest: Manifest,
+        restored: bool = False,
+        accumulate: int = 0,
+        shared: SharedSizes = NOTHING_SHARED,
+    ) -> None:
         """Tell the server, now and on each new stream, that this worker can take work. restored: True if the
-        worker continues from its own saved state."""
+        worker continues from its own saved state. shared: sizes of the job's state beside the values."""
+        self.shared = shared
         self.manifest, self._restored, self._sleeps = manifest, restored, False
         self._accumulate = accumulate
         self._say_ready(manifest)

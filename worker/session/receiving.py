@@ -18,9 +18,8 @@ from ...proto.transfer import (
     Assembly,
     TransferBuffer,
     packet_transfer,
-    part_assembly,
-    part_transfer,
 )
+from ...proto.updates import NOTHING_SHARED, SharedSizes, update_assembly
 from .attempts import BrokenError
 
 
@@ -29,7 +28,7 @@ class Received:
     """A part of an update whose bytes have all arrived and been checked.
 
     Attributes:
-        payloads: payloads of the part, end to end.
+        payloads: payloads of the part, end to end, then those of the state beside it.
     """
 
     update: m.Update
@@ -67,8 +66,16 @@ class Receiver:
             raise BrokenError("a plan arrived before this worker was ready")
         return plan_of(message, manifest, worker=self._worker)
 
-    def begin_update(self, update: m.Update, manifest: Manifest | None, plan: Plan | None) -> None:
+    def begin_update(
+        self,
+        update: m.Update,
+        manifest: Manifest | None,
+        plan: Plan | None,
+        shared: SharedSizes = NOTHING_SHARED,
+    ) -> None:
         """Check the header of a part of an update, and allocate memory for its chunks.
+
+        shared: sizes of the job's state beside the values.
 
         Raises:
             BrokenError: the part is not of the plan, or this worker is not ready; nothing is allocated.
@@ -79,8 +86,8 @@ class Receiver:
         if update.plan != plan.number or update.part >= len(plan.parts):
             expected = f"expected one of {len(plan.parts)} parts of plan {plan.number}"
             raise BrokenError(f"update: {expected}, got part {update.part} of plan {update.plan}")
-        part, transfer = plan.parts[update.part], part_transfer(update.version, update.part)
-        self._update = update, part_assembly(transfer, update.payloads, part, manifest, worker=self._worker)
+        part = plan.parts[update.part]
+        self._update = update, update_assembly(update, part, manifest, shared, worker=self._worker)
 
     def begin_packet(self, packet: m.Packet, manifest: Manifest | None) -> ReceivedPacket | None:
         """Check the header of a coded packet, and allocate memory for its chunks.

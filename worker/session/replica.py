@@ -13,6 +13,7 @@ without a version, like a worker that has just joined, and the server sends a sn
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -24,13 +25,14 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ...common.parts import Plan
-from ...compressors import Payload, add_update, put_update
+from ...compressors import AbsentPayload, Payload, add_update, put_update
 from ...proto.manifest import DTYPE, Manifest
 from ...proto.messages import Content, Tensor, Update
 from ...proto.replicas import checksum, next_check
 from .binding import Binding
 from .groups import ONE_GROUP, ParameterGroups
 from .model_state import ModelEntries, ModelError, plain_name
+from .shared import SharedState
 from .sharing import are_one, pairs_on_one_memory, repeats_elements, used_elsewhere
 
 __all__ = ["ModelError", "Replica", "trained_parameters"]
@@ -84,6 +86,7 @@ class Replica:
     version have arrived; `go_back` undoes that.
 
     Attributes:
+        shared: the job's state beside the values; None for a compressor without bases.
         parameters: the model's trainable parameters, and frozen ones that are in a parameter group.
         groups: parameter groups, by number; empty for one group with the job's optimizer and learning rate.
         group_of: number of the group of each of `parameters`.
@@ -94,6 +97,7 @@ class Replica:
     _plan: Plan | None = None
     _before: torch.Tensor | None = None  # like the buffer; holds the previous values of early parts
     undone = 0
+    shared: SharedState | None = None
 
     def __init__(
         self,
@@ -246,6 +250,11 @@ class Replica:
         self._versions = [version] * len(self._versions)
         self._version = version
         self._early.clear()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.shared is not None:
+            self.shared.settle()
 
     def is_at(self, index: int, version: int) -> bool:
         """Return True if all parts of the tensor with this index have a version, also if applied early."""
@@ -263,6 +272,7 @@ class Replica:
     def invalidate(self) -> None:
         """Drop the version, because the values are wrong: only a whole update can be applied then."""
         self._early.clear()
+        self._settle()
         self._versions = [None] * len(self._versions)
         self._version = None
 
@@ -270,7 +280,8 @@ class Replica:
         """Apply a part of an update, unless the part has that version already or lacks the previous one.
 
         Args:
-            payloads: payloads of the part, end to end: new values or differences.
+            payloads: payloads of the part, end to end: new values, differences or gradients; then those of
+                the state beside them.
             early: True to keep the previous values, because other parts of the version are missing.
         """
         has = self._versions[update.part]
@@ -280,15 +291,23 @@ class Replica:
         with torch.no_grad():
             if early:
                 self._keep(update.part)
-            for header, payload in zip(update.payloads, payloads, strict=True):
-                write = add_update if header.content is Content.DELTA else put_update
-                write(payload, self._flat[at : at + payload.elements])
+            for header, payload in zip(update.payloads, payloads, strict=False):
+                here = self._flat[at : at + payload.elements]
+                if header.content is Content.GRADIENT and not isinstance(payload, AbsentPayload):
+                    assert self.shared is not None, "gradients are of tensors with bases alone"
+                    self.shared.step(bisect_right(self.plan.starts, at) - 1, payload, update, here)
+                else:
+                    write = add_update if header.content is Content.DELTA else put_update
+                    write(payload, here)
                 at += payload.elements
+            if self.shared is not None:
+                self.shared.take(update.beside, payloads[len(update.payloads) :])
             self._copy_out(update.part)
         self._versions[update.part] = update.version
         if all(version == update.version for version in self._versions):
             self._version = update.version
             self._early.clear()
+            self._settle()
 
     def has_moved(self, index: int) -> bool:
         """Return True if early parts have changed a tensor's values. index: index of the tensor, all of whose
@@ -303,6 +322,8 @@ class Replica:
         part = self.plan.parts[number]
         self._before[part.start : part.end] = self._flat[part.start : part.end]
         self._early.add(number)
+        if self.shared is not None:
+            self.shared.keep(self._tensors_in[number])
         self._changed(number)
 
     def go_back(self) -> None:
@@ -316,6 +337,8 @@ class Replica:
                 self._versions[number] = self._version
                 self._copy_out(number)
                 self._changed(number)
+        if self.shared is not None:
+            self.shared.go_back()
         self._early.clear()
         self.undone += 1
 

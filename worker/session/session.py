@@ -86,6 +86,7 @@ class Session:
         self.batch = self.accumulate = 0
         self._connection = connection
         self.compression = compression
+        replica.shared = compression.shared_state(replica.manifest)
         self._metrics = metrics
         self._initialize = initialize
         self._auto = Auto(compression.compressor, auto, lambda: connection.sent) if auto else None
@@ -174,7 +175,9 @@ class Session:
                 self._state.mark_current()
                 self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
         restored = self.saving.restored is not None
-        self._connection.ready(self.replica.manifest, restored=restored, accumulate=self.accumulate)
+        known = {} if self.replica.shared is None else {"shared": self.replica.shared.sizes}
+        manifest = self.replica.manifest
+        self._connection.ready(manifest, restored=restored, accumulate=self.accumulate, **known)
         log.info("ready for work")
 
     def next(self, timeout_s: float) -> m.Assignment | None:
@@ -273,6 +276,8 @@ class Session:
         self, assignment: m.Assignment, terms: PushTerms, learning_rates: Sequence[float] = ()
     ) -> Push:
         """Open a push of mean gradients (`Pushes.begin`); while leaving, it includes the whole residual."""
+        if self.replica.shared is not None:
+            self.compression.compressor.bases = self.replica.shared.bases
         return self._pushes.begin(assignment, terms, learning_rates, leaving=self.leaving)
 
     def commit(

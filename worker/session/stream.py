@@ -213,7 +213,7 @@ class Stream:
             arrived: Incoming | None = None
             match message:
                 case m.Update():
-                    receiver.begin_update(message, outgoing.manifest, outgoing.queue.plan)
+                    receiver.begin_update(message, outgoing.manifest, outgoing.queue.plan, outgoing.shared)
                 case m.PlanAnnouncement():
                     arrived = outgoing.queue.plan = receiver.plan(message, outgoing.manifest)
                 case m.Packet():

@@ -82,6 +82,12 @@ class ModeOptions(ABC):
         """True if workers may only use compressors without loss."""
         return False
 
+    @property
+    def keeps_bases(self) -> bool:
+        """True if a compressor may have bases (`compressors/bases`): all pushes that count are computed at
+        the newest version, and hold whole tensors."""
+        return False
+
     def steps_parts(self, settings: ServerSettings) -> bool:
         """Return True if the server may step a part of the next version while other parts are still being
         uploaded."""

@@ -69,6 +69,10 @@ class SyncOptions(ModeOptions):
     def lossless(self) -> bool:
         return self.stragglers > 0  # decoding weights, which may be in the hundreds, magnify any loss
 
+    @property
+    def keeps_bases(self) -> bool:
+        return self.redundancy == 1 and not self.stragglers
+
     def check(self, settings: ServerSettings) -> None:
         if self.redundancy > 1 or self.stragglers:
             needs_mean(settings)

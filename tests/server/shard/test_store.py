@@ -338,7 +338,7 @@ def test_a_step_that_fails_leaves_the_version_before_it(
     before = [replica.clone() for replica in ours.replica]
     if fault == "raises":
 
-        def fail(*_: object, changed: bool) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise ZeroDivisionError
 
         monkeypatch.setattr(Downlink, "encode", fail)

@@ -1,0 +1,179 @@
+"""Compressors with bases: store and replicas have the same values and the same state at each version."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from pushes import Applied, Share, apply, bits, pushed, receive, replica_bits, snapshot, take
+from window import WINDOW
+
+from gradwire.common.parts import Plan, arrange
+from gradwire.compressors import Bases, LayerRule, ModelCompressor, PushTerms, parse_compressor
+from gradwire.compressors.registry import BUILT_IN
+from gradwire.optim.optimizer import Optimizer, OptimizerGroup, parse_optimizer
+from gradwire.proto import messages as m
+from gradwire.server.shard.making import SteppedStore, StepRules
+from gradwire.server.streams.updates import Broadcast
+from gradwire.worker.session.groups import ParameterGroups
+from gradwire.worker.session.replica import Replica
+from gradwire.worker.session.shared import SharedState
+
+SEED, RATE = 5, 0.05
+
+
+@pytest.fixture(autouse=True)
+def window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUILT_IN, "window", WINDOW)
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.Linear(12, 8), torch.nn.Linear(8, 5))
+
+
+class Calm(Random):
+    """Draws no exception: each worker has all gradients, and none leaves."""
+
+    def random(self) -> float:
+        return 1.0
+
+
+class Job:
+    """A store, workers that push to it, and their replicas. Everything is drawn from a seed."""
+
+    def __init__(self, optimizer: str, spec: str = "window", downlink: str = "auto", **rules: Any) -> None:
+        self.job = OptimizerGroup(options=parse_optimizer(optimizer), learning_rate=RATE)
+        decayed = f"{optimizer}{',' if ':' in optimizer else ':'}weight_decay=0.25"
+        second = m.Group(optimizer=decayed, learning_rate=0.1)
+        self.groups = (m.Group(optimizer=optimizer), second)
+        self.compressor = parse_compressor(spec)
+        self.manifest = self.replica().manifest
+        self.downlink, self.rules = downlink, StepRules(**rules)
+        self.store = self.new_store()
+        self.workers = [
+            ModelCompressor(self.manifest.specs, spec, LayerRule(), SEED, rank) for rank in range(3)
+        ]
+
+    def new_store(self, plan: Plan | None = None) -> SteppedStore:
+        values = [parameter.detach().reshape(-1).numpy() for parameter in model().parameters()]
+        groups = self.manifest.optimizer_groups(self.job)
+        return SteppedStore(
+            self.manifest,
+            values,
+            self.downlink,
+            lambda views: Optimizer.of_groups(groups, views, self.manifest.group_of, self.manifest.ends),
+            SEED,
+            self.rules,
+            plan,
+            self.compressor,
+        )
+
+    def replica(self) -> Replica:
+        """A replica of the first parameters, at no version."""
+        names = [name for name, _ in model().named_parameters()]
+        number_of = {name: int(name.startswith("1.")) for name in names}
+        made = Replica(model(), 100, ParameterGroups(groups=self.groups, number_of=number_of))
+        bases = Bases.of_job(made.manifest.specs, self.compressor, SEED)
+        made.shared = SharedState(bases, made.manifest.optimizer_groups(self.job), made.manifest.group_of)
+        made.adopt(self.store.plan if hasattr(self, "store") else made.manifest.plan())
+        return made
+
+    def shares(self, draw: Random, version: int) -> list[Share]:
+        """The pushes of a version: tensors that are absent, spikes, and a worker's last push among them."""
+        found: list[Share] = []
+        absent = {index for index in range(6) if draw.random() < 0.15}
+        for rank, worker in enumerate(self.workers):
+            generator = torch.Generator().manual_seed(1000 * version + rank)
+            scale = 1e4 if version == 17 and rank == 1 else 1.0
+            given = [torch.randn(spec.shape, generator=generator) * scale for spec in self.manifest.specs]
+            assert self.store.bases is not None
+            worker.bases = self.store.bases
+            step = worker.begin(PushTerms(samples=rank + 1, version=version, flush=draw.random() < 0.05))
+            for index, gradient in enumerate(given):
+                step.add(index, None if index in absent or draw.random() < 0.1 else gradient)
+            step.finish()
+            found.append(pushed(rank + 1, step.sent))
+        return found
+
+    def version(self, draw: Random) -> Applied:
+        version = self.store.version + 1
+        return apply(self.store, version=version, shares=self.shares(draw, version), rate_factor=1 / version)
+
+    def assert_alike(self, replica: Replica) -> None:
+        assert bits(replica) == replica_bits(self.store)
+        assert self.store.bases is not None
+        assert replica.shared is not None
+        assert {n: each.tobytes() for n, each in replica.shared.bases.values.items()} == {
+            n: each.tobytes() for n, each in self.store.bases.values.items()
+        }
+
+
+def take_early(draw: Random, replica: Replica, update: Broadcast) -> None:
+    """Apply some parts early and take them back, then all."""
+    assert replica.shared is not None
+    parts = receive(update, replica.manifest, replica.plan, replica.shared.sizes)
+    for header, payloads in draw.sample(parts, len(parts) - 1):
+        replica.apply(header, payloads, early=True)
+    before = replica.version
+    replica.go_back()
+    assert replica.version == before
+    take(replica, update)
+
+
+OPTIMIZERS = ["sgd", "sgd:momentum=0.9", "sgd:momentum=0.9,nesterov=on", "adam", "adamw", "adagrad"]
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_replicas_step_to_the_bits_of_the_server(optimizer: str, clip: float) -> None:
+    draw = Random(f"{optimizer} {clip}")
+    job = Job(optimizer, clip_norm=clip, keep_last=True)
+    first, early, late = job.replica(), job.replica(), job.replica()
+    for each in (first, early):
+        each.version = 0
+    sizes = [spec.elements for spec in job.manifest.specs]
+    for version in range(1, 25):
+        update = job.version(draw)
+        assert not update.whole
+        take(first, update)
+        take_early(draw, early, update)
+        if version >= 12:
+            take(late, update if version > 12 else snapshot(job.store))
+        for each in (first, early, *([late] if version >= 12 else [])):
+            job.assert_alike(each)
+        if version == 8:  # a plan of one part for each tensor, and of two for a tensor without bases
+            plan = arrange(sizes, [1] * len(sizes), [], 2)
+            adopting: list[SteppedStore | Replica | ModelCompressor] = [job.store, first, early, late]
+            for subject in (*adopting, *job.workers):
+                subject.adopt(plan)
+        if version == 15:
+            image, job.store = job.store.image(), job.new_store(job.store.plan)
+            job.store.restore(image)
+
+
+def test_an_update_has_the_coordinates_of_the_mean_and_no_change() -> None:
+    job = Job("adam")
+    draw, replica = Calm(), job.replica()
+    assert replica.shared is not None
+    ((header, _),) = receive(job.version(draw), job.manifest, replica.plan, replica.shared.sizes)
+    projected = [each for each in header.payloads if isinstance(each.kind, m.ProjectedHeader)]
+    assert len(projected) == 3
+    assert {each.content for each in projected} == {m.Content.GRADIENT}
+    assert not header.beside
+
+
+@pytest.mark.parametrize("downlink", ["none", "4bit"])
+def test_a_downlink_by_name_sends_the_change_and_the_coordinates_beside_it(downlink: str) -> None:
+    job = Job("adam", downlink=downlink)
+    draw, replica, late = Random(2), job.replica(), job.replica()
+    replica.version = 0
+    for version in range(1, 12):
+        take(replica, update := job.version(draw))
+        assert not update.whole
+        if version >= 5:
+            take(late, update if version > 5 else snapshot(job.store))
+            job.assert_alike(late)
+        job.assert_alike(replica)
