@@ -160,8 +160,8 @@ class Effective(Generic[T]):
 
     Attributes:
         settings: instance of the command's dataclass.
-        origins: origin of each value, by option name: "flag", "environment GC_…", "file", "preset NAME",
-            "default", or the reason that was passed to `changed`.
+        origins: origin of each value, by option name: "flag", "argument", "environment GC_…", "file",
+            "preset NAME", "default", or the reason that was passed to `changed`.
         print_config: True if the user gave --print-config: print the options and exit.
         foreign: warning of `GC_` variables that are no options, and may be another program's; empty for none.
     """
@@ -204,6 +204,7 @@ def read(
     environ: Mapping[str, str],
     parsers: Mapping[str, Parse] | None = None,
     epilog: str = "",
+    arguments: Mapping[str, Any] | None = None,
 ) -> Effective[T]:
     """Return a command's options, read from command line, environment, file, preset and defaults.
 
@@ -215,16 +216,18 @@ def read(
         environ: environment variables.
         parsers: further checks by option name, for a check in a room that `settings` must not import.
         epilog: text appended to --help.
+        arguments: options by name that a function was called with, in place of `argv`; None for a command.
 
     Raises:
         UsageError: names the option and its origin, quotes the value, and says what is accepted.
         SystemExit: after --help or --version.
     """
     options = options_of(cls)
-    given = _parse_flags(cls, commands, options, argv, epilog)
-    print_config = given.pop("print_config")
+    called = arguments is not None
+    given = _parse_flags(cls, commands, options, argv, epilog) if arguments is None else {**arguments}
+    print_config = given.pop("print_config", False)
     foreign = _check_variables(environ, commands)
-    path = given.pop("config") or environ.get("GC_CONFIG")
+    path = given.pop("config", None) or environ.get("GC_CONFIG")
     file = _read_file(path, cls, commands)
 
     values: dict[str, Any] = {}
@@ -234,7 +237,7 @@ def read(
     # Options that set others come first.
     for name, each in sorted(options.items(), key=lambda item: not item[1].sets):
         if name in given:
-            raw, origin = given[name], "flag"
+            raw, origin = given[name], "argument" if called else "flag"
         elif each.variable in environ and not is_link(each.variable, environ[each.variable]):
             raw, origin = environ[each.variable], f"environment {each.variable}"
         elif name in file:
@@ -243,13 +246,15 @@ def read(
             raw, origin = preset[name], preset_origin
         elif each.default is not REQUIRED:
             raw, origin = each.default, "default"
+        elif called:
+            raise UsageError(f"{name} is required: pass it as an argument, or set {each.variable}")
         else:
             raise UsageError(f"{each.flag} is required (or set {each.variable}; see {commands[cls]} --help)")
         try:
             values[name] = each.convert(raw, (parsers or {}).get(name))
         except ValueError as error:
             where = f"file {path}" if origin == "file" else origin
-            raise UsageError(f"{each.flag} ({where}): {error}") from None
+            raise UsageError(f"{name if called else each.flag} ({where}): {error}") from None
         origins[name] = origin
         if each.sets:
             preset, preset_origin = each.sets.get(values[name], {}), f"{name} {values[name]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -78,6 +79,33 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
         self.wire_down = self._wire.labels("down", compressor)
         self.raw_up = self._raw.labels("up", compressor)
         self.raw_down = self._raw.labels("down", compressor)
+
+    def numbers(self) -> dict[str, float]:
+        """Return the metrics as plain numbers by name; NaN for a number that is not known yet."""
+        bytes_of = dict.fromkeys(("up", "down"), 0.0)
+        raw_of = dict(bytes_of)
+        for total, metric in ((bytes_of, self._wire), (raw_of, self._raw)):
+            for (direction, _), series in metric.series():
+                total[direction] += series.value
+        spent = {activity: series.value for (activity,), series in self.seconds.series()}
+        decided = {decision: series.value for (decision,), series in self.pushes.series()}
+        steps = sum(self.step_seconds.counts)
+        return {
+            **{f"bytes_{direction}": total for direction, total in bytes_of.items()},
+            **{f"raw_bytes_{direction}": total for direction, total in raw_of.items()},
+            **{
+                f"ratio_{direction}": raw_of[direction] / total if total else math.nan
+                for direction, total in bytes_of.items()
+            },
+            **{
+                f"{activity}_seconds": spent.get(activity, 0.0)
+                for activity in ("computing", "compressing", "pushing", "waiting", "applying")
+            },
+            "step_seconds": self.step_seconds.value / steps if steps else math.nan,
+            **{f"{decision}_pushes": decided.get(decision, 0.0) for decision in ("accepted", "refused")},
+            "skipped_steps": self.skipped.value,
+            "reconnects": self.reconnects.value,
+        }
 
     def step(self) -> None:
         """Mark the start of a step, and observe the seconds since the previous start."""

@@ -28,7 +28,7 @@ WaitUntilGone = Callable[[list[int], float], None]  # the fixture in conftest.py
 
 PROGRAMS = Path(__file__).parent / "programs"
 TRAIN = """
-import os, sys
+import json, os, sys
 import torch
 import gradwire
 
@@ -49,6 +49,7 @@ with gradwire.connect(**({"compressor": "topk:ratio=2"} if sys.argv[1] == "own" 
             optimizer.zero_grad()
         if job.evaluating:
             job.log(loss=loss)
+    print("metrics", json.dumps(job.metrics))
 if sys.argv[1] == "own":
     raise RuntimeError("the disk is full")
 """
@@ -81,6 +82,13 @@ def test_a_script_is_reported_as_a_task_is_and_compared_on_request(
     assert (tmp_path / "here/plot.png").exists()
     assert (tmp_path / "here/run/parameters.safetensors").exists()
     assert "argument fine" in (tmp_path / "here/baseline/worker-1.log").read_text()
+    (said,) = re.findall(r"^metrics (.*)$", (tmp_path / "here/baseline/worker-0.log").read_text(), re.M)
+    metrics = json.loads(said)
+    assert {type(value) for value in metrics.values()} == {float}
+    assert (metrics["version"], metrics["accepted_pushes"]) == (8, 8)
+    assert 0 < metrics["raw_bytes_up"] < metrics["bytes_up"]
+    assert metrics["ratio_up"] == metrics["raw_bytes_up"] / metrics["bytes_up"]
+    assert metrics["step_seconds"] > 0
 
 
 def test_a_script_that_raises_ends_the_run_with_its_traceback_and_a_report(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-from typing import Any
+from pathlib import Path
 
 # Before grpc is imported: gRPC must not handle a DataLoader's forks, and Gradwire logs every error itself.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -41,16 +41,47 @@ __all__ = [
 ]
 
 
-def connect(**options: Any) -> Job:
+def connect(
+    server: str | None = None,
+    *,
+    worker_id: str | None = None,
+    compressor: str | None = None,
+    preset: str | None = None,
+    dense_layers: str | None = None,
+    compressed_layers: str | None = None,
+    state: str | Path | None = None,
+    token_file: str | Path | None = None,
+    tls_ca: str | Path | None = None,
+    tls_cert: str | Path | None = None,
+    tls_key: str | Path | None = None,
+    connect_seconds: float | None = None,
+    give_up_seconds: float | None = None,
+    leave_seconds: float | None = None,
+    threads: int | None = None,
+    http_port: int | None = None,
+    http_host: str | None = None,
+) -> Job:
     """Join a job as a worker and return it. The server must have been started with `gc-server --script`.
 
+    Each argument is the option of gc-worker with its name. One that is None comes from its `GC_` variable,
+    such as GC_COMPRESSOR, else it has the option's default.
+
     Args:
-        options: options of gc-worker by name, such as server="host:50051" or compressor="topk:ratio=100".
-            Other options come from `GC_` variables. Without an address there, torchrun's MASTER_ADDR is used.
-            Metrics are served over HTTP only if `http_port` is given.
+        server: address of the server, such as "host:50051". Without one, and without GC_SERVER, torchrun's
+            MASTER_ADDR is used.
+        worker_id: name of this worker, unique in the job.
+        compressor: compressor of gradients, such as "topk:ratio=100", in place of the server's choice.
+        preset: only preset whose jobs this worker joins.
+        dense_layers, compressed_layers: name patterns of parameters that are never, or always, compressed.
+        state: folder or URL from which this worker resumes after a restart; it needs a `worker_id`.
+        token_file, tls_ca, tls_cert, tls_key: files for access to a server that asks for it.
+        connect_seconds, give_up_seconds: seconds in which to find the server, and to find it again.
+        leave_seconds: seconds in which to push the residual after SIGTERM.
+        threads: number of CPU threads for computation; 0 for one per core.
+        http_port, http_host: address of /metrics and of probes; without `http_port` there are none.
 
     Raises:
-        UsageError: an option does not exist or does not accept its value.
+        UsageError: an option does not accept its value, or no server is named.
         JobFinished: the job has ended. Without a handler the script ends with exit code 0.
         Refused: the server refuses this worker; the message says why.
         UnreachableError: no server has answered within `connect_seconds`.
@@ -63,18 +94,24 @@ def connect(**options: Any) -> Job:
         0
         >>> job.leave()
     """
+    given = {name: value for name, value in locals().items() if value is not None}
     show_in_one_line()
     _check_process()
     environ = {"GC_HTTP_PORT": "-1", **os.environ}
     if "MASTER_ADDR" in environ:
         environ.setdefault("GC_SERVER", environ["MASTER_ADDR"])
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    effective = read(WorkerSettings, COMMANDS, argv=given, environ=environ)
+    if not (server or environ.get("GC_SERVER") or environ.get("GC_CONFIG")):
+        raise UsageError(
+            "gradwire.connect: no server is named; pass its address, as in gradwire.connect('host:50051'), "
+            "or set the variable GC_SERVER; gc-run --script does so, and starts a server"
+        )
+    arguments = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    effective = read(WorkerSettings, COMMANDS, argv=(), environ=environ, arguments=arguments)
     if effective.foreign:
         log.warning("%s", effective.foreign)
-    if threads := effective.settings.threads:
-        torch.set_num_threads(threads)
-        set_threads(threads)
+    if own := effective.settings.threads:
+        torch.set_num_threads(own)
+        set_threads(own)
     return Job(effective)
 
 

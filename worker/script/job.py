@@ -125,10 +125,8 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """Rank of this worker: the smallest number from 0 that no other member had when it joined.
-
-        A member that was lost and returns may get another rank: ask again in each epoch.
-        """
+        """Rank of this worker: the smallest number from 0 that no other member had when it joined. A member
+        that was lost and returns may get another one: ask again in each epoch."""
         return self._member.connection.rank
 
     @property
@@ -145,11 +143,10 @@ class Job:
 
     @property
     def total_steps(self) -> int:
-        """Number of steps of the whole job, with the present number of workers, for schedulers that are
-        stepped once for each `optimizer.step()` and passed to `follow`.
+        """Number of steps of the whole job, for schedulers that are stepped once for each `optimizer.step()`
+        and passed to `follow`. It changes when workers join or leave; `progress` does not.
 
-        It changes when workers join or leave; `progress` does not. Before the first batch it is computed from
-        `--min-workers` and the data set that was last passed to `batches` or `steps`.
+        Before the first batch it follows from `--min-workers` and the data set of `batches` or `steps`.
 
         Raises:
             ScriptError: the number is not known yet, or only time ends the job.
@@ -158,10 +155,8 @@ class Job:
 
     @property
     def progress(self) -> float:
-        """Fraction of the job that is done at the present batch, 0 to 1; 0 if only time ends the job.
-
-        It does not depend on the number of workers, and is the same for all workers that compute the same
-        step; in local mode it may differ by less than a local step.
+        """Fraction of the job that is done at the present batch, 0 to 1; 0 if only time ends the job. It is
+        the same for all workers that compute the same step; in local mode it may differ by less than a step.
         """
         return 1.0 if self.done else self._length.progress
 
@@ -174,10 +169,10 @@ class Job:
 
     @property
     def evaluation(self) -> Mapping[str, float]:
-        """Metrics of the job's last evaluation, by name; empty before the first.
+        """Metrics of the job's last evaluation, by name; empty before the first. All workers that compute the
+        same step have the same.
 
-        All workers that compute the same step have the same. The evaluation of an epoch is made while the
-        next one has begun, so after the loop over an epoch's batches this is the one of the epoch before.
+        An epoch is evaluated in the next one: after the loop over its batches this is of the epoch before.
         """
         known = () if self._driver.assignments is None else self._driver.assignments.evaluations
         return known[-1] if known else {}
@@ -191,6 +186,11 @@ class Job:
         """
         assignments = self._driver.assignments
         return {} if assignments is None else assignments.session.best
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Numbers of this worker by name, for any logger: bytes, seconds and others; NaN for unknown ones."""
+        return {"version": float(self.version), **self._member.metrics.numbers()}
 
     # ---- model and optimizer
 

@@ -91,14 +91,16 @@ def say(**fields: Any) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     take, kind, *options = sys.argv[1:]
-    words = dict(zip((each[2:].replace("-", "_") for each in options[::2]), options[1::2], strict=True))
+    words: dict[str, Any] = dict(
+        zip((each[2:].replace("-", "_") for each in options[::2]), options[1::2], strict=True)
+    )
     if state := os.environ.get("STATE"):
         words["state"] = state
     declared = int(os.environ.get("DECLARED", "0"))
     model = network()
     own = torch.optim.SGD(model.parameters(), lr=RATE)
     rates, lengths, totals, left = list[float](), list[tuple[int, int]](), list[int](), list[bool]()
-    with gradwire.connect(**words) as job:  # pyright: ignore[reportArgumentType]
+    with gradwire.connect(**words) as job:
         model, optimizer = job.attach(model, own)
         schedule = job.follow(schedule_of(optimizer))
         how: dict[str, Any] = {"no_sync": job.no_sync} if "NO_SYNC" in os.environ else {}

@@ -46,7 +46,9 @@ def main(loop: str, *options: str) -> int:
     torch.set_num_threads(1)
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 4))
-    given = dict(zip((each[2:].replace("-", "_") for each in options[::2]), options[1::2], strict=True))
+    given: dict[str, Any] = dict(
+        zip((each[2:].replace("-", "_") for each in options[::2]), options[1::2], strict=True)
+    )
     with gradwire.connect(**given) as job:
         torch.manual_seed(10 + job.rank)
         random.seed(10 + job.rank)

@@ -461,7 +461,9 @@ def say(message: str, **more: Any) -> None:
 def main(name: str, *options: str) -> int:
     torch.set_num_threads(1)
     loop, optimizer = LOOPS[name]
-    given = dict(zip((each[2:].replace("-", "_") for each in options[::2]), options[1::2], strict=True))
+    given: dict[str, Any] = dict(
+        zip((each[2:].replace("-", "_") for each in options[::2]), options[1::2], strict=True)
+    )
     try:
         with gradwire.connect(**given) as job:
             model = MODELS.get(name, network)()

@@ -275,7 +275,9 @@ def say(message: str, **more: Any) -> None:
 
 def main(loop: str, *options: str) -> int:
     torch.set_num_threads(1)
-    given = dict(zip((each[2:].replace("-", "_") for each in options[::2]), options[1::2], strict=True))
+    given: dict[str, Any] = dict(
+        zip((each[2:].replace("-", "_") for each in options[::2]), options[1::2], strict=True)
+    )
     try:
         with gradwire.connect(**given) as job:
             model, losses = LOOPS[loop](job)

@@ -1,10 +1,21 @@
-"""`gradwire.connect` and the process that calls it: children of multiprocessing, forks, a second call."""
+"""`gradwire.connect`: its arguments, and the process that calls it: children of multiprocessing, forks."""
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+import gradwire
+from gradwire.common.configuration import options_of
+from gradwire.settings import WorkerSettings
+
+# Of a worker that trains a task: the script decides the device, and has a log of its own.
+NO_ARGUMENTS = {"task", "allow_task", "device", "log_format"}
+PATHS = {"state", "token_file", "tls_ca", "tls_cert", "tls_key"}
 
 WITHOUT_GUARD = """
 import multiprocessing, sys, numpy, gradwire
@@ -27,6 +38,33 @@ if __name__ == "__main__":
     process.join()
     sys.exit(process.exitcode)
 """
+
+
+def test_connect_has_every_option_of_a_worker_that_concerns_a_script() -> None:
+    options = options_of(WorkerSettings)
+    parameters = inspect.signature(gradwire.connect).parameters
+    assert parameters.keys() == options.keys() - NO_ARGUMENTS
+    for name, parameter in parameters.items():
+        also = " | Path" if name in PATHS else ""
+        assert parameter.annotation == f"{options[name].kind.__name__}{also} | None", name
+        assert (parameter.kind is parameter.KEYWORD_ONLY) == (name != "server")
+
+
+def test_a_wrong_argument_is_named_by_type_checkers_too() -> None:
+    """mypy, which `make check` runs, complains if one of these comments is not needed."""
+    with pytest.raises(TypeError, match="compresor"):
+        gradwire.connect(compresor="4bit")  # type: ignore[call-arg]  # pyright: ignore
+    with pytest.raises(gradwire.UsageError, match=r"^connect_seconds \(argument\): expected a finite number"):
+        gradwire.connect("host", connect_seconds="soon")  # type: ignore[arg-type]  # pyright: ignore
+    with pytest.raises(gradwire.UsageError, match=r"^server \(argument\): "):
+        gradwire.connect("host:port")
+
+
+def test_without_a_server_the_call_and_the_variable_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("GC_SERVER", "GC_CONFIG", "MASTER_ADDR"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(gradwire.UsageError, match=r"gradwire\.connect\('host:50051'\).*GC_SERVER"):
+        gradwire.connect()
 
 
 def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
