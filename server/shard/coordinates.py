@@ -1,7 +1,8 @@
 """The mean of pushes that hold tensors as coordinates in the job's bases (`compressors/bases`).
 
 Coordinates are summed as they are, in rank order, and a matrix arises once: from their mean. That mean is
-rounded to float16 with an exponent, the form in which it travels to the replicas. The server itself uses the
+rounded to the form in which it travels to the replicas: 8 bits and a scale for each 128 numbers, rounded at
+random without bias, if all pushes have codes; otherwise float16 with an exponent. The server itself uses the
 rounded numbers, so each replica that expands them has the same gradient, and the same next bases.
 
 A push may hold such a tensor otherwise: as float32 because of a spike or because its worker leaves, or dense
@@ -13,9 +14,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from ...compressors import (
     AUTO,
@@ -24,14 +26,19 @@ from ...compressors import (
     CodeFormat,
     DenseFormat,
     DensePayload,
+    LinearPayload,
     ProjectedPayload,
+    Random,
+    StepContext,
     dense_payload,
+    parse_compressor,
     reduce_payloads,
     sum_coordinates,
 )
 from ...compressors.payload import EXPONENTS, NO_BYTES
 from .mean import Float32, Payloads
 
+CODER = parse_compressor("qsgd:bits=8,bucket=128,feedback=off").build()
 HALF_EXPONENT = 15  # numbers below 2**15 leave room for rounding below the largest float16
 
 
@@ -68,11 +75,11 @@ def described(bases: Bases, stepped: frozenset[int], downlink: str) -> str:
     change = sum(CodeFormat.SIGNED_4BIT.code_bytes(bases.specs[tensor].elements) for tensor in bases.counts)
     if stepped:
         return (
-            f"updates of {len(stepped)} tensors are {coordinates} bytes of coordinates of the mean gradient, "
+            f"updates of {len(stepped)} tensors are up to {coordinates} bytes of the mean's coordinates, "
             f"without {change} bytes of a change as 4bit: each replica takes the optimizer's step itself"
         )
     return (
-        f"updates of {len(bases.counts)} tensors are a change as {downlink} and {coordinates} bytes of "
+        f"updates of {len(bases.counts)} tensors are a change as {downlink} and up to {coordinates} bytes of "
         "coordinates; with --downlink auto they would be the coordinates alone"
     )
 
@@ -89,6 +96,7 @@ def add_up_in_bases(
     pushes: Sequence[Payloads],
     factors: Sequence[float],
     out: Float32,
+    key: Sequence[int],
 ) -> dict[int, MeanCoordinates]:
     """Overwrite `out` with the weighted sum of pushes, some of which hold tensors as coordinates.
 
@@ -98,6 +106,7 @@ def add_up_in_bases(
         pushes: payloads of the range from each push, end to end, in rank order.
         factors: factor of each push.
         out: receives the sum: float32, shape (elements of the range,).
+        key: numbers that, with a tensor's index, seed the rounding of its mean.
 
     Returns:
         The mean coordinates of each tensor that some push holds as such, by its index.
@@ -122,7 +131,9 @@ def add_up_in_bases(
         sum_coordinates([payload for payload, _ in pairs], [factor for _, factor in pairs], total)
         if not np.isfinite(total).all():
             raise FloatingPointError(f"mean coordinates of {bases.specs[tensor].name!r} are not finite")
-        payload = rounded(bases.specs[tensor].elements, total)
+        coded = not any(isinstance(payload.values, DensePayload) for payload, _ in pairs)
+        context = StepContext(samples=1, version=0, random=Random((*key, tensor)))
+        payload = rounded(bases.specs[tensor].elements, total, context if coded else None)
         sum_coordinates([payload], [1.0], total)
         found[tensor] = MeanCoordinates(payload, total, tensor not in otherwise)
         bases.expand(tensor, total, out[starts[tensor] - start : starts[tensor + 1] - start])
@@ -135,9 +146,18 @@ def add_up_in_bases(
     return found
 
 
-def rounded(elements: int, coordinates: Float32) -> ProjectedPayload:
-    """Return coordinates as float16, scaled by a power of two such that neither large nor tiny ones are lost.
-    elements: number of elements of the tensor."""
+def rounded(elements: int, coordinates: Float32, context: StepContext | None = None) -> ProjectedPayload:
+    """Return coordinates as 8 bits each, or as float16, scaled by a power of two such that neither large nor
+    tiny ones are lost.
+
+    Args:
+        elements: number of elements of the tensor.
+        context: random numbers for rounding to 8 bits; None for float16.
+    """
+    if context is not None:
+        codes, _ = CODER.compress(torch.from_numpy(coordinates), None, context)
+        assert isinstance(codes, LinearPayload)
+        return ProjectedPayload(elements=elements, values=replace(codes, data=NO_BYTES), data=codes.data)
     largest = float(np.abs(coordinates).max(initial=0.0))
     exponent = math.frexp(largest)[1] - HALF_EXPONENT if largest else 0
     exponent = min(max(exponent, EXPONENTS[0]), EXPONENTS[1])

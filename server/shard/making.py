@@ -344,7 +344,8 @@ class SteppedStore(Store):
         """Write the sum of a range from `start` on into `out` where pushes hold tensors as coordinates, and
         keep the mean coordinates."""
         try:
-            step.means |= add_up_in_bases(bases, self.plan.starts, start, stretch.pushes, factors, out)
+            key = self._seed, 0, step.version
+            step.means |= add_up_in_bases(bases, self.plan.starts, start, stretch.pushes, factors, out, key)
         except FloatingPointError as error:
             raise DivergedError(f"{error} at version {step.version}") from None
 

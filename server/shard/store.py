@@ -144,6 +144,7 @@ class Store:
         if compressor is not None and compressor.shared:
             self.bases = Bases.of_job(manifest.specs, compressor, seed)
         self._named = "" if self.bases is None else str(compressor)
+        self._seed = seed
         self.stepped = stepped_by_replicas(self.bases, downlink)
         self._downlink = Downlink(
             *(manifest, self.plan, self._flat, downlink, seed),

@@ -5,21 +5,35 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pushes import Applied, Share, apply, bits, pushed, receive, replica_bits, snapshot, take
-from window import WINDOW
 
 from gradwire.common.parts import Plan, arrange
-from gradwire.compressors import Bases, LayerRule, ModelCompressor, PushTerms, parse_compressor
+from gradwire.compressors import (
+    Bases,
+    LayerRule,
+    ModelCompressor,
+    ProjectedPayload,
+    PushTerms,
+    StepContext,
+    parse_compressor,
+    sum_coordinates,
+)
+from gradwire.compressors import Random as Chance
 from gradwire.compressors.registry import BUILT_IN
 from gradwire.optim.optimizer import Optimizer, OptimizerGroup, parse_optimizer
 from gradwire.proto import messages as m
+from gradwire.server.shard.coordinates import rounded
 from gradwire.server.shard.making import SteppedStore, StepRules
+from gradwire.server.shard.mean import Float32
 from gradwire.server.streams.updates import Broadcast
 from gradwire.worker.session.groups import ParameterGroups
 from gradwire.worker.session.replica import Replica
 from gradwire.worker.session.shared import SharedState
+
+from ...compressors.window import WINDOW
 
 SEED, RATE = 5, 0.05
 
@@ -30,8 +44,11 @@ def window(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model() -> torch.nn.Module:
+    """A model with a parameter in bfloat16, of which the replica has the master, and a frozen one."""
     torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.Linear(12, 8), torch.nn.Linear(8, 5))
+    made = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.Linear(12, 8), torch.nn.Linear(8, 5))
+    made[2].to(torch.bfloat16).bias.requires_grad_(False)
+    return made
 
 
 class Calm(Random):
@@ -39,6 +56,12 @@ class Calm(Random):
 
     def random(self) -> float:
         return 1.0
+
+
+def values_of(payload: ProjectedPayload) -> Float32:
+    found = np.empty(payload.count, np.float32)
+    sum_coordinates([payload], [1.0], found)
+    return found
 
 
 class Job:
@@ -58,7 +81,7 @@ class Job:
         ]
 
     def new_store(self, plan: Plan | None = None) -> SteppedStore:
-        values = [parameter.detach().reshape(-1).numpy() for parameter in model().parameters()]
+        values = [values.view(np.float32).copy() for values in self.replica().values()]
         groups = self.manifest.optimizer_groups(self.job)
         return SteppedStore(
             self.manifest,
@@ -75,7 +98,7 @@ class Job:
         """A replica of the first parameters, at no version."""
         names = [name for name, _ in model().named_parameters()]
         number_of = {name: int(name.startswith("1.")) for name in names}
-        made = Replica(model(), 100, ParameterGroups(groups=self.groups, number_of=number_of))
+        made = Replica(model(), 100, ParameterGroups(groups=self.groups, number_of=number_of), masters=True)
         bases = Bases.of_job(made.manifest.specs, self.compressor, SEED)
         made.shared = SharedState(bases, made.manifest.optimizer_groups(self.job), made.manifest.group_of)
         made.adopt(self.store.plan if hasattr(self, "store") else made.manifest.plan())
@@ -84,7 +107,7 @@ class Job:
     def shares(self, draw: Random, version: int) -> list[Share]:
         """The pushes of a version: tensors that are absent, spikes, and a worker's last push among them."""
         found: list[Share] = []
-        absent = {index for index in range(6) if draw.random() < 0.15}
+        absent = {index for index in range(len(self.manifest.specs)) if draw.random() < 0.15}
         for rank, worker in enumerate(self.workers):
             generator = torch.Generator().manual_seed(1000 * version + rank)
             scale = 1e4 if version == 17 and rank == 1 else 1.0
@@ -163,6 +186,19 @@ def test_an_update_has_the_coordinates_of_the_mean_and_no_change() -> None:
     assert len(projected) == 3
     assert {each.content for each in projected} == {m.Content.GRADIENT}
     assert not header.beside
+
+
+def test_coordinates_of_coded_pushes_are_rounded_to_eight_bits_without_bias() -> None:
+    """Those of pushes as float32 or float16 are float16, of any magnitude."""
+    drawn = np.random.default_rng(1).standard_normal(256).astype(np.float32)
+    contexts = [StepContext(samples=1, version=0, random=Chance((seed,))) for seed in range(200)]
+    coded = [values_of(rounded(512, drawn, context)) for context in contexts]
+    step = np.abs(drawn).max() / 127
+    assert all(np.abs(each - drawn).max() <= step * 1.001 for each in coded)
+    assert np.abs(np.mean(coded, axis=0) - drawn).max() < step / 4
+    for scale in (1e-30, 1.0, 1e30):
+        given = drawn * np.float32(scale)
+        assert np.abs(values_of(rounded(512, given)) - given).max() <= np.abs(given).max() / 1000
 
 
 @pytest.mark.parametrize("downlink", ["none", "4bit"])
