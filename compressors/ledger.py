@@ -111,6 +111,7 @@ class Ledger:
         self._elements = sum(elements)
         self._has_velocity = velocity
         self._residual: torch.Tensor | None = None  # allocated on first use: many jobs never need it
+        self._reserved: torch.Tensor | None = None  # zeros that the first use takes
         self._velocity: torch.Tensor | None = None
         self._draft_residual: torch.Tensor | None = None
         self._draft_velocity: torch.Tensor | None = None
@@ -122,8 +123,15 @@ class Ledger:
     def residual(self) -> torch.Tensor:
         """Residual of all tensors: float32, shape (elements of all tensors,)."""
         if self._residual is None:
-            self._residual = self._zeros()
+            self._residual = self._zeros() if self._reserved is None else self._reserved
+            self._reserved = None
         return self._residual
+
+    def reserve(self) -> None:
+        """Take the memory of residual and draft before the first step; the system hands it out slowly."""
+        if self._residual is None and self._reserved is None:
+            self._reserved = self._zeros()
+            self.draft.zero_()
 
     @property
     def velocity(self) -> torch.Tensor | None:
@@ -201,6 +209,7 @@ class Ledger:
             None if image[name] is None else image[name].to(self._device) for name in ("residual", "velocity")
         )
         self.states, self.slices, self._latest = image["states"], image["slices"], None
+        self._reserved = None
         self.usual = image["usual"].copy()
 
     @property
@@ -221,7 +230,7 @@ class Ledger:
         if device == self._device:
             return
         self._device = device
-        for name in ("_residual", "_velocity", "_draft_residual", "_draft_velocity"):
+        for name in ("_residual", "_reserved", "_velocity", "_draft_residual", "_draft_velocity"):
             buffer: torch.Tensor | None = getattr(self, name)
             if buffer is not None:
                 setattr(self, name, buffer.to(device))

@@ -24,9 +24,11 @@ from ..compressors import parse_compressor, suited
 from ..compressors.advice import LOSES
 from ..compressors.sizes import CompressionCosts
 from ..optim.optimizer import parse_optimizer
+from ..optim.steps import COUNT, memory_names
 from ..planning import models
 from ..planning.fusion import Reason
 from ..planning.job import JobProfile, StepOptions, seamgs_reasons
+from ..planning.memory import JobMemory, memory_of
 from ..planning.predictions import WORTH, Prediction, faster_than, predict, rank, recommend
 from .arguments import access_files_of, add_access_files, at_least_one, command_parser, file_to_write
 from .plan_models import model_tensors
@@ -208,10 +210,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gc-plan: {error}", file=sys.stderr)
         return Exit.USAGE
     chosen = recommend([each for each in ranked if loses_little(losses, each)] or ranked)
-    reason = reason_for(profile, chosen, ranked, losses)
+    reason, memory = reason_for(profile, chosen, ranked, losses), memory_for(profile, chosen, given.optimizer)
     presets = ranked_presets(profile) if given.presets else {}
     if given.json is not None:
-        text = to_json(given.model, profile, ranked, chosen, reason, presets, losses)
+        text = to_json(given.model, profile, ranked, chosen, reason, presets, losses, memory)
         if given.json == "-":
             print(text, end="")
             return Exit.DONE
@@ -224,6 +226,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if job is not None:
         print(job.comparison())
     print(reason, *(f"    {line}" for line in commands(profile, chosen.choice)), sep="\n")
+    if memory is not None:
+        print(memory_line(memory))
     if presets:
         fastest, step = next(iter(presets.items()))
         print(f"Fastest preset: {step.step_s:.3g} s per step; docs/how-to/slow-link.md has measured losses.")
@@ -325,6 +329,33 @@ def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Predict
     return found + f"{best} would make it {times[best]:.3g} s."
 
 
+def memory_for(profile: JobProfile, chosen: Prediction, optimizer: str | None) -> JobMemory | None:
+    """Return the memory of the recommended way; None where it is not known."""
+    choice = chosen.choice
+    if chosen.timeline is None:  # no step that passes part by part through a server
+        return None
+    states = 0 if optimizer is None else len(memory_names(parse_optimizer(optimizer)) - {COUNT})
+    wrapping = parse_compressor(choice.compressor.name).wrapping
+    return memory_of(
+        profile.shapes,
+        profile.workers,
+        choice.compressor,
+        feedback=wrapping is not None and wrapping.feedback,
+        overlap=choice.overlap,
+        redundancy=choice.redundancy,
+        states=states,
+    )
+
+
+def memory_line(memory: JobMemory) -> str:
+    """Return a line with the memory at a worker and at the server."""
+    worker, server = (each / 1e9 for each in (memory.worker_bytes, memory.server_bytes))
+    return (
+        f"Memory beside programs and activations: {worker:.3g} GB at a worker, {server:.3g} GB at the server "
+        "(docs/reference/memory.md)."
+    )
+
+
 def seamgs_line(profile: JobProfile, chosen: Prediction) -> str:
     """Return a line with the number of neighbouring tensors that `--fusion seamgs` would leave apart, and
     why, with the recommended compressor."""
@@ -343,6 +374,7 @@ def to_json(
     reason: str,
     presets: Mapping[str, Prediction],
     losses: Losses,
+    memory: JobMemory | None,
 ) -> str:
     """Return a JSON object with the job, all predictions, and the recommended one with its timeline. `model`
     names the model or, for a running job, its task."""
@@ -363,6 +395,7 @@ def to_json(
         "recommended": {
             **to_json_dict(chosen),
             "reason": reason,
+            "memory": None if memory is None else dataclasses.asdict(memory),
             "commands": commands(profile, chosen.choice),
             "spans": [dataclasses.asdict(span) for span in timeline],
             # By tensor but the last, in forward order: why it is not merged with the next one; null if it is.

@@ -363,7 +363,8 @@ class Conductor:
         failpoints.reached("version.applied")
         broadcast.finish()
         self.ended_at = self.now()
-        self._publishing.published(broadcast)
+        members = self.core.state.roster.members.values()
+        self._publishing.published(broadcast, [each.version for each in members])
         count_version(self.metrics, action, report, started, self.ended_at)
         await self.applied(action.version)
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import grpc
 
 from ...common.configuration import shared
+from ...common.free_memory import give_back
 from ...common.naming import MAX_LABEL_CHARACTERS, NAME_RULE, shown, why_no_label, why_no_name
 from ...common.parts import LEAST_BYTES, Plan
 from ...common.rate import Rate
@@ -260,6 +261,7 @@ class Service:
         except asyncio.CancelledError:  # the connection broke before the answer, and the worker will ask
             self._upload = self._upload or upload
             raise
+        give_back()
         self._metrics.received_raw(manifest.raw_bytes)
         log.info(
             "model received: %d tensors, %d parameters, %d training samples from worker %r",

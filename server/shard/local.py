@@ -285,13 +285,20 @@ class LocalShard:
             return self._run(self._report, self._opened)
         self._ordered = order.version
         self._close_round()
-        applying = self._run(self._apply, self._opened, order, pushes, self._on_loop(send), learning_rates)
+        owned = [pushes]  # so that only the store refers to them
+        del pushes
+        applying = self._run(self._apply, self._opened, order, owned, self._on_loop(send), learning_rates)
         return self._then(applying, self.reported.applied)
 
     def _apply(
-        self, store: SteppedStore, order: Apply, pushes: Sequence[Push], send: Send, rates: Sequence[float]
+        self,
+        store: SteppedStore,
+        order: Apply,
+        owned: list[Sequence[Push]],
+        send: Send,
+        rates: Sequence[float],
     ) -> Applied:
-        return self._report(store, store.apply(order, pushes, send, rates))
+        return self._report(store, store.apply(order, owned.pop(), send, rates))
 
     @staticmethod
     def _report(store: SteppedStore, passed_over: int = 0) -> Applied:

@@ -203,8 +203,10 @@ class SteppedStore(Store):
             }
             if self._rules.clip_norm and enough and pairs:
                 self._clip(step, shares)
-            for number, of_part in shares.items():
-                self._add(step, number, of_part, send)
+            held = len(pairs)
+            del pushes, pairs  # the payloads of a part are freed once it is stepped
+            for number in list(shares):
+                self._add(step, number, shares.pop(number), send)
         except Exception:
             self._roll_back(step.before)
             raise
@@ -217,7 +219,7 @@ class SteppedStore(Store):
             self._norms.append(totals)
             self._average_norms()
         self._compensation.keep(self.version, self._downlink.replica, order.bases)
-        return 0 if enough else len(pairs)
+        return 0 if enough else held
 
     def undo(self) -> None:
         """Roll back to the last version, if parts of the next one have been stepped and a copy of the

@@ -109,15 +109,19 @@ class Publishing:
             self._follow(worker, broadcast)
         return broadcast
 
-    def published(self, update: Broadcast) -> None:
-        """Keep the complete update of the newest version for workers that missed it. Drop older updates once
-        a snapshot is smaller than all of them together."""
+    def published(self, update: Broadcast, versions: Iterable[int | None]) -> None:
+        """Keep the complete update of the newest version for workers that missed it. Drop older updates that
+        no member needs, and those that are larger together than a snapshot. versions: versions of the
+        members' replicas; None without one."""
         self._snapshot = None
         updates = self._updates
         if update.whole:
             updates.clear()
         updates.append(update)
-        while len(updates) > 1 and sum(each.wire_bytes for each in updates) > update.raw_bytes:
+        oldest = min((each for each in versions if each is not None), default=update.version)
+        while len(updates) > 1 and (
+            updates[0].version <= oldest or sum(each.wire_bytes for each in updates) > update.raw_bytes
+        ):
             updates.popleft()
 
     def drop_snapshot(self) -> None:

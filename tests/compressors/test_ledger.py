@@ -24,6 +24,7 @@ from gradwire.compressors import (
     decode,
 )
 from gradwire.compressors.feedback import ErrorFeedback
+from gradwire.compressors.ledger import Ledger
 from gradwire.compressors.registry import BUILT_IN, create
 
 SPECS = [
@@ -337,3 +338,12 @@ def test_a_push_that_counts_leaves_its_buffer_to_the_next_step() -> None:
         buffers.add(subject.ledger.residual.data_ptr())
         subject.ledger.keep(sent)
     assert len(buffers) == 2
+
+
+def test_reserved_memory_becomes_the_residual_and_the_draft() -> None:
+    subject = Ledger([2, 3])
+    subject.reserve()
+    draft = subject.draft.data_ptr()
+    assert subject.unused
+    assert subject.residual.tolist() == [0.0] * 5
+    assert (subject.draft.data_ptr(), subject.draft.tolist()) == (draft, [0.0] * 5)

@@ -37,6 +37,7 @@ def test_it_recommends_a_way_and_says_why(capsys: pytest.CaptureFixture[str]) ->
         "Recommended: ",
         "takes longest",
         "would make",
+        "Memory beside programs and activations: ",
     ):
         assert words in said
     assert "gc-server --min-workers 16" in said
@@ -130,6 +131,7 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert {each["compressor"] for each in found["predictions"]} >= {"none", "4bit", "topk:ratio=100"}
     assert {each["mode"] for each in found["predictions"]} >= {"sync", "stale", "ring fp32", "local:steps=8"}
     assert found["recommended"]["spans"]
+    assert found["recommended"]["memory"]["server_bytes"] > 2 * 4 * found["parameters"]
     path = tmp_path / "plan.json"
     assert main([*GIVEN.split(), "--json", str(path)]) == Exit.DONE
     assert json.loads(path.read_text()) == found

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...common.free_memory import FreeMemory, give_back
 from ...common.parts import Plan
 from ...compressors import PushTerms
 from ...proto import messages as m
@@ -18,7 +19,6 @@ from .auto import Auto
 from .calls import Earlier
 from .compression import Compression
 from .connection import Connection
-from .memory import FreeMemory
 from .own_state import OwnState
 from .packets import Packets
 from .pushes import Push, Pushes
@@ -103,7 +103,7 @@ class Session:
         self._reconnects = 0
         self._held: m.Assignment | None = None  # assignment that waits until the replica is at its version
         self._waiting = WaitingLog()
-        self._free = FreeMemory(2 * replica.manifest.raw_bytes)
+        self._free = FreeMemory(replica.manifest.raw_bytes // 2)
 
     # ---- state, for the owner
 
@@ -174,6 +174,9 @@ class Session:
                 self._connection.stepped(0)
                 self._state.mark_current()
                 self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
+            give_back()
+        if any(self.compression.compressor.feedback):
+            self.compression.ledger.reserve()
         restored = self.saving.restored is not None
         known = {} if self.replica.shared is None else {"shared": self.replica.shared.sizes}
         manifest = self.replica.manifest

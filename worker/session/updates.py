@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
+from ...common.free_memory import give_back
 from ...common.parts import Plan
 from ...proto import messages as m
 from ...proto.replicas import is_checked
@@ -35,15 +37,23 @@ class Updates:
     def add(self, received: Received, *, early: bool) -> None:
         """Collect a part of an update, and apply the update once all of its parts have arrived.
 
-        Parts wait because the server may still request work at the present version. early: True to apply the
-        part at once. The replica can restore the previous values.
+        Parts wait because the server may still request work at the present version; those of a snapshot for
+        an invalid replica do not. early: True to apply the part at once. The replica can restore the previous
+        values.
         """
         update = received.update
         if self._replica.version is None and not update.whole:
             return  # it was sent before the server heard that the replica is invalid
+        snapshot = self._replica.version is None
         if update.version != self._arriving_version:
             self._arriving_version = update.version
             self._arriving.clear()
+            if snapshot:
+                self._replica.invalidate()
+        if snapshot:
+            with self._metrics.during("applying"):
+                self._replica.apply(update, received.payloads)
+            received = replace(received, payloads=())  # frees them: all together are a second model
         self._arriving[update.part] = received
         if early and update.version - 1 == self._replica.version:
             with self._metrics.during("applying"):
@@ -55,6 +65,8 @@ class Updates:
         with self._metrics.during("applying"):
             for each in parts:
                 self._replica.apply(each.update, each.payloads)
+        if snapshot:
+            give_back()
         # For the metric: uncompressed, the last of several updates in a row would have been enough.
         self._raw_arrived = self._replica.manifest.raw_bytes
         if self._replica.version is not None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.worker.session import memory
-from gradwire.worker.session.memory import LEAST_BYTES, FreeMemory
+from gradwire.common import free_memory as memory
+from gradwire.common.free_memory import LEAST_BYTES, FreeMemory
 
 MIB = 1 << 20
 
@@ -36,7 +36,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Looks when so much is free, after some seconds; returns how often memory has been given back."""
     free, given, now = [0], list[int](), [100.0]
     monkeypatch.setattr(memory, "_functions", lambda: (lambda: free[0], lambda: given.append(1)))
-    monkeypatch.setattr("gradwire.worker.session.memory.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gradwire.common.free_memory.time.monotonic", lambda: now[0])
     subject = FreeMemory(0)
 
     def look(free_bytes: int, after_s: float = memory.EVERY_S) -> int:

@@ -37,6 +37,12 @@ def _functions() -> tuple[Callable[[], int], Callable[[], object]] | None:
     return (lambda: int(info().fordblks)), (lambda: trim(ctypes.c_size_t(0)))
 
 
+def give_back() -> None:
+    """Return all free memory to the system, of which the chunks of a whole model leave much."""
+    if (functions := _functions()) is not None:
+        functions[1]()
+
+
 class FreeMemory:
     """Limits the growth of malloc's free memory.
 

@@ -1,0 +1,49 @@
+"""Memory that a job needs beside its programs: docs/reference/memory.md has the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..compressors.sizes import CompressionCosts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobMemory:
+    """Bytes that a worker and the server need at most in ordinary steps, beside activations and programs."""
+
+    worker_bytes: float
+    server_bytes: float
+
+
+def memory_of(
+    shapes: Sequence[Sequence[int]],
+    workers: int,
+    compressor: CompressionCosts,
+    *,
+    feedback: bool,
+    overlap: str = "backward",
+    redundancy: int = 1,
+    states: int = 0,
+) -> JobMemory:
+    """Return the memory of a job in mode sync.
+
+    Args:
+        shapes: shapes of the model's tensors.
+        feedback: True if the compressor has a residual.
+        overlap: value of --overlap; with both, a worker can undo a step and early parts.
+        redundancy: number of workers that compute each gradient and push a slice of it, which they can undo.
+        states: number of the optimizer's tensors for each parameter, such as 2 for Adam.
+    """
+    model = 4 * sum(map(math.prod, shapes))
+    largest = 4 * max(map(math.prod, shapes))
+    down = compressor.down(workers)
+    push, update = (sum(map(each.sent_bytes, shapes)) for each in (compressor.up, down))
+    both = overlap == "both"
+    copies = 2 + both + feedback * (2 + (both or redundancy > 1))
+    push /= redundancy
+    return JobMemory(
+        worker_bytes=copies * model + push + update,
+        server_bytes=(1 + (down.element_bytes < 4) + states) * model + largest + workers * push + update,
+    )
