@@ -3,8 +3,8 @@
     python -m gradwire.benchmarks.ddp MODEL SECONDS TRACE STEPS [RANK WORLD ADDRESS HOOK]
 
 SECONDS and TRACE are arguments of `layers.task`: emulated computation, and a folder for the trace.
-HOOK is `fp32`, `fp16`, `powersgd` (rank 4, everything in one bucket: with several it
-deadlocks under gloo), or `gradwire:` and a compressor for `gradwire.ddp`. Without the last four arguments the
+HOOK is `fp32`, `fp16`, `powersgd` (rank 4, everything in one bucket: with several it deadlocks under gloo),
+or `gradwire:` and `COMPRESSOR[/EXCHANGE[/ENTROPY]]` for `gradwire.ddp`. Without the last four arguments the
 process computes alone: no exchange, no optimizer.
 """
 
@@ -19,12 +19,14 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from .. import ddp
+from .arguments import BenchError
 from .layers import task
 
 RANK = 4  # of PowerSGD
 LEARNING_RATE = 1e-3
 WHOLE_MODEL_MB = 1 << 20  # a size of buckets that no model exceeds
 OURS = "gradwire:"  # prefix of a hook that is a compressor of ours
+HOOKS = "SPEC[/EXCHANGE[/ENTROPY]]"
 
 
 def main(arguments: list[str]) -> int:
@@ -69,10 +71,24 @@ def distributed(network: torch.nn.Module, hook: str) -> torch.nn.Module:
         )
         wrapped.register_comm_hook(low_rank, powerSGD_hook.powerSGD_hook)
     if hook.startswith(OURS):
-        state = ddp.state(hook.removeprefix(OURS), named_parameters=network.named_parameters())
+        state = hook_state(hook.removeprefix(OURS), network)
         wrapped.register_comm_hook(state, ddp.hook)
     module: torch.nn.Module = wrapped
     return module
+
+
+def hook_state(text: str, network: torch.nn.Module | None = None) -> ddp.HookState:
+    """Return the state of a hook of ours, `COMPRESSOR[/EXCHANGE[/ENTROPY]]`; without a network, to check it.
+
+    Raises BenchError if it cannot be parsed.
+    """
+    compressor, *more = text.split("/")
+    options: dict[str, Any] = dict(zip(("exchange", "entropy"), more, strict=False))
+    names = None if network is None else network.named_parameters()
+    try:
+        return ddp.state(compressor, named_parameters=names, **options)
+    except ValueError as error:
+        raise BenchError(f"--hooks: {error}") from None
 
 
 if __name__ == "__main__":

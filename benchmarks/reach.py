@@ -27,14 +27,13 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .. import ddp
 from ..common.exits import Exit
 from ..common.presets import PRESETS
 from ..deploy.daemons import at, free_port
 from . import output
 from .arguments import BenchError, at_least_one, json_option, numbers, option, some_of
 from .curve import ADAMW, COMPOSITIONS, SCHEDULE, settings_of
-from .ddp import OURS
+from .ddp import HOOKS, OURS, hook_state
 from .ddp_task import RESULT, WARM_UP, Setup, Trained
 from .jobs import PATIENCE_S, final_loss, nodes_of, run_job, run_ranks
 from .shaped import RANKS_PORT
@@ -148,7 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--steps", at_least_one, 1000, "N", "steps of each peer")
     option(parser, "--peers", some_of(PEERS), ",".join(PEERS), "NAME,...", "hooks of PyTorch's DDP")
     text = "compressors to run in DDP, as hooks of gradwire.ddp (default: 4bit 8bit)"
-    parser.add_argument("--hooks", nargs="*", default=("4bit", "8bit"), metavar="SPEC", help=text)
+    parser.add_argument("--hooks", nargs="*", default=("4bit", "8bit"), metavar=HOOKS, help=text)
     names = [name for name in PRESETS if name.endswith("communication")]
     option(parser, "--presets", some_of(tuple(PRESETS)), ",".join(names), "NAME,...", "presets to train with")
     text = "lengths of a preset's job, until one reaches the loss"
@@ -159,8 +158,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Train all peers and presets, and print the table; return the exit code."""
     check_network()
-    for compressor in given.hooks:
-        ddp.state(compressor)
+    for hook in given.hooks:
+        hook_state(hook)
     if FP32 not in given.peers:
         got = ",".join(given.peers)
         raise BenchError(f"--peers: expected {FP32} among them, whose final loss is the target, got {got}")

@@ -23,7 +23,6 @@ import itertools
 from dataclasses import asdict, dataclass, replace
 from typing import get_args
 
-from .. import ddp
 from ..common.exits import Exit
 from ..compressors import create, parse_downlink
 from ..planning import parse_fusion, parse_order
@@ -32,7 +31,7 @@ from ..settings import names_in
 from ..worker.tasks.task import TaskSpecError
 from . import output
 from .arguments import MBIT, BenchError, amount, at_least_one, json_option, option, some_of
-from .ddp import OURS
+from .ddp import HOOKS, OURS, hook_state
 from .layers import task
 from .shaped import SERVER, Recorded, Setup, exchange_seconds, run_ours, run_peer
 from .star import check_network
@@ -149,7 +148,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "leave out the runs of --peers"
     parser.add_argument("--no-peers", dest="peers", action="store_const", const=[], help=text)
     text = "compressors to run in DDP, as hooks of gradwire.ddp (default: none)"
-    parser.add_argument("--hooks", nargs="*", default=(), metavar="SPEC", help=text)
+    parser.add_argument("--hooks", nargs="*", default=(), metavar=HOOKS, help=text)
     json_option(parser)
 
 
@@ -168,8 +167,8 @@ def check(given: argparse.Namespace) -> None:
         compressor, downlink = specs(name)
         create(compressor)
         parse_downlink(downlink)
-    for compressor in given.hooks:
-        ddp.state(compressor)
+    for hook in given.hooks:
+        hook_state(hook)
     for fusion, order in itertools.product(given.fusion, given.order):
         parse_fusion(fusion)
         parse_order(order)

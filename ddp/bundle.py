@@ -11,11 +11,12 @@ This file starts no collective and knows no bucket of torch's.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..common.parts import Part, arrange
@@ -24,17 +25,20 @@ from ..compressors import (
     LayerRule,
     ModelCompressor,
     Payload,
+    ProjectedPayload,
     PushTerms,
     Spike,
     Step,
     TensorSpec,
     cut_at,
     reduce_payloads,
+    sum_coordinates,
 )
 from ..compressors.payload import Float32
 from ..proto.manifest import DTYPE, Manifest
 from ..proto.messages import Tensor
 
+Expand = Callable[[Sequence[ProjectedPayload], float, int, Float32], None]
 PROBED = 256  # first elements of a tensor; only if all of them are 0 is the whole tensor searched
 
 
@@ -42,13 +46,15 @@ PROBED = 256  # first elements of a tensor; only if all of them are 0 is the who
 class Terms:
     """The settings that all ranks must share. Their text enters the checksum that ranks compare.
 
-    The compressor is adapted to the optimizer; the seed is at least 0; the exchange is one of `Exchange`.
+    The compressor is adapted to the optimizer; the seed is at least 0; `exchange` and `entropy` are those of
+    `HookState`.
     """
 
     compressor: CompressorSpec
     rule: LayerRule
     seed: int
     exchange: str = "gather"
+    entropy: str = "off"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,12 +82,15 @@ class TensorState:
         velocity: accumulated momentum: float32, shape (elements,); None if all elements are 0.
         state: state of the tensor's compressor, or a `SavedState` that was loaded; None for no state.
         usual: running statistics of the gradient's size, by which spikes are found (`spikes.ROWS`).
+        bases: bases of the tensor, the same on all ranks: float32; None for those of the beginning, or if the
+            tensor has none.
     """
 
     residual: torch.Tensor | None = None
     velocity: torch.Tensor | None = None
     state: Any = None
     usual: Sequence[float] = (0.0, 0.0, 0.0)
+    bases: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,7 @@ class Bundle:
     Attributes:
         parameters: the tensors of one bucket, or of all, in the order of their gradients.
         part: the range of all elements of the bundle, which travels as one part.
+        coordinates: number of coordinates of each tensor that has bases, by index.
     """
 
     def __init__(
@@ -136,7 +146,10 @@ class Bundle:
         )
         self.manifest = manifest_of(parameters)
         self.part = Part(0, sum(self._sizes))  # all elements
+        self.coordinates = self._model.bases.counts
+        self._starts = [0, *accumulate(self._sizes)]
         self._step: Step | None = None
+        self._means: dict[int, Float32] = {}
         for index, parameter in enumerate(parameters):
             if parameter.name in states:
                 self._restore(index, states[parameter.name])
@@ -173,43 +186,70 @@ class Bundle:
                 sent += payloads
         return sent
 
+    @property
+    def bases(self) -> Sequence[Float32]:
+        """Bases of the tensors that have any, in the order of the bundle."""
+        return [*self._model.bases.values.values()]
+
+    def mean(self, pushes: Sequence[Sequence[Payload]], out: Float32) -> None:
+        """Write the mean of all ranks' payloads to `out`, as the function `mean` does, also of coordinates.
+
+        `finish` advances the bases by the mean coordinates.
+        """
+        self._means = {}
+        mean(pushes, out, self._expanded)
+
+    def _expanded(self, payloads: Sequence[ProjectedPayload], share: float, at: int, out: Float32) -> None:
+        index = bisect_right(self._starts, at) - 1
+        coordinates = self._means[index] = np.empty(self.coordinates[index], np.float32)
+        sum_coordinates(payloads, [share] * len(payloads), coordinates)
+        self._model.bases.expand(index, coordinates, out)
+
     def finish(self) -> list[Spike]:
-        """Make the residuals of the compressed step permanent, once its payloads have reached all ranks.
+        """Make the residuals of the compressed step permanent, once its payloads have reached all ranks;
+        advance the bases.
 
         Return the gradients that were far larger than usual and therefore sent as float32.
         """
         assert self._step is not None
         spikes = self._step.spikes
         self._step.finish()
-        self._step = None
+        self._model.bases = self._model.bases.advance(self._means)
+        self._step, self._means = None, {}
         return spikes
 
     def abandon(self) -> None:
-        """Discard the step that `compress` began; residuals keep their values from before it."""
-        self._step = None
+        """Discard the step that `compress` began; residuals and bases keep their values from before it."""
+        self._step, self._means = None, {}
 
     def tensor_states(self) -> dict[str, TensorState]:
         """Return the compression state of each tensor of the bundle, by name; residuals are copies."""
         ledger = self._model.ledger
         residual = None if ledger.unused else ledger.residual
-        bounds = pairwise(accumulate(self._sizes, initial=0))
+        bases = self._model.bases.values
         return {
             parameter.name: TensorState(
                 residual=None if residual is None else residual[start:end].clone(),
                 velocity=None if ledger.velocity is None else ledger.velocity[start:end].clone(),
                 state=state,
                 usual=usual,
+                bases=torch.from_numpy(bases[index].copy()) if index in bases else None,
             )
-            for parameter, (start, end), state, usual in zip(
-                self.parameters, bounds, ledger.states, ledger.usual.T.tolist(), strict=True
+            for index, (parameter, (start, end), state, usual) in enumerate(
+                zip(
+                    self.parameters,
+                    pairwise(self._starts),
+                    ledger.states,
+                    ledger.usual.T.tolist(),
+                    strict=True,
+                )
             )
         }
 
     def _restore(self, index: int, saved: TensorState) -> None:
         """Copy one tensor's state into the ledger. Raises ValueError if a shape differs from the tensor's."""
         ledger, name = self._model.ledger, self.parameters[index].name
-        start = sum(self._sizes[:index])
-        here = slice(start, start + self._sizes[index])
+        here = slice(*self._starts[index : index + 2])
         for kind, values in (("residual", saved.residual), ("velocity", saved.velocity)):
             if values is not None and values.shape != (self._sizes[index],):
                 got = f"shape {tuple(values.shape)}"
@@ -219,6 +259,12 @@ class Bundle:
         if saved.velocity is not None and ledger.velocity is not None:
             ledger.velocity[here].copy_(saved.velocity)
         ledger.usual[:, index] = saved.usual
+        bases = self._model.bases
+        if saved.bases is not None and index in bases.values:
+            if saved.bases.shape != bases.values[index].shape:
+                shapes = f"expected shape {bases.values[index].shape}, got {tuple(saved.bases.shape)}"
+                raise ValueError(f"bases of {name!r}: {shapes}")
+            self._model.bases = replace(bases, values={**bases.values, index: saved.bases.numpy().copy()})
         if isinstance(saved.state, SavedState):
             ledger.states[index] = replace(ledger.states[index], **saved.state.values)
         elif saved.state is not None:
@@ -250,6 +296,14 @@ class Bundles:
                 del self.waiting[name]
         return self._bundles[key]
 
+    def begin_anew(self) -> None:
+        """Discard the states of tensors that are in no bundle, but for bases, which all ranks share."""
+        self.waiting = {
+            name: TensorState(bases=each.bases)
+            for name, each in self.waiting.items()
+            if each.bases is not None
+        }
+
     def saved(self) -> dict[str, Any]:
         """Return the states of all tensors as plain values and host tensors, for `load`.
 
@@ -263,20 +317,22 @@ class Bundles:
             "velocities": {n: each.velocity.cpu() for n, each in states.items() if each.velocity is not None},
             "states": {n: plain_fields(each.state) for n, each in states.items() if each.state is not None},
             "usual": {n: list(each.usual) for n, each in states.items()},
+            "bases": {n: each.bases for n, each in states.items() if each.bases is not None},
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Replace all states by saved ones."""
         residuals, velocities, states = (saved[name] for name in ("residuals", "velocities", "states"))
-        usual = saved.get("usual", {})  # absent in states of older releases
+        usual, bases = saved.get("usual", {}), saved.get("bases", {})  # absent in states of older releases
         self.waiting = {
             name: TensorState(
                 residual=residuals.get(name),
                 velocity=velocities.get(name),
                 state=SavedState(states[name]) if name in states else None,
                 usual=usual.get(name, TensorState().usual),
+                bases=bases.get(name),
             )
-            for name in {**residuals, **velocities, **states, **usual}
+            for name in {**residuals, **velocities, **states, **usual, **bases}
         }
         self._bundles.clear()
 
@@ -293,14 +349,22 @@ def _used(pieces: Sequence[torch.Tensor]) -> list[bool]:
     return [bool(used) for used in found]
 
 
-def mean(pushes: Sequence[Sequence[Payload]], out: Float32) -> None:
+def mean(pushes: Sequence[Sequence[Payload]], out: Float32, expand: Expand | None = None) -> None:
     """Write the mean of all ranks' payloads, which cover `out` end to end, to `out`; ranks are added in their
-    order."""
-    shares = [1 / len(pushes)] * len(pushes)
-    at = 0
+    order.
+
+    expand: function that writes the mean of coordinates; it takes payloads, the weight of each, the tensor's
+        first element and the tensor's range of `out`. A rank that sends the tensor otherwise is added last.
+    """
+    share, at = 1 / len(pushes), 0
     for aligned in _aligned(pushes):
         end = at + aligned[0].elements
-        reduce_payloads(aligned, shares, out[at:end])
+        projected = [payload for payload in aligned if isinstance(payload, ProjectedPayload)]
+        others = [payload for payload in aligned if not isinstance(payload, ProjectedPayload)]
+        if projected:
+            assert expand is not None, "only bundles of tensors with bases have coordinates"
+            expand(projected, share, at, out[at:end])
+        reduce_payloads(others, [share] * len(others), out[at:end], keep=bool(projected))
         at = end
 
 

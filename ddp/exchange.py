@@ -6,6 +6,7 @@ A frame is one rank's message for a bundle and a step, in little-endian order:
     uint32: 1 + index of the tensor whose gradient is not finite; 0 if all are finite; `DAMAGED` if the rank
             has received a frame that it cannot read
     uint32: bytes of the header
+    uint32: 1 if the data is packed by zstd (`packing`), otherwise 0
     header: the message `PartHeader`, which describes the payloads as it does to a server
     data: data of the payloads, end to end; empty if a gradient is not finite
 
@@ -20,7 +21,9 @@ row begins with the lengths of all of its sender's frames: so all ranks know whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -30,20 +33,23 @@ import torch
 import torch.distributed as dist
 
 from ..common.parts import Part
-from ..compressors import Payload
-from ..compressors.payload import Bytes, Int64
+from ..compressors import Payload, PayloadError, payload_bytes
+from ..compressors.packing import pack, unpack
+from ..compressors.payload import Bytes, Float32, Int64
+from ..proto.announced import NO_BASES, announced_payloads, invalid
 from ..proto.convert import MalformedError, decode, encode
 from ..proto.manifest import Manifest
 from ..proto.messages import PartHeader
 from ..proto.transfer import part_header, received_payloads
 from ..proto.wire import crc32c
 
-HEAD = Struct("<III")
+HEAD = Struct("<IIII")
 DAMAGED = (1 << 32) - 1
 LENGTH = Struct("<Q")
 AGREED = Struct("<I")
 WASTED = 1 / 4  # largest unused share of a slot; a slot outside its bounds is resized
 SPARE = 1 / 32  # a resized slot exceeds the longest frame by this share
+PROBE_BYTES = 256 << 10  # to each rank, to measure the link: more than the buffers of a shaped link hold
 
 torch_distributed: Any = dist  # annotates only in part
 
@@ -75,25 +81,39 @@ class Frame:
     damaged: bool = False
 
 
-def checksum(terms: object, manifest: Manifest, step: int) -> int:
-    """Return the CRC-32C by which ranks find out whether they share terms, by their text, tensors and
-    step."""
-    text = f"{terms};{step}".encode()
-    return crc32c((np.frombuffer(text + manifest.fingerprint, np.uint8),))
+def checksum(terms: object, manifest: Manifest, step: int, bases: Iterable[Float32] = ()) -> int:
+    """Return the CRC-32C by which ranks find out whether they share terms, by their text, tensors, step and
+    bases."""
+    text = np.frombuffer(f"{terms};{step}".encode() + manifest.fingerprint, np.uint8)
+    return crc32c((text, *(each.view(np.uint8) for each in bases)))
 
 
-def to_bytes(frame: Frame, agreed: int) -> Bytes:
-    """Serialize a frame, into new memory. agreed: `checksum` of the values that all ranks must share."""
+def to_bytes(frame: Frame, agreed: int, *, packs: bool = False) -> Bytes:
+    """Serialize a frame, into new memory.
+
+    Args:
+        agreed: `checksum` of the values that all ranks must share.
+        packs: True to pack the data where that saves bytes.
+    """
     header = b""
     index_code = DAMAGED if frame.damaged else 0 if frame.not_finite is None else 1 + frame.not_finite
     if not index_code:
         header = encode(part_header(0, 0, 0, 0, frame.payloads))
-    head = HEAD.pack(agreed, index_code, len(header)) + header
-    pieces = [np.frombuffer(head, np.uint8), *(payload.data for payload in frame.payloads)]
-    return np.concatenate(pieces)
+    data = [payload.data for payload in frame.payloads]
+    packed = pack(data) if packs else None
+    head = HEAD.pack(agreed, index_code, len(header), packed is not None) + header
+    return np.concatenate([np.frombuffer(head, np.uint8), *(data if packed is None else [packed])])
 
 
-def from_bytes(data: Bytes, agreed: int, part: Part, manifest: Manifest, *, rank: int) -> Frame:
+def from_bytes(
+    data: Bytes,
+    agreed: int,
+    part: Part,
+    manifest: Manifest,
+    *,
+    rank: int,
+    coordinates: Mapping[int, int] = NO_BASES,
+) -> Frame:
     """Parse and check a frame that arrived from another rank.
 
     Args:
@@ -102,13 +122,14 @@ def from_bytes(data: Bytes, agreed: int, part: Part, manifest: Manifest, *, rank
         part: range of all elements of the frame.
         manifest: the frame's tensors.
         rank: sender.
+        coordinates: number of coordinates of each tensor that has bases, by index.
 
     Raises:
         RanksDisagree: the frame has another checksum than `agreed`, or no header of payloads, or its sender
             has received a damaged one.
         Refused: a payload is malformed; the message names rank and tensor.
     """
-    found, index_code, size = HEAD.unpack(data[: HEAD.size].tobytes())
+    found, index_code, size, packed = HEAD.unpack(data[: HEAD.size].tobytes())
     if found != agreed:
         raise _disagreeing(rank)
     if index_code == DAMAGED:
@@ -122,7 +143,18 @@ def from_bytes(data: Bytes, agreed: int, part: Part, manifest: Manifest, *, rank
         header = decode(data[HEAD.size : start].tobytes(), PartHeader)
     except MalformedError as error:
         raise RanksDisagree(f"rank {rank}: expected the header of payloads, got {error}") from None
-    return Frame(received_payloads(header.payloads, data[start:], part, manifest, worker=f"rank {rank}"))
+    worker, content = f"rank {rank}", data[start:]
+    if packed:  # its size follows from the headers, which are checked before memory is taken
+        announced = announced_payloads(
+            header.payloads, part, manifest, worker=worker, coordinates=coordinates
+        )
+        try:
+            content = unpack(content, sum(map(payload_bytes, announced)))
+        except PayloadError as error:
+            raise invalid(error, worker, "payloads") from None
+    return Frame(
+        received_payloads(header.payloads, content, part, manifest, worker=worker, coordinates=coordinates)
+    )
 
 
 def _disagreeing(rank: int) -> RanksDisagree:
@@ -189,9 +221,13 @@ class Gather:
         """
         text = np.frombuffer(str(terms).encode(), np.uint8)
         own = np.frombuffer(AGREED.pack(crc32c((text,))), np.uint8)
-        for rank, row in enumerate(self._rows(self._gather("", own, 0, own.copy()))):
+        for rank, row in enumerate(self.rows(own)):
             if not np.array_equal(row, own):
                 raise _disagreeing(rank)
+
+    def rows(self, own: Bytes) -> list[Bytes]:
+        """Return the row of each rank, given this rank's, which has the same size on all ranks."""
+        return self._rows(self._gather("", own, 0, own.copy()))
 
     def begin(self, bundle: str, frame: Bytes) -> Flight:
         """Start the all-gather of a frame's first bytes, as many as fit the bundle's slot; `end` ends it.
@@ -335,6 +371,20 @@ class Collectives:
         self.group = Group(process_group)
         self.gather, self.scatter = Gather(self.group), Scatter(self.group)
         self.gather.agree(terms)
+
+    def link_rate(self) -> float:
+        """Measure the bytes per second that a rank sends while all of them do; return the least of all ranks,
+        the same on each. Its bytes are not in `sent`."""
+        if self.group.ranks == 1:
+            return math.inf
+        before, seconds = self.scatter.sent, 0.0
+        for size in (1, PROBE_BYTES):  # the first opens connections
+            began = time.perf_counter()
+            self.scatter.end(self.scatter.begin("", [np.zeros(size, np.uint8)] * self.group.ranks))
+            seconds = time.perf_counter() - began
+        self.scatter.sent = before
+        own = np.array([PROBE_BYTES * (self.group.ranks - 1) / seconds], "<f8")
+        return min(float(row.view("<f8")[0]) for row in self.gather.rows(own.view(np.uint8)))
 
     @property
     def sent(self) -> int:

@@ -31,9 +31,20 @@ from ..compressors import (
 from .buckets import Bucket, check, fill, gradients_of, large
 from .bundle import Bundle, Bundles, Parameter, Terms
 from .exchange import Collectives, Group, checksum
-from .shares import EXCHANGES, Exchange, Shares, decide, for_owners, unsuited
+from .shares import (
+    ENTROPY,
+    EXCHANGES,
+    Entropy,
+    Exchange,
+    Shares,
+    decide,
+    decide_packing,
+    for_owners,
+    unsuited,
+)
 from .stages import Gathered, Owned, Passage, Travelling, framed
 from .suiting import suited_to
+from .watch import Watch
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +96,7 @@ class HookState:
         seed: int = 0,
         samples: int = 1,
         exchange: Exchange = "auto",
+        entropy: Entropy = "auto",
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         """
@@ -107,18 +119,18 @@ class HookState:
                 share of them and sends the compressed mean to all ranks, which among N ranks takes 2 / N
                 times the bytes. `auto`: owners where they save bytes, as the first step counts; never with
                 sparsifiers.
+            entropy: `on` packs the sent bytes by zstd, to the same decoded values; `off` does not; `auto`
+                does if that saves time on the link, whose rate all ranks measure before the first step.
             process_group: process group that DDP uses; None for the default one.
 
         Raises:
-            SpecError: the compressor is unknown, needs bases, does not suit owners, or has a `delay`, which
+            SpecError: the compressor is unknown, does not suit owners, or has a `delay`, which
                 DDP does not support; use DDP's `no_sync` instead.
-            ValueError: `seed`, `samples` or `exchange` is out of range.
+            ValueError: `seed`, `samples`, `exchange` or `entropy` is out of range.
         """
         chosen = parse_compressor(compressor)
         if optimizer is not None:
             chosen = suited_to(optimizer, chosen)
-        if chosen.shared:
-            raise SpecError(f"compressor {chosen.text!r}: DDP's ranks keep no bases for it yet; use 4bit")
         wrapping = chosen.wrapping
         if wrapping is not None and wrapping.delay > 1:
             limit = f"expected delay=1, got {wrapping.delay}; to exchange fewer gradients use DDP's no_sync()"
@@ -126,14 +138,17 @@ class HookState:
         for name, value, least in (("seed", seed, 0), ("samples", samples, 1)):
             if value < least:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
-        if exchange not in EXCHANGES:
-            raise ValueError(f"exchange: expected {', '.join(EXCHANGES)}, got {exchange!r}")
+        for name, word, known in (("exchange", exchange, EXCHANGES), ("entropy", entropy, ENTROPY)):
+            if word not in known:
+                raise ValueError(f"{name}: expected {', '.join(known)}, got {word!r}")
         if exchange == "owners" and (reason := unsuited(chosen)):
             wanted = "exchange: expected auto or gather, got owners"
             raise SpecError(f"compressor {chosen.text!r}: {wanted}: {reason}")
         tell_of_compiling(_log.warning)  # shown also where no logging is set up
         self.compressor = chosen.text
-        self._terms = Terms(compressor=chosen, rule=rule or LayerRule(), seed=seed, exchange=exchange)
+        self._terms = Terms(
+            compressor=chosen, rule=rule or LayerRule(), seed=seed, exchange=exchange, entropy=entropy
+        )
         self._samples, self._process_group = samples, process_group
         self._by_norm = chosen.chooses_by_norm
         # Clipping and these compressors need all gradients of the step first.
@@ -149,6 +164,7 @@ class HookState:
         self._norms: dict[str, float] = {}
         self._loaded = False
         self._joined: Collectives | None = None
+        self._packs = False
         self._waiting: list[Bucket] = []
         self._sent: list[tuple[Travelling, list[Bucket]]] = []
         self.owners: bool | None = None if exchange == "auto" else exchange == "owners"
@@ -156,15 +172,7 @@ class HookState:
         self.steps = self.voided = self.spikes = self.raw_bytes = 0
         self._saved_rank: int | None = None  # of a loaded state that no step has used yet
         self._saved_ranks: int | None = None
-        self._called = False  # True once DDP has handed over a bucket
-        self._exchanges = 0  # since the optimizer's last step
-        self._warned: set[str] = set()
-        inner: Any = getattr(
-            optimizer, "optimizer", optimizer
-        )  # Accelerate's wrapper has no hooks of its own
-        self._watches = isinstance(inner, torch.optim.Optimizer)
-        if self._watches:
-            inner.register_step_pre_hook(self._before_step)
+        self._watch = Watch(optimizer)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         """Raise TypeError for a copy or a pickle: a state belongs to one model and one process."""
@@ -172,23 +180,6 @@ class HookState:
             "a state of gradwire.ddp is neither copied nor pickled, because it belongs to one model and one "
             "process: save state.state_dict(), and make a new state where it is loaded"
         )
-
-    def _before_step(self, *_: object) -> None:
-        """Warn if DDP has never called the hook, before a step of the optimizer."""
-        if not self._called:
-            self._warn(
-                "unused",
-                "optimizer.step() without an exchange: DDP has not called gradwire.ddp.hook, so gradients "
-                "are averaged uncompressed or not at all. Call model.register_comm_hook(state, "
-                "gradwire.ddp.hook) on the DistributedDataParallel model itself. Lightning "
-                "(ddp_comm_hook=) and Accelerate (comm_hook=) register a hook on GPUs alone",
-            )
-        self._exchanges = 0
-
-    def _warn(self, kind: str, text: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            _log.warning(text)
 
     @property
     def bytes_sent(self) -> int:
@@ -252,19 +243,10 @@ class HookState:
 
         At the last bucket of a step, the call also receives all frames of the step and completes all futures.
         """
-        self._called = True
         if bucket.index() == 0:
+            self._watch.begin()
             self._drop_unfinished()
             self._begin_anew_where_ranks_differ()
-            if self._watches and self._exchanges:
-                self._warn(
-                    "discarded",
-                    "gradients were exchanged twice without optimizer.step(). If the script discards the "
-                    "first, as a GAN's discriminator does with those of the generator's loss, their unsent "
-                    "rest stays in the residual and is applied later: compute them under `with "
-                    "model.no_sync()`. To accumulate gradients, put all backward passes but the last under "
-                    "no_sync(), too",
-                )
         buffer = bucket.buffer()
         parameters = [self._parameter(each) for each in bucket.parameters()]
         check(buffer, parameters)
@@ -286,9 +268,12 @@ class HookState:
 
     @property
     def _collectives(self) -> Collectives:
-        """The process group's collectives, created and checked for equal terms at the first use."""
+        """The process group's collectives; at the first use, ranks compare terms and measure the link."""
         if self._joined is None:
-            self._joined = Collectives(self._process_group, self._terms)
+            made = self._joined = Collectives(self._process_group, self._terms)
+            self._packs, reason = decide_packing(self._terms, made.link_rate)
+            if not made.group.rank:
+                _log.info("entropy coding %s: %s", "on" if self._packs else "off", reason)
         return self._joined
 
     @property
@@ -301,8 +286,8 @@ class HookState:
         (rank, ranks), here = (self._saved_rank, self._saved_ranks), self._group
         self._saved_rank = self._saved_ranks = None
         if rank is not None and rank != here.rank:
-            self._bundles.waiting.clear()
-            self._owned.waiting.clear()
+            self._bundles.begin_anew()
+            self._owned.begin_anew()
             _log.warning(
                 "rank %d: the loaded state of gradwire.ddp is that of rank %d, as a framework does that "
                 "saves rank 0's for all: residuals and velocities begin anew. Save state.state_dict() on "
@@ -310,7 +295,7 @@ class HookState:
                 *(here.rank, rank),
             )
         elif ranks not in (None, here.ranks) and self._owned.waiting:
-            self._owned.waiting.clear()
+            self._owned.begin_anew()
             _log.warning(
                 "rank %d: the loaded state of gradwire.ddp is of %s ranks, and now there are %d: residuals "
                 "of the means that this rank owns begin anew",
@@ -366,8 +351,9 @@ class HookState:
         bundle = self._bundles.bundle(self._terms, parameters, group.rank)
         gradients = gradients_of(buckets)
         frame = framed(bundle, lambda: self._compressed(bundle, gradients, group.ranks))
-        agreed = checksum(self._terms, bundle.manifest, self.steps)
-        passage = Passage(collectives, f"{parameters[0].name} {len(parameters)}", agreed)
+        agreed = checksum(self._terms, bundle.manifest, self.steps, bundle.bases)
+        name = f"{parameters[0].name} {len(parameters)}"
+        passage = Passage(collectives, name, agreed, self._packs)
         travelling: Travelling
         if self.owners:
             key = tuple(each.name for each in parameters)
@@ -413,7 +399,7 @@ class HookState:
                 *(self.steps, ", ".join(bad)),
             )
         else:
-            self._exchanges += 1
+            self._watch.exchanged()
         if spikes:
             self.spikes += len(spikes)
             _log.warning("rank %d, step %d: %s", self._group.rank, self.steps, described(spikes))

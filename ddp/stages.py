@@ -72,11 +72,16 @@ class Passage:
     Attributes:
         name: name of the bundle, the same on all ranks.
         agreed: CRC-32C that the frames of all ranks must carry.
+        packs: True to pack the data of frames.
     """
 
     collectives: Collectives
     name: str
     agreed: int
+    packs: bool
+
+    def to_bytes(self, frame: Frame) -> Bytes:
+        return to_bytes(frame, self.agreed, packs=self.packs)
 
 
 class Gathered:
@@ -84,7 +89,7 @@ class Gathered:
 
     def __init__(self, passage: Passage, bundle: Bundle, frame: Frame) -> None:
         self._passage, self._bundle = passage, bundle
-        self._flight = passage.collectives.gather.begin(passage.name, to_bytes(frame, passage.agreed))
+        self._flight = passage.collectives.gather.begin(passage.name, passage.to_bytes(frame))
         self._frames: Sequence[Frame] = ()
 
     def proceed(self) -> None:
@@ -93,13 +98,13 @@ class Gathered:
     def receive(self) -> list[str]:
         agreed, bundle = self._passage.agreed, self._bundle
         self._frames = [
-            from_bytes(data, agreed, bundle.part, bundle.manifest, rank=rank)
+            from_bytes(data, agreed, bundle.part, bundle.manifest, rank=rank, coordinates=bundle.coordinates)
             for rank, data in enumerate(self._passage.collectives.gather.end(self._flight))
         ]
         return not_finite(bundle, self._frames)
 
     def write(self, out: Float32) -> None:
-        mean([frame.payloads for frame in self._frames], out)
+        self._bundle.mean([frame.payloads for frame in self._frames], out)
 
     def finish(self) -> list[Spike]:
         return self._bundle.finish()
@@ -132,7 +137,7 @@ class Owned:
         cut = (
             shares.cut(frame.payloads) if frame.not_finite is None else [()] * passage.collectives.group.ranks
         )
-        frames = [to_bytes(Frame(payloads, frame.not_finite), passage.agreed) for payloads in cut]
+        frames = [passage.to_bytes(Frame(payloads, frame.not_finite)) for payloads in cut]
         self._scattered = passage.collectives.scatter.begin(passage.name, frames)
         self._flight: Flight | None = None
         self._refused: Refused | None = None
@@ -152,7 +157,7 @@ class Owned:
             self._bad = not_finite(self._bundle, frames)
             frame = Frame((), 0) if self._bad else framed(self._owned, lambda: self._mean(frames))
         self._flight = self._passage.collectives.gather.begin(
-            self._passage.name, to_bytes(frame, self._passage.agreed)
+            self._passage.name, self._passage.to_bytes(frame)
         )
 
     def receive(self) -> list[str]:

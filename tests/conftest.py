@@ -18,7 +18,7 @@ settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
 
 # Fixtures that take long to make: all tests of a group run where they have been made.
-GROUPS = {"built": "packages", "image": "packages", "ran": "one run"}
+GROUPS = {"built": "packages", "image": "packages", "all_of_it": "one run"}
 
 
 @pytest.hookimpl(wrapper=True)  # before xdist, which reads the groups in the same hook

@@ -125,6 +125,7 @@ def test_too_few_steps_are_refused() -> None:
         (["--model", "alexnet"], "--model: expected one of"),
         (["--overlap", "off,on"], "expected one or more of off,backward,both"),
         (["--hooks", "5bit"], "unknown compressor '5bit'"),
+        (["--hooks", "4bit/owner"], "--hooks: exchange: expected auto, gather, owners, got 'owner'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

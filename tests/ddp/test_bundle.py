@@ -190,6 +190,26 @@ def test_a_frame_says_what_its_payloads_are(compressor: str) -> None:
         from_bytes(damaged, 7, made.part, made.manifest, rank=1)
 
 
+def test_a_packed_frame_holds_the_same_payloads() -> None:
+    made = bundle("4bit", [0, 1])
+    payloads = made.compress(gradients([0, 1], 0) * torch.arange(64 * 64 + 7) ** 2, 1, 0, 0.0, ranks=2)
+    data, packed = to_bytes(Frame(payloads), 7), to_bytes(Frame(payloads), 7, packs=True)
+    assert packed.size < data.size
+    found = from_bytes(packed, 7, made.part, made.manifest, rank=1)
+    for one, other in zip(payloads, found.payloads, strict=True):
+        assert np.array_equal(decode(one), decode(other))
+    with pytest.raises(Refused, match=r"worker 'rank 1', payloads packed data: expected"):
+        from_bytes(packed[:-1], 7, made.part, made.manifest, rank=1)
+
+
+def test_ranks_with_other_bases_disagree() -> None:
+    made = bundle("4bit", [0, 1])
+    one, other = (
+        checksum(terms("4bit"), made.manifest, 4, [np.full(3, value, np.float32)]) for value in (1, 2)
+    )
+    assert one != other
+
+
 def test_a_frame_of_other_terms_is_refused_with_the_rank() -> None:
     made = bundle("4bit", [0, 1])
     agreed = checksum(terms("4bit"), made.manifest, 4)

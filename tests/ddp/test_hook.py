@@ -21,9 +21,11 @@ from torch import Tensor
 import gradwire.ddp
 from gradwire.common.spec import SpecError
 from gradwire.compressors import (
+    Bases,
     LayerRule,
     ModelCompressor,
     Payload,
+    ProjectedPayload,
     Random,
     StepContext,
     TensorSpec,
@@ -32,6 +34,7 @@ from gradwire.compressors import (
     norm,
     parse_compressor,
     reduce_payloads,
+    sum_coordinates,
 )
 from gradwire.compressors.registry import BUILT_IN
 from gradwire.ddp.bundle import Parameter
@@ -56,6 +59,7 @@ COMPRESSORS = [
     "topk:ratio=10,values=4bit",
     "randk:density=norm",
     "4bit:clip=0.05",
+    "window",  # of another distribution, with bases
 ]
 
 _spec = importlib.util.spec_from_file_location("ranks", PROGRAM)
@@ -89,6 +93,11 @@ def all_of_it(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
+@pytest.fixture(autouse=True)
+def window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUILT_IN, "window", ranks.WINDOW)
+
+
 @pytest.fixture(params=["gather", "owners"])
 def exchange(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -104,7 +113,9 @@ class Tensorwise:
     """A rank, compressing tensor by tensor with what `create` makes."""
 
     def __init__(self, compressor: str, rank: int) -> None:
-        self._made = [create(LayerRule().choose(spec, parse_compressor(compressor))) for spec in SPECS]
+        chosen = [LayerRule().choose(spec, parse_compressor(compressor)) for spec in SPECS]
+        self._made = [create(each) for each in chosen]
+        self.bases = Bases.start(SPECS, chosen, self._made, SEED, range(len(SPECS)))
         self._states = [each.init(spec) for each, spec in zip(self._made, SPECS, strict=True)]
         self._rank = rank
 
@@ -120,6 +131,7 @@ class Tensorwise:
                     epoch=float("inf"),
                     random=Random((SEED, self._rank, version, place)),
                     shared=Random((SEED, version, place)),
+                    bases=self.bases.values.get(place),
                 )
                 payload, self._states[place] = compressor.compress(
                     gradient.reshape(-1), self._states[place], context
@@ -128,13 +140,22 @@ class Tensorwise:
         return sent
 
 
-def mean_of(pushes: Sequence[Sequence[Payload | None]]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for spec, *payloads in zip(SPECS, *pushes, strict=True):
+def mean_of(pushes: Sequence[Sequence[Payload | None]], ranks: Sequence[Tensorwise]) -> dict[str, Tensor]:
+    """Return the mean of the ranks' payloads; advance their bases."""
+    found, means = dict[str, Tensor](), dict[int, Any]()
+    for place, (spec, *payloads) in enumerate(zip(SPECS, *pushes, strict=True)):
         out = np.zeros(spec.elements, np.float32)
         there = [payload for payload in payloads if payload is not None]
-        reduce_payloads(there, [0.5] * len(there), out)
+        projected = [payload for payload in there if isinstance(payload, ProjectedPayload)]
+        if projected:
+            means[place] = np.zeros(projected[0].count, np.float32)
+            sum_coordinates(projected, [0.5] * len(projected), means[place])
+            ranks[0].bases.expand(place, means[place], out)
+        else:
+            reduce_payloads(there, [0.5] * len(there), out)
         found[spec.name] = torch.from_numpy(out).view(spec.shape)
+    for each in ranks:
+        each.bases = each.bases.advance(means)
     return found
 
 
@@ -181,7 +202,7 @@ def by_step(
     for step in steps:
         given = [{name: ranks.gradient(name, rank, step) for name in ranks.SHAPES} for rank in range(RANKS)]
         sent = [of.step(step, change(step, mine)) for of, mine in zip(each, given, strict=True)]
-        found.append(owners.step(step, mean_of(sent)))
+        found.append(owners.step(step, mean_of(sent, each)))
     return found
 
 
@@ -298,7 +319,7 @@ def test_what_a_step_does_not_use_keeps_its_residual(ran: list[dict[str, Any]], 
 
 def test_a_state_that_is_loaded_goes_on(ran: list[dict[str, Any]], exchange: str) -> None:
     for found in ran:
-        compressors = "4bit", ranks.EXCHANGES[exchange][1]
+        compressors = ["4bit", ranks.EXCHANGES[exchange][1], *(["window"] if exchange == "gather" else [])]
         assert_equal(found["interrupted"], [expected(each, exchange)[2] for each in compressors])
 
 
@@ -312,6 +333,13 @@ def test_bytes_are_counted_both_ways(ran: list[dict[str, Any]]) -> None:
 
 def test_frames_outgrow_their_slots(all_of_it: list[dict[str, Any]]) -> None:
     assert all(found["scattered"] for found in all_of_it)
+
+
+def test_packing_affects_bytes_alone(ran: list[dict[str, Any]], exchange: str) -> None:
+    for found in ran:
+        on, off = found["packed"]["on"], found["packed"]["off"]
+        assert_equal(on["gradients"], off["gradients"])
+        assert on["sent"] < 0.9 * off["sent"]
 
 
 def test_ranks_at_other_steps_are_told(all_of_it: list[dict[str, Any]]) -> None:
@@ -336,6 +364,7 @@ def test_what_is_saved_is_of_this_rank(ran: list[dict[str, Any]]) -> None:
         ("seed", "RanksDisagree: rank 1: expected the same compressor, seed"),
         ("compressor", "RanksDisagree: rank 1: expected the same compressor, seed"),
         ("exchange", "RanksDisagree: rank 1: expected the same compressor, seed"),
+        ("entropy", "RanksDisagree: rank 1: expected the same compressor, seed"),
         ("clip", "RanksDisagree: rank 1: expected the same compressor, seed"),
         (
             "names",
@@ -391,6 +420,8 @@ def test_a_bad_compressor_is_refused_before_anything_is_sent() -> None:
         gradwire.ddp.state("topk:delay=3")
     with pytest.raises(ValueError, match="exchange: expected auto, gather, owners, got 'owner'"):
         gradwire.ddp.state("4bit", exchange="owner")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="entropy: expected auto, on, off, got 'yes'"):
+        gradwire.ddp.state("4bit", entropy="yes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="samples: expected at least 1, got 0"):
         gradwire.ddp.state("2bit", samples=0)
 

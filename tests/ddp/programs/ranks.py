@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 import gradwire.ddp
 from gradwire.compressors import parse_compressor
+from gradwire.compressors.registry import BUILT_IN
 from gradwire.ddp import buckets
 from gradwire.ddp.exchange import Group, Scatter
 from gradwire.ddp.shares import unsuited
+from gradwire.tests.compressors.window import WINDOW
 
 # Odd sizes, and two that leave a word or a bucket of codes begun. Two ranks each own a piece of `wide`.
 SHAPES = {"first": (9, 7), "bias": (9,), "wide": (3, 2743), "scalar": (), "last": (5, 13)}
@@ -85,11 +87,22 @@ def with_names(
     """A model and its state."""
     network = Fixed(dtype)
     names = network.named_parameters()
-    state = gradwire.ddp.state(compressor, named_parameters=names, seed=3, exchange=exchange)
+    state = gradwire.ddp.state(compressor, named_parameters=names, seed=3, exchange=exchange, entropy="off")
     options = {"bucket_cap_mb": SMALL_MB, **options}
     model: Any = nn.parallel.DistributedDataParallel(network, **options)
     model.register_comm_hook(state, gradwire.ddp.hook)
     return model, state
+
+
+def packed(exchange: str) -> dict[str, Any]:
+    """Return gradients and bytes of `4bit` in one bundle, with packed frames and without."""
+    found: dict[str, Any] = {}
+    for entropy in ("on", "off"):
+        state = gradwire.ddp.state("4bit", seed=3, exchange=exchange, entropy=entropy)  # type: ignore[arg-type]
+        model: Any = nn.parallel.DistributedDataParallel(Fixed())
+        model.register_comm_hook(state, gradwire.ddp.hook)
+        found[entropy] = {"gradients": steps(model), "sent": state.bytes_sent}
+    return found
 
 
 def each_compressor(compressor: str, exchange: str) -> dict[str, Any]:
@@ -156,7 +169,7 @@ def unused(exchange: str) -> list[dict[str, Tensor]]:
 def interrupted(exchange: str) -> list[dict[str, Tensor]]:
     """Saved after two steps, and loaded where buckets are others."""
     found = list[dict[str, Tensor]]()
-    for compressor in ("4bit", EXCHANGES[exchange][1]):
+    for compressor in ("4bit", EXCHANGES[exchange][1], *(["window"] if exchange == "gather" else [])):
         model, state = with_names(compressor, exchange)
         steps(model, range(2))
         model, again = with_names(compressor, exchange, bucket_cap_mb=25)
@@ -198,6 +211,7 @@ def errors() -> dict[str, str]:
         "seed": {"seed": rank},
         "compressor": {"compressor": "4bit" if rank else "topk"},
         "exchange": {"exchange": "owners" if rank else "auto"},
+        "entropy": {"entropy": "on" if rank else "auto"},
         "names": {"named_parameters": []},
     }
     for name, options in wrong.items():
@@ -249,12 +263,13 @@ def main(folder: str, compressors: list[str]) -> None:
     dist.init_process_group("gloo")
     buckets.BUNDLE_BYTES = 0  # each bucket travels by itself
     found: dict[str, Any] = {}
+    BUILT_IN["window"] = WINDOW  # type: ignore[index]  # as another distribution's compressor
     for exchange in EXCHANGES:
         suited = [
             each for each in compressors if exchange == "gather" or not unsuited(parse_compressor(each))
         ]
         of_it: dict[str, Any] = {compressor: each_compressor(compressor, exchange) for compressor in suited}
-        for scenario in (one_bucket, static, views, half, not_finite, spike, unused, interrupted):
+        for scenario in (one_bucket, static, views, half, not_finite, spike, unused, interrupted, packed):
             of_it[scenario.__name__] = scenario(exchange)
         found[exchange] = of_it
     for alone in (nameless, defaults, scattered, errors, at_another_step):
