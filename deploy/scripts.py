@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..common.configuration import UsageError, options_of, shared
 from ..compressors import compressor_of
@@ -63,17 +64,16 @@ def script_environ(
     They have every option of a worker, so that no other variable or file changes one. `gradwire.connect`
     reads them; its own arguments take precedence.
     """
-    worker = WorkerSettings(
-        **{
-            **shared(WorkerSettings, settings),
-            # A script has the server's compressor, unless it names another one, and is no task.
-            **dict.fromkeys(("compressor", "preset", "task"), ""),
-            "server": at(port),
-            "worker_id": f"worker-{index}",
-            "threads": 1,  # all processes share this machine's cores
-            "http_port": -1,
-        }
-    )
+    values: dict[str, Any] = {
+        **shared(WorkerSettings, settings),
+        # A script has the server's compressor, unless it names another one, and is no task.
+        **dict.fromkeys(("compressor", "preset", "task"), ""),
+        "server": at(port),
+        "worker_id": f"worker-{index}",
+        "threads": 1,  # all processes share this machine's cores
+        "http_port": -1,
+    }
+    worker = WorkerSettings(**values)
     own = {each.variable: str(getattr(worker, name)) for name, each in options_of(WorkerSettings).items()}
     # The end of a log must not be lost with a script that is killed.
     return {**environ, "PATH": _path(environ), "PYTHONUNBUFFERED": "1", **own}

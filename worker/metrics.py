@@ -82,7 +82,7 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
 
     def numbers(self) -> dict[str, float]:
         """Return the metrics as plain numbers by name; NaN for a number that is not known yet."""
-        bytes_of = dict.fromkeys(("up", "down"), 0.0)
+        bytes_of: dict[str, float] = {"up": 0.0, "down": 0.0}
         raw_of = dict(bytes_of)
         for total, metric in ((bytes_of, self._wire), (raw_of, self._raw)):
             for (direction, _), series in metric.series():

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.timeout(300)  # a busy machine starts processes slowly
 WaitUntilGone = Callable[[list[int], float], None]  # the fixture in conftest.py
 
 PROGRAMS = Path(__file__).parent / "programs"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "gradwire_gpt.py"
 TRAIN = """
 import json, os, sys
 import torch
@@ -89,6 +90,16 @@ def test_a_script_is_reported_as_a_task_is_and_compared_on_request(
     assert 0 < metrics["raw_bytes_up"] < metrics["bytes_up"]
     assert metrics["ratio_up"] == metrics["raw_bytes_up"] / metrics["bytes_up"]
     assert metrics["step_seconds"] > 0
+
+
+def test_the_example_runs_by_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("words for a small model, " * 2000)
+    script = f"'{sys.executable}' '{EXAMPLE}' --data text --steps 3 --batch-size 8 --every 1"
+    limits = ["--epochs", "0", "--max-steps", "3", "--clip-norm", "1"]
+    assert main(["--script", script, *SMALL, *limits, "--out", "here"], dict(os.environ)) == Exit.DONE
+    assert json.loads((tmp_path / "here/report.json").read_text())["steps"] == 3
+    assert "step 3: loss " in (tmp_path / "here/run/worker-1.log").read_text()
 
 
 def test_a_script_that_raises_ends_the_run_with_its_traceback_and_a_report(

@@ -40,10 +40,10 @@ POLL_S = 0.01
 PR_SET_PDEATHSIG = 1  # of Linux: a signal to get when the process that forked is gone
 ALL = (
     *("--host", "127.0.0.1", "--threads", "1", "--seed", "3", "--epochs", "2", "--batch-size", "8"),
-    *("--optimizer", "sgd:weight_decay=1e-3", "--learning-rate", "0.05", "--schedule", "cosine"),
     # Nobody is lost on a busy machine: the bits would be others.
     *("--part-bytes", "16384", "--checkpoint-every", "5steps", "--lease-seconds", "120"),
 )
+STEPS = "--optimizer", "sgd:weight_decay=1e-3", "--learning-rate", "0.05", "--schedule", "cosine"  # of tasks
 Found = dict[str, str]  # of a run: values by what they are
 Command = Callable[[], object]
 Waiting = Generator[None, None, None]  # a function that yields until it may continue
@@ -164,7 +164,7 @@ class Job:
 
     def _serve(self, *options: str, kept: bool) -> Child:
         run = self.run
-        what = ("--script",) if run.script else ("--task", f"{JOBS}:{run.task}")
+        what = ("--script",) if run.script else ("--task", f"{JOBS}:{run.task}", *STEPS)
         state = ("--state", "server") if kept else ()
         http = self.http_port if run.kills or run.stops or run.hangs else -1
         arguments = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from ...common.configuration import UsageError
@@ -12,7 +13,7 @@ from ...common.spec import SpecError
 from ...compressors import CompressorSpec, compressor_of
 from ...optim.steps import OPTIMIZERS
 from ...proto.refusal import Refusal, Refused
-from ...settings import JobTerms
+from ...settings import JobSettings, JobTerms
 from ..session.compression import jobs_compressor
 from ..training.work import CodedExchange, Gradients, Local, parse_work
 
@@ -99,14 +100,30 @@ def script_work(terms: JobTerms) -> Gradients | Local:
     return work
 
 
-def check_optimizer(terms: JobTerms, optimizer: object) -> None:
-    """Raise ScriptError for an optimizer of `job.attach` that does not suit the job's preset."""
+def check_optimizer(terms: JobTerms, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ScriptError for an optimizer of `job.attach` that does not suit the job's preset, or contradicts
+    the server's options. The script's counts, so an option of the server that has its default is no
+    contradiction."""
     name = type(optimizer).__name__
     known = "muon" if name == "MuonWithAdamW" else name.lower()
     if known in OPTIMIZERS and (why := why_unsuited(terms.preset, "optimizer", known)):
         raise ScriptError(
             f"job.attach: optimizer {name}: the server's {why}; use one of these, or start the server with "
             "another preset"
+        )
+    if terms.preset:
+        return
+    usual, wants = JobSettings(), terms.optimizer.partition(":")[0]
+    if terms.optimizer != usual.optimizer and known != wants:
+        raise ScriptError(
+            f"job.attach: optimizer {name}: the server was started with --optimizer {terms.optimizer}; leave "
+            "that option out, because the script brings its optimizer"
+        )
+    rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+    if terms.learning_rate != usual.learning_rate and terms.learning_rate not in rates:
+        raise ScriptError(
+            f"job.attach: learning rate {rates[0]:g}: the server was started with --learning-rate "
+            f"{terms.learning_rate:g}; leave that option out, because the script brings its rates"
         )
 
 

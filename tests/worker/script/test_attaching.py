@@ -71,6 +71,26 @@ def test_steps_outside_of_the_loop_and_other_batches_than_the_jobs_are_refused(c
         job.batches(DATA, batch_size=64)
 
 
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ({"optimizer": "adam"}, "optimizer SGD: the server was started with --optimizer adam; leave"),
+        ({"learning_rate": 0.5}, r"learning rate 0\.25: .* with --learning-rate 0\.5; leave"),
+    ],
+)
+def test_what_contradicts_the_scripts_optimizer_is_refused_by_name(
+    connect: Connect, terms: dict[str, Any], message: str
+) -> None:
+    model = network()
+    first, *others = model.parameters()
+    groups = [{"params": [first], "lr": 0.25}, {"params": others, "lr": 0.125}]
+    _, job = connect(optimizer="sgd:momentum=0.9", learning_rate=0.125)
+    job.attach(model, torch.optim.SGD(groups, lr=1.0))
+    _, job = connect(**terms)
+    with pytest.raises(ScriptError, match=message):
+        job.attach(model, torch.optim.SGD(groups, lr=1.0))
+
+
 def test_a_script_may_insist_on_a_preset(connect: Connect) -> None:
     connect(Server(preset="sparse-sgd"), preset="sparse-sgd")
     with pytest.raises(UsageError, match="--preset diloco: job j has --preset sparse-sgd"):
