@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,7 @@ class Owners:
 def by_step(
     compressor: str,
     exchange: str,
-    change: Any = lambda step, given: given,
+    change: Callable[[int, dict[str, Tensor]], Any] = lambda step, given: given,
     steps: Sequence[int] = range(ranks.STEPS),
 ) -> list[dict[str, Tensor]]:
     """The mean of decode(compress(gradient + residual)) over ranks, with the residual of each carried on,
