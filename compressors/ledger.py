@@ -223,7 +223,10 @@ class Ledger:
 
     def norm(self) -> float:
         # By blocks: torch makes a float64 copy of its argument.
-        return 0.0 if self._residual is None else math.hypot(*map(norm, self._residual.split(BLOCK)))
+        if self._residual is None:
+            return 0.0
+        blocks = range(0, self._elements, BLOCK)
+        return math.hypot(*(norm(self._residual[start : start + BLOCK]) for start in blocks))
 
     def to(self, device: torch.device) -> None:
         """Move the buffers to `device`. Views of the previous buffers become invalid."""
