@@ -189,6 +189,10 @@ class JobOptions:
         "compressor of updates: auto (the encoding of most pushes), none (float32), or one such as 4bit",
         metavar=_SPEC,
     )
+    entropy: Literal["auto", "on", "off"] = compression(
+        "auto",
+        "lossless packing of all payloads by zstd: auto (where it saves time on the link), on or off",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,6 +418,11 @@ class RunSettings(TrainingSettings, ServingSettings, JobOptions):
         parse=shlex.split,
     )
     workers: int = training(4, "worker processes", least=1)
+    entropy: Literal["auto", "on", "off"] = compression(
+        "on",
+        "lossless packing of all payloads by zstd: on, so that the report has the bytes of a slow link, auto "
+        "or off",
+    )
     http_port: int = process(
         0,
         "port of the server's /metrics; 0 for a free one, -1 for none, also at the workers",

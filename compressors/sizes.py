@@ -167,6 +167,7 @@ def index_bits(density: float) -> float:
 
 # Packing of the bytes that are sent (`packing`): zstd's fastest level that codes literals.
 PACKING_LEVEL = 1
-PACKING_BYTES_PER_S = 1e9  # of one core, in and out; a frame that does not shrink costs the same
+PACKING_BYTES_PER_S = 1e9  # of one core, whether the bytes shrink or not
+PACKING_START_S = 20e-6  # for each frame, at both ends
 LEAST_PACKED_BYTES = 512
 LEAST_SAVED = 1 / 20  # of the bytes

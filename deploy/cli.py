@@ -71,13 +71,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 def baseline_of(settings: RunSettings) -> RunSettings | None:
     """Return the settings of the uncompressed run to compare with; None if `settings` are uncompressed."""
     mode = registry.parse(settings.mode).baseline or settings.mode
-    plain = dataclasses.replace(settings, preset="", mode=mode, compressor="none", downlink="none")
+    bare = dataclasses.replace(settings, preset="", downlink="none", entropy="off")
+    plain = dataclasses.replace(bare, mode=mode, compressor="none")
     # With compressor none, downlink auto sends float32, so it equals none.
-    same = (
-        settings.downlink in ("auto", "none")
-        and dataclasses.replace(settings, preset="", downlink="none") == plain
-    )
-    return None if same else plain
+    return None if settings.downlink in ("auto", "none") and bare == plain else plain
 
 
 def for_script(effective: Effective[RunSettings], environ: Mapping[str, str]) -> Effective[RunSettings]:

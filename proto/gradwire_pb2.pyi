@@ -446,16 +446,18 @@ class FetchHeader(_message.Message):
     def __init__(self, job: _Optional[str] = ..., manifest: _Optional[_Union[ModelManifest, _Mapping]] = ..., version: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("transfer", "offset", "crc32c", "data")
+    __slots__ = ("transfer", "offset", "crc32c", "data", "packed")
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     transfer: int
     offset: int
     crc32c: int
     data: bytes
-    def __init__(self, transfer: _Optional[int] = ..., offset: _Optional[int] = ..., crc32c: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    packed: bool
+    def __init__(self, transfer: _Optional[int] = ..., offset: _Optional[int] = ..., crc32c: _Optional[int] = ..., data: _Optional[bytes] = ..., packed: bool = ...) -> None: ...
 
 class DenseHeader(_message.Message):
     __slots__ = ("format",)

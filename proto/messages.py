@@ -340,6 +340,7 @@ class Chunk:
     offset: int
     crc32c: int
     data: npt.NDArray[np.uint8]
+    packed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ order.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from ..compressors import (
     payload_bytes,
     validate,
 )
+from ..compressors.packing import unpack
 from . import messages as m
 from .announced import NO_BASES, NO_BYTES, announced_payloads, invalid, names_of
 from .manifest import Manifest
@@ -46,6 +47,7 @@ from .refusal import Reason, Refused, refused
 from .wire import CHUNK_BYTES, crc32c, encode_chunk
 
 Bytes = npt.NDArray[np.uint8]
+Pack = Callable[[Sequence[Bytes]], Bytes | None]  # returns pieces as one frame; None to send them as they are
 
 PACKETS = 1 << 63  # least transfer number of a coded packet
 MAX_ARRIVING = 4  # limit for a worker's unfinished parts, each overtaken by the next
@@ -157,17 +159,21 @@ def encode_chunks(
     parts: Sequence[Bytes],
     chunk_bytes: int = CHUNK_BYTES,
     checksums: Sequence[int] | None = None,
+    pack: Pack | None = None,
 ) -> Iterator[bytes]:
     """Yield chunk messages with the bytes of a transfer, in chunks of `chunk_bytes`; the last may be shorter.
 
     Args:
         parts: bytes of the transfer, in pieces that are laid end to end.
         checksums: checksum of each chunk, from `chunk_checksums`; None to compute each with its chunk.
+        pack: packs the pieces of a chunk; None for no packing.
     """
     offset = checksum = 0
     for index, pieces in enumerate(_chunks(parts, chunk_bytes)):
         checksum = crc32c(pieces, checksum) if checksums is None else checksums[index]
-        yield encode_chunk(transfer, offset, pieces, checksum)
+        packed = None if pack is None else pack(pieces)
+        sent = pieces if packed is None else [packed]
+        yield encode_chunk(transfer, offset, sent, checksum, packed=packed is not None)
         offset += sum(piece.size for piece in pieces)
 
 
@@ -300,23 +306,30 @@ class ChunkValidator:
         """CRC-32C over the bytes that have arrived."""
         return self._crc32c
 
-    def add(self, chunk: Chunk) -> None:
-        """Check the next chunk of the transfer, and count its bytes.
+    def add(self, chunk: Chunk) -> Bytes:
+        """Check the next chunk of the transfer, and count its bytes. Returns them, unpacked.
 
         Raises:
-            Refused: CHUNK, for a chunk of another transfer, offset or size; CHECKSUM, for damaged bytes.
+            Refused: CHUNK, for a chunk of another transfer, offset or size, or a frame of another size, for
+                which no memory is taken; CHECKSUM, for damaged bytes.
         """
-        expected = (self.transfer, self._filled, min(self.chunk_bytes, self.size - self._filled))
-        got = (chunk.transfer, chunk.offset, int(chunk.data.size))
+        size = min(self.chunk_bytes, self.size - self._filled)
+        expected = (self.transfer, self._filled, size)
+        got = (chunk.transfer, chunk.offset, size if chunk.packed else int(chunk.data.size))
         if got != expected:
             text = "transfer {}, offset {}, {} bytes"
             raise self._refuse(Reason.CHUNK, "chunk", text.format(*expected), text.format(*got))
-        actual = crc32c((chunk.data,), self._crc32c)
+        where = f"chunk at offset {chunk.offset}"
+        try:
+            data = unpack(chunk.data, size) if chunk.packed else chunk.data
+        except PayloadError as error:
+            raise self._refuse(Reason.CHUNK, where, error.limit, error.value) from None
+        actual = crc32c((data,), self._crc32c)
         if actual != chunk.crc32c:
-            where = f"chunk at offset {chunk.offset}"
             raise self._refuse(Reason.CHECKSUM, where, f"crc32c {chunk.crc32c:08x}", f"{actual:08x}")
         self._crc32c = actual
-        self._filled += chunk.data.size
+        self._filled += size
+        return data
 
     def _refuse(self, reason: Reason, field: str, limit: str, value: str) -> Refused:
         what = f"transfer {self.transfer}, {field}"
@@ -335,15 +348,16 @@ class TransferBuffer(ChunkValidator):
     def __post_init__(self) -> None:
         self.data: Bytes = np.empty(self.size, np.uint8)
 
-    def add(self, chunk: Chunk) -> None:
-        """Check the next chunk of the transfer, and copy its bytes to the buffer.
+    def add(self, chunk: Chunk) -> Bytes:
+        """Check the next chunk of the transfer, copy its bytes to the buffer, and return them.
 
         Raises:
-            Refused: CHUNK, for a chunk of another transfer, offset or size; CHECKSUM, for damaged bytes.
+            Refused: CHUNK or CHECKSUM, as `ChunkValidator.add`.
         """
         at = self._filled
-        super().add(chunk)
-        self.data[at : self._filled] = chunk.data
+        data = super().add(chunk)
+        self.data[at : self._filled] = data
+        return data
 
 
 class Assembly(TransferBuffer):

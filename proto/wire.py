@@ -47,6 +47,7 @@ _TAG_TRANSFER = 0x08  # field 1, varint
 _TAG_OFFSET = 0x10  # field 2, varint
 _TAG_CRC32C = 0x1D  # field 3, fixed32
 _TAG_DATA = 0x22  # field 4, length-delimited
+_PACKED = b"\x28\x01"  # field 5, true
 
 
 class DamagedMessageError(MalformedError):
@@ -80,14 +81,18 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def encode_chunk(transfer: int, offset: int, parts: Sequence[Bytes], checksum: int) -> bytes:
+def encode_chunk(
+    transfer: int, offset: int, parts: Sequence[Bytes], checksum: int, *, packed: bool = False
+) -> bytes:
     """Return an envelope message whose body is a chunk with the parts, laid end to end, as its data.
 
     Args:
         offset: number of bytes of the transfer before this chunk.
         checksum: CRC-32C of the transfer up to the end of this chunk.
+        packed: True if the data is a zstd frame.
     """
     size = sum(part.size for part in parts)
+    tail = _PACKED if packed else b""
     head = bytearray()
     for tag, value in ((_TAG_TRANSFER, transfer), (_TAG_OFFSET, offset)):
         if value:
@@ -97,9 +102,8 @@ def encode_chunk(transfer: int, offset: int, parts: Sequence[Bytes], checksum: i
     head += checksum.to_bytes(4, "little")
     head.append(_TAG_DATA)
     head += varint(size)
-    return b"".join(
-        (bytes((_TAG_BODY_CHUNK,)), varint(len(head) + size), head, *(part.data for part in parts))
-    )
+    length = varint(len(head) + size + len(tail))
+    return b"".join((bytes((_TAG_BODY_CHUNK,)), length, head, *(part.data for part in parts), tail))
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -128,13 +132,15 @@ def _fast_chunk(data: bytes) -> m.Chunk | None:
         return None
     checksum = int.from_bytes(data[at + 1 : at + 5], "little")
     size, at = _read_varint(data, at + 6)
-    if at + size != len(data):
+    packed = data[at + size :] == _PACKED
+    if at + size + len(_PACKED) * packed != len(data):
         return None
     return m.Chunk(
         transfer=numbers[_TAG_TRANSFER],
         offset=numbers[_TAG_OFFSET],
         crc32c=checksum,
         data=np.frombuffer(data, np.uint8, size, at),
+        packed=packed,
     )
 
 

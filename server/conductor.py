@@ -27,6 +27,7 @@ from typing import TypeVar
 
 from ..common import failpoints
 from ..common.parts import Plan
+from ..compressors.packing import Packing
 from ..proto import messages as m
 from ..proto.plans import plan_message
 from ..proto.refusal import Reason, Refused
@@ -81,6 +82,7 @@ class Conductor:
         metrics: ServerMetrics,
         *,
         shard: Shard,
+        packing: Packing | None = None,
         planner: Planner | None = None,
         output: Path | None = None,
         keep_best: bool = False,
@@ -89,6 +91,7 @@ class Conductor:
     ) -> None:
         """
         Args:
+            packing: packs the updates; it learns the rates of the workers' links.
             planner: makes new plans; None for the first plan only.
             output: file for the final parameters; None for no file.
             keep_best: store the best evaluated version as well, beside `output` and in the recorder's folder.
@@ -101,9 +104,8 @@ class Conductor:
         self.tasks = Tasks()
         self.recorder, self._checkpoint = recorder or Recorder(), checkpoint
         self.recorder.broken = self._journal_failed
-        self.core = core
-        self.metrics = metrics
-        self.shard = shard
+        self.core, self.metrics = core, metrics
+        self.shard, self.packing = shard, packing or Packing()
         self.streams: dict[str, WorkerStream] = {}
         self.state = ModelState()
         self.rate_control = RateControl()
@@ -122,9 +124,8 @@ class Conductor:
             core, shard, self.streams, self.recorder, self.final_parts, lambda event: self.happen(event)
         )
         self.output = Output(output, shard, self.state, self.recorder, keep_best=keep_best)
-        self.finished = asyncio.Event()
+        self.finished, self.paused = asyncio.Event(), asyncio.Event()
         self.uploaded = self.parameters_sha256 = ""
-        self.paused = asyncio.Event()
         self.started_at: float | None = None
         self.ended_at: float | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -180,9 +181,9 @@ class Conductor:
         failpoints.reached("push.decided")
         return replace(outcome, counted=counted) if counted else outcome, result.actions
 
-    def arrived(self, arrival: PartArrival) -> None:
+    def arrived(self, arrival: PartArrival, unpacked: int) -> None:
         self.rate_control.arrived(arrival)
-        self.plans.arrived(arrival)
+        self.plans.arrived(arrival._replace(size=unpacked))  # plans are predicted by bytes before packing
 
     def decide(self, event: e.Event[R]) -> e.Result[R]:
         """Have control decide on an event, and journal it. Return the reply, and the actions for the caller.

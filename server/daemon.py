@@ -24,6 +24,7 @@ from ..common.parts import Plan
 from ..common.telemetry import HttpEndpoint, add_log_fields
 from ..common.version import __version__
 from ..compressors import compressor_of, set_threads
+from ..compressors.packing import Packing
 from ..optim.optimizer import Optimizer, OptimizerGroup
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..proto.certificates import CertificateError, Certificates, Identity
@@ -70,8 +71,8 @@ def run(effective: Effective[ServerSettings]) -> int:
     return uvloop.run(_serve(effective))
 
 
-def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
-    """Return a shard that builds its store by these options."""
+def _shard(options: ServerSettings, mode: ModeOptions, packing: Packing) -> LocalShard:
+    """Return a shard that builds its store by these options. packing: packs its updates."""
     optimizer, rate = mode.optimizer(options)
     job = OptimizerGroup(options=optimizer, learning_rate=rate)
     compressor, _ = compressor_of(options.compressor)
@@ -97,6 +98,7 @@ def _shard(options: ServerSettings, mode: ModeOptions) -> LocalShard:
             rules,
             plan,
             compressor,
+            packing,
         )
 
     return LocalShard(build)
@@ -116,10 +118,12 @@ def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder) -
         machine=machine.name(),
         cores=machine.cores(),
     )
+    packing = Packing(options.entropy)
     return Conductor(
         Core(options, mode),
         metrics,
-        shard=_shard(options, mode),
+        shard=_shard(options, mode, packing),
+        packing=packing,
         planner=planner,
         output=Path(options.output) if options.output else None,
         keep_best=bool(options.keep),
@@ -135,7 +139,7 @@ _MAY_CHANGE = frozenset(
         *("stay", "threads", "log_format"),
         "preset",  # its values are compared
         *("tls_ca", "tls_cert", "tls_key", "token_file"),
-        *("lease_seconds", "max_model_bytes", "output"),
+        *("lease_seconds", "max_model_bytes", "output", "entropy"),
         *("state", "durability", "checkpoint_every", "resume"),
     }
 )

@@ -120,7 +120,7 @@ def test_an_option_means_the_same_in_every_command() -> None:
         for other in COMMANDS:
             mine, theirs = options_of(cls), options_of(other)
             apart |= {name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]}
-    assert apart == {"task", "script", "http_port", "compressor", "preset"}
+    assert apart == {"task", "script", "http_port", "compressor", "preset", "entropy"}
 
 
 @pytest.mark.parametrize("cls", COMMANDS)

@@ -64,7 +64,8 @@ class WorkerCall:
         SENDER.set(compressor_label(self._core.state.roster.members[hello.worker].compressor))
         stream.outbox.send(replace(attached.reply, stored=self._conductor.ledger.stored(stream.id)))
         self._conductor.perform(attached.actions)
-        writer = asyncio.create_task(stream.outbox.pump(context, self._metrics.sent_raw))
+        link = self._conductor.packing.open_link()
+        writer = asyncio.create_task(stream.outbox.pump(context, self._metrics.sent_raw, link))
         reader = asyncio.create_task(self._read(stream, requests))
         ended = asyncio.create_task(stream.outbox.ended.wait())
         try:
@@ -75,6 +76,7 @@ class WorkerCall:
             for task in (writer, reader, ended):
                 task.cancel()
             ends = await asyncio.gather(writer, reader, return_exceptions=True)
+            self._conductor.packing.close_link(link)
             if self._conductor.streams.get(stream.worker) is stream:
                 del self._conductor.streams[stream.worker]
                 self._conductor.happen(e.Detached(*stream.id))

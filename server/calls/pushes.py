@@ -67,8 +67,8 @@ class Pushes:
             return
         if complete is None:
             return
-        size, waited = self._stream.arriving.since()
-        self._conductor.arrived(PartArrival(self._stream.worker, size, time.monotonic(), waited))
+        size, unpacked, waited = self._stream.arriving.since()
+        self._conductor.arrived(PartArrival(self._stream.worker, size, time.monotonic(), waited), unpacked)
         if complete[1].size <= SMALL_PART_BYTES:
             self._store(complete[0], complete[1].checksum, complete[1].finish)
             return

@@ -41,7 +41,8 @@ class Relay:
         """Check a chunk and forward it to the targets. Raises Refused (CHUNK or CHECKSUM); the chunks that
         were forwarded before are useless then."""
         self._validator.add(chunk)
-        message = encode_chunk(chunk.transfer, chunk.offset, (chunk.data,), chunk.crc32c)
+        where = chunk.transfer, chunk.offset
+        message = encode_chunk(*where, (chunk.data,), chunk.crc32c, packed=chunk.packed)
         for target in self.targets:
             target.put(message)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ...proto.transfer import Bytes
+from ...proto.transfer import Bytes, Pack
 from ...proto.wire import CHUNK_BYTES, crc32c, encode_chunk
 
 
@@ -28,16 +28,18 @@ class Lent:
         head: Sequence[bytes],
         start: int,
         beside: Sequence[Bytes] = (),
+        pack: Pack | None = None,
     ) -> None:
         """
         Args:
             values: memory of the store; it calls `keep` before it changes the values.
             head: messages before the chunks.
-            beside: bytes after the values, which do not change."""
+            beside: bytes after the values, which do not change.
+            pack: packs the chunks, as in `encode_chunks`."""
         self._beside = np.concatenate([*beside, np.empty(0, np.uint8)])
         self.start, self.elements = start, values.size // 4
         self._transfer, self._values, self._head = transfer, values, head
-        self._lock = threading.Lock()
+        self._lock, self._pack = threading.Lock(), pack
         self.shares_memory = True
 
     def keep(self) -> None:
@@ -55,6 +57,8 @@ class Lent:
                 rest = self._beside[max(0, at - size) : max(0, after - size)]
                 pieces = [piece for piece in (self._values[at:after], rest) if piece.size]
                 checksum = crc32c(pieces, checksum)
-                message = encode_chunk(self._transfer, at, pieces, checksum)
+                packed = None if self._pack is None else self._pack(pieces)
+                sent = pieces if packed is None else [packed]
+                message = encode_chunk(self._transfer, at, sent, checksum, packed=packed is not None)
             yield message
             at = min(after, size + self._beside.size)

@@ -35,6 +35,7 @@ from ...compressors import Bases, CompressorSpec, Payload, finite
 from ...planning import NORM_VERSIONS, is_measured
 from ...proto.manifest import Manifest
 from ...proto.replicas import checksum, is_checked
+from ...proto.transfer import Pack
 from ..job.aggregation import Aggregation, Krum, Mean
 from ..job.events import Apply
 from .aggregation import combine, least_far
@@ -89,6 +90,7 @@ class SteppedStore(Store):
         rules: StepRules = RULES,
         plan: Plan | None = None,
         compressor: CompressorSpec | None = None,
+        pack: Pack | None = None,
     ) -> None:
         """
         Args:
@@ -98,6 +100,7 @@ class SteppedStore(Store):
             *(manifest, values, downlink, build_optimizer, seed, plan),
             whole_gradient=whole,
             compressor=compressor,
+            pack=pack,
         )
         self._rules, self._aggregation = rules, rules.aggregation
         self._compensation = DelayCompensation(rules.delay_compensation)

@@ -32,7 +32,7 @@ from ...optim.memory import Remembered, joined
 from ...optim.optimizer import Optimizer, OptimizerGroup
 from ...proto.manifest import Manifest
 from ...proto.messages import Beside, Content, Update
-from ...proto.transfer import encode_chunks, part_transfer, payload_header
+from ...proto.transfer import Pack, encode_chunks, part_transfer, payload_header
 from ...proto.updates import BASES
 from ...proto.wire import encode_server
 from .coordinates import stepped_by_replicas
@@ -119,6 +119,7 @@ class Store:
         *,
         whole_gradient: bool = False,
         compressor: CompressorSpec | None = None,
+        pack: Pack | None = None,
     ) -> None:
         """
         Args:
@@ -128,8 +129,9 @@ class Store:
             build_optimizer: creates the optimizer of the plan's parts, with the manifest's groups.
             plan: division of the model into parts; None for the default plan.
             whole_gradient: True to have a gradient of all parts at once; False of one unit at a time.
-            compressor: the job's compressor; None for one without bases."""
-        self.manifest = manifest
+            compressor: the job's compressor; None for one without bases.
+            pack: packs the chunks of updates and snapshots, as in `encode_chunks`."""
+        self.manifest, self._pack = manifest, pack
         self.plan = plan or manifest.plan()
         self.version = 0
         self._flat = torch.from_numpy(np.concatenate(values) if len(values) > 1 else values[0])
@@ -195,7 +197,8 @@ class Store:
         """Return messages with the replica's present values of a range of elements. beside: bytes that follow
         them."""
         values = self._downlink.replica[start:end].numpy().view(np.uint8)
-        self._lent.add(lent := Lent(transfer, values, head, start, beside))
+        pack = self._pack if head else None  # a client that fetches has no measured link
+        self._lent.add(lent := Lent(transfer, values, head, start, beside, pack))
         return lent
 
     def _recall(self, start: int, end: int) -> None:
@@ -341,7 +344,7 @@ class Store:
             messages: Iterable[bytes] = self._lend(transfer, part.start, part.end, (head,), beside)
         else:
             data = [*(payload.data for payload in update.payloads), *beside]
-            messages = (head, *encode_chunks(transfer, data))
+            messages = (head, *encode_chunks(transfer, data, pack=self._pack))
         return Encoded(messages, 4 * part.elements, whole, update.part)
 
     def load(self, version: int, values: Sequence[Payload]) -> None:

@@ -26,7 +26,7 @@ class ArrivingParts:
         self._arriving: dict[int, tuple[PartHeader, Assembly]] = {}  # header and bytes by transfer
         self._dropping: dict[int, None] = {}  # transfers that were dropped last
         self._latest = 0  # transfer of the last chunk or header
-        self._bytes = 0  # received since the last call of `since`
+        self._bytes = self._unpacked = 0  # received since the last call of `since`, and before packing
         self._busy: bool | None = None  # whether they arrived without a pause; None before the first one
 
     def begin(
@@ -78,6 +78,7 @@ class ArrivingParts:
         to no part, or is damaged."""
         self._bytes += len(chunk.data)
         if chunk.transfer in self._dropping:
+            self._unpacked += len(chunk.data)
             return
         found = self._arriving.get(chunk.transfer)
         if found is None:
@@ -86,7 +87,7 @@ class ArrivingParts:
                 Reason.CHUNK, worker=self.worker, field="chunk", limit="the header of a part first", value=got
             )
         self._latest = chunk.transfer
-        found[1].add(chunk)
+        self._unpacked += len(found[1].add(chunk))
 
     def take(self) -> tuple[PartHeader, Assembly] | None:
         """Return and remove the part of the last chunk or header, if it is complete; otherwise None."""
@@ -95,11 +96,13 @@ class ArrivingParts:
             return None
         return self._arriving.pop(self._latest)
 
-    def since(self) -> tuple[int, bool]:
-        """Return the bytes that arrived since the previous call, and True when they arrived without a pause.
-        Call it after each complete part; bytes of another part that it overtook are included."""
-        found = self._bytes, bool(self._busy)
-        self._bytes, self._busy = 0, True if self._arriving else None
+    def since(self) -> tuple[int, int, bool]:
+        """Return the bytes that arrived since the previous call, their number before packing, and True when
+        they arrived without a pause. Call it after each complete part; bytes of another part that it overtook
+        are included."""
+        found = self._bytes, self._unpacked, bool(self._busy)
+        self._bytes = self._unpacked = 0
+        self._busy = True if self._arriving else None
         return found
 
     def drop(self, header: PartHeader) -> None:

@@ -4,6 +4,7 @@ arriving."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import grpc.aio
 
+from ...compressors.packing import LinkRate
 from ...proto.manifest import first_difference
 from ...proto.messages import ModelManifest, ServerMessage
 from ...proto.refusal import Refusal
@@ -149,16 +151,20 @@ class Outbox:
             self.ended.set()
             self._more.set()
 
-    async def pump(self, context: Context, on_sent: Callable[[int], None]) -> None:
+    async def pump(self, context: Context, on_sent: Callable[[int], None], link: LinkRate) -> None:
         """Write the queued messages until the stream ends. on_sent: called after each counted update with the
-        bytes of its elements as float32."""
+        bytes of its elements as float32. link: measures the writes."""
         while True:
             message = self._next(on_sent)
             if message is not None:
-                await context.write(gather(message, lambda: self._next(on_sent)))
+                message = gather(message, lambda: self._next(on_sent))
+                began = time.monotonic()
+                await context.write(message)
+                link.wrote(len(message), time.monotonic() - began)
             elif self.ended_with is not None:
                 return
             else:
+                link.paused()
                 self._more.clear()
                 await self._more.wait()
 

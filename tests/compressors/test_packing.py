@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from gradwire.compressors.packing import pack, unpack
+from gradwire.compressors.packing import BUFFERED_BYTES, PROBE, LinkRate, Packing, pack, unpack
 from gradwire.compressors.payload import Bytes, PayloadError, pack_codes
 from gradwire.compressors.sizes import LEAST_PACKED_BYTES, LEAST_SAVED
 
@@ -95,3 +95,64 @@ def test_frame_with_a_dictionary_is_refused() -> None:
     sent = zstandard.ZstdCompressor(dict_data=dictionary).compress(DATA.tobytes())
     with pytest.raises(PayloadError, match="without a dictionary"):
         unpack(np.frombuffer(sent, np.uint8), DATA.size)
+
+
+MBIT = 125_000  # bytes per second
+
+
+def auto(*rates: float) -> Packing:
+    """The packing of a sender on links of these rates, in bytes per second."""
+    packing = Packing("auto")
+    for rate in rates:
+        packing.open_link().wrote(2 * BUFFERED_BYTES, 2 * BUFFERED_BYTES / rate)
+    return packing
+
+
+def test_auto_packs_where_the_link_is_slower_than_packing() -> None:
+    packed = pack([DATA])
+    assert packed is not None
+    for slow in (auto(), auto(100 * MBIT), auto(1000 * MBIT), auto(1e10, 100 * MBIT)):
+        found = slow([DATA])
+        assert found is not None
+        assert found.tobytes() == packed.tobytes()
+        assert slow.saved_bytes == DATA.size - packed.size
+    assert auto(1e10)([DATA]) is None
+    assert Packing("off")([DATA]) is None
+    on = Packing("on")
+    on.open_link().wrote(2 * BUFFERED_BYTES, 1e-6)
+    assert on([DATA]) is not None
+
+
+def test_auto_forgets_the_link_of_a_worker_that_left() -> None:
+    packing = auto(1e10)
+    link = packing.open_link()
+    link.wrote(1000, 1.0)
+    assert packing([DATA]) is not None
+    packing.close_link(link)
+    assert packing([DATA]) is None
+
+
+def test_auto_tries_data_that_does_not_shrink_now_and_then() -> None:
+    noise, packing = np.random.default_rng(3).integers(0, 256, 100_000, np.uint8), auto(100 * MBIT)
+    for _ in range(20):
+        assert packing([noise]) is None
+    tried = [packing([DATA]) is not None for _ in range(2 * PROBE)]
+    assert not tried[0]
+    first = tried.index(True)
+    assert first < PROBE
+    assert all(tried[first:])
+
+
+def test_a_write_into_a_buffer_is_no_measurement_of_the_link() -> None:
+    link = LinkRate()
+    for _ in range(100):
+        link.wrote(1 << 20, 1e-4)
+        link.paused()
+    assert link.byte_s is None
+    for _ in range(1 + BUFFERED_BYTES // (1 << 20)):
+        link.wrote(1 << 20, 1e-4)
+    assert link.byte_s == pytest.approx(1e-4 / (1 << 20))
+    link = LinkRate()
+    link.wrote(1 << 20, 1e-4)
+    link.wrote(1 << 20, 0.1)
+    assert link.byte_s == pytest.approx(0.1 / (1 << 20))

@@ -82,7 +82,7 @@ def test_baseline_is_the_same_run_without_compression(ran: Ran) -> None:
     assert theirs["steps"] == ours["steps"]
     assert theirs["parameters_sha256"] != ours["parameters_sha256"]
     assert theirs["raw_bytes_up"] == ours["raw_bytes_up"]
-    assert theirs["wire_bytes_up"] > 6 * ours["wire_bytes_up"]
+    assert theirs["wire_bytes_up"] > 9 * ours["wire_bytes_up"], "gc-run packs, but for the baseline"
     assert theirs["wire_bytes_up"] > theirs["raw_bytes_up"], "framing is counted"
 
 

@@ -354,4 +354,4 @@ def test_a_run_without_compression_has_no_baseline(
 ) -> None:
     plain = baseline_of(settings)
     assert (plain and (plain.compressor, plain.mode)) == compressor_and_mode
-    assert plain is None or plain.downlink == "none"
+    assert plain is None or (plain.downlink, plain.entropy) == ("none", "off")

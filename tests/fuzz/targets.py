@@ -11,12 +11,13 @@ import contextlib
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import zstandard
 
 from gradwire.common.parts import Part
 from gradwire.compressors import (
@@ -28,6 +29,8 @@ from gradwire.compressors import (
     reduce_payloads,
     sum_coordinates,
 )
+from gradwire.compressors.packing import unpack
+from gradwire.compressors.payload import Bytes
 from gradwire.proto import convert, wire
 from gradwire.proto import messages as m
 from gradwire.proto.announced import announced_payloads
@@ -191,6 +194,16 @@ def uplink(data: bytes) -> None:
             continue
 
 
+def frames(data: bytes) -> None:
+    """A packed chunk: its size as the headers announce it, then its frame."""
+    size, frame = int.from_bytes(data[:3], "little"), np.frombuffer(data[3:], np.uint8)
+    try:
+        unpacked = unpack(frame, size)
+    except PayloadError:
+        return
+    assert unpacked.size == size
+
+
 def downlink(data: bytes) -> None:
     """The same as a worker reads them: plans, updates, packets."""
     receiver, plan = Receiver("w"), PLAN
@@ -258,6 +271,7 @@ TARGETS: dict[str, Target] = {
     "uploads": uploads,
     "plans": plans,
     "payloads": payloads,
+    "frames": frames,
     "uplink": uplink,
     "downlink": downlink,
 }
@@ -268,6 +282,12 @@ TARGETS: dict[str, Target] = {
 
 def _joined(*messages: bytes) -> bytes:
     return b"".join(len(each).to_bytes(2, "little") + each for each in messages)
+
+
+def _frame(pieces: Sequence[Bytes]) -> Bytes:
+    """Pack also what `pack` would leave as it is."""
+    data = zstandard.ZstdCompressor().compress(b"".join(each.tobytes() for each in pieces))
+    return np.frombuffer(data, np.uint8)
 
 
 def valid() -> dict[str, list[bytes]]:
@@ -299,11 +319,15 @@ def valid() -> dict[str, list[bytes]]:
         data = [payload.data for payload in made]
         found["payloads"].append(_joined(convert.encode(part)) + b"".join(each.tobytes() for each in data))
         bare = wire.encode_worker(part)[: -wire.TRAILER_BYTES]
-        found["uplink"].append(_joined(bare, *encode_chunks((1 << 16) + 0, data)))
+        for pack in (None, _frame):
+            found["uplink"].append(_joined(bare, *encode_chunks(1 << 16, data, pack=pack)))
         update = m.Update(version=1, plan=1, part=0, payloads=headers)
         bare = wire.encode_server(update)[: -wire.TRAILER_BYTES]
-        found["downlink"].append(_joined(bare, *encode_chunks((1 << 16) + 0, data)))
+        for pack in (None, _frame):
+            found["downlink"].append(_joined(bare, *encode_chunks(1 << 16, data, pack=pack)))
         found["streams"].append(convert.encode(part))
+        size = sum(each.size for each in data)
+        found["frames"].append(size.to_bytes(3, "little") + _frame(data).tobytes())
     said = (
         m.Hello(job="j", worker="w", incarnation=5),
         m.Heartbeat(activity="computing"),

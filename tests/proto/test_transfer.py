@@ -1,10 +1,12 @@
 """Transfers: what fits the manifest arrives whole, anything else is refused before it is allocated."""
 
 import dataclasses
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +21,7 @@ from gradwire.compressors import (
     QuantizedPayload,
     payload_bytes,
 )
+from gradwire.compressors.packing import pack
 from gradwire.proto import messages as m
 from gradwire.proto.announced import NO_BYTES, announced_payloads
 from gradwire.proto.convert import MalformedError
@@ -391,3 +394,46 @@ def test_an_empty_transfer_is_complete_at_once() -> None:
     assembly = assemble(1, [])
     assert assembly.complete
     assert assembly.finish() == []
+
+
+HALF = np.random.default_rng(1).integers(0, 16, CHUNK_BYTES + 40, np.uint8)  # half of its bits are empty
+HELD = DensePayload(format=DenseFormat.FLOAT32, elements=HALF.size // 4, data=np.empty(0, np.uint8))
+
+
+def packed_chunks() -> list[m.Chunk]:
+    cuts = [HALF[:1000], HALF[1000:]]
+    return [decode_envelope(each, "WorkerMessage") for each in encode_chunks(4, cuts, pack=pack)]
+
+
+def test_packed_chunks_arrive_as_they_were() -> None:
+    chunks, assembly = packed_chunks(), assemble(4, [HELD])
+    assert [each.packed for each in chunks] == [True, False]  # the second is too small
+    assert chunks[0].data.size < 0.6 * CHUNK_BYTES
+    for chunk in chunks:
+        assembly.add(chunk)
+    assert assembly.complete
+    assert assembly.data.tobytes() == HALF.tobytes()
+    assert assembly.checksum == crc32c((HALF,))
+
+
+def test_a_packed_chunk_of_other_bytes_is_refused_before_memory_is_taken() -> None:
+    first, _ = packed_chunks()
+    bomb = np.frombuffer(zstandard.compress(bytes(64 << 20)), np.uint8)
+    changed = {
+        "CRC": dataclasses.replace(first, crc32c=first.crc32c ^ 1),
+        "bomb": dataclasses.replace(first, data=bomb),
+        "cut": dataclasses.replace(first, data=first.data[:-1]),
+        "raw": dataclasses.replace(first, data=HALF[:CHUNK_BYTES]),
+        "not packed": dataclasses.replace(first, packed=False),
+        "of another offset": dataclasses.replace(first, offset=1),
+    }
+    for name, chunk in changed.items():
+        assembly = assemble(4, [HELD])
+        tracemalloc.start()
+        with pytest.raises(Refused) as refused:
+            assembly.add(chunk)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        reason = Reason.CHECKSUM if name == "CRC" else Reason.CHUNK
+        assert (refused.value.refusal.reason, assembly.arrived) == (reason, 0), name
+        assert most < 2 * CHUNK_BYTES, name

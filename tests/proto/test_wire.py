@@ -52,29 +52,29 @@ def parts_of(data: bytes, cuts: list[int]) -> list[wire.Bytes]:
     return [whole[a:b] for a, b in pairwise(edges)]
 
 
-@given(sizes, sizes, st.binary(max_size=300), st.lists(st.integers(0, 300)))
+@given(sizes, sizes, st.binary(max_size=300), st.lists(st.integers(0, 300)), st.booleans())
 def test_a_chunk_framed_by_hand_is_the_protobuf_message(
-    transfer: int, offset: int, data: bytes, cuts: list[int]
+    transfer: int, offset: int, data: bytes, cuts: list[int], packed: bool
 ) -> None:
-    encoded = wire.encode_chunk(transfer, offset, parts_of(data, cuts), 77)
+    encoded = wire.encode_chunk(transfer, offset, parts_of(data, cuts), 77, packed=packed)
 
     parsed = pb.WorkerMessage.FromString(encoded).chunk
     assert (parsed.transfer, parsed.offset) == (transfer, offset)
     assert parsed.data == data
-    assert parsed.crc32c == 77
+    assert (parsed.crc32c, parsed.packed) == (77, packed)
     for container in (pb.ServerMessage, pb.InitializeMessage, pb.FetchMessage):
         assert container.FromString(encoded).chunk.data == data
 
 
-@given(sizes, sizes, st.binary(max_size=300))
+@given(sizes, sizes, st.binary(max_size=300), st.booleans())
 def test_a_chunk_is_read_alike_however_protobuf_orders_its_fields(
-    transfer: int, offset: int, data: bytes
+    transfer: int, offset: int, data: bytes, packed: bool
 ) -> None:
-    by_hand = wire.encode_chunk(transfer, offset, [np.frombuffer(data, np.uint8)], 77)
+    by_hand = wire.encode_chunk(transfer, offset, [np.frombuffer(data, np.uint8)], 77, packed=packed)
     message = pb.WorkerMessage.FromString(by_hand)
     by_protobuf = message.SerializeToString()
     # Fields in another order are as valid: here data comes first.
-    first = pb.Chunk(data=message.chunk.data).SerializeToString()
+    first = pb.Chunk(data=message.chunk.data, packed=packed).SerializeToString()
     rest = pb.Chunk(transfer=transfer, offset=offset, crc32c=message.chunk.crc32c).SerializeToString()
     body = first + rest
     reordered = b"\x0a" + _varint(len(body)) + body
@@ -84,7 +84,7 @@ def test_a_chunk_is_read_alike_however_protobuf_orders_its_fields(
         assert isinstance(chunk, m.Chunk)
         assert (chunk.transfer, chunk.offset) == (transfer, offset)
         assert chunk.data.tobytes() == data
-        assert chunk.crc32c == message.chunk.crc32c
+        assert (chunk.crc32c, chunk.packed) == (77, packed)
 
 
 def _varint(value: int) -> bytes:

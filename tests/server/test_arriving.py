@@ -8,6 +8,7 @@ import pytest
 from pushes import cut_plan, dense
 
 from gradwire.compressors import Payload
+from gradwire.compressors.packing import Packing
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Reason, Refused
@@ -30,10 +31,10 @@ def header(part: int, payloads: list[Payload], **changes: Any) -> m.PartHeader:
     return m.PartHeader(**{**fields, **changes}, payloads=tuple(map(payload_header, payloads)))
 
 
-def chunks(given: m.PartHeader, payloads: list[Payload]) -> list[m.Chunk]:
+def chunks(given: m.PartHeader, payloads: list[Payload], entropy: str = "off") -> list[m.Chunk]:
     transfer = part_transfer(given.seq, given.part)
     found: list[m.Chunk] = []
-    for message in encode_chunks(transfer, [payload.data for payload in payloads]):
+    for message in encode_chunks(transfer, [payload.data for payload in payloads], pack=Packing(entropy)):
         chunk = decode_envelope(message, "WorkerMessage")
         assert isinstance(chunk, m.Chunk)
         found.append(chunk)
@@ -147,7 +148,9 @@ def test_it_says_how_many_bytes_came_since_the_part_before_and_whether_without_a
 
     def taken() -> tuple[int, bool]:
         assert arriving.take() is not None
-        return arriving.since()
+        size, unpacked, waited = arriving.since()
+        assert size == unpacked
+        return size, waited
 
     def begin(part: int, waited: bool) -> tuple[m.Chunk, m.Chunk]:
         given, *both = large(part, waited=waited)
@@ -165,6 +168,21 @@ def test_it_says_how_many_bytes_came_since_the_part_before_and_whether_without_a
     assert taken() == (size - len(first.data), True)
     arriving.add(begin(3, True)[1])
     assert taken() == (size, True)
+
+
+def test_it_says_how_many_bytes_came_packed_and_how_many_they_were_before() -> None:
+    arriving, payloads = ArrivingParts("w"), [dense(*range(8000))]
+    given = header(0, payloads)
+    arriving.begin(
+        given, Manifest((m.Tensor(name="t", shape=(8000,), dtype="float32"),), 1), cut_plan((8000,))
+    )
+    (chunk,) = chunks(given, payloads, "on")
+    arriving.add(chunk)
+    complete = arriving.take()
+    assert complete is not None
+    assert [bytes(each.data) for each in complete[1].finish()] == [bytes(payloads[0].data)]
+    assert chunk.packed
+    assert arriving.since() == (chunk.data.size, 32_000, False)
 
 
 def test_a_chunk_before_any_part_is_refused() -> None:

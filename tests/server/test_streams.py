@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from gradwire.compressors.packing import LinkRate
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal
 from gradwire.proto.wire import BATCH_BYTES, decode_envelope
@@ -64,7 +65,7 @@ async def pumped() -> AsyncGenerator[tuple[Outbox, Stream]]:
     """An outbox and its stream, whose writer has to end by itself."""
     outbox, stream = Outbox(), Stream()
     context: Any = stream
-    writer = asyncio.create_task(outbox.pump(context, stream.counted.append))
+    writer = asyncio.create_task(outbox.pump(context, stream.counted.append, LinkRate()))
     yield outbox, stream
     outbox.end(WHY, final=False)
     await asyncio.wait_for(writer, 10)
@@ -152,7 +153,7 @@ async def test_an_update_is_the_same_for_whoever_joins_while_it_grows() -> None:
         outbox.broadcast(update)
         update.add(part("a1"))
         context: Any = late_stream
-        writer = asyncio.create_task(late.pump(context, late_stream.counted.append))
+        writer = asyncio.create_task(late.pump(context, late_stream.counted.append, LinkRate()))
         late.broadcast(update)
         update.finish([part("b1", whole=False)])
         assert await stream.take() == await late_stream.take() == "a1 b1"

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from ...compressors.packing import Packing
 from ...proto import messages as m
 from ...proto.client import Client
 from ...proto.entries import of_kind
@@ -35,7 +36,7 @@ from ...proto.reaching import reach
 from ...proto.refusal import Reason, Refused
 from ...proto.service import Malformed, Meter, Stub
 from ...proto.state import EntryValues, encode_values
-from ...proto.transfer import Bytes, encode_chunks
+from ...proto.transfer import Bytes, Pack, encode_chunks
 from .attempts import CALL_TIMEOUT_S, Attempts, BrokenError, UnreachableError, translated
 from .progress import Progress
 
@@ -88,6 +89,7 @@ class Calls:
         self._target = Target.at(address, **(files or {}))
         self._address, self._connect_s, self._give_up_s = address, connect_s, give_up_s
         self._reply: m.JoinResponse
+        self.packing = Packing()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="connection", daemon=True)
         self._thread.start()
@@ -126,9 +128,9 @@ class Calls:
             moments, _ = encode_moments(earlier.moments)
             header = replace(header, moments=moments, epoch=earlier.epoch, steps=earlier.steps)
 
-        def chunks() -> Iterator[bytes]:
+        def chunks(pack: Pack | None = None) -> Iterator[bytes]:
             """Yield the chunks, which are encoded again for each attempt: a list would be a second model."""
-            yield from encode_chunks(0, values)
+            yield from encode_chunks(0, values, pack=pack)
             yield from encode_values(entries, state or {})
             if earlier is not None:
                 yield from encode_moments(earlier.moments)[1]
@@ -145,7 +147,7 @@ class Calls:
                 held = _readable(await stub.initialize(asking, timeout=CALL_TIMEOUT_S)).held
                 attempts.reached(held)
             asks = True
-            messages = chain([replace(header, held=held)], islice(chunks(), held, None))
+            messages = chain([replace(header, held=held)], islice(chunks(self.packing), held, None))
             return _readable(await stub.initialize(_stream(messages)))
 
         try:

@@ -51,6 +51,7 @@ class Connection(Calls):
             give_up_s=self._give_up_s,
         )
         self._outgoing = self._stream.outgoing
+        self.packing = self._outgoing.queue.packing
         self._streaming: asyncio.Task[None] | None = None  # from `join` on
         self._heard_lost_versions = 0  # number of times that `next` has reported lost versions to the owner
         self._left = False
@@ -100,6 +101,7 @@ class Connection(Calls):
             compressor=compressor,
         )
         self._reply = reply = self._call(self._join(request))
+        self.packing.entropy = reply.job.settings.get("entropy", "off")
         self._stream.rank = reply.rank
         self.progress.stated_s = reply.limits.progress_seconds
 

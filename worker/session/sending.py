@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...common.parts import Plan
+from ...compressors.packing import Packing
 from ...proto import messages as m
-from ...proto.transfer import MAX_ARRIVING, encode_chunks
+from ...proto.transfer import MAX_ARRIVING, Pack, encode_chunks
 from ...proto.wire import encode_worker
 from .throttle import Throttle
 
@@ -50,10 +51,10 @@ class Transfer:
         """Number of messages: the header and the chunks."""
         return 1 + -(-sum(each.size for each in self.data) // self.chunk_bytes)
 
-    def messages(self) -> Iterator[bytes]:
-        """Yield the serialized header, then each serialized chunk."""
+    def messages(self, pack: Pack) -> Iterator[bytes]:
+        """Yield the serialized header, then each serialized chunk. pack: packs chunks (`encode_chunks`)."""
         yield encode_worker(self.header)
-        yield from encode_chunks(self.number, self.data, self.chunk_bytes, self.checksums)
+        yield from encode_chunks(self.number, self.data, self.chunk_bytes, self.checksums, pack)
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class SendQueue:
     Attributes:
         exchange: number of the exchange of the last assignment; packets of earlier exchanges are not sent.
         sent: bytes written so far, and seconds so far during which there were bytes to write.
+        packing: packs the chunks of transfers, by the rate of `link`, which the writer measures.
     """
 
     def __init__(self, unsettled: Container[int]) -> None:
@@ -90,6 +92,8 @@ class SendQueue:
         self._sending: list[_TransferInProgress] = []  # each interrupts the one before it
         self._unanswered: set[tuple[int, int]] = set()  # parts sent, not confirmed: (seq, number)
         self._rated: set[int] = set()  # pushes whose learning rates the stream has brought to the server
+        self.packing = Packing()
+        self.link = self.packing.open_link()
         self._more = asyncio.Event()
         self._writing = False  # whether a message is being written
         self._throttle = Throttle()
@@ -172,6 +176,7 @@ class SendQueue:
         self._count_busy()
         while (message := self.more()) is None:
             self._more.clear()
+            self.link.paused()
             waits = self._sending or self._queue
             self._busy_since = asyncio.get_running_loop().time() if waits else None
             with contextlib.suppress(TimeoutError):
@@ -248,7 +253,9 @@ class SendQueue:
             if seq in self._rated:
                 item = replace(item, header=replace(item.header, learning_rates=()))
             self._rated.add(seq)
-        self._sending.append(_TransferInProgress(item, self._turn(item), item.messages(), item.count))
+        self._sending.append(
+            _TransferInProgress(item, self._turn(item), item.messages(self.packing), item.count)
+        )
 
     def _turn(self, item: Transfer) -> int:
         """Return a part's position in the plan's order of sending; 0 without one."""

@@ -148,7 +148,10 @@ class Stream:
 
         async def write() -> None:
             while True:
-                await call.write(gather(await outgoing.queue.next(), outgoing.queue.more))
+                message = gather(await outgoing.queue.next(), outgoing.queue.more)
+                began = time.monotonic()
+                await call.write(message)
+                outgoing.queue.link.wrote(len(message), time.monotonic() - began)
 
         async def beat() -> None:
             while True:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from gradwire.proto import messages as m
+from gradwire.proto.transfer import Pack
 from gradwire.worker.cli import main
 from gradwire.worker.session.sending import Transfer
 
@@ -15,15 +16,16 @@ def damage(every: int) -> None:
     messages = Transfer.messages
     chunks = 0
 
-    def damaged(self: Transfer) -> Iterator[bytes]:
+    def damaged(self: Transfer, pack: Pack) -> Iterator[bytes]:
         nonlocal chunks
-        header, *rest = messages(self)
+        header, *rest = messages(self, pack)
         yield header
         for chunk in rest:
             if isinstance(self.header, m.Packet):
                 chunks += 1
                 if chunks % every == 0:
-                    chunk = chunk[:-1] + bytes([chunk[-1] ^ 1])
+                    middle = len(chunk) // 2
+                    chunk = chunk[:middle] + bytes([chunk[middle] ^ 1]) + chunk[middle + 1 :]
             yield chunk
 
     Transfer.messages = damaged  # type: ignore[method-assign]
