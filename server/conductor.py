@@ -107,8 +107,7 @@ class Conductor:
         self.core, self.metrics = core, metrics
         self.shard, self.packing = shard, packing or Packing()
         self.streams: dict[str, WorkerStream] = {}
-        self.state = ModelState()
-        self.rate_control = RateControl()
+        self.state, self.rate_control = ModelState(), RateControl()
         self._publishing = Publishing(shard, self.streams, work=self.tasks.run)
         self.plans = Replanning(
             planner or fixed(),
