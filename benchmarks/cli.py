@@ -21,6 +21,7 @@ from ..deploy.processes import RunError
 COMMANDS = {
     "compressors": ("speed, ratio and error of every compressor, and speed of sums", "compressors"),
     "accuracy": ("accuracy or loss that compressors cost, over several seeds", "accuracy"),
+    "lowrank": ("loss after equal steps of lowrank and of PowerSGD, in one process", "low_rank"),
     "curve": ("loss against counted bytes, for local steps, compressors and presets", "curve"),
     "modes": ("speed and accuracy of every mode, also with slow and with lost workers", "modes"),
     "step": ("seconds per step on shaped links, beside PyTorch's DDP", "step"),

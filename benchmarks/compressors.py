@@ -98,7 +98,8 @@ def promised_ratio(spec: str, payload: Payload) -> float | None:
 def model_compressor(spec: str, elements: int) -> ModelCompressor:
     """Return the compressor of a model that is a single matrix and travels in one part."""
     plan = divide([elements], 4 * elements)
-    specs = [TensorSpec(name="w", shape=(1, elements))]
+    rows = next((n for n in range(math.isqrt(elements), 0, -1) if elements % n == 0), 1)
+    specs = [TensorSpec(name="w", shape=(rows, elements // rows))]  # near a square
     return ModelCompressor(specs, spec, LayerRule(), seed=0, rank=0, plan=plan)
 
 
@@ -117,7 +118,9 @@ class _Subject:
         self._version = 0
         first = self._gradients[0].float()
         self.payload = self.step()
-        missed = first.view(-1).numpy() - decode(self.payload)
+        bases, payload = self._compressor.bases, self.payload
+        sent = bases.decode(0, payload) if isinstance(payload, ProjectedPayload) else decode(payload)
+        missed = first.view(-1).numpy() - sent
         norm = float(np.linalg.norm(first.numpy().astype(np.float64)))
         self.error_norm = float(np.linalg.norm(missed.astype(np.float64))) / norm if norm else 0.0
         for _ in range(FIRST_STEPS):

@@ -14,7 +14,15 @@ import numpy as np
 import torch
 
 from ..common.parts import divide
-from ..compressors import LayerRule, ModelCompressor, Payload, parse_compressor, wire_bytes
+from ..compressors import (
+    DenseFormat,
+    LayerRule,
+    ModelCompressor,
+    Payload,
+    dense_payload,
+    parse_compressor,
+    wire_bytes,
+)
 from ..optim.optimizer import Optimizer, parse_optimizer
 from ..server.job.events import Apply, Contribution, PushKey
 from ..server.shard.making import SteppedStore
@@ -22,6 +30,7 @@ from ..server.streams.updates import Broadcast
 from ..worker.session.replica import Replica
 from ..worker.tasks.flops import layer_flops
 from ..worker.tasks.task import Task
+from .low_rank import mean_of
 
 WORKERS = 4
 BATCH = 32
@@ -122,6 +131,8 @@ def train(
                 sent += sum(map(wire_bytes, payloads))
                 if payloads:  # empty if the compressor delays the gradient to a later step
                     pushes.append(payloads)
+            if workers[0].bases.values:
+                pushes = _advanced(workers, pushes)
             if pushes:
                 received += count * _step(store, pushes, batch, decay**epoch)
                 with torch.no_grad():
@@ -131,6 +142,17 @@ def train(
         with torch.no_grad():
             metrics.append(task.evaluate(network))
     return SimulatedRun(metrics=metrics, wire_bytes=sent, down_bytes=received, raw_bytes=raw)
+
+
+def _advanced(workers: Sequence[ModelCompressor], pushes: Sequence[list[Payload]]) -> list[list[Payload]]:
+    """Return the mean of these pushes as one, in float32, and give all workers the bases of the next version.
+
+    The updates that the store makes from it have the size of those of uncompressed pushes.
+    """
+    mean, following = mean_of(workers[0].bases, pushes)
+    for worker in workers:
+        worker.bases = following
+    return [[dense_payload(DenseFormat.FLOAT32, mean)]]
 
 
 def _step(store: SteppedStore, pushes: Sequence[Sequence[Payload]], samples: int, rate_factor: float) -> int:

@@ -76,7 +76,7 @@ class Suite:
 
 EVERY_ELEMENT = (
     *("bf16", "fp16", "8bit", "qsgd:bits=8", "4bit", "qsgd", "2bit", "terngrad"),
-    *("qsgd:bits=2", "1bit", "signsgd", "threshold"),
+    *("qsgd:bits=2", "1bit", "signsgd", "threshold", "lowrank", "lowrank:values=fp16"),
 )
 _LITERAL = "krngc:ratio={},momentum=0,warmup=0,reading=literal"
 SOME_ELEMENTS = (  # sparsifiers, each run at two ratios
@@ -174,7 +174,7 @@ ADAM = Suite(
             (
                 *("none", "4bit", "bf16", "fp16", "8bit", "qsgd", "2bit", "terngrad", "1bit", "signsgd"),
                 *("threshold", "topk:ratio=10", "topk", "gcac", "randk:ratio=10", "randk", "l1", "dgc"),
-                *("krngc", "topk:warmup=2"),
+                *("krngc", "topk:warmup=2", "lowrank"),
             ),
         ),
         _adam("topk:momentum=0.9", f"{_ADAMW},beta1=0"),

@@ -21,6 +21,7 @@ from ..common import plugins
 from ..common.parts import ALIGNMENT, LEAST_BYTES
 from ..common.spec import Spec, SpecError, known, option_types, parse_options, parse_spec, unknown
 from .entry import WITHOUT_FEEDBACK, CompressorEntry, Joined
+from .projections import PROJECTIONS
 from .quantizers import DENSE, QUANTIZERS
 from .sizes import CompressionCosts, least_sparse_part_bytes
 from .sparsifiers import SPARSIFIERS, SparseOptions
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 SHARED = "start", "expand", "advance", "compress_with_residual"  # the methods of `base.Shared`
-BUILT_IN: Mapping[str, CompressorEntry] = {**DENSE, **QUANTIZERS, **SPARSIFIERS}
+BUILT_IN: Mapping[str, CompressorEntry] = {**DENSE, **QUANTIZERS, **SPARSIFIERS, **PROJECTIONS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

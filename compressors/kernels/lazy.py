@@ -22,6 +22,7 @@ class LazyModule:
 
 
 codes, dense = LazyModule("codes"), LazyModule("dense")
+low_rank_loops = LazyModule("low_rank_loops")
 linear_loops, linear_sums = LazyModule("linear_loops"), LazyModule("linear_sums")
 selection_loops, block_selection_loops = LazyModule("selection_loops"), LazyModule("block_selection_loops")
 sparse_loops, cuda = LazyModule("sparse_loops"), LazyModule("cuda")

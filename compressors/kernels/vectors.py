@@ -126,6 +126,7 @@ def _sum_lanes(result, zero, add):
 
 # The sum of the lanes, added in order from zero on.
 sum_doubles = _sum_lanes(types.float64, ir.Constant(ir.DoubleType(), 0.0), ir.IRBuilder.fadd)
+sum_floats = _sum_lanes(types.float32, ir.Constant(ir.FloatType(), 0.0), ir.IRBuilder.fadd)
 sum_words = _sum_lanes(types.uint32, I32(0), ir.IRBuilder.add)
 
 

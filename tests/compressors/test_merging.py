@@ -305,7 +305,9 @@ def test_any_sizes(spec: str, sizes: list[int], data: st.DataObject) -> None:
 
 
 def test_every_compressor_is_here() -> None:
-    assert {spec.partition(":")[0] for spec in [*CHOOSING, *OTHERS]} | {"fp16"} == set(registry.BUILT_IN)
+    assert {spec.partition(":")[0] for spec in [*CHOOSING, *OTHERS]} | {"fp16", "lowrank"} == set(
+        registry.BUILT_IN
+    )
 
 
 # ---- densities by norms

@@ -28,7 +28,7 @@ CODES = """
 import sys; sys.path.insert(0, sys.argv[1])
 import numpy as np
 import test_kernels as k, test_linear_kernels as l, test_selection as s, test_sparse_kernels as p
-import test_one_pass as o
+import test_one_pass as o, test_low_rank as r
 from gradwire.compressors import CodeFormat, DenseFormat, warm_up
 from gradwire.compressors.kernels import cpu
 
@@ -50,6 +50,9 @@ def codes_and_selection():
             o.check(format, o.gradients_of(sizes), o.residual_of(sum(sizes)), in_place=in_place)
     o.test_levels_each_double_the_next(0.04, 1.0)
     o.test_levels_each_double_the_next(0.04, 0.75)
+    r.check_products(67, 35, 5)
+    r.check_bases(3, 20)
+    r.check_correction(3, 20, 33)
 """
 EVERYTHING = """
 from numba.core import event

@@ -47,7 +47,7 @@ def test_the_built_in_compressors() -> None:
         {"1bit", "2bit", "4bit", "8bit", "qsgd", "signsgd", "terngrad"},
     )
     sparsifiers = {"dgc", "gcac", "krngc", "l1", "randk", "threshold", "topk"}
-    assert set(BUILT_IN) == dense | quantizers | sparsifiers
+    assert set(BUILT_IN) == dense | quantizers | sparsifiers | {"lowrank"}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -55,7 +55,7 @@ OPTIONS = {
     "topk": "ratio=10",
 }
 COMPRESSORS = [
-    *(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in BUILT_IN),
+    *(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in BUILT_IN if name != "lowrank"),
     "topk:ratio=10,values=4bit",
     "randk:density=norm",
     "4bit:clip=0.05",

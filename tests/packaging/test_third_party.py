@@ -54,8 +54,9 @@ def test_it_uses_only_what_is_public() -> None:
     assert len(source.splitlines()) <= 80
 
 
-def test_the_check_passes(site: Path, tmp_path: Path) -> None:
-    done = run(site, "-c", CHECK.read_text(), "ternary:factor=1", cwd=tmp_path)
+@pytest.mark.parametrize("name", ["ternary:factor=1", "lowrank:rank=2"])
+def test_the_check_passes(site: Path, tmp_path: Path, name: str) -> None:
+    done = run(site, "-c", CHECK.read_text(), name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("holds\n")
 
