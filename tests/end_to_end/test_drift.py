@@ -6,14 +6,19 @@ import pytest
 from daemons import Daemons
 
 JOB = ("--batch-size", "4", "--seed", "3", "--learning-rate", "0.01", "--min-workers", "2", "--epochs", "1")
+LOSSY = ("--downlink", "4bit")
 
 
 # Where workers keep no pace, who lags far behind gets a snapshot, which repairs it before it is noticed.
-@pytest.mark.parametrize("arguments", [(), ("--overlap", "both")], ids=["sync", "both"])
+@pytest.mark.parametrize(
+    "arguments",
+    [LOSSY, (*LOSSY, "--overlap", "both"), ("--compressor", "lowrank:rank=1", "--optimizer", "adam")],
+    ids=["sync", "both", "replicas step"],
+)
 def test_a_replica_that_the_models_code_changes_is_noticed_named_and_replaced(
     daemons: Daemons, arguments: tuple[str, ...]
 ) -> None:
-    server = daemons.server("--task", "small_tasks:drifting", *JOB, "--downlink", "4bit", *arguments)
+    server = daemons.server("--task", "small_tasks:drifting", *JOB, *arguments)
     drifting = daemons.worker(server.address, "--worker-id", "other", environ={"DRIFTS": "1"})
     steady = daemons.worker(server.address, "--worker-id", "steady")
     assert [drifting.wait(), steady.wait()] == [0, 0], drifting.log

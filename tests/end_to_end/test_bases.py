@@ -1,0 +1,85 @@
+"""Jobs whose compressor has bases, with real daemons: kills of servers and workers, joiners, and --resume."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from daemons import Daemon, Daemons, Server, asked, poll
+
+TASK = "small_tasks:regression:slow=0.01,samples=1920"
+JOB = (
+    *("--task", TASK, "--compressor", "lowrank:rank=1", "--min-workers", "2", "--learning-rate", "0.01"),
+    # Where a member is lost the bits are others, and a machine that is busy enough loses one.
+    *("--lease-seconds", "60"),
+)
+
+
+def begun(daemons: Daemons, *options: str, steps: int, port: int = 0) -> Server:
+    return daemons.server(*JOB, "--max-steps", str(steps), "--port", str(port), *options)
+
+
+def joined(daemons: Daemons, server: Server) -> list[Daemon]:
+    """Two workers, whose ranks are in the order of their names."""
+    workers: list[Daemon] = []
+    for name in ("w0", "w1"):
+        workers.append(daemons.worker(server.address, "--worker-id", name))
+        server.wait_for(rf"\({name}\) joined")
+    return workers
+
+
+def reach(server: Server, version: int) -> None:
+    poll(lambda: asked(server).version >= version, "no progress")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--optimizer", "sgd"),
+        ("--optimizer", "adam", "--clip-norm", "1"),
+        ("--overlap", "both", "--downlink", "none"),
+    ],
+    ids=["sgd", "adam, clipped", "parts count at once, values down"],
+)
+def test_a_job_whose_server_is_killed_ends_with_the_same_bits(
+    daemons: Daemons, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    found: list[str] = []
+    for kills in ((), (3, 9)):
+        state = ("--state", str(tmp_path), "--checkpoint-every", "4steps") if kills else ()
+        server = begun(daemons, *options, *state, steps=20)
+        workers = joined(daemons, server)
+        for version in kills:
+            reach(server, version)
+            server.signal(signal.SIGKILL)
+            server.wait()
+            server = begun(daemons, *options, *state, steps=20, port=server.port)
+            server.wait_for("resuming at version")
+        assert [worker.wait() for worker in workers] == [0, 0]
+        found.append(asked(server).parameters_sha256)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("overlap", ["backward", "both"])
+def test_workers_that_return_or_join_have_the_job_s_bases_and_optimizer_s_state(
+    daemons: Daemons, tmp_path: Path, overlap: str
+) -> None:
+    """The checksum of version 64 compares their parameters with the server's. Another job continues from the
+    checkpoint."""
+    server = begun(daemons, "--optimizer", "adam", "--overlap", overlap, "--state", str(tmp_path), steps=70)
+    first, second = joined(daemons, server)
+    server.wait_for("each replica takes the optimizer's step itself")
+    reach(server, 5)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    again = daemons.worker(server.address, "--worker-id", "w0")
+    reach(server, 15)
+    late = daemons.worker(server.address, "--worker-id", "late")
+    assert [worker.wait() for worker in (again, second, late)] == [0, 0, 0]
+    assert asked(server).version == 70
+    assert "differed from the server's" not in server.log
+    other = begun(daemons, "--optimizer", "adam", "--resume", str(tmp_path), steps=66)
+    assert [worker.wait() for worker in joined(daemons, other)] == [0, 0]
+    assert "optimizer state, adam" in other.log
+    assert "differed from the server's" not in other.log
