@@ -1,7 +1,7 @@
 """Gradwire's compressors as a hook of torch's DistributedDataParallel (DDP), without a server.
 
     model = torch.nn.parallel.DistributedDataParallel(network)
-    model.register_comm_hook(gradwire.ddp.state("4bit", optimizer=optimizer), gradwire.ddp.hook)
+    gradwire.ddp.register(model, "4bit", optimizer=optimizer)
 
 Every rank compresses its gradients as a worker of Gradwire does, sends the payloads to all ranks, and
 averages the gradients that it decodes. The class HookState documents the order of these steps.
@@ -14,5 +14,7 @@ from ..compressors import LayerRule as LayerRule
 from .exchange import RanksDisagree as RanksDisagree
 from .hook import HookState as HookState
 from .hook import hook as hook
+from .registering import Options as Options
+from .registering import register as register
 
 state = HookState  # the name that scripts use

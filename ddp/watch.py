@@ -22,7 +22,7 @@ class Watch:
         inner: Any = getattr(optimizer, "optimizer", optimizer)
         self._watches = isinstance(inner, torch.optim.Optimizer)
         if self._watches:
-            inner.register_step_pre_hook(self._before_step)
+            inner.register_step_post_hook(self._after_step)  # a closure of `step` may run backward
 
     def begin(self) -> None:
         """Note that an exchange begins; warn if no step has followed the one before."""
@@ -41,8 +41,8 @@ class Watch:
         """Note that the ranks have exchanged gradients, which a step should follow."""
         self._exchanges += 1
 
-    def _before_step(self, *_: object) -> None:
-        """Warn if DDP has never called the hook, before a step of the optimizer."""
+    def _after_step(self, *_: object) -> None:
+        """Warn if DDP has never called the hook, after a step of the optimizer."""
         if not self._called:
             self._warn(
                 "unused",

@@ -42,18 +42,15 @@ def main() -> None:
     network = work.model()
     model: Any = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    state = gradwire.ddp.state(
-        given.compressor,
-        optimizer=optimizer,
-        named_parameters=network.named_parameters(),
-        seed=given.seed,
-        samples=batch,
-    )
+    state = None
     if not given.plain:
-        model.register_comm_hook(state, gradwire.ddp.hook)
+        state = gradwire.ddp.register(
+            model, given.compressor, optimizer=optimizer, seed=given.seed, samples=batch
+        )
     shuffled = torch.Generator().manual_seed(given.seed)
     for epoch in range(given.epochs):
-        state.epoch = epoch
+        if state is not None:
+            state.epoch = epoch
         order = torch.randperm(work.train_samples, generator=shuffled).numpy()
         for step in range(len(order) // (ranks * batch)):
             start = (step * ranks + rank) * batch
@@ -65,7 +62,7 @@ def main() -> None:
     if rank == 0:
         name, accuracy = "plain" if given.plain else given.compressor, work.evaluate(network)["accuracy"]
         line = f"{name}, {ranks} ranks, seed {given.seed}: validation accuracy {accuracy:.3f}"
-        if not given.plain:
+        if state is not None:
             times = state.raw_bytes / state.bytes_sent
             line += f"; {state.bytes_sent / 1e6:.3f} MB per rank, {times:.2f} times fewer than as float32"
         print(line, flush=True)

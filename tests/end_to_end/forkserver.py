@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import gc
 import json
 import os
@@ -46,18 +45,25 @@ class Forked:
     """A running module, with as much of `subprocess.Popen` as the tests use."""
 
     def __init__(
-        self, module: str, arguments: Sequence[str], environ: Mapping[str, str], stderr: int
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        stderr: int,
+        *,
+        also: tuple[str, ...] = (),
     ) -> None:
         """
         Args:
             stderr: a file descriptor for standard error; the caller closes its own copy. Standard input and
                 output are /dev/null.
+            also: further modules that the process which forks has imported.
         """
         self.returncode: int | None = None
         self._reports, theirs = os.pipe()
         request = json.dumps([module, *arguments, os.getcwd(), dict(environ)]).encode()
         try:
-            socket.send_fds(_server().control, [request], [stderr, theirs])
+            socket.send_fds(_server(also).control, [request], [stderr, theirs])
         finally:
             os.close(theirs)
         self.pid = self._report()
@@ -99,11 +105,11 @@ class Forked:
 class _Server:
     """The process that forks, from the side of the tests."""
 
-    def __init__(self) -> None:
+    def __init__(self, also: tuple[str, ...]) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, __file__, str(theirs.fileno()), *also],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -126,16 +132,19 @@ def plain(
     return subprocess.Popen(command, stdin=null, stdout=null, stderr=stderr, env=environ)
 
 
-@functools.cache
-def _server() -> _Server:
-    return _Server()
+_servers: dict[tuple[str, ...], _Server] = {}  # by the further modules that each has imported
+
+
+def _server(also: tuple[str, ...]) -> _Server:
+    if also not in _servers:
+        _servers[also] = _Server(also)
+    return _servers[also]
 
 
 def end() -> None:
-    """End the process that forks, if there is one, and all that it has started."""
-    if _server.cache_info().currsize:
-        _server().end()
-        _server.cache_clear()
+    """End the processes that fork, and all that they have started."""
+    while _servers:
+        _servers.popitem()[1].end()
 
 
 @dataclass
@@ -147,10 +156,10 @@ class _Request:
     stderr: int
 
 
-def _preload() -> None:
+def _preload(also: Sequence[str]) -> None:
     # As a worker's entry points do before grpc is imported: otherwise what it forks dies of grpc's threads.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-    for name in PRELOADED:
+    for name in (*PRELOADED, *also):
         __import__(name)
     from gradwire.compressors import warm_up
 
@@ -251,7 +260,7 @@ def _run(module: str) -> int:
 
 
 if __name__ == "__main__":
-    _preload()
+    _preload(sys.argv[2:])
     asked = _serve(socket.socket(fileno=int(sys.argv[1])))
     _become(asked)
     code = _run(asked.module)

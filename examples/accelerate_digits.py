@@ -1,0 +1,65 @@
+"""Digits in Accelerate.
+
+    torchrun --nproc-per-node 2 examples/accelerate_digits.py
+    torchrun --nproc-per-node 2 examples/accelerate_digits.py --form plain
+
+Gradwire adds the lines that end in `# +`. docs/how-to/frameworks.md has the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from gradwire.integrations.accelerate import prepare  # +
+
+
+def main() -> None:
+    """Train, and print the accuracy on samples that were not trained on."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--form", choices=["plain", "ddp"], default="ddp")
+    parser.add_argument("--compressor", default="4bit")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+
+    accelerator = Accelerator(cpu=True)
+    set_seed(given.seed)
+    images, labels = load_digits(return_X_y=True)
+    samples = TensorDataset(torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels))
+    shuffled = torch.Generator().manual_seed(0)
+    train, valid = torch.utils.data.random_split(samples, [1437, 360], generator=shuffled)
+    model: Any = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    loader: Any = DataLoader(train, batch_size=32, shuffle=True)
+    parts = model, optimizer, loader
+    if given.form == "plain":
+        model, optimizer, loader = accelerator.prepare(*parts)
+    else:
+        model, optimizer, loader = prepare(accelerator, *parts, compressor=given.compressor)  # +
+
+    for _ in range(given.epochs):
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(functional.cross_entropy(model(x), y))
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    with torch.no_grad():
+        x, y = valid[:]
+        accuracy = (accelerator.unwrap_model(model)(x).argmax(1) == y).float().mean()
+    accelerator.print(f"accuracy {accuracy:.3f}")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
