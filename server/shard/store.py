@@ -136,7 +136,7 @@ class Store:
         self.version = 0
         self._flat = torch.from_numpy(np.concatenate(values) if len(values) > 1 else values[0])
         self._whole_gradient = whole_gradient
-        self._gradient = torch.empty(0)
+        self._gradient = torch.empty(0, dtype=torch.float32, device="cpu")
         self._base = 0  # element in flat order at which the gradient begins
         self._lent = WeakSet[Lent]()
         self.parameters = self._by_tensor(self._flat)
@@ -168,7 +168,7 @@ class Store:
         if not self._whole_gradient:
             elements = max((unit.end - unit.start for unit in self.plan.units), default=0)
         if self._gradient.numel() < elements:
-            self._gradient = torch.zeros(elements)
+            self._gradient = torch.zeros(elements, dtype=torch.float32, device="cpu")
         stepped: list[torch.Tensor] = []
         for unit in self.plan.units:
             self._begin_unit(unit)

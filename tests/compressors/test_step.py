@@ -33,7 +33,13 @@ LARGE = [
     TensorSpec(name="last", shape=(31, 100)),
 ]
 CUT = divide([spec.elements for spec in LARGE], 4 * ALIGNMENT)
-EVERY = [*sorted(registry.BUILT_IN), "topk:momentum=0.9,clip=1", "krngc:feedback=off", "4bit:delay=2"]
+# `lowrank` sends no tensor in several parts, as `CUT` has them.
+EVERY = [
+    *sorted({*registry.BUILT_IN} - {"lowrank"}),
+    "topk:momentum=0.9,clip=1",
+    "krngc:feedback=off",
+    "4bit:delay=2",
+]
 
 
 def large(seed: int) -> list[torch.Tensor]:
