@@ -131,9 +131,11 @@ class PowerSgd:
             if basis is None:
                 found.append(torch.stack(each).mean(dim=0))
                 continue
-            totals = [g + left[index] for g, left in zip(each, self._residuals, strict=True)]
+            totals = [g + kept[index] for g, kept in zip(each, self._residuals, strict=True)]
             matrices = [total.reshape(total.shape[0], -1) for total in totals]
-            left = torch.linalg.qr(torch.stack([m @ basis for m in matrices]).mean(dim=0)).Q
+            products = torch.stack([matrix @ basis for matrix in matrices]).mean(dim=0)
+            linalg: Any = torch.linalg  # annotated only in part
+            left: torch.Tensor = linalg.qr(products).Q
             self._bases[index] = right = torch.stack([m.T @ left for m in matrices]).mean(dim=0)
             found.append((left @ right.T).view(totals[0].shape))
             for residuals, total in zip(self._residuals, totals, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,7 @@ def register(
         compressor: `name[:key=value,...]`, as for `gradwire.ddp.state`, which has the other keywords, too.
 
     Raises:
-        TypeError: `model` is not a DistributedDataParallel.
+        TypeError: `model` takes no hook, so it is not a DistributedDataParallel.
         SpecError, ValueError: as for `gradwire.ddp.state`.
         RuntimeError: the model has a hook already.
 
@@ -42,12 +42,13 @@ def register(
         >>> model = torch.nn.parallel.DistributedDataParallel(model)
         >>> state = gradwire.ddp.register(model, "4bit", optimizer=optimizer)
     """
-    if not isinstance(model, DistributedDataParallel):
+    wrapped: Any = model  # annotated only in part
+    if not hasattr(wrapped, "register_comm_hook"):
         raise TypeError(
-            f"gradwire.ddp.register: expected a DistributedDataParallel, got {type(model).__name__}; start "
+            f"gradwire.ddp.register: expected a DistributedDataParallel, got {type(wrapped).__name__}; start "
             "at least two processes, and wrap the model first"
         )
-    options.setdefault("process_group", model.process_group)
-    state = HookState(compressor, named_parameters=model.module.named_parameters(), **options)
-    model.register_comm_hook(state, hook)  # pyright: ignore[reportUnknownMemberType]
+    options.setdefault("process_group", wrapped.process_group)
+    state = HookState(compressor, named_parameters=wrapped.module.named_parameters(), **options)
+    wrapped.register_comm_hook(state, hook)
     return state

@@ -9,7 +9,7 @@ Gradwire adds the lines that end in `# +`. docs/how-to/frameworks.md has the pag
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -31,9 +31,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
 
-    accelerator = Accelerator(cpu=True)
+    accelerator: Any = Accelerator(cpu=True)
     set_seed(given.seed)
-    images, labels = load_digits(return_X_y=True)
+    digits = cast(Any, load_digits())
+    images, labels = digits.data, digits.target
     samples = TensorDataset(torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels))
     shuffled = torch.Generator().manual_seed(0)
     train, valid = torch.utils.data.random_split(samples, [1437, 360], generator=shuffled)

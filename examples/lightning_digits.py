@@ -9,7 +9,7 @@ Gradwire adds the lines that end in `# +`. docs/how-to/frameworks.md has the pag
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -51,7 +51,8 @@ def main() -> None:
     given = parser.parse_args()
 
     pl.seed_everything(given.seed)
-    images, labels = load_digits(return_X_y=True)
+    digits = cast(Any, load_digits())
+    images, labels = digits.data, digits.target
     samples = TensorDataset(torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels))
     shuffled = torch.Generator().manual_seed(0)
     train, valid = torch.utils.data.random_split(samples, [1437, 360], generator=shuffled)

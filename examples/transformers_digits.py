@@ -9,7 +9,7 @@ Gradwire adds the lines that end in `# +`. docs/how-to/frameworks.md has the pag
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sklearn.datasets import load_digits
@@ -34,7 +34,8 @@ def main() -> None:
     given = parser.parse_args()
 
     set_seed(given.seed)
-    images, labels = load_digits(return_X_y=True)
+    digits = cast(Any, load_digits())
+    images, labels = digits.data, digits.target
     pixels = torch.tensor(images / 16.0, dtype=torch.float32).view(-1, 1, 8, 8)
     samples: Any = [{"pixel_values": x, "labels": int(y)} for x, y in zip(pixels, labels, strict=True)]
     shuffled = torch.Generator().manual_seed(0)

@@ -32,7 +32,8 @@ def prepare(
         ScriptError: there are several optimizers, or mixed precision is "fp16".
         ValueError: there is no model, or there are several.
     """
-    prepared = accelerator.prepare(*objects)
+    untyped: Any = accelerator  # annotated only in part
+    prepared = untyped.prepare(*objects)
     found = prepared if len(objects) > 1 else (prepared,)
     models = [each for each in found if isinstance(each, nn.Module)]
     if len(models) != 1:
@@ -48,8 +49,7 @@ def prepare(
         scaler=accelerator.scaler,
         **options,
     )
-    any_accelerator: Any = accelerator
-    any_accelerator.hook_state = state
+    untyped.hook_state = state
     if state is not None:
         _keep(accelerator, state)
     return prepared

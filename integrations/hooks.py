@@ -54,7 +54,8 @@ def registered(
             "keep the earlier one; use bfloat16, or gradwire.ddp.register with compressor='none'"
         )
     wrapped: Any = model
-    return register(wrapped, compressor, **{**options, "optimizer": optimizers[0]})
+    options["optimizer"] = optimizers[0]
+    return register(wrapped, compressor, **options)
 
 
 def write(state: HookState, path: Path) -> None:

@@ -31,7 +31,8 @@ class DDPCallback(TrainerCallback):
                 too.
         """
         self.hook_state: HookState | None = None
-        self._trainer, self._compressor, self._options = trainer, compressor, options
+        self._compressor, self._options = compressor, options
+        self._trainer: Any = trainer  # annotated only in part
         self._model: Any = None
 
     def on_train_begin(
@@ -48,7 +49,7 @@ class DDPCallback(TrainerCallback):
                 self._model,
                 [kwargs["optimizer"]],
                 self._compressor,
-                ranks=args.world_size,
+                ranks=self._trainer.args.world_size,
                 scaler=self._trainer.accelerator.scaler,
                 **self._options,
             )

@@ -139,7 +139,11 @@ def test_a_compressor_with_bases_has_their_methods(method: str, monkeypatch: pyt
         pass
 
     setattr(Lacking, method, None)
-    monkeypatch.setitem(BUILT_IN, "window", replace(WINDOW, build=lambda options: Lacking()))
+
+    def build(options: object) -> Lacking:
+        return Lacking()
+
+    monkeypatch.setitem(BUILT_IN, "window", replace(WINDOW, build=build))
     with pytest.raises(SpecError, match=f"has no method '{method}'"):
         parse_compressor("window").build()
 

@@ -32,7 +32,8 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
         monkeypatch.setattr(membership, "connection_of", connection_of)
         if "MASTER_ADDR" not in os.environ:
             options = {"server": "localhost", **options}
-        job = gradwire.connect(**{"compressor": "none", **options})
+        given_terms: dict[str, Any] = {"compressor": "none", **options}
+        job = gradwire.connect(**given_terms)
         driver = job._driver  # pyright: ignore
         begin = driver.begin
 
