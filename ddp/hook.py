@@ -75,7 +75,7 @@ class HookState:
         voided: number of steps whose gradients became NaN because a gradient of some rank was not finite.
         spikes: number of this rank's gradients that were far larger than usual, and were sent as float32.
         owners: True if means go through owners; None until `exchange="auto"` is decided, in the first step.
-        raw_bytes: bytes of this rank's gradients in the buckets so far, before compression.
+        raw_bytes: bytes of this rank's gradients in the buckets so far, as float32.
 
     Example:
         >>> model = torch.nn.parallel.DistributedDataParallel(model)
@@ -255,7 +255,7 @@ class HookState:
             devices=None if on_host else [buffer.device]
         )
         self._waiting.append(Bucket(buffer.detach(), parameters, future))
-        self.raw_bytes += buffer.numel() * buffer.element_size()
+        self.raw_bytes += 4 * buffer.numel()
         if bucket.is_last() and self.owners is None:
             self._decide()
         whole = self._whole or self.owners is None

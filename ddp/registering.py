@@ -34,7 +34,7 @@ def register(
         compressor: `name[:key=value,...]`, as for `gradwire.ddp.state`, which has the other keywords, too.
 
     Raises:
-        TypeError: `model` takes no hook, so it is not a DistributedDataParallel.
+        TypeError: `model` is not a DistributedDataParallel.
         SpecError, ValueError: as for `gradwire.ddp.state`.
         RuntimeError: the model has a hook already.
 
@@ -42,13 +42,14 @@ def register(
         >>> model = torch.nn.parallel.DistributedDataParallel(model)
         >>> state = gradwire.ddp.register(model, "4bit", optimizer=optimizer)
     """
-    wrapped: Any = model  # annotated only in part
-    if not hasattr(wrapped, "register_comm_hook"):
+    wrapped: object = model  # of a script without types, anything
+    if not isinstance(wrapped, DistributedDataParallel):
         raise TypeError(
             f"gradwire.ddp.register: expected a DistributedDataParallel, got {type(wrapped).__name__}; start "
             "at least two processes, and wrap the model first"
         )
-    options.setdefault("process_group", wrapped.process_group)
-    state = HookState(compressor, named_parameters=wrapped.module.named_parameters(), **options)
-    wrapped.register_comm_hook(state, hook)
+    ddp: Any = wrapped
+    options.setdefault("process_group", ddp.process_group)
+    state = HookState(compressor, named_parameters=ddp.module.named_parameters(), **options)
+    ddp.register_comm_hook(state, hook)
     return state

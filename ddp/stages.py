@@ -21,7 +21,7 @@ from ..compressors import NonFiniteGradient, Payload, Spike
 from ..compressors.payload import Bytes, Float32
 from ..proto.refusal import Refused
 from .bundle import Bundle, mean
-from .exchange import Collectives, Flight, Frame, from_bytes, to_bytes
+from .exchange import Collectives, Flight, Frame, RanksDisagree, from_bytes, to_bytes
 from .shares import Shares
 
 Compress = Callable[[Bundle, torch.Tensor], Sequence[Payload]]
@@ -140,7 +140,7 @@ class Owned:
         frames = [passage.to_bytes(Frame(payloads, frame.not_finite)) for payloads in cut]
         self._scattered = passage.collectives.scatter.begin(passage.name, frames)
         self._flight: Flight | None = None
-        self._refused: Refused | None = None
+        self._refused: Refused | RanksDisagree | None = None
         self._bad: list[str] = []
         self._frames: Sequence[Frame] = ()
 
@@ -151,7 +151,7 @@ class Owned:
                 self._parse(data, self._passage.collectives.group.rank, sender)
                 for sender, data in enumerate(arrived)
             ]
-        except Refused as error:  # told to all ranks, of which each waits for this one
+        except (Refused, RanksDisagree) as error:  # told to all ranks, of which each waits for this one
             self._refused, frame = error, Frame((), damaged=True)
         else:
             self._bad = not_finite(self._bundle, frames)

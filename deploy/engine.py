@@ -231,6 +231,8 @@ class _Scripts:
         self._began = time.monotonic()
         self._ranks: dict[str, int] = {}
         self._status: StatusResponse | None = None
+        self._awaited = set[str]()  # workers whose scripts have raised, once their end has been waited for
+        self._left: list[Child] = []  # scripts that have ended, in their order
 
     def check(self, status: StatusResponse | None, ended: Sequence[Child]) -> None:
         """Check the scripts that have ended, and those that have not joined.
@@ -238,32 +240,29 @@ class _Scripts:
         Raises:
             RunError: the run has failed.
         """
-        settings = self._plan.settings
         if status is not None:
             self._status = status
             raised = {each.worker for each in status.lost if each.reason.startswith(SCRIPT_FAILED)}
-            failing = [child for child in self._workers if child.name in raised]
-            wait(
-                failing, seconds=LEAVE_SECONDS
-            )  # the interpreter of a script that has raised is about to end
+            failing = [child for child in self._workers if child.name in raised - self._awaited]
+            # The interpreter of a script that has raised is about to end.
+            wait(failing, seconds=LEAVE_SECONDS)
+            self._awaited |= raised
             ended = [*ended, *(child for child in failing if child.code is not None)]
         if len(self._ranks) < len(self._workers):
-            joined = scripts.joined(self._server.log)
-            self._ranks = {worker: rank for worker, (rank, _) in joined.items()}
-            other = scripts.other_compressor(settings, joined)
-            if other is not None and self._plan.compressor_fixed:
-                raise RunError(Exit.USAGE, scripts.CONTRADICTION.format(settings.compressor, *other))
-        for child in ended:
+            self._check_joined()
+        self._left += ended
+        for child in self._left:
             if child.code != Exit.DONE:
                 raise self._failure(child)
-            if self._status is not None and not _has_begun(self._status):
+            if status is not None and not _has_begun(status):
                 raise RunError(
                     Exit.TASK,
                     f"{child.name}{self._place(child)} has ended before the job began; {scripts.CALLS}. Its "
                     f"log is {child.log}",
                 )
-        limit_s = settings.progress_seconds
-        absent = [child for child in self._workers if child.name not in self._ranks]
+        limit_s = self._plan.settings.progress_seconds
+        few = len(self._ranks) < len(self._workers)  # a script may give itself another id
+        absent = [child for child in self._workers if few and child.name not in self._ranks]
         if absent and limit_s and time.monotonic() - self._began > limit_s:
             raise RunError(
                 Exit.TASK,
@@ -278,6 +277,7 @@ class _Scripts:
             RunError: one of them fails.
         """
         self._status = final
+        self._check_joined()
         began, limit_s, told = time.monotonic(), self._plan.settings.progress_seconds, False
         while running := [child.name for child in self._workers if child.code is None]:
             waited_s, names = time.monotonic() - began, ", ".join(running)
@@ -291,6 +291,15 @@ class _Scripts:
         for child in self._workers:
             if child.code != Exit.DONE:
                 raise self._failure(child)
+
+    def _check_joined(self) -> None:
+        """Read from the server's log which workers have joined. Raises RunError for a compressor of a
+        script's own."""
+        settings, joined = self._plan.settings, scripts.joined(self._server.log)
+        self._ranks = {worker: rank for worker, (rank, _) in joined.items()}
+        other = scripts.other_compressor(settings, joined)
+        if other is not None and self._plan.compressor_fixed:
+            raise RunError(Exit.USAGE, scripts.CONTRADICTION.format(settings.compressor, *other))
 
     def _failure(self, child: Child) -> RunError:
         return RunError(Exit.TASK, scripts.failure_of(child, self._place(child)))

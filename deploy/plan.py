@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     reason, memory = reason_for(profile, chosen, ranked, losses), memory_for(profile, chosen, given.optimizer)
     presets = ranked_presets(profile) if given.presets else {}
     if given.json is not None:
-        text = to_json(given.model, profile, ranked, chosen, reason, presets, losses, memory)
+        text = to_json(given.model, profile, ranked, chosen, reason, presets, losses, memory, given.optimizer)
         if given.json == "-":
             print(text, end="")
             return Exit.DONE
@@ -225,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     show(given.model, profile, ranked, chosen, presets, losses)
     if job is not None:
         print(job.comparison())
-    print(reason, *(f"    {line}" for line in commands(profile, chosen.choice)), sep="\n")
+    print(reason, *(f"    {line}" for line in commands(profile, chosen.choice, given.optimizer)), sep="\n")
     if memory is not None:
         print(memory_line(memory))
     if presets:
@@ -263,10 +263,12 @@ def loses_little(losses: Losses, each: Prediction) -> bool:
     return loss is not None and loss <= LOSES
 
 
-def commands(profile: JobProfile, choice: StepOptions) -> list[str]:
+def commands(profile: JobProfile, choice: StepOptions, optimizer: str | None) -> list[str]:
     """Return the command lines that start the server and a worker with these options, but for defaults."""
     usual = StepOptions()
     server = ["gc-server", f"--min-workers {profile.workers}"]
+    if optimizer is not None:
+        server.append(f"--optimizer {optimizer}")
     for name in ("mode", "overlap", "fusion", "order"):
         value = getattr(choice, name)
         if value != getattr(usual, name):
@@ -341,6 +343,7 @@ def memory_for(profile: JobProfile, chosen: Prediction, optimizer: str | None) -
         profile.workers,
         choice.compressor,
         feedback=wrapping is not None and wrapping.feedback,
+        momentum=wrapping is not None and wrapping.momentum > 0,
         overlap=choice.overlap,
         redundancy=choice.redundancy,
         states=states,
@@ -375,6 +378,7 @@ def to_json(
     presets: Mapping[str, Prediction],
     losses: Losses,
     memory: JobMemory | None,
+    optimizer: str | None,
 ) -> str:
     """Return a JSON object with the job, all predictions, and the recommended one with its timeline. `model`
     names the model or, for a running job, its task."""
@@ -396,7 +400,7 @@ def to_json(
             **to_json_dict(chosen),
             "reason": reason,
             "memory": None if memory is None else dataclasses.asdict(memory),
-            "commands": commands(profile, chosen.choice),
+            "commands": commands(profile, chosen.choice, optimizer),
             "spans": [dataclasses.asdict(span) for span in timeline],
             # By tensor but the last, in forward order: why it is not merged with the next one; null if it is.
             "seamgs": seamgs_reasons(profile, chosen.choice.compressor),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,8 +69,12 @@ def write(state: HookState, path: Path) -> None:
 
 
 def read(state: HookState, path: Path) -> None:
-    """Load a rank's state from its file. Without the file residuals begin anew, with a warning."""
+    """Load a rank's state from its file. Without it residuals begin anew, with a warning; counters, norms and
+    bases, which all ranks share, come from the file of another rank in the same folder."""
     if path.exists():
         state.load_state_dict(torch.load(path, weights_only=True))
-    else:
-        log.warning("%s: no such file, so this rank's residuals begin anew", path)
+        return
+    log.warning("%s: no such file, so this rank's residuals begin anew", path)
+    of_any_rank = re.sub(r"gradwire-\d+(\.pt)?$", r"gradwire-[0-9]*\1", glob.escape(path.name))
+    for other in sorted(path.parent.glob(of_any_rank))[:1]:
+        state.load_state_dict(torch.load(other, weights_only=True))

@@ -7,6 +7,7 @@ Lightning's own `ddp_comm_hook` is registered on GPUs alone.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ class DDPStrategy(LightningDDPStrategy):
         )
         if self.hook_state is not None and self._resumed:
             read(self.hook_state, self._file(self._resumed))
+        self._resumed = ""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Tell the state the epoch, for the warm-up of sparsifiers."""
@@ -74,7 +76,8 @@ class DDPStrategy(LightningDDPStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Load Lightning's checkpoint; `setup` loads this rank's residuals."""
-        self._resumed = str(checkpoint_path)
+        if self.lightning_module.trainer.state.fn == TrainerFn.FITTING:  # type: ignore[union-attr]
+            self._resumed = os.path.realpath(checkpoint_path)  # of a link to the last checkpoint, its target
         return super().load_checkpoint(checkpoint_path, weights_only)
 
     def remove_checkpoint(self, filepath: Any) -> None:

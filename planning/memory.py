@@ -23,6 +23,7 @@ def memory_of(
     compressor: CompressionCosts,
     *,
     feedback: bool,
+    momentum: bool = False,
     overlap: str = "backward",
     redundancy: int = 1,
     states: int = 0,
@@ -32,6 +33,7 @@ def memory_of(
     Args:
         shapes: shapes of the model's tensors.
         feedback: True if the compressor has a residual.
+        momentum: True if workers accumulate momentum: its present and its next values.
         overlap: value of --overlap; with both, a worker can undo a step and early parts.
         redundancy: number of workers that compute each gradient and push a slice of it, which they can undo.
         states: number of the optimizer's tensors for each parameter, such as 2 for Adam.
@@ -41,7 +43,7 @@ def memory_of(
     down = compressor.down(workers)
     push, update = (sum(map(each.sent_bytes, shapes)) for each in (compressor.up, down))
     both = overlap == "both"
-    copies = 2 + both + feedback * (2 + (both or redundancy > 1))
+    copies = 2 + both + feedback * (2 + (both or redundancy > 1)) + 2 * momentum
     push /= redundancy
     return JobMemory(
         worker_bytes=copies * model + push + update,

@@ -93,7 +93,7 @@ assert not compiled.buffer, compiled.buffer
 def run(script: str, cache: Path, processor: dict[str, str]) -> None:
     environ = os.environ | {"NUMBA_CACHE_DIR": str(cache)} | processor
     subprocess.run(
-        [sys.executable, "-c", script, str(Path(__file__).parent)], env=environ, check=True, timeout=200
+        [sys.executable, "-c", script, str(Path(__file__).parent)], env=environ, check=True, timeout=280
     )
 
 

@@ -93,6 +93,7 @@ def test_a_compressor_that_loses_with_the_optimizer_is_not_recommended(
     assert fastest["compressor"] == "topk:ratio=100"
     assert found["recommended"]["compressor"] in recommended
     assert found["adam_losses"].get("topk:ratio=100") == (1.41 if optimizer == "adamw" else None)
+    assert f"--optimizer {optimizer}" in found["recommended"]["commands"][0]
     said = "topk:ratio=100 ended at 1.41 times the uncompressed loss with Adam"
     assert (said in found["recommended"]["reason"]) == (optimizer == "adamw")
 

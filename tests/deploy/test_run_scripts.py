@@ -244,6 +244,6 @@ def test_a_script_that_does_not_end_after_the_job_is_stopped(
 ) -> None:
     monkeypatch.setattr(engine, "LEAVE_SECONDS", 0.1)
     code = 'import os, time; print("pid", os.getpid(), flush=True); time.sleep(600)'
-    plan = supervised(tmp_path, "finish", code, 5.0)
+    plan = supervised(tmp_path, "finish", code, 10.0)
     assert train(plan, Watcher(), interrupt).phase is Phase.FINISHED
     wait_until_gone(pids_of(tmp_path), 5)

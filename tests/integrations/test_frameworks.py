@@ -131,6 +131,15 @@ def test_what_the_hook_cannot_do_in_a_framework_is_refused(
     assert "one process" in caplog.text
 
 
-def test_missing_file_of_a_rank_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    hooks.read(HookState("4bit"), tmp_path / "gradwire-1.pt")
-    assert "gradwire-1.pt: no such file, so this rank's residuals begin anew" in caplog.text
+@pytest.mark.parametrize("name", ["gradwire-{}.pt", "last.ckpt.gradwire-{}"])
+def test_a_rank_without_a_file_is_named_and_shares_the_others_counters(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    other, own = HookState("4bit"), HookState("4bit")
+    other.steps = 7
+    hooks.read(own, tmp_path / name.format(1))
+    assert own.steps == 0, "no rank has a file"
+    hooks.write(other, tmp_path / name.format(0))
+    hooks.read(own, tmp_path / name.format(1))
+    assert own.steps == 7
+    assert f"{name.format(1)}: no such file, so this rank's residuals begin anew" in caplog.text
