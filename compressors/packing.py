@@ -124,12 +124,12 @@ class Packing:
     def __call__(self, pieces: Sequence[Bytes]) -> Bytes | None:
         """Return the pieces as `pack` does, or None if they leave as they are."""
         size = sum(piece.size for piece in pieces)
-        if self.entropy == "off" or (self.entropy == "auto" and not self._pays(size)):
+        small = size < LEAST_PACKED_BYTES
+        if small or self.entropy == "off" or (self.entropy == "auto" and not self._pays(size)):
             return None
         packed = pack(pieces)
         saved = 0 if packed is None else size - packed.size
-        if size >= LEAST_PACKED_BYTES:
-            self._saves += LATEST * (saved / size - self._saves)
+        self._saves += LATEST * (saved / size - self._saves)
         self.saved_bytes += saved
         return packed
 

@@ -43,7 +43,8 @@ def memory_of(
     down = compressor.down(workers)
     push, update = (sum(map(each.sent_bytes, shapes)) for each in (compressor.up, down))
     both = overlap == "both"
-    copies = 2 + both + feedback * (2 + (both or redundancy > 1)) + 2 * momentum
+    held = 0 if compressor.up.coordinates is None else states  # replicas step these tensors themselves
+    copies = 2 + both + held * (1 + both) + feedback * (2 + (both or redundancy > 1)) + 2 * momentum
     push /= redundancy
     return JobMemory(
         worker_bytes=copies * model + push + update,

@@ -83,9 +83,12 @@ def _check_gradients(
     at = part.start
     for header in update.payloads:
         start, at = at, at + header.elements
-        if header.content is not m.Content.GRADIENT:
-            continue
         field, rates, clip = manifest.tensor_at(start), update.learning_rates, update.clip
+        if header.content is not m.Content.GRADIENT:
+            if isinstance(header.kind, m.ProjectedHeader):
+                limit, value = "coordinates of a gradient", f"coordinates of {header.content.name}"
+                raise refused(Reason.PAYLOAD, worker=worker, field=field, limit=limit, value=value)
+            continue
         if (start, at) not in whole:
             limit, value = "a gradient of a whole tensor with bases", "another one"
             raise refused(Reason.PAYLOAD, worker=worker, field=field, limit=limit, value=value)

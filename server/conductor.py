@@ -364,7 +364,9 @@ class Conductor:
         broadcast.finish()
         self.ended_at = self.now()
         members = self.core.state.roster.members.values()
-        self._publishing.published(broadcast, [each.version for each in members])
+        # The last updates of a member that is not connected may not have arrived.
+        versions = [each.version if each.listening else 0 for each in members]
+        self._publishing.published(broadcast, versions)
         count_version(self.metrics, action, report, started, self.ended_at)
         await self.applied(action.version)
 

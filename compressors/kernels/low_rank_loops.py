@@ -115,7 +115,8 @@ def project(cursor, gradient, residual, columns, left, right, over_columns, over
                 empty = residual[:0]
                 x = _rest(gradient, empty, one + whole, columns - whole, padded)
                 y = _rest(gradient, empty, two + whole, columns - whole, also_padded)
-                fault = v.add(fault, v.multiply(v.add(x, y), zero))
+                fault = v.add(fault, v.multiply(x, zero))
+                fault = v.add(fault, v.multiply(y, zero))
             for first in range(0, vectors, PANEL):
                 a = _four(left, first, rows, row)
                 b = (zero, zero, zero, zero) if alone else _four(left, first, rows, row + 1)

@@ -275,8 +275,8 @@ class Service:
             text = "the job begins with epoch %d, after %d steps, as the script of worker %r requests"
             log.info(text, header.epoch + 1, header.steps, header.worker)
         self._conductor.perform(initialized.actions)
-        # A replica that steps itself needs the optimizer's state, which comes with a snapshot.
-        replaced = self._resumed is not None or bool(moments and shard.reported.coordinates)
+        # The optimizer's state and the bases come with a snapshot: another numpy may draw other bases.
+        replaced = self._resumed is not None or bool(shard.reported.coordinates)
         self._resumed = None
         return m.InitializeResponse(version=0, replaced=replaced)
 

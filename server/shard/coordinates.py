@@ -132,7 +132,8 @@ def add_up_in_bases(
         if not np.isfinite(total).all():
             raise FloatingPointError(f"mean coordinates of {bases.specs[tensor].name!r} are not finite")
         coded = not any(isinstance(payload.values, DensePayload) for payload, _ in pairs)
-        context = StepContext(samples=1, version=0, random=Random((*key, tensor)))
+        # One number more than a worker's key has: rank 0 must not round by the same draws.
+        context = StepContext(samples=1, version=0, random=Random((*key, tensor, 1)))
         payload = rounded(bases.specs[tensor].elements, total, context if coded else None)
         sum_coordinates([payload], [1.0], total)
         found[tensor] = MeanCoordinates(payload, total, tensor not in otherwise)

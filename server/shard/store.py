@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
-from weakref import WeakSet
+from weakref import ReferenceType, ref
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +138,7 @@ class Store:
         self._whole_gradient = whole_gradient
         self._gradient = torch.empty(0, dtype=torch.float32, device="cpu")
         self._base = 0  # element in flat order at which the gradient begins
-        self._lent = WeakSet[Lent]()
+        self._lent: list[ReferenceType[Lent]] = []  # of one thread alone, unlike a WeakSet
         self.parameters = self._by_tensor(self._flat)
         self._optimizer = build_optimizer(self._stepped())
         self.downlink = downlink
@@ -198,15 +198,17 @@ class Store:
         them."""
         values = self._downlink.replica[start:end].numpy().view(np.uint8)
         pack = self._pack if head else None  # a client that fetches has no measured link
-        self._lent.add(lent := Lent(transfer, values, head, start, beside, pack))
+        lent = Lent(transfer, values, head, start, beside, pack)
+        self._lent = [*(each for each in self._lent if each() is not None), ref(lent)]
         return lent
 
     def _recall(self, start: int, end: int) -> None:
         """Copy lent values of a range for those that still read them, before the range changes."""
-        for lent in list(self._lent):
-            if lent.start < end and start < lent.start + lent.elements:
+        for each in list(self._lent):
+            lent = each()
+            if lent is not None and lent.start < end and start < lent.start + lent.elements:
                 lent.keep()
-                self._lent.discard(lent)
+                self._lent.remove(each)
 
     def adopt(self, plan: Plan) -> None:
         """Divide the model by another plan, between two versions. No value changes by it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import inspect
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import grpc.aio
 import numpy as np
 from forkserver import Forked
 
+import gradwire
 from gradwire.compressors import LayerRule, ModelCompressor, Payload
 from gradwire.proto import messages as m
 from gradwire.proto.channel import CLIENT_OPTIONS
@@ -30,12 +32,29 @@ from gradwire.proto.refusal import Refused
 from gradwire.proto.service import Stub, refusal_of
 from gradwire.proto.transfer import digest, encode_chunks, part_transfer, payload_header
 from gradwire.proto.wire import crc32c, decode_envelope, encode_worker
+from gradwire.settings import WorkerSettings
 
 PATIENCE_S = 120.0  # on a busy machine
 TASKS = Path(__file__).parent / "programs"
 ALLOWED = ("--allow-task", "small_tasks")
 
 Start = Callable[[str, Sequence[str], Mapping[str, str], int], Forked | subprocess.Popen[bytes]]
+
+
+def split_for_script(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments of a script, and as variables the worker's options that `gradwire.connect` does not
+    take."""
+    taken = inspect.signature(gradwire.connect).parameters
+    of_worker = {each.name for each in dataclasses.fields(WorkerSettings)} - taken.keys()
+    left, variables, rest = list[str](), dict[str, str](), list(arguments)
+    while rest:
+        each = rest.pop(0)
+        name = each[2:].replace("-", "_") if each.startswith("--") else ""
+        if name in of_worker:
+            variables[f"GC_{name.upper()}"] = rest.pop(0)
+        else:
+            left.append(each)
+    return left, variables
 
 
 class Daemon:
@@ -50,6 +69,9 @@ class Daemon:
     ) -> None:
         http = () if "--http-port" in arguments else ("--http-port", "-1")
         arguments = (*arguments, *http, "--log-format", "json")
+        if module.startswith("script_"):
+            arguments, variables = split_for_script(arguments)
+            environ = {**variables, **(environ or {})}
         paths = [str(TASKS), *filter(None, [os.environ.get("PYTHONPATH")])]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environ or {})}
         self.lines: list[str] = []

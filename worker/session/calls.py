@@ -20,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, TypeVar
 
 import uvloop
@@ -147,8 +147,8 @@ class Calls:
                 held = _readable(await stub.initialize(asking, timeout=CALL_TIMEOUT_S)).held
                 attempts.reached(held)
             asks = True
-            messages = chain([replace(header, held=held)], islice(chunks(self.packing), held, None))
-            return _readable(await stub.initialize(_stream(messages)))
+            messages = chain([replace(header, held=held)], chunks(self.packing))
+            return _readable(await stub.initialize(_stream(messages, held)))
 
         try:
             reply = self._call(self._again(upload))
@@ -290,9 +290,13 @@ class Calls:
             raise UnreachableError(f"{self._address}: {found.text}; {found.remedy}")
 
 
-async def _stream(messages: Iterable[Any]) -> AsyncIterator[Any]:
-    for message in messages:
-        yield message
+async def _stream(messages: Iterable[Any], held: int = 0) -> AsyncIterator[Any]:
+    """Yield a header and chunks, but not the first `held` chunks; other tasks run while these are made."""
+    for number, message in enumerate(messages):
+        if not 0 < number <= held:
+            yield message
+        elif number % 16 == 0:
+            await asyncio.sleep(0)
 
 
 async def _counted(messages: AsyncIterator[T], attempts: Attempts) -> AsyncIterator[T]:

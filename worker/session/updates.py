@@ -84,7 +84,9 @@ class Updates:
         log.warning(
             "the parameters are not the server's at version %d, and are replaced by the server's. Check "
             "whether the model or script changes parameters in place, as Embedding(max_norm=...) does: the "
-            "server does not see such changes; with --downlink none it overwrites them at every version",
+            "server does not see such changes; with --downlink none it overwrites them at every version. "
+            "With a compressor that has bases, a processor that rounds unlike the server's does this, too: "
+            "name a --downlink there",
             version,
         )
         self._metrics.drifts.inc()
