@@ -12,6 +12,7 @@ pay, are exchanged in float32.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -44,11 +45,22 @@ Gradients = list[list[torch.Tensor]]  # by worker and tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A task with its optimizer, as torch's, and the samples of a worker in a step."""
+    """A task with its optimizer, as torch's, and the samples of a worker in a step.
+
+    warm_up: number of steps over which the rate grows, before half a cosine brings it to 0 at the end of the
+    run; 0 for a constant rate.
+    """
 
     task: str
     optimizer: Callable[[Any], torch.optim.Optimizer]
     batch: int
+    warm_up: int = 0
+
+    def rate_factor(self, done: int, steps: int) -> float:
+        """Return the factor on the rate of the step after which `done` of all steps are done."""
+        if not self.warm_up:
+            return 1.0
+        return min(1.0, done / self.warm_up) * (1 + math.cos(math.pi * done / steps)) / 2
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -61,6 +73,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         task="characters:characters=500000",
         optimizer=lambda parameters: torch.optim.AdamW(parameters, 3e-3, weight_decay=0.1),
         batch=16,
+        warm_up=50,
     ),
 }
 ROWS = (
@@ -94,19 +107,22 @@ class Compressed:
 def mean_of(bases: Bases, pushes: Sequence[Sequence[Payload]]) -> tuple[npt.NDArray[np.float32], Bases]:
     """Return the mean gradient of pushes of equal weight, and the bases of the next version."""
     starts = np.cumsum([0, *(spec.elements for spec in bases.specs)])
-    found, at, weights = np.empty(starts[-1], np.float32), 0, [1 / len(pushes)] * len(pushes)
-    means = dict[int, npt.NDArray[np.float32]]()
-    for payloads in zip(*pushes, strict=True):
-        out = found[at : at + payloads[0].elements]
-        projected = [each for each in payloads if isinstance(each, ProjectedPayload)]
-        if projected:
-            index = int(np.searchsorted(starts, at))
-            means[index] = np.empty(projected[0].count, np.float32)
-            sum_coordinates(projected, weights, means[index])
-            bases.expand(index, means[index], out)
-        else:
-            reduce_payloads(payloads, weights, out)
-        at += payloads[0].elements
+    found, means = np.zeros(starts[-1], np.float32), dict[int, npt.NDArray[np.float32]]()
+    weight = 1 / len(pushes)
+    for payloads in pushes:
+        at = 0
+        for payload in payloads:  # a spike travels as float32, also of a tensor that has bases
+            if isinstance(payload, ProjectedPayload):
+                index = int(np.searchsorted(starts, at))
+                mean = means.setdefault(index, np.zeros(payload.count, np.float32))
+                sum_coordinates([payload], [weight], mean, keep=True)
+            else:
+                reduce_payloads([payload], [weight], found[at : at + payload.elements], keep=True)
+            at += payload.elements
+    for index, mean in means.items():
+        expanded = np.empty(bases.specs[index].elements, np.float32)
+        bases.expand(index, mean, expanded)
+        found[starts[index] : starts[index + 1]] += expanded
     return found, bases.advance(means)
 
 
@@ -165,6 +181,8 @@ def trained(name: str, spec: str, seed: int, steps: int, workers: int) -> tuple[
         ]
         for parameter, mean in zip(parameters, exchange.mean(gradients, version), strict=True):
             parameter.grad = mean
+        for group in optimizer.param_groups:
+            group["lr"] = group.setdefault("rate", group["lr"]) * chosen.rate_factor(version + 1, steps)
         optimizer.step()
     network.eval()
     with torch.no_grad():

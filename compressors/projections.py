@@ -70,6 +70,6 @@ PROJECTIONS: Mapping[str, CompressorEntry] = {
         nanoseconds=always(2.0),
         coordinates=_coordinates,
         downlink=always("an update has no bases of its own; its coordinates travel as the pushes' do"),
-        adam_loss=lost(1.05, LowRankOptions),
+        adam_loss=lost(1.14, LowRankOptions),
     ),
 }
