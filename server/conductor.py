@@ -363,10 +363,10 @@ class Conductor:
         failpoints.reached("version.applied")
         broadcast.finish()
         self.ended_at = self.now()
-        members = self.core.state.roster.members.values()
-        # The last updates of a member that is not connected may not have arrived.
-        versions = [each.version if each.listening else 0 for each in members]
-        self._publishing.published(broadcast, versions)
+        members = (
+            self.core.state.roster.members.values()
+        )  # the last updates of those away may not have arrived
+        self._publishing.published(broadcast, [each.version if each.listening else 0 for each in members])
         count_version(self.metrics, action, report, started, self.ended_at)
         await self.applied(action.version)
 
