@@ -363,9 +363,7 @@ class Conductor:
         failpoints.reached("version.applied")
         broadcast.finish()
         self.ended_at = self.now()
-        members = (
-            self.core.state.roster.members.values()
-        )  # the last updates of those away may not have arrived
+        members = self.core.state.roster.members.values()  # updates to those away may be lost
         self._publishing.published(broadcast, [each.version if each.listening else 0 for each in members])
         count_version(self.metrics, action, report, started, self.ended_at)
         await self.applied(action.version)

@@ -42,7 +42,7 @@ Start = Callable[[str, Sequence[str], Mapping[str, str], int], Forked | subproce
 
 
 def split_for_script(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the arguments of a script, and as variables the options that `gradwire.connect` does not take."""
+    """Return a script's arguments, and as variables the options that `gradwire.connect` does not take."""
     taken = inspect.signature(gradwire.connect).parameters
     of_worker = {each.name for each in dataclasses.fields(WorkerSettings)} - taken.keys()
     left, variables, rest = list[str](), dict[str, str](), list(arguments)
