@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,10 @@ import gradwire.ddp
 
 
 @pytest.fixture(autouse=True)
-def _group(tmp_path: Path) -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+def _group(  # pyright: ignore[reportUnusedFunction]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> Iterator[None]:
+    caplog.set_level(logging.WARNING)  # another test of this process may have enabled more
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
