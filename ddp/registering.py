@@ -42,13 +42,13 @@ def register(
         >>> model = torch.nn.parallel.DistributedDataParallel(model)
         >>> state = gradwire.ddp.register(model, "4bit", optimizer=optimizer)
     """
-    wrapped: object = model  # of a script without types, anything
-    if not isinstance(wrapped, DistributedDataParallel):
+    # A script without types may give any model.
+    if not isinstance(model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
-            f"gradwire.ddp.register: expected a DistributedDataParallel, got {type(wrapped).__name__}; start "
+            f"gradwire.ddp.register: expected a DistributedDataParallel, got {type(model).__name__}; start "
             "at least two processes, and wrap the model first"
         )
-    ddp: Any = wrapped
+    ddp: Any = model  # annotated only in part
     options.setdefault("process_group", ddp.process_group)
     state = HookState(compressor, named_parameters=ddp.module.named_parameters(), **options)
     ddp.register_comm_hook(state, hook)
