@@ -124,7 +124,7 @@ class BestCheckpoint:
         self, copying: Awaitable[Image], buffers: Awaitable[Values], manifest: Manifest, plan: Plan
     ) -> Tree:
         image = await copying
-        kept = {name: image[name] for name in ("version", "parameters", "optimizer", "shared")}
+        kept = {name: image[name] for name in ("version", "parameters", "optimizer", "shared", "compressor")}
         return {
             "manifest": manifest.to_message(),
             "plan": plan_message(plan),
