@@ -65,8 +65,12 @@ LONG = m.PayloadHeader(elements=1 << 40, kind=FLOAT)
         (update(rates=(float("inf"),)), "finite learning rates"),
         (replace(update(), clip=float("nan")), "finite learning rates"),
         (
-            replace(update(), payloads=(COORDINATES, replace(OTHER, content=m.Content.GRADIENT))),
+            replace(update(), payloads=(update().payloads[0], replace(OTHER, content=m.Content.GRADIENT))),
             "tensor 'b': expected a gradient of a whole tensor with bases",
+        ),
+        (
+            replace(update(), payloads=(replace(COORDINATES, content=m.Content.DELTA), OTHER)),
+            "tensor 'w': expected coordinates of a gradient, got coordinates of DELTA",
         ),
     ],
 )

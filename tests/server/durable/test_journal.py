@@ -184,7 +184,7 @@ def test_another_format_is_named(tmp_path: Path, begin: bytes, number: int) -> N
     path = tmp_path / "j"
     written(path).close()
     path.write_bytes(begin + path.read_bytes()[4:])
-    with pytest.raises(UnreadableError, match=f"format {number}, and this release reads 7"):
+    with pytest.raises(UnreadableError, match=f"format {number}, and this release reads 9"):
         list(read(path))
 
 

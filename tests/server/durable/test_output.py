@@ -15,7 +15,7 @@ from gradwire.server.shard.store import Copy
 
 
 class FakeShard:
-    async def copy(self, *, undo: bool = False) -> Copy:
+    async def copy(self, *, last: bool = False, undo: bool = False) -> Copy:
         return Copy(3, {"weight": torch.ones(2)}, "digest")
 
 
