@@ -86,7 +86,11 @@ def computation_of(model: str, samples: int) -> float:
     Raises:
         SpecError: the model is unknown.
     """
-    return 3 * samples * sum(tensor.multiplications for tensor in model_tensors(model)) / MULTIPLICATIONS
+    return _assumed_s(sum(tensor.multiplications for tensor in model_tensors(model)), samples)
+
+
+def _assumed_s(multiplications: int, samples: int) -> float:
+    return 3 * samples * multiplications / MULTIPLICATIONS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -142,7 +146,7 @@ def profile_of(given: argparse.Namespace) -> JobProfile:
     if given.computation is not None:
         total = given.computation(given.batch_size)
     else:
-        total = computation_of(given.model, given.batch_size)
+        total = _assumed_s(work, given.batch_size)  # a user's function has made the model once
     each = [total * tensor.multiplications / work for tensor in tensors]
     return JobProfile(
         shapes=[tensor.shape for tensor in tensors],
