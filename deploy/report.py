@@ -55,6 +55,7 @@ class RunResult:
     raw_bytes_up: int
     raw_bytes_down: int
     payload_bytes_up: int
+    payload_bytes_down: int
     compressed_payload_bytes_up: int
     compressed_raw_bytes_up: int
     refused_pushes: int

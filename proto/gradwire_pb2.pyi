@@ -1155,7 +1155,7 @@ class LossPoint(_message.Message):
     def __init__(self, version: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class Traffic(_message.Message):
-    __slots__ = ("wire_bytes_up", "wire_bytes_down", "raw_bytes_up", "raw_bytes_down", "payload_bytes_up", "compressed_payload_bytes_up", "compressed_raw_bytes_up")
+    __slots__ = ("wire_bytes_up", "wire_bytes_down", "raw_bytes_up", "raw_bytes_down", "payload_bytes_up", "compressed_payload_bytes_up", "compressed_raw_bytes_up", "payload_bytes_down")
     WIRE_BYTES_UP_FIELD_NUMBER: _ClassVar[int]
     WIRE_BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
     RAW_BYTES_UP_FIELD_NUMBER: _ClassVar[int]
@@ -1163,6 +1163,7 @@ class Traffic(_message.Message):
     PAYLOAD_BYTES_UP_FIELD_NUMBER: _ClassVar[int]
     COMPRESSED_PAYLOAD_BYTES_UP_FIELD_NUMBER: _ClassVar[int]
     COMPRESSED_RAW_BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
     wire_bytes_up: int
     wire_bytes_down: int
     raw_bytes_up: int
@@ -1170,7 +1171,8 @@ class Traffic(_message.Message):
     payload_bytes_up: int
     compressed_payload_bytes_up: int
     compressed_raw_bytes_up: int
-    def __init__(self, wire_bytes_up: _Optional[int] = ..., wire_bytes_down: _Optional[int] = ..., raw_bytes_up: _Optional[int] = ..., raw_bytes_down: _Optional[int] = ..., payload_bytes_up: _Optional[int] = ..., compressed_payload_bytes_up: _Optional[int] = ..., compressed_raw_bytes_up: _Optional[int] = ...) -> None: ...
+    payload_bytes_down: int
+    def __init__(self, wire_bytes_up: _Optional[int] = ..., wire_bytes_down: _Optional[int] = ..., raw_bytes_up: _Optional[int] = ..., raw_bytes_down: _Optional[int] = ..., payload_bytes_up: _Optional[int] = ..., compressed_payload_bytes_up: _Optional[int] = ..., compressed_raw_bytes_up: _Optional[int] = ..., payload_bytes_down: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
     __slots__ = ("job", "phase", "waiting", "version", "epoch", "epoch_progress", "members", "lost", "evaluations", "traffic", "pushes", "refused_pushes", "train_loss", "training_seconds", "parameters_sha256", "software", "local_steps", "largest_staleness", "redundancy", "uncoded_exchanges", "clipped_elements", "repeated_samples", "measured", "step_seconds", "predicted_step_seconds", "learning_rate", "losses", "unix_seconds", "padding")

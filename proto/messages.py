@@ -873,6 +873,7 @@ class Traffic:
     payload_bytes_up: int = 0
     compressed_payload_bytes_up: int = 0
     compressed_raw_bytes_up: int = 0
+    payload_bytes_down: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -60,6 +60,12 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         "direction",
         "compressor",
     )
+    _payload_bytes = counter(
+        "payload_bytes",
+        "payloads of accepted pushes, updates and snapshots before packing, without headers",
+        "direction",
+        "compressor",
+    )
     _pushes = counter("pushes", "accepted pushes", "compressor")
     _refusals = counter("refusals", "refused pushes and calls", "reason")
     _rounds = counter("rounds", "closed rounds; in stale and async mode, applied pushes")
@@ -178,6 +184,12 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         self._traffic["raw_bytes_down"] += raw_bytes
         self._raw_bytes.labels("down", self._downlink).inc(raw_bytes)
 
+    def sent_update(self, raw_bytes: int, payload_bytes: int) -> None:
+        """Count a sent update or snapshot: bytes of its elements as float32, and of its payloads."""
+        self.sent_raw(raw_bytes)
+        self._traffic["payload_bytes_down"] += payload_bytes
+        self._payload_bytes.labels("down", self._downlink).inc(payload_bytes)
+
     def received_raw(self, raw_bytes: int) -> None:
         """Count the bytes that received elements take as float32."""
         self._traffic["raw_bytes_up"] += raw_bytes
@@ -205,8 +217,8 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
             versions_stale: number of versions applied since the one that the gradient was computed at.
         """
         self.accepted += 1
-        self.received_raw(sum(payload.elements for payload in payloads) * 4)
-        self._traffic["payload_bytes_up"] += sum(int(payload.data.size) for payload in payloads)
+        size = sum(int(payload.data.size) for payload in payloads)
+        self._received_push(sum(payload.elements for payload in payloads) * 4, size)
         compressed = [each for each in payloads if not isinstance(each, DensePayload | AbsentPayload)]
         self._traffic["compressed_payload_bytes_up"] += sum(map(wire_bytes, compressed))
         self._traffic["compressed_raw_bytes_up"] += 4 * sum(each.elements for each in compressed)
@@ -218,9 +230,13 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
     def relayed(self, payload_bytes: int, targets: int) -> None:
         """Count a coded packet that was received and forwarded. payload_bytes: its size. targets: number of
         workers that got it."""
+        self._received_push(payload_bytes, payload_bytes)
+        self.sent_update(payload_bytes * targets, payload_bytes * targets)
+
+    def _received_push(self, raw_bytes: int, payload_bytes: int) -> None:
+        self.received_raw(raw_bytes)
         self._traffic["payload_bytes_up"] += payload_bytes
-        self.received_raw(payload_bytes)
-        self.sent_raw(payload_bytes * targets)
+        self._payload_bytes.labels("up", SENDER.get()).inc(payload_bytes)
 
     def push_refused(self, reason: Reason) -> None:
         """Count a refused push."""

@@ -18,6 +18,7 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
         wire_up, wire_down: counters of the bytes that this worker sends and receives, with its compressor as
             label.
         raw_up, raw_down: counters of the bytes of its pushes and of the updates, as if sent as float32.
+        payload_up, payload_down: counters of the bytes of their payloads.
     """
 
     info = gauge(
@@ -32,6 +33,12 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
     _raw = counter(
         "raw_bytes",
         "the same tensors as float32",
+        "direction",
+        "compressor",
+    )
+    _payload = counter(
+        "payload_bytes",
+        "payloads of accepted pushes, updates and snapshots before packing, without headers",
         "direction",
         "compressor",
     )
@@ -79,20 +86,25 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
         self.wire_down = self._wire.labels("down", compressor)
         self.raw_up = self._raw.labels("up", compressor)
         self.raw_down = self._raw.labels("down", compressor)
+        self.payload_up = self._payload.labels("up", compressor)
+        self.payload_down = self._payload.labels("down", compressor)
 
     def numbers(self) -> dict[str, float]:
         """Return the metrics as plain numbers by name; NaN for a number that is not known yet."""
-        bytes_of: dict[str, float] = {"up": 0.0, "down": 0.0}
-        raw_of = dict(bytes_of)
-        for total, metric in ((bytes_of, self._wire), (raw_of, self._raw)):
-            for (direction, _), series in metric.series():
-                total[direction] += series.value
+        bytes_of, raw_of, payload_of = (
+            {
+                way: sum(each.value for (direction, _), each in metric.series() if direction == way)
+                for way in ("up", "down")
+            }
+            for metric in (self._wire, self._raw, self._payload)
+        )
         spent = {activity: series.value for (activity,), series in self.seconds.series()}
         decided = {decision: series.value for (decision,), series in self.pushes.series()}
         steps = sum(self.step_seconds.counts)
         return {
             **{f"bytes_{direction}": total for direction, total in bytes_of.items()},
             **{f"raw_bytes_{direction}": total for direction, total in raw_of.items()},
+            **{f"payload_bytes_{direction}": total for direction, total in payload_of.items()},
             **{
                 f"ratio_{direction}": raw_of[direction] / total if total else math.nan
                 for direction, total in bytes_of.items()

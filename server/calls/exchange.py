@@ -65,7 +65,7 @@ class WorkerCall:
         stream.outbox.send(replace(attached.reply, stored=self._conductor.ledger.stored(stream.id)))
         self._conductor.perform(attached.actions)
         link = self._conductor.packing.open_link()
-        writer = asyncio.create_task(stream.outbox.pump(context, self._metrics.sent_raw, link))
+        writer = asyncio.create_task(stream.outbox.pump(context, self._metrics.sent_update, link))
         reader = asyncio.create_task(self._read(stream, requests))
         ended = asyncio.create_task(stream.outbox.ended.wait())
         try:

@@ -27,6 +27,7 @@ from ...compressors import (
     decode,
     dense_payload,
     finite,
+    payload_bytes,
 )
 from ...optim.memory import Remembered, joined
 from ...optim.optimizer import Optimizer, OptimizerGroup
@@ -56,12 +57,14 @@ class Encoded:
         raw_bytes: bytes of the part's elements as float32.
         whole: True if the part holds the value of each element, so that it fits a replica at any version.
         number: number of the part.
+        payload_bytes: bytes of its payloads, before packing.
     """
 
     messages: Iterable[bytes]
     raw_bytes: int
     whole: bool
     number: int = 0
+    payload_bytes: int = 0
 
 
 Send = Callable[[Encoded], None]
@@ -347,7 +350,9 @@ class Store:
         else:
             data = [*(payload.data for payload in update.payloads), *beside]
             messages = (head, *encode_chunks(transfer, data, pack=self._pack))
-        return Encoded(messages, 4 * part.elements, whole, update.part)
+        payloads = [*update.payloads, *(each.payload for each in update.beside)]
+        size = sum(map(payload_bytes, payloads))
+        return Encoded(messages, 4 * part.elements, whole, update.part, size)
 
     def load(self, version: int, values: Sequence[Payload]) -> None:
         """Replace the parameters and the optimizer's tensors by a worker's snapshot. values: payload of each

@@ -151,9 +151,9 @@ class Outbox:
             self.ended.set()
             self._more.set()
 
-    async def pump(self, context: Context, on_sent: Callable[[int], None], link: LinkRate) -> None:
+    async def pump(self, context: Context, on_sent: Callable[[int, int], None], link: LinkRate) -> None:
         """Write the queued messages until the stream ends. on_sent: called after each counted update with the
-        bytes of its elements as float32. link: measures the writes."""
+        bytes of its elements as float32, and of its payloads. link: measures the writes."""
         while True:
             message = self._next(on_sent)
             if message is not None:
@@ -168,7 +168,7 @@ class Outbox:
                 self._more.clear()
                 await self._more.wait()
 
-    def _next(self, on_sent: Callable[[int], None]) -> bytes | None:
+    def _next(self, on_sent: Callable[[int, int], None]) -> bytes | None:
         """Return a short message, or else the next message of the first update; None if there is none yet."""
         if self._urgent:
             return self._urgent.popleft()
@@ -184,5 +184,5 @@ class Outbox:
                 return None
             self._updates.popleft()
             if first.counted:
-                on_sent(first.update.raw_bytes)
+                on_sent(first.update.raw_bytes, first.update.payload_bytes)
         return None

@@ -62,6 +62,11 @@ class Broadcast:
         return sum(part.raw_bytes for part in self.parts)
 
     @property
+    def payload_bytes(self) -> int:
+        """Bytes of the payloads in this update, before packing."""
+        return sum(part.payload_bytes for part in self.parts)
+
+    @property
     def wire_bytes(self) -> int:
         """Bytes of the encoded messages, without gRPC's frames."""
         return sum(map(len, self.messages))

@@ -80,6 +80,7 @@ def status(**changes: object) -> StatusResponse:
             raw_bytes_up=7_600_000,
             raw_bytes_down=8_000_000,
             payload_bytes_up=950_000,
+            payload_bytes_down=950_000,
             compressed_payload_bytes_up=900_000,
             compressed_raw_bytes_up=7_200_000,
         ),

@@ -88,6 +88,8 @@ def test_a_script_is_reported_as_a_task_is_and_compared_on_request(
     assert {type(value) for value in metrics.values()} == {float}
     assert (metrics["version"], metrics["accepted_pushes"]) == (8, 8)
     assert 0 < metrics["raw_bytes_up"] < metrics["bytes_up"]
+    assert 0 < metrics["payload_bytes_up"] <= metrics["raw_bytes_up"]  # those of `none`
+    assert metrics["payload_bytes_down"] > 0
     assert metrics["ratio_up"] == metrics["raw_bytes_up"] / metrics["bytes_up"]
     assert metrics["step_seconds"] > 0
 

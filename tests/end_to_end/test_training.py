@@ -510,3 +510,5 @@ def test_traffic_is_counted_with_what_it_would_be_uncompressed(daemons: Daemons)
     assert traffic.wire_bytes_up < 0.8 * traffic.payload_bytes_up  # packed
     # One snapshot for the second worker, then one update per version for both.
     assert traffic.raw_bytes_down == (1 + 2 * reply.version) * elements * 4
+    assert np.isclose(traffic.payload_bytes_down, (4 + reply.version) * elements, rtol=0.03)
+    assert traffic.wire_bytes_down < 0.8 * traffic.payload_bytes_down

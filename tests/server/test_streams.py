@@ -26,7 +26,8 @@ def part(*messages: str, whole: bool = True, short: bool = False, number: int = 
     filled = [
         message.encode() if short else message.encode().ljust(BATCH_BYTES, b"-") for message in messages
     ]
-    return Encoded(tuple(filled), raw_bytes=4 * len(messages), whole=whole, number=number)
+    size = len(messages)
+    return Encoded(tuple(filled), 4 * size, whole=whole, number=number, payload_bytes=size)
 
 
 def described(message: bytes) -> str:
@@ -51,6 +52,10 @@ class Stream:
         batch = decode_envelope(message, "ServerMessage")
         self.written.append("+".join(map(described, batch.messages)))
 
+    def count(self, raw_bytes: int, payload_bytes: int) -> None:
+        assert raw_bytes == 4 * payload_bytes
+        self.counted.append(raw_bytes)
+
     async def take(self, messages: int = 100) -> str:
         """Return all that has been written, after so many more messages."""
         for _ in range(messages):
@@ -65,7 +70,7 @@ async def pumped() -> AsyncGenerator[tuple[Outbox, Stream]]:
     """An outbox and its stream, whose writer has to end by itself."""
     outbox, stream = Outbox(), Stream()
     context: Any = stream
-    writer = asyncio.create_task(outbox.pump(context, stream.counted.append, LinkRate()))
+    writer = asyncio.create_task(outbox.pump(context, stream.count, LinkRate()))
     yield outbox, stream
     outbox.end(WHY, final=False)
     await asyncio.wait_for(writer, 10)
@@ -153,7 +158,7 @@ async def test_an_update_is_the_same_for_whoever_joins_while_it_grows() -> None:
         outbox.broadcast(update)
         update.add(part("a1"))
         context: Any = late_stream
-        writer = asyncio.create_task(late.pump(context, late_stream.counted.append, LinkRate()))
+        writer = asyncio.create_task(late.pump(context, late_stream.count, LinkRate()))
         late.broadcast(update)
         update.finish([part("b1", whole=False)])
         assert await stream.take() == await late_stream.take() == "a1 b1"

@@ -46,6 +46,7 @@ class Packets:
         words of the packet: uint32, shape (header.elements,)."""
         self._connection.send(header, [words.view(np.uint8)])
         self._metrics.raw_up.inc(words.nbytes)
+        self._metrics.payload_up.inc(words.nbytes)
 
     def stepped(self, version: int) -> None:
         """Note that the worker itself has stepped its replica to `version`."""

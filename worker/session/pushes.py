@@ -242,7 +242,9 @@ class Pushes:
             self.last_accepted = max(seq, self.last_accepted)
             self._resends = 0
             self.metrics.pushes.labels("accepted").inc()
-            self.metrics.raw_up.inc(sum(each.elements for each in push.compressed.payloads) * 4)
+            payloads = push.compressed.payloads
+            self.metrics.raw_up.inc(sum(each.elements for each in payloads) * 4)
+            self.metrics.payload_up.inc(sum(int(each.data.size) for each in payloads))
             self._compression.ledger.keep(push.compressed)
             return
         if push is not None:

@@ -44,6 +44,7 @@ class Updates:
         update = received.update
         if self._replica.version is None and not update.whole:
             return  # it was sent before the server heard that the replica is invalid
+        self._metrics.payload_down.inc(sum(int(each.data.size) for each in received.payloads))
         snapshot = self._replica.version is None
         if update.version != self._arriving_version:
             self._arriving_version = update.version

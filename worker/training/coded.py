@@ -174,6 +174,7 @@ class CodedStrategy(Strategy):
         """
         step, header = self._step, packet.header
         self.metrics.raw_down.inc(packet.data.nbytes)
+        self.metrics.payload_down.inc(packet.data.nbytes)
         if step is None or step.exchange is None:
             return
         if header.exchange != _coding(step.assignment).exchange or step.exchange.complete:
