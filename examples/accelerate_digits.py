@@ -3,7 +3,9 @@
     torchrun --nproc-per-node 2 examples/accelerate_digits.py
     torchrun --nproc-per-node 2 examples/accelerate_digits.py --form plain
 
-Gradwire adds the lines that end in `# +`. docs/how-to/frameworks.md has the page.
+    gc-run --script "python examples/accelerate_digits.py --form job" --workers 2 --epochs 10 --batch-size 32
+
+Gradwire adds the lines that end in `# +`, or `# + job`. docs/how-to/frameworks.md has the page.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+import gradwire  # + job
 from gradwire.integrations.accelerate import prepare  # +
 
 
 def main() -> None:
     """Train, and print the accuracy on samples that were not trained on."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--form", choices=["plain", "ddp"], default="ddp")
+    parser.add_argument("--form", choices=["plain", "ddp", "job"], default="ddp")
     parser.add_argument("--compressor", default="4bit")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
@@ -41,11 +44,16 @@ def main() -> None:
     model: Any = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader: Any = DataLoader(train, batch_size=32, shuffle=True)
+    if given.form == "job":
+        job = gradwire.connect()  # + job
+        model, optimizer = job.attach(model, optimizer)  # + job
     parts = model, optimizer, loader
-    if given.form == "plain":
-        model, optimizer, loader = accelerator.prepare(*parts)
-    else:
+    if given.form == "ddp":
         model, optimizer, loader = prepare(accelerator, *parts, compressor=given.compressor)  # +
+    else:
+        model, optimizer, loader = accelerator.prepare(*parts)
+    if given.form == "job":
+        loader = job.batches(train)  # + job
 
     for _ in range(given.epochs):
         for x, y in loader:

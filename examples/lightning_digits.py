@@ -3,7 +3,9 @@
     python examples/lightning_digits.py                     # DDP with compressed gradients
     python examples/lightning_digits.py --form plain        # Lightning's own DDP
 
-Gradwire adds the lines that end in `# +`. docs/how-to/frameworks.md has the page.
+    gc-run --script "python examples/lightning_digits.py --form job" --workers 2 --epochs 10 --batch-size 32
+
+Gradwire adds the lines that end in `# +`, or `# + job`. docs/how-to/frameworks.md has the page.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from gradwire.integrations.lightning import DDPStrategy  # +
+import gradwire  # + job
+from gradwire.integrations.lightning import (
+    DDPStrategy,  # +
+    JobStrategy,  # + job
+)
 
 
 class Digits(pl.LightningModule):
@@ -44,7 +50,7 @@ class Digits(pl.LightningModule):
 def main() -> None:
     """Train, and print the accuracy on samples that were not trained on."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--form", choices=["plain", "ddp"], default="ddp")
+    parser.add_argument("--form", choices=["plain", "ddp", "job"], default="ddp")
     parser.add_argument("--compressor", default="4bit")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
@@ -59,9 +65,11 @@ def main() -> None:
     strategy: Any = "ddp"
     if given.form == "ddp":
         strategy = DDPStrategy(given.compressor)  # +
+    elif given.form == "job":
+        strategy = JobStrategy(gradwire.connect())  # + job
     trainer = pl.Trainer(
-        accelerator="cpu", devices=2, strategy=strategy, max_epochs=given.epochs, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu", devices=1 if given.form == "job" else 2, strategy=strategy,
+        max_epochs=given.epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False,
     )  # fmt: skip
     trainer.fit(Digits(), DataLoader(train, batch_size=32, shuffle=True), DataLoader(valid, batch_size=180))
     if trainer.is_global_zero:

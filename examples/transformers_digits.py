@@ -3,7 +3,10 @@
     torchrun --nproc-per-node 2 examples/transformers_digits.py
     torchrun --nproc-per-node 2 examples/transformers_digits.py --form plain
 
-Gradwire adds the lines that end in `# +`. docs/how-to/frameworks.md has the page.
+    gc-run --script "python examples/transformers_digits.py --form job" \
+        --workers 2 --epochs 10 --batch-size 16 --clip-norm 1
+
+Gradwire adds the lines that end in `# +`, or `# + job`. docs/how-to/frameworks.md has the page.
 """
 
 from __future__ import annotations
@@ -15,7 +18,11 @@ import torch
 from sklearn.datasets import load_digits
 from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification, set_seed
 
-from gradwire.integrations.transformers import DDPCallback  # +
+import gradwire  # + job
+from gradwire.integrations.transformers import (
+    DDPCallback,  # +
+    JobCallback,  # + job
+)
 
 
 def accuracy_of(predicted: Any) -> dict[str, float]:
@@ -26,7 +33,7 @@ def accuracy_of(predicted: Any) -> dict[str, float]:
 def main() -> None:
     """Train, and print the accuracy on samples that were not trained on."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--form", choices=["plain", "ddp"], default="ddp")
+    parser.add_argument("--form", choices=["plain", "ddp", "job"], default="ddp")
     parser.add_argument("--compressor", default="4bit")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
@@ -44,9 +51,10 @@ def main() -> None:
         image_size=8, patch_size=2, num_channels=1, hidden_size=32, num_hidden_layers=1,
         num_attention_heads=2, intermediate_size=64, num_labels=10, hidden_dropout_prob=0.0,
     )  # fmt: skip
+    backend = None if given.form == "job" else "gloo"
     arguments = TrainingArguments(
         given.folder, num_train_epochs=given.epochs, per_device_train_batch_size=16, learning_rate=3e-3,
-        use_cpu=True, ddp_backend="gloo", report_to=[], save_strategy="no",
+        use_cpu=True, ddp_backend=backend, report_to=[], save_strategy="no",
         disable_tqdm=True, seed=given.seed, dataloader_pin_memory=False,
     )  # fmt: skip
     trainer = Trainer(
@@ -55,6 +63,8 @@ def main() -> None:
     )  # fmt: skip
     if given.form == "ddp":
         trainer.add_callback(DDPCallback(trainer, given.compressor))  # +
+    elif given.form == "job":
+        trainer.add_callback(JobCallback(trainer, gradwire.connect()))  # + job
     trainer.train()
     found = trainer.evaluate()
     if trainer.is_world_process_zero():

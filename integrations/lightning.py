@@ -1,6 +1,7 @@
-"""Lightning's DDP with compressed gradients, on CPUs and GPUs.
+"""Lightning's DDP with compressed gradients, on CPUs and GPUs, and Lightning as a worker of a job.
 
     trainer = Trainer(strategy=gradwire.integrations.lightning.DDPStrategy("4bit"))
+    trainer = Trainer(strategy=gradwire.integrations.lightning.JobStrategy(gradwire.connect()))
 
 Lightning's own `ddp_comm_hook` is registered on GPUs alone.
 """
@@ -12,11 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.strategies import DDPStrategy as LightningDDPStrategy
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_only
 
 from ..ddp import HookState, Options
+from ..worker.script.job import Job
+from ..worker.script.terms import ScriptError, Steps
 from .hooks import read, registered, write
+from .jobs import JobLoader, attach, follow, single
 
 
 class DDPStrategy(LightningDDPStrategy):
@@ -87,3 +94,112 @@ class DDPStrategy(LightningDDPStrategy):
 
     def _file(self, checkpoint: Any) -> Path:
         return Path(f"{checkpoint}.gradwire-{self.global_rank}")
+
+
+class JobStrategy(SingleDeviceStrategy):
+    """Lightning in a process that is a worker of a job.
+
+    The job divides the data set of the training loader; its rank 0 writes checkpoints and logs. The job gets
+    the numbers that a validation logs.
+    """
+
+    def __init__(self, job: Job, *, steps: Steps = "server", device: Any = "cpu", **options: Any) -> None:
+        """
+        Args:
+            job: job of this process, from `gradwire.connect`.
+            steps: as for `Job.attach`.
+            device: device of the model, such as "cuda:0".
+            options: those of Lightning's SingleDeviceStrategy.
+        """
+        super().__init__(device=device, **options)
+        self._job, self._steps = job, steps
+        self._loader: JobLoader | None = None
+        any_function: Any = rank_zero_only
+        self.global_rank = any_function.rank = job.rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        """True at the job's rank 0."""
+        return self.global_rank == 0
+
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        """Make the optimizers and schedulers as Lightning does, and attach them to the job.
+
+        Raises:
+            ScriptError: there are several optimizers, precision is "16-mixed", gradients are clipped by
+                value, a scheduler follows a metric, or the loader is made anew; and as `Job.attach`.
+            ModelError: as `Job.attach`.
+        """
+        super().setup_optimizers(trainer)
+        any_trainer: Any = trainer  # annotated only in part
+        if any_trainer.reload_dataloaders_every_n_epochs:
+            raise ScriptError(
+                "JobStrategy: a job has one data set; leave out reload_dataloaders_every_n_epochs"
+            )
+        if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
+            raise ScriptError("JobStrategy: a job clips by the norm; set gradient_clip_algorithm='norm'")
+        optimizer, clips = attach(
+            self._job,
+            self.lightning_module,  # type: ignore[arg-type]
+            single(self.optimizers),
+            clip_norm=trainer.gradient_clip_val or 0.0,
+            scaler=getattr(self.precision_plugin, "scaler", None),
+            steps=self._steps,
+        )
+        self.optimizers = [optimizer]
+        if clips:
+            trainer.gradient_clip_val = None
+        for each in self.lr_scheduler_configs:
+            follow(self._job, each.scheduler, each.interval)
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Replace the training loader by the job's batches.
+
+        Raises:
+            ScriptError: as `JobLoader`.
+        """
+        trainer: Any = self.lightning_module.trainer  # type: ignore[union-attr]
+        if not trainer.training:
+            return dataloader
+        epochs = trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None
+        self._loader = JobLoader(
+            self._job, dataloader, epochs=epochs, accumulate=trainer.accumulate_grad_batches
+        )
+        return self._loader.batches
+
+    def on_train_start(self) -> None:
+        """Check that training begins at its start.
+
+        Raises:
+            ScriptError: Lightning continues from a checkpoint.
+        """
+        if self.lightning_module.trainer.global_step:  # type: ignore[union-attr]
+            raise ScriptError(
+                "JobStrategy: fit(ckpt_path=...) would repeat what the job has trained; start gc-server with "
+                "--state, whose job continues by itself"
+            )
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's training step as its forward pass, after which gradients may leave."""
+        module: Any = self.lightning_module
+        with self.precision_plugin.train_step_context():
+            found = self._forward_redirection(module, module, "training_step", *args, **kwargs)
+        loss: Any = found["loss"] if isinstance(found, dict) else found
+        if isinstance(loss, torch.Tensor):
+            self._job.log(loss=loss)
+        return found
+
+    def on_validation_start(self) -> None:
+        """Take the job's buffers, where its epoch has ended."""
+        if self._loader is not None and self.lightning_module.trainer.state.fn == TrainerFn.FITTING:  # type: ignore[union-attr]
+            self._loader.end_epoch()
+
+    def on_validation_end(self) -> None:
+        """Report the validation's numbers."""
+        if self._loader is not None:
+            self._loader.evaluated(self.lightning_module.trainer.callback_metrics)  # type: ignore[union-attr]
+
+    def on_train_end(self) -> None:
+        """Leave the job."""
+        if self._loader is not None:
+            self._loader.finish()

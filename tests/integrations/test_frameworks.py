@@ -1,4 +1,4 @@
-"""The hook of gradwire.ddp in frameworks, with two processes over gloo."""
+"""Frameworks with the hook of gradwire.ddp, over gloo, and as workers of a job; two processes each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import forkserver
 import pytest
@@ -16,11 +18,14 @@ from daemons import Daemon, Daemons
 from torch import nn
 from torch._C._distributed_c10d import TCPStore  # as `torch.distributed` has it
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import gradwire.ddp
 from gradwire import ScriptError
 from gradwire.ddp import HookState
-from gradwire.integrations import hooks
+from gradwire.integrations import hooks, jobs
+from gradwire.worker.script.length import Batches
+from gradwire.worker.script.terms import check_alone
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = Path(__file__).parent / "programs"
@@ -47,6 +52,7 @@ def outputs(daemons: Daemons, folder: Path, program: str, *arguments: str) -> st
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environ = {
+        **offline(folder),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "WORLD_SIZE": str(RANKS),
@@ -56,19 +62,44 @@ def outputs(daemons: Daemons, folder: Path, program: str, *arguments: str) -> st
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_RUN_ID": "test",
         "GLOO_SOCKET_IFNAME": "lo",
+    }
+    return logs(
+        [
+            daemons.plain(
+                program, *arguments, environ={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            )
+            for rank in range(RANKS)
+        ]
+    )
+
+
+def offline(folder: Path) -> dict[str, str]:
+    return {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(folder),
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PROGRAMS), os.environ.get("PYTHONPATH")])),
     }
-    ranks: list[Daemon] = [
-        daemons.plain(program, *arguments, environ={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(RANKS)
-    ]
-    codes = [rank.wait() for rank in ranks]
-    said = "\n".join(rank.log for rank in ranks)
-    assert codes == [0] * RANKS, said
+
+
+def logs(processes: list[Daemon]) -> str:
+    codes = [each.wait() for each in processes]
+    said = "\n".join(each.log for each in processes)
+    assert codes == [0] * len(processes), said
     return said
+
+
+def of_job(daemons: Daemons, folder: Path, program: str, *arguments: str, server: str) -> tuple[str, Daemon]:
+    """The lines of two workers, which have to end without an error, and the server."""
+    of = daemons.server("--script", "--min-workers", str(RANKS), *server.split())
+    workers = [
+        daemons.plain(
+            *(program, *arguments),
+            environ={**offline(folder), "GC_SERVER": of.address, "GC_WORKER_ID": f"w{number}"},
+        )
+        for number in range(RANKS)
+    ]
+    return logs(workers), of
 
 
 @pytest.mark.xdist_group("frameworks")
@@ -83,6 +114,54 @@ def test_example_trains_with_at_most_four_lines_more(
     (accuracy,) = re.findall(r"^accuracy ([\d.]+)$", said, re.M)
     assert float(accuracy) > 0.4  # by chance 0.1
     assert "without an exchange" not in said
+
+
+SERVERS = {
+    "lightning": "--epochs 2 --batch-size 32",
+    "accelerate": "--epochs 2 --batch-size 32",
+    "transformers": "--epochs 2 --batch-size 16 --clip-norm 1",
+}
+
+
+@pytest.mark.xdist_group("frameworks")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_example_trains_in_a_job_with_at_most_four_lines_more(
+    daemons: Daemons, tmp_path: Path, framework: str
+) -> None:
+    path = EXAMPLES / f"{framework}_digits.py"
+    assert 0 < len(re.findall(r"# \+ job$", path.read_text(), re.M)) <= 4
+    more = ("--folder", str(tmp_path)) if framework == "transformers" else ()
+    arguments = str(path), "--form", "job", "--epochs", "2", *more
+    said, _ = of_job(daemons, tmp_path, "example", *arguments, server=SERVERS[framework])
+    accuracies = {float(each) for each in re.findall(r"^accuracy ([\d.]+)$", said, re.M)}
+    assert len(accuracies) == 1, "the same model on both workers"
+    assert accuracies.pop() > 0.2  # by chance 0.1
+
+
+@pytest.mark.xdist_group("frameworks")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_worker_in_a_framework_trains_as_the_framework_alone(
+    daemons: Daemons, tmp_path: Path, framework: str
+) -> None:
+    """With accumulation, clipping, a schedule and recomputed activations, in Accelerate with bfloat16."""
+    epochs = 9 if framework == "transformers" else 5  # its Trainer ends after 5
+    options = f"--epochs {epochs} --batch-size 4 --compressor none --clip-norm 0.5"
+    said, server = of_job(daemons, tmp_path, "in_job", framework, str(tmp_path), server=options)
+    found = re.findall(r"^changed ([\d.]+), differs (\S+)$", said, re.M)
+    assert len(found) == RANKS
+    for changed, differs in found:
+        assert float(changed) > 0.5
+        assert float(differs) < (0.02 if framework == "accelerate" else 1e-4), said
+    assert "leave after the backward pass" not in said, (
+        "the framework has clipped, or several passes were sent"
+    )
+    if framework != "accelerate":
+        assert sorted(re.findall(r"^rank \d writes: \w+$", said, re.M)) == [
+            "rank 0 writes: True",
+            "rank 1 writes: False",
+        ]
+        metric = "valid_loss" if framework == "lightning" else "eval_loss"
+        server.wait_for(rf"5( epochs)?, version 5: .*{metric} 0\.")
 
 
 @pytest.mark.xdist_group("frameworks")
@@ -143,3 +222,74 @@ def test_a_rank_without_a_file_is_named_and_shares_the_others_counters(
     hooks.read(own, tmp_path / name.format(1))
     assert own.steps == 7
     assert f"{name.format(1)}: no such file, so this rank's residuals begin anew" in caplog.text
+
+
+class FakeJob:
+    """Two epochs of three batches, of a server that wants metrics of each."""
+
+    mode = "sync"
+    evaluating = True
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.options: dict[str, Any] = {}
+
+    def epochs(self, _: int | None) -> Iterator[int]:
+        for epoch in range(2):
+            yield epoch
+            self.calls.append("turned over")
+
+    def batches(self, dataset: Any, **options: Any) -> Batches:
+        self.options = options
+        return Batches(lambda: (each for each in range(3)), lambda: 3, SimpleNamespace(dataset=dataset))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given, **named: self.calls.append((name, *given, *named.items()))
+
+
+ROWS = TensorDataset(torch.zeros(6, 1))
+
+
+def test_a_trainers_epochs_end_with_those_of_the_job() -> None:
+    job: Any = FakeJob()
+    loader = jobs.JobLoader(job, DataLoader(ROWS, batch_size=2, shuffle=True), epochs=2, accumulate=3)
+    assert {"batch_size": 2, "accumulate": 3}.items() <= job.options.items()
+    assert loader.batches.dataset is ROWS
+    assert [*loader.batches] == [0, 1, 2]
+    assert not job.calls, "the last step comes before the end of the epoch"
+    loader.end_epoch()
+    loader.evaluated({"loss": 0.5})
+    assert [*loader.batches] == [0, 1, 2]
+    assert job.calls == [("log", ("valid_loss", 0.5)), "turned over"]
+    loader.finish()
+    assert job.calls[2:] == ["turned over", ("leave",)]
+
+
+def test_the_end_of_a_trainer_is_the_end_of_the_job() -> None:
+    job: Any = FakeJob()
+    loader = jobs.JobLoader(job, DataLoader(ROWS, batch_size=2), epochs=None, accumulate=1)
+    assert next(iter(loader.batches)) == 0
+    loader.finish()
+    assert job.calls == [("stop", "the trainer has ended"), ("leave",)]
+
+
+def test_what_a_job_cannot_do_in_a_framework_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    job: Any = FakeJob()
+    layer = nn.Linear(1, 1)
+    optimizer = sgd(layer)
+    weighted = DataLoader(ROWS, batch_size=2, sampler=WeightedRandomSampler([1.0] * 6, 6))
+    with pytest.raises(ScriptError, match=r"WeightedRandomSampler decides.*job\.steps"):
+        jobs.JobLoader(job, weighted, epochs=2, accumulate=1)
+    with pytest.raises(ScriptError, match=r"got 2.*in groups"):
+        jobs.single([optimizer, optimizer])
+    with pytest.raises(ScriptError, match="ReduceLROnPlateau"):
+        jobs.follow(job, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+    given: dict[str, Any] = {"clip_norm": 0.0, "steps": "server"}
+    with pytest.raises(ScriptError, match=r"float16.*use bfloat16"):
+        jobs.attach(job, layer, optimizer, scaler=object(), **given)
+    job.mode = "async"
+    with pytest.raises(ScriptError, match=r"mode async.*--mode sync or local"):
+        jobs.attach(job, layer, optimizer, scaler=None, **given)
+    monkeypatch.setattr(DistributedDataParallel, "_active_ddp_module", layer)
+    with pytest.raises(ScriptError, match=r"wrapped in DistributedDataParallel.*without torchrun"):
+        check_alone()

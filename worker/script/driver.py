@@ -35,7 +35,7 @@ from .length import JobLength
 from .membership import Membership
 from .schedules import Schedules
 from .script_state import copied, random_state, restore_random_state
-from .terms import ScriptError
+from .terms import ScriptError, check_alone
 
 log = logging.getLogger("gradwire.worker")
 
@@ -358,6 +358,7 @@ class Driver:
         assignments, step = self.assignments, self._step
         if assignments is None:
             return
+        check_alone()
         assignments.session.moved()
         if step is None or not step.open or step.lacking or self._only_adding or not torch.is_grad_enabled():
             return

@@ -49,6 +49,7 @@ class Job:
     leaves the job.
 
     Attributes:
+        mode: mode of the job, as `gc-server --mode` has it.
         state: values and objects by name that are saved and restored with this worker's state; see `State`.
 
     Example:
@@ -76,8 +77,8 @@ class Job:
         self._schedules = Schedules()
         self._driver = Driver(member, self._length, self._schedules)
         self._part = Part(key, member, self._driver)
-        self._compared = 0  # number of batches of which a checksum was taken
-        self._warned_of_repeat = False
+        self._compared, self._warned_of_repeat = 0, False  # the first: batches with a checksum
+        self.mode = member.terms.mode
         self.state = State(member.owner.get("state", {}))
         self._position = Position(member.owner.get("loader"))
         keep_warnings()
@@ -389,8 +390,7 @@ class Job:
         """Return the batches of the script's own loader for as long as the epoch lasts, as an iterable with a
         length.
 
-        The loader decides which samples they hold; every batch has the same weight. The length is that of
-        `batches`.
+        The loader decides which samples they hold; every batch has the same weight.
 
         Args:
             loader: iterable of batches; it is iterated again if it ends before the epoch does.

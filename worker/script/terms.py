@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ...common.configuration import UsageError
 from ...common.presets import why_unsuited
@@ -140,6 +141,17 @@ def check_model(model: nn.Module) -> None:
                     "with an optimizer of its parameters. To compress what DistributedDataParallel "
                     "exchanges, use gradwire.ddp, without a job"
                 )
+
+
+def check_alone() -> None:
+    """Raise ScriptError within the forward pass of a DistributedDataParallel that has wrapped the model after
+    `job.attach`, as Accelerate does under torchrun."""
+    if getattr(DistributedDataParallel, "_active_ddp_module", None) is not None:
+        raise ScriptError(
+            "job.attach: the attached model was wrapped in DistributedDataParallel, which exchanges "
+            "gradients itself: start each worker as a process of its own, as gc-run does, without torchrun; "
+            "or use gradwire.ddp, without a job"
+        )
 
 
 def check_attached(terms: JobTerms, work: Gradients | Local, clip_norm: float, steps: str) -> None:
