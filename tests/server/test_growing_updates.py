@@ -51,7 +51,7 @@ async def gone_out(job: Wired, worker: str) -> list[tuple[int, int]]:
     await job.shard.copy()
     await asyncio.sleep(0)
     outbox, found = job.conductor.streams[worker].outbox, list[tuple[int, int]]()
-    while (message := outbox._next(lambda raw: None)) is not None:  # pyright: ignore[reportPrivateUsage]
+    while (message := outbox._next(lambda raw, payload: None)) is not None:  # pyright: ignore[reportPrivateUsage]
         decoded = decode_envelope(message, "ServerMessage")
         if isinstance(decoded, m.Update):
             found.append((decoded.version, decoded.part))

@@ -40,7 +40,7 @@ def adopted(job: Wired, worker: str, seq: int) -> list[Message]:
 def went_out(job: Wired, worker: str) -> list[tuple[str, int]]:
     """Return the messages queued for a worker so far, in order: plans, and versions of updates."""
     outbox, found = job.conductor.streams[worker].outbox, list[tuple[str, int]]()
-    while (message := outbox._next(lambda raw: None)) is not None:  # pyright: ignore[reportPrivateUsage]
+    while (message := outbox._next(lambda raw, payload: None)) is not None:  # pyright: ignore[reportPrivateUsage]
         decoded = decode_envelope(message, "ServerMessage")
         if isinstance(decoded, m.PlanAnnouncement):
             found.append(("plan", decoded.number))
