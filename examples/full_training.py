@@ -1,6 +1,6 @@
 """A complete training script in a job: a convolutional network on scikit-learn's handwritten digits.
 
-    gc-server --script --min-workers 3 --epochs 8 --batch-size 32 --clip-norm 1 --insecure
+    gc-server --script --min-workers 3 --epochs 8 --batch-size 32 --insecure
     GC_SERVER=that-machine python full_training.py --folder run       # on each of the three
 
 It writes run/last.pt after every epoch, and run/best.pt after each best epoch. To continue a job that was

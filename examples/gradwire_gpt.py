@@ -1,6 +1,6 @@
 """The script plain_gpt.py as a worker of Gradwire: a small GPT on the Python standard library's sources.
 
-    gc-server --script --min-workers 4 --batch-size 32 --epochs 0 --max-steps 400 --clip-norm 1
+    gc-server --script --min-workers 4 --batch-size 32 --epochs 0 --max-steps 400
     GC_SERVER=localhost python gradwire_gpt.py --steps 400 --batch-size 32         # start it four times
 
 docs/how-to/scripts.md shows the lines in which the two scripts differ.

@@ -17,6 +17,7 @@ MAX_ELEMENTS = 1 << 40  # far above any model; bounds the products of hostile sh
 SHAPE_LIMIT = f"up to {MAX_DIMENSIONS} dimensions of up to {MAX_ELEMENTS}"
 MAX_NAME_CHARACTERS = 1024
 NOT_A_NAME = "__metadata__"
+DIGEST_BYTES = 32
 ITEM_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
     **dict.fromkeys(("int16", "float16", "bfloat16"), 2),
@@ -49,14 +50,21 @@ def check_label(name: str, kind: str, worker: str) -> None:
 
 
 def entry_bytes(entry: Entry) -> int:
-    """Return the bytes of an entry's value; 0 for a tied entry."""
-    return 0 if entry.kind is EntryKind.TIED else math.prod(entry.shape) * ITEM_BYTES[entry.dtype]
+    """Return the bytes of an entry's value on the wire; 0 for one without."""
+    return math.prod(entry.shape) * ITEM_BYTES[entry.dtype] if has_value(entry) else 0
+
+
+def has_value(entry: Entry) -> bool:
+    """Return False for an entry without a value on the wire: a tied one, or a frozen parameter that stays at
+    the workers."""
+    return entry.kind is not EntryKind.TIED and not entry.digest
 
 
 def of_kind(entries: Sequence[Entry], *, frozen: bool) -> list[Entry]:
-    """Return the entries that are buffers, preceded by the frozen parameters if `frozen`."""
+    """Return the entries that are buffers, preceded by the frozen parameters with values if `frozen`."""
     buffers = [entry for entry in entries if entry.kind is EntryKind.BUFFER]
-    return [entry for entry in entries if frozen and entry.kind is EntryKind.FROZEN] + buffers
+    sent = [entry for entry in entries if entry.kind is EntryKind.FROZEN and has_value(entry)]
+    return (sent if frozen else []) + buffers
 
 
 def check_entries(
@@ -84,6 +92,9 @@ def check_entries(
         check_label(entry.name, "entry", worker)
         if entry.kind is EntryKind.UNSPECIFIED:
             raise refuse(Reason.TENSOR, entry, "a buffer, a frozen parameter or a tied one", "another kind")
+        if entry.digest and (entry.kind is not EntryKind.FROZEN or len(entry.digest) != DIGEST_BYTES):
+            limit, value = f"a digest of {DIGEST_BYTES} bytes, of a frozen parameter", entry.kind.label
+            raise refuse(Reason.TENSOR, entry, limit, f"{len(entry.digest)} bytes, of a {value}")
         if entry.kind is EntryKind.TIED:
             if entry.tied_to not in names or entry.shape or entry.dtype:
                 limit = "no shape and dtype, and the name of a tensor or entry before it"

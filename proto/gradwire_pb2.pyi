@@ -224,34 +224,38 @@ class Group(_message.Message):
     def __init__(self, optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class ModelManifest(_message.Message):
-    __slots__ = ("tensors", "train_samples", "fingerprint", "groups", "entries", "data")
+    __slots__ = ("tensors", "train_samples", "fingerprint", "groups", "entries", "data", "clip_norm")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     TRAIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
     train_samples: int
     fingerprint: bytes
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     entries: _containers.RepeatedCompositeFieldContainer[Entry]
     data: int
-    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., train_samples: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., data: _Optional[int] = ...) -> None: ...
+    clip_norm: float
+    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., train_samples: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., data: _Optional[int] = ..., clip_norm: _Optional[float] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("name", "kind", "shape", "dtype", "tied_to")
+    __slots__ = ("name", "kind", "shape", "dtype", "tied_to", "digest")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     TIED_TO_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: EntryKind
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
     tied_to: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[EntryKind, str]] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., tied_to: _Optional[str] = ...) -> None: ...
+    digest: bytes
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[EntryKind, str]] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., tied_to: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "software", "compressors", "compressor")

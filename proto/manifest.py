@@ -40,6 +40,7 @@ class Manifest:
         groups: parameter groups, by number; empty for one group with the job's optimizer and learning rate.
         data: checksum of some of the training samples; 0 if they cannot be compared.
         entries: entries of the model's state_dict besides the tensors, in its order.
+        clip_norm: largest norm of the mean gradient, as a script names it; 0 for the job's.
     """
 
     tensors: tuple[Tensor, ...]
@@ -47,6 +48,7 @@ class Manifest:
     groups: tuple[m.Group, ...] = ()
     data: int = 0
     entries: tuple[Entry, ...] = ()
+    clip_norm: float = 0.0
 
     @cached_property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -139,6 +141,10 @@ class Manifest:
         for entry in self.entries:
             shape = repr(entry.tied_to) if entry.kind is EntryKind.TIED else entry.shape
             digest.update(f";entry:{entry.name!r}:{entry.kind.label}:{entry.dtype}:{shape}".encode())
+            if entry.digest:
+                digest.update(f":sha256={entry.digest.hex()}".encode())
+        if self.clip_norm:
+            digest.update(f";clip:{self.clip_norm!r}".encode())
         return digest.digest()
 
     def to_message(self) -> m.ModelManifest:
@@ -150,6 +156,7 @@ class Manifest:
             groups=self.groups,
             data=self.data,
             entries=self.entries,
+            clip_norm=self.clip_norm,
         )
 
     @staticmethod
@@ -160,7 +167,7 @@ class Manifest:
             max_bytes: limit for the bytes of all tensors and entries.
 
         Raises:
-            Refused: SHAPE, DTYPE, TENSOR, NAME, SIZE, MODEL or GROUP, naming the tensor or parameter group.
+            Refused: SHAPE, DTYPE, TENSOR, NAME, SIZE, MODEL, MALFORMED or GROUP, naming the tensor or group.
         """
 
         def refuse(reason: Reason, field: str, limit: str, value: str, remedy: str = "") -> Refused:
@@ -170,6 +177,9 @@ class Manifest:
             raise refuse(Reason.TENSOR, "manifest", "at least one parameter tensor", "none")
         if message.train_samples < 1:
             raise refuse(Reason.SIZE, "train_samples", "at least 1", str(message.train_samples))
+        if not 0.0 <= message.clip_norm < math.inf:
+            limit = "0 or more, and finite"
+            raise refuse(Reason.MALFORMED, "clip_norm", limit, str(message.clip_norm))
         _check_groups(message.groups, worker)
         groups = max(1, len(message.groups))
         names: set[str] = set()
@@ -197,7 +207,12 @@ class Manifest:
                 )
         check_entries(message.entries, message.tensors, worker=worker, max_bytes=max_bytes - total)
         manifest = Manifest(
-            message.tensors, message.train_samples, message.groups, message.data, message.entries
+            message.tensors,
+            message.train_samples,
+            message.groups,
+            message.data,
+            message.entries,
+            message.clip_norm,
         )
         if message.fingerprint != manifest.fingerprint:
             raise refuse(
@@ -209,7 +224,7 @@ class Manifest:
 def first_difference(job: m.ModelManifest, other: m.ModelManifest) -> tuple[str, str]:
     """Return descriptions of the first difference between two models: in the job's, and in the other one.
 
-    Both are empty if the manifests have the same tensors, entries and groups.
+    Both are empty if the manifests have the same tensors, entries, groups and clip norm.
 
     Args:
         job: the job's manifest.
@@ -226,6 +241,8 @@ def first_difference(job: m.ModelManifest, other: m.ModelManifest) -> tuple[str,
             if one != two:
                 nothing = f"no {kind} after the first {number}"
                 return _shown(one or nothing), _shown(two or nothing)
+    if job.clip_norm != other.clip_norm:
+        return f"clip_norm={job.clip_norm:g}", f"clip_norm={other.clip_norm:g}"
     return "", ""
 
 
@@ -239,7 +256,8 @@ def _described(tensor: Tensor | Entry) -> str:
     if isinstance(tensor, Entry):
         if tensor.kind is EntryKind.TIED:
             return f"entry {tensor.name!r} tied to {tensor.tied_to!r}"
-        return f"{tensor.kind.label} {tensor.name!r} of {tensor.dtype} {list(tensor.shape)}"
+        digest = f" with SHA-256 {tensor.digest.hex()[:16]}" if tensor.digest else ""
+        return f"{tensor.kind.label} {tensor.name!r} of {tensor.dtype} {list(tensor.shape)}{digest}"
     kind = "state" if tensor.state else "parameter"
     group = f" in group {tensor.group}" if tensor.group else ""
     return f"{kind} {tensor.name!r} of {tensor.dtype} {list(tensor.shape)}{group}"

@@ -183,6 +183,7 @@ class ModelManifest:
     groups: tuple[Group, ...] = ()
     entries: tuple[Entry, ...] = ()
     data: int = 0
+    clip_norm: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,6 +195,7 @@ class Entry:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     tied_to: str = ""
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

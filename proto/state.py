@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from .entries import entry_bytes
+from .entries import entry_bytes, has_value
 from .messages import Entry, EntryKind
 from .transfer import Bytes, TransferBuffer, encode_chunks
 
@@ -48,7 +48,7 @@ def frozen_digest(entries: Sequence[Entry], values: Mapping[str, Bytes]) -> byte
     """
     digest = hashlib.sha256()
     for entry in entries:
-        if entry.kind is EntryKind.FROZEN:
+        if entry.kind is EntryKind.FROZEN and has_value(entry):
             digest.update(values[entry.name].data)
     return digest.digest()
 

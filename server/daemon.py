@@ -8,7 +8,7 @@ import os
 import signal
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,13 +89,15 @@ def _shard(options: ServerSettings, mode: ModeOptions, packing: Packing) -> Loca
         groups = manifest.optimizer_groups(job)
         if mode.workers_step:  # the server steps by the change of a worker's parameters, which has no groups
             groups = (job,) * len(groups)
+        if manifest.clip_norm and not options.clip_norm:
+            log.info("the scripts have the mean gradient clipped to a norm of %g", manifest.clip_norm)
         return SteppedStore(
             manifest,
             values,
             options.downlink,
             lambda parameters: Optimizer.of_groups(groups, parameters, manifest.group_of, manifest.ends),
             options.seed,
-            rules,
+            replace(rules, clip_norm=options.clip_norm or manifest.clip_norm),
             plan,
             compressor,
             packing,

@@ -27,7 +27,7 @@ from ...proto.transfer import Bytes
 from ...proto.wire import crc32c
 from ...storage.values import DamagedError, pack, unpack
 
-MAGIC = b"GWJ9"  # the last character is the format; 8 had no bases in the state of the shard
+MAGIC = b"GWJA"  # the last character is the format, in hexadecimal; 9 had no clip norm in the manifest
 # A journal is not read while its server lives. After this number of bytes the system is told to write them
 # and to free their pages. Otherwise they would fill all free memory.
 CACHED_BYTES = 16 << 20
@@ -220,10 +220,11 @@ def _mapped(path: Path) -> Bytes:
 def _check_format(path: Path, data: Bytes) -> None:
     """Raise UnreadableError if the segment has another format."""
     begin = data[: len(MAGIC)].tobytes()
-    if begin == b"WGWJ" or (begin[:3] == MAGIC[:3] and begin[3:].isdigit() and begin != MAGIC):
-        number = 1 if begin == b"WGWJ" else int(begin[3:])
+    others = {b"GWJ%X" % number for number in range(16)} - {MAGIC}
+    if begin == b"WGWJ" or begin in others:
+        number = 1 if begin == b"WGWJ" else int(begin[3:], 16)
         raise UnreadableError(
-            f"{path}: record 0, at byte 0, has format {number}, and this release reads {MAGIC[3:].decode()}; "
+            f"{path}: record 0, at byte 0, has format {number}, and this release reads {int(MAGIC[3:], 16)}; "
             "start the release of gradwire that wrote it"
         )
 

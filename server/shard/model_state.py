@@ -214,14 +214,19 @@ def mean_of(entries: Sequence[Entry], deposits: Sequence[Deposit]) -> dict[str, 
 def complete(
     parameters: Mapping[str, torch.Tensor], entries: Sequence[Entry], values: Mapping[str, Bytes]
 ) -> dict[str, torch.Tensor]:
-    """Return the complete state_dict of a model; no two of its tensors share memory.
+    """Return the state_dict of a model, without frozen parameters that stay at the workers; no two of its
+    tensors share memory.
 
     Args:
         parameters: trained parameters, by name.
         values: bytes of each entry that has values of its own, by name.
     """
     tensors = dict(parameters)
+    absent: set[str] = set()
     for entry in entries:
+        if entry.digest or entry.tied_to in absent:
+            absent.add(entry.name)
+            continue
         tied = entry.kind is EntryKind.TIED
         tensors[entry.name] = tensors[entry.tied_to].clone() if tied else tensor_of(entry, values[entry.name])
     return tensors

@@ -22,7 +22,7 @@ def start(daemons: Daemons, folder: Path) -> tuple[Server, list[Daemon]]:
     """A server, and the example as its workers."""
     server = daemons.server(
         *("--script", "--min-workers", str(WORKERS), "--epochs", str(EPOCHS), "--batch-size", "32"),
-        *("--clip-norm", "1", "--downlink", "none", "--lease-seconds", "60"),
+        *("--downlink", "none", "--lease-seconds", "60"),
     )
     options = ("--compressor", "none")
     return server, daemons.programs("script_full", str(folder), server.address, *options, count=WORKERS)

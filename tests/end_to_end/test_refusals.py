@@ -399,8 +399,9 @@ def buffer(
     kind: m.EntryKind = m.EntryKind.BUFFER,
     shape: tuple[int, ...] = (2,),
     dtype: str = "float32",
+    digest: bytes = b"",
 ) -> m.Entry:
-    return m.Entry(name=name, kind=kind, shape=shape, dtype=dtype)
+    return m.Entry(name=name, kind=kind, shape=shape, dtype=dtype, digest=digest)
 
 
 def tied(to: str) -> m.Entry:
@@ -437,6 +438,7 @@ BAD_MANIFESTS = [
                 Reason.TENSOR,
                 "a buffer, a frozen parameter or a tied",
             ),
+            ((buffer(digest=b"a" * 32),), Reason.TENSOR, "a digest of 32 bytes, of a frozen parameter"),
             ((buffer("a\x1b[2J"),), Reason.NAME, "entry name: expected 1 to 1024 printable"),
             ((buffer(dtype="object"),), Reason.DTYPE, "got object"),
             ((buffer(shape=(2**62, 4)),), Reason.SHAPE, "dimensions"),

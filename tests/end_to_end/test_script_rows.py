@@ -60,9 +60,14 @@ def test_every_row_trains_as_it_would_alone(daemons: Daemons, tmp_path: Path) ->
     assert masters.to(torch.bfloat16).tolist() == first["parameters"]["narrow.weight"]
 
 
-@pytest.mark.parametrize(("loop", "workers"), [("compiled", 1), ("unscaled", 1), ("gathered", 2)])
-def test_a_loop_trains_as_it_would_alone(daemons: Daemons, loop: str, workers: int) -> None:
-    found = scripts(daemons, job(daemons, workers), loop, workers)
+@pytest.mark.parametrize(
+    ("loop", "workers"),
+    [("compiled", 1), ("unscaled", 1), ("gathered", 2), ("adapters", 2), ("sharpness", 1)],
+)
+def test_a_loop_trains_as_it_would_alone(daemons: Daemons, loop: str, workers: int, tmp_path: Path) -> None:
+    output = tmp_path / "model.safetensors"
+    server = job(daemons, workers, "--output", str(output))
+    found = scripts(daemons, server, loop, workers)
     said = trained(found)
     expected, losses = rows.alone(loop, workers)
     for name, values in said[0]["parameters"].items():
@@ -71,6 +76,9 @@ def test_a_loop_trains_as_it_would_alone(daemons: Daemons, loop: str, workers: i
     assert means == pytest.approx(losses, rel=1e-4)
     changed = "from now on gradients leave after the backward pass" in found[0].log
     assert changed == (loop == "unscaled")
+    assert not any("in place" in script.log for script in found)
+    server.wait_for("parameters of version .* written")
+    assert load_file(output).keys() == said[0]["parameters"].keys() - {"base.weight", "base.bias"}
 
 
 def test_groups_that_come_later_are_refused_by_name(daemons: Daemons) -> None:

@@ -228,9 +228,10 @@ def test_losses_are_those_of_the_plain_script_step_by_step(daemons: Daemons, mod
 
 
 def test_the_mean_gradient_is_clipped_as_alone(daemons: Daemons) -> None:
-    server = job(daemons, 2, "--clip-norm", "0.5")
+    server = job(daemons, 2)
     found = parameters(scripts(daemons, server, "clipped", 2))
     torch.testing.assert_close(found, plain(2, clip_norm=0.5), rtol=1e-4, atol=1e-5)
+    server.wait_for("the scripts have the mean gradient clipped to a norm of 0.5")
 
 
 @pytest.mark.parametrize("mode", ["sync", "stale:bound=2", "async", "local:steps=2"])
@@ -318,7 +319,7 @@ def test_the_example_has_the_losses_of_the_plain_one_at_the_batch_of_all(
     arguments, expected = example
     server = daemons.server(
         *("--script", "--min-workers", str(workers), "--batch-size", str(32 // workers), "--epochs", "2"),
-        *("--clip-norm", "1", "--seed", str(SEED), "--downlink", "none"),
+        *("--seed", str(SEED), "--downlink", "none"),
     )
     program = ("script_example", arguments, server.address, "--compressor", "none")
     scripts = daemons.programs(*program, count=workers)

@@ -83,8 +83,10 @@ def test_the_fingerprint_tells_models_apart() -> None:
         Manifest(GOOD.tensors, 10, (m.Group(optimizer="sgd"),)),
         Manifest(GOOD.tensors, 10, (m.Group(optimizer="sgd:momentum=0.9"),)),
         Manifest(GOOD.tensors, 10, (m.Group(optimizer="sgd", learning_rate=0.1),)),
+        Manifest(GOOD.tensors, 10, clip_norm=1.0),
+        *(Manifest(GOOD.tensors, 10, entries=(dataclasses.replace(BASE, digest=each),)) for each in DIGESTS),
     ]
-    assert len({manifest.fingerprint for manifest in (GOOD, *others)}) == 8
+    assert len({manifest.fingerprint for manifest in (GOOD, *others)}) == 12
     # The number of samples is compared apart, so that a refusal names it.
     assert Manifest(GOOD.tensors, 11).fingerprint == GOOD.fingerprint
 
@@ -135,6 +137,8 @@ def described(*tensors: Tensor, entries: tuple[m.Entry, ...] = (), groups: tuple
 WEIGHT = Tensor(name="w", shape=(8, 6), dtype="float32")
 BIAS = Tensor(name="b", shape=(8,), dtype="float32")
 MEAN = m.Entry(name="mean", kind=m.EntryKind.BUFFER, shape=(3,), dtype="float32")
+BASE = m.Entry(name="base", kind=m.EntryKind.FROZEN, shape=(3,), dtype="float32", digest=b"a" * 32)
+DIGESTS = (b"", b"a" * 32, b"b" * 32)
 W, B = "parameter 'w' of float32 [8, 6]", "parameter 'b' of float32 [8]"
 
 
@@ -149,6 +153,12 @@ W, B = "parameter 'w' of float32 [8, 6]", "parameter 'b' of float32 [8]"
         (described(WEIGHT, BIAS, entries=(MEAN,)), "no entry of the state_dict", "'mean' of float32 [3]"),
         (described(WEIGHT, BIAS, groups=("sgd",)), "no parameter group", "parameter group 0 with sgd"),
         (described(WEIGHT, BIAS), "", ""),
+        (replace(described(WEIGHT, BIAS), clip_norm=2.0), "clip_norm=0", "clip_norm=2"),
+        (
+            described(WEIGHT, BIAS, entries=(BASE,)),
+            "no entry",
+            "[3] with SHA-256 6161616161616161",
+        ),
         (described(replace(WEIGHT, name="w\n" * 1000), BIAS), W, r"parameter 'w\nw\n"),
     ],
 )

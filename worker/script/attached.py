@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from .forward import after_forward
 from .membership import Membership
 from .moments import moments_of, state_of
 from .optimizer import JobOptimizer, averaging_groups, check_kind, parameter_groups
-from .terms import Overlap, ScriptError, Steps, check_attached, check_model, check_optimizer, overlaps
+from .terms import Frozen, Overlap, ScriptError, Steps, check_attached, check_model, check_optimizer, overlaps
 
 log = logging.getLogger("gradwire.worker")
 
@@ -54,14 +55,17 @@ class Attached:
         clip_norm: float,
         steps: Steps,
         overlap: Overlap | None,
+        frozen: Frozen,
     ) -> None:
         """`step` pushes a step, as for `JobOptimizer`; the others are arguments of `Job.attach`, and so are
         the exceptions."""
-        check_attached(member.terms, member.work, clip_norm, steps)
+        check_attached(member.terms, member.work, clip_norm, steps, frozen)
+        self._frozen_here = frozen == "local"
         self._steps_here = isinstance(member.work, Local) or steps == "local"
         check_model(model)
         check_kind(optimizer, here=self._steps_here, workers=member.reply.workers)
         check_optimizer(member.terms, optimizer)
+        self._clip_norm = 0.0 if self._steps_here else clip_norm or member.terms.clip_norm
         self.session: Session | None = None
         self._member, self._model = member, model
         self._overlap = overlaps(member.terms, overlap)
@@ -90,7 +94,11 @@ class Attached:
         tell_of_kernels(member.connection, logging.WARNING)  # WARNING appears without any logging set-up
         groups = self._groups()
         self.optimizer.begin()
-        replica = Replica(self._model, train_samples, groups, data, masters=not self._steps_here)
+        replica = Replica(
+            *(self._model, train_samples, groups, data),
+            masters=not self._steps_here,
+            frozen_here=self._frozen_here,
+        )
         local = self._steps_here
         compression = compression_of(
             member.compressor,
@@ -171,7 +179,9 @@ class Attached:
         groups = (
             averaging_groups(own, self._model) if self._steps_here else parameter_groups(own, self._model)
         )
-        return ONE_GROUP if isinstance(self._member.work, Local) else groups
+        if isinstance(self._member.work, Local):
+            return ONE_GROUP
+        return replace(groups, clip_norm=self._clip_norm)
 
     def _downloaded_state(self) -> Mapping[torch.Tensor, Mapping[str, torch.Tensor]]:
         member = self._member

@@ -34,7 +34,7 @@ from .membership import Membership
 from .part import Part
 from .schedules import Each, Schedules
 from .script_state import Position, State
-from .terms import Overlap, ScriptError, Steps, check_epochs
+from .terms import Frozen, Overlap, ScriptError, Steps, check_batch_size, check_epochs
 
 log = logging.getLogger("gradwire.worker")
 
@@ -203,6 +203,7 @@ class Job:
         clip_norm: float = 0.0,
         steps: Steps = "server",
         overlap: Overlap | None = None,
+        frozen: Frozen = "server",
     ) -> tuple[Model, Any]:
         """Attach a model and its optimizer to the job. When batches begin, all workers get the parameters of
         the job's first worker.
@@ -214,12 +215,14 @@ class Job:
             model: its parameters become views of one buffer.
             optimizer: SGD, Adam, AdamW or Adagrad of torch.optim. The server runs it, with the options of its
                 parameter groups. Their learning rates, which a scheduler may change, are sent with each step.
-            clip_norm: largest norm of the mean gradient of all workers, equal to the job's (`gc-server
-                --clip-norm`); 0 for no limit.
+            clip_norm: largest norm of the mean gradient of all workers; 0 for the job's (`gc-server
+                --clip-norm`). The first worker's counts, as with the optimizer.
             steps: the process that takes the steps. "server": the server. "local": this worker, with any
                 optimizer and its own gradients; the server averages the changes of all workers. Mode `local`
                 implies "local".
             overlap: "off" to send no gradient before `step()`; None for the job's choice.
+            frozen: "server" if the first worker uploads the frozen parameters; "local" if every worker has
+                the same, which digests prove: no message and no file of the server has them then.
 
         Returns:
             The model, and the optimizer that the loop and schedulers must use from now on, a `JobOptimizer`:
@@ -244,6 +247,7 @@ class Job:
             clip_norm=clip_norm,
             steps=steps,
             overlap=overlap,
+            frozen=frozen,
         )
         self._length.least = least_samples(model)
         return model, attached.optimizer
@@ -356,11 +360,7 @@ class Job:
             UnreachableError: while iterating: no server was reached for `give_up_seconds`.
         """
         of_job = self._member.terms.batch_size
-        if batch_size not in (None, of_job):
-            raise ScriptError(
-                f"job.batches(batch_size={batch_size}): the job has {of_job}; start "
-                f"gc-server with --batch-size {batch_size}, or leave out batch_size"
-            )
+        check_batch_size(of_job, batch_size)
         self._length.declare("job.batches", len(dataset), accumulate, begun=self._begun)
         options: dict[str, Any] = {"dataset": dataset, "num_workers": num_workers, "collate_fn": collate_fn}
         attributes = SimpleNamespace(**options, batch_size=of_job, drop_last=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,7 @@ from ..training.work import CodedExchange, Gradients, Local, parse_work
 
 Steps = Literal["server", "local"]
 Overlap = Literal["off", "backward"]
+Frozen = Literal["server", "local"]
 
 
 class JobFinished(Refused, SystemExit):
@@ -154,19 +156,38 @@ def check_alone() -> None:
         )
 
 
-def check_attached(terms: JobTerms, work: Gradients | Local, clip_norm: float, steps: str) -> None:
+def check_attached(
+    terms: JobTerms, work: Gradients | Local, clip_norm: float, steps: str, frozen: str = "server"
+) -> None:
     """Raise ScriptError for arguments of `job.attach` that contradict the job's options."""
-    if steps not in ("server", "local"):
-        raise ScriptError(f"job.attach(steps={steps!r}): expected 'server' or 'local'")
+    for name, value in (("steps", steps), ("frozen", frozen)):
+        if value not in ("server", "local"):
+            raise ScriptError(f"job.attach({name}={value!r}): expected 'server' or 'local'")
     if clip_norm and (steps == "local" or isinstance(work, Local)):
         raise ScriptError(
             f"job.attach(clip_norm={clip_norm:g}): workers take the steps, so no process has the mean "
             "gradient; call torch.nn.utils.clip_grad_norm_ before optimizer.step()"
         )
-    if clip_norm != terms.clip_norm:
+    if not 0.0 <= clip_norm < math.inf:
+        raise ScriptError(f"job.attach(clip_norm={clip_norm:g}): expected a number, 0 or more")
+    if terms.clip_norm and (steps == "local" or clip_norm not in (0.0, terms.clip_norm)):
         raise ScriptError(
-            f"job.attach(clip_norm={clip_norm:g}): the job has {terms.clip_norm:g}; start gc-server with "
-            f"--clip-norm {clip_norm:g}"
+            f"job.attach(clip_norm={clip_norm:g}, steps={steps!r}): the server was started with --clip-norm "
+            f"{terms.clip_norm:g}; leave that option out, because the script brings its own"
+        )
+    if clip_norm and not terms.clip_norm and terms.overlap == "both":
+        raise ScriptError(
+            f"job.attach(clip_norm={clip_norm:g}): the job has --overlap both, which steps parts before the "
+            f"norm is known; start gc-server with --overlap backward, or with --clip-norm {clip_norm:g}"
+        )
+
+
+def check_batch_size(of_job: int, batch_size: int | None) -> None:
+    """Raise ScriptError for a batch size of `job.batches` that is not the job's."""
+    if batch_size not in (None, of_job):
+        raise ScriptError(
+            f"job.batches(batch_size={batch_size}): the job has {of_job}; start "
+            f"gc-server with --batch-size {batch_size}, or leave out batch_size"
         )
 
 

@@ -36,11 +36,13 @@ class ParameterGroups:
             the job's own options.
         at_server: False if the server does not hear of the groups, because workers alone step by them. The
             server then need not cut parts of the model at their borders.
+        clip_norm: largest norm of the mean gradient of all groups, which a script names; 0 for the job's.
     """
 
     groups: tuple[m.Group, ...] = ()
     number_of: Mapping[str, int] = field(default_factory=dict[str, int])
     at_server: bool = True
+    clip_norm: float = 0.0
 
 
 ONE_GROUP = ParameterGroups()

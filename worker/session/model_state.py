@@ -4,6 +4,7 @@ tied parameters.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
-from ...proto.entries import ITEM_BYTES, of_kind
+from ...proto.entries import ITEM_BYTES, has_value, of_kind
 from ...proto.messages import Entry, EntryKind
 from ...proto.state import bytes_of, tensor_of
 from .sharing import are_one, pairs_on_one_memory
@@ -51,8 +52,12 @@ class ModelError(ValueError):
 class ModelEntries:
     """The entries of a model's state_dict besides the trained parameters, fixed for the whole training."""
 
-    def __init__(self, model: nn.Module, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """Raises ModelError if `model.state_dict()` raises an exception."""
+    def __init__(
+        self, model: nn.Module, parameters: Iterable[tuple[str, nn.Parameter]], *, frozen_here: bool = False
+    ) -> None:
+        """Raises ModelError if `model.state_dict()` raises an exception.
+
+        frozen_here: True if frozen parameters stay at the workers, which compare digests of them."""
         self._model = model
         trained = {plain_name(name): parameter for name, parameter in parameters}
         names = {id(parameter): name for name, parameter in trained.items()}
@@ -76,7 +81,11 @@ class ModelEntries:
                 left_out.append(name)
             else:
                 kind = EntryKind.FROZEN if isinstance(value, nn.Parameter) else EntryKind.BUFFER
-                entries.append(Entry(name=name, kind=kind, shape=tuple(value.shape), dtype=_dtype(value)))
+                stays = frozen_here and kind is EntryKind.FROZEN
+                digest = hashlib.sha256(bytes_of(value).data).digest() if stays else b""
+                entries.append(
+                    Entry(name=name, kind=kind, shape=tuple(value.shape), dtype=_dtype(value), digest=digest)
+                )
                 names[id(value)] = name
         self.entries = tuple(entries)
         self._known = set(current)
@@ -115,8 +124,8 @@ class ModelEntries:
 
     @property
     def has_values(self) -> bool:
-        """True if there are entries with values of their own: buffers or frozen parameters."""
-        return any(entry.kind is not EntryKind.TIED for entry in self.entries)
+        """True if there are entries with values on the wire: buffers or frozen parameters."""
+        return any(map(has_value, self.entries))
 
     def values(self, *, frozen: bool) -> dict[str, Bytes]:
         """Return copies of the buffers' bytes, by name: flat uint8. Raises ModelError if an entry is missing,

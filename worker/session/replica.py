@@ -107,6 +107,7 @@ class Replica:
         data: int = 0,
         *,
         masters: bool = False,
+        frozen_here: bool = False,
     ) -> None:
         """Move the model's parameters into one buffer. Raises ModelError if a parameter has an unsupported
         dtype, no shape yet, or memory of another one; or the model has no trainable parameter.
@@ -116,6 +117,7 @@ class Replica:
             data: checksum of a few samples, from `data_checksum`; 0 if it cannot be compared.
             masters: True if bfloat16 parameters are allowed: the buffer has float32 masters of them. False
                 where workers step the parameters themselves.
+            frozen_here: True if frozen parameters stay at the workers.
         """
         for name, each in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(each):
@@ -141,9 +143,11 @@ class Replica:
             )
             for (name, p), number in zip(named, self.group_of, strict=True)
         ]
-        self.state = ModelEntries(model, named)
+        self.state = ModelEntries(model, named, frozen_here=frozen_here)
         sent = groups.groups if groups.at_server else ()
-        self.manifest = Manifest(tuple(tensors), train_samples, sent, data, self.state.entries)
+        self.manifest = Manifest(
+            tuple(tensors), train_samples, sent, data, self.state.entries, groups.clip_norm
+        )
         self._versions: list[int | None] = []
         self._early: set[int] = set()
         self._parts_of: list[list[int]] = []  # by tensor, numbers of the parts that contain elements of it

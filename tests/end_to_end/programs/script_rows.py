@@ -38,7 +38,7 @@ class Plain:
         self._workers = workers
         self._epoch = 0
 
-    def attach(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+    def attach(self, model: Any, optimizer: Any, **_: object) -> tuple[Any, Any]:
         return model, optimizer
 
     def epochs(self) -> Generator[int]:
@@ -239,6 +239,65 @@ def gathered(job: Any) -> Trained:
     return model, losses
 
 
+class Adapted(nn.Module):
+    """A frozen layer with an adapter of low rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.base = nn.Linear(12, 4000).requires_grad_(False)
+        self.down, self.up = nn.Linear(12, 2, bias=False), nn.Linear(2, 4, bias=False)
+        self.again = self.base  # under a second name
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.base(inputs)[:, :4] + self.up(self.down(inputs))
+
+
+def adapters(job: Any) -> Trained:
+    """A frozen base that every worker has."""
+    model = Adapted()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    model, optimizer = job.attach(model, torch.optim.SGD(trained, lr=0.05), frozen="local")
+    losses: list[float] = []
+    for _ in job.epochs():
+        for batch in job.batches(Samples()):
+            loss = mse_loss(model(batch.inputs), batch.targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    if not isinstance(job, Plain):
+        assert job.metrics["bytes_up"] < 4 * 12 * 4000, job.metrics
+    return model, losses
+
+
+def sharpness(job: Any) -> Trained:
+    """Two passes for each step, the second one at parameters that are moved and moved back (SAM)."""
+    model = network()
+    model, optimizer = job.attach(model, sgd(model))
+    losses: list[float] = []
+    for _ in job.epochs():
+        for batch in job.batches(Samples()):
+            with job.no_sync():
+                loss = mse_loss(model(batch.inputs), batch.targets)
+                loss.backward()
+            kept = [p.detach().clone() for p in model.parameters()]
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            norm = float(torch.stack([each.norm() for each in gradients]).norm())
+            with torch.no_grad():
+                for p, gradient in zip(model.parameters(), gradients, strict=True):
+                    p.add_(gradient, alpha=0.05 / norm)
+            optimizer.zero_grad()
+            mse_loss(model(batch.inputs), batch.targets).backward()
+            with torch.no_grad():
+                for p, value in zip(model.parameters(), kept, strict=True):
+                    p.copy_(value)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return model, losses
+
+
 def growing(job: Any) -> Trained:
     """A parameter group that comes later."""
     model = network()
@@ -255,6 +314,8 @@ LOOPS: dict[str, Callable[[Any], Trained]] = {
     "unscaled": unscaled,
     "gathered": gathered,
     "growing": growing,
+    "adapters": adapters,
+    "sharpness": sharpness,
 }
 
 

@@ -57,8 +57,10 @@ def test_more_overlap_than_the_jobs_is_refused(job: Any, wished: str, words: str
     ("job", "clip_norm", "steps", "words"),
     [
         ({}, 0.0, "mine", "expected 'server' or 'local'"),
-        ({}, 1.0, "server", "the job has 0; start gc-server with --clip-norm 1"),
-        ({"clip_norm": 1.0}, 0.0, "local", "the job has 1; start gc-server with --clip-norm 0"),
+        ({"clip_norm": 2.0}, 1.0, "server", "was started with --clip-norm 2; leave that option out"),
+        ({"clip_norm": 1.0}, 0.0, "local", "was started with --clip-norm 1; leave that option out"),
+        ({"overlap": "both"}, 1.0, "server", "the job has --overlap both, which steps parts before"),
+        ({}, -1.0, "server", "expected a number, 0 or more"),
         ({"clip_norm": 1.0}, 1.0, "local", "call torch.nn.utils.clip_grad_norm_ before"),
         ({"work": "local"}, 1.0, "server", "call torch.nn.utils.clip_grad_norm_ before"),
     ],

@@ -16,6 +16,7 @@ from torch import nn
 from gradwire.common.parts import ALIGNMENT
 from gradwire.compressors import AbsentPayload, DenseFormat, DensePayload
 from gradwire.proto import messages as m
+from gradwire.proto.manifest import Manifest, first_difference
 from gradwire.proto.transfer import payload_header
 from gradwire.worker.session.groups import ParameterGroups
 from gradwire.worker.session.receiving import Received
@@ -253,6 +254,22 @@ def test_frozen_parameters_are_part_of_it_if_a_group_has_them() -> None:
     model[0].bias.requires_grad_(True)
     with pytest.raises(ModelError, match=r"'0\.bias' requires a gradient now .* give it to the optimizer"):
         subject.check()
+
+
+def test_frozen_parameters_that_stay_here_are_compared_by_their_digests() -> None:
+    def manifest(base: float) -> Manifest:
+        model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+        for parameter in model[0].requires_grad_(False).parameters():
+            nn.init.constant_(parameter, base)
+        subject = Replica(model, 8, frozen_here=True)
+        assert not subject.state.has_values
+        assert not subject.state.values(frozen=True)
+        return subject.manifest
+
+    ours, same, other = map(manifest, (1.0, 1.0, 2.0))
+    assert ours.fingerprint == same.fingerprint != other.fingerprint
+    difference = first_difference(ours.to_message(), other.to_message())
+    assert all("frozen '0.weight' of float32 [3, 2] with SHA-256 " in each for each in difference)
 
 
 def test_names_are_those_of_the_model_that_was_compiled() -> None:
