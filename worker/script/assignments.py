@@ -192,6 +192,10 @@ class Assignments:
     def _take(self) -> None:
         """Wait up to `POLL_S` for an assignment, and make it the present one unless it asks for nothing
         new."""
+        with process.whole():
+            self._take_whole()
+
+    def _take_whole(self) -> None:
         if self.session.finished_leaving:
             process.end_if_nothing_is_owed()
         try:

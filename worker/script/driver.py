@@ -336,11 +336,12 @@ class Driver:
         self.error_before, self._given = process.last_error(), False
         session.moved()
         session.replica.check()
-        if overflow:
-            step.skip("the GradScaler has found gradients that are not finite")
-            usable = False
-        else:
-            usable = step.push(self._loss, scale, evaluate)
+        with process.whole():
+            if overflow:
+                step.skip("the GradScaler has found gradients that are not finite")
+                usable = False
+            else:
+                usable = step.push(self._loss, scale, evaluate)
         if not self._losses and not self._told_unlogged:
             self._told_unlogged = True
             log.info(UNLOGGED)

@@ -5,6 +5,7 @@
 | SIGTERM, if the script has no handler | each pushes its residual with its next step; SystemExit(143) |
 | a second SIGTERM | the process ends at once |
 | the interpreter exits | each leaves; after an exception since its last step, as a failed worker |
+| Ctrl-C within a push or an update | KeyboardInterrupt once that is whole; a second one at once |
 | `connect` to the same server as the same worker | the earlier membership leaves, with a warning |
 | a fork | the child has no part in them |
 
@@ -23,6 +24,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Generator
 from types import FrameType
 from typing import Protocol
 
@@ -195,6 +197,33 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
         _stopping.end()
     log.info("SIGTERM: this worker leaves after its next step, with the whole residual")
     _stopping.watch()
+
+
+@contextlib.contextmanager
+def whole() -> Generator[None]:
+    """Hold back Ctrl-C until the block is over, so that a notebook may continue after it.
+
+    A second Ctrl-C ends the block at once. Handlers of the script's own are called as before.
+    """
+    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held = False
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        nonlocal held
+        if held:
+            signal.default_int_handler(number, frame)
+        held = True
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if held:
+        raise KeyboardInterrupt
 
 
 def leave_all() -> None:

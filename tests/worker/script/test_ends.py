@@ -18,6 +18,7 @@ from looping import DATA, EPOCHS, STEPS, Connect, Server, attached, part_of_an_e
 
 from gradwire import ScriptError
 from gradwire.worker.script import part, process
+from gradwire.worker.session.replica import Replica
 
 
 @pytest.fixture
@@ -66,6 +67,40 @@ def test_a_step_that_was_interrupted_in_backward_begins_anew(
     assert len(plain.pushed) == len(again.pushed) == EPOCHS * STEPS
     for (_, one), (_, other) in zip(plain.pushed, again.pushed, strict=True):
         assert [each.data.tobytes() for each in one] == [each.data.tobytes() for each in other]
+
+
+def test_an_update_that_is_interrupted_is_applied_whole(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(at: int) -> tuple[torch.Tensor, int]:
+        """Return the parameters and the number of interrupts; SIGINT arrives in that call of `apply`."""
+        _, job = connect(Server())
+        model, optimizer = attached(job)
+        calls, interrupts = itertools.count(), 0
+
+        def apply(replica: Any, *given: Any, **named: Any) -> None:
+            if next(calls) == at:
+                signal.raise_signal(signal.SIGINT)
+            plain(replica, *given, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Replica, "apply", apply)
+            while not job.done:
+                try:
+                    for (inputs,) in job.batches(DATA):
+                        model(inputs).square().mean().backward()
+                        optimizer.step()
+                        optimizer.zero_grad()
+                except KeyboardInterrupt:
+                    interrupts += 1
+        job.leave()
+        return torch.cat([each.detach().reshape(-1) for each in model.parameters()]), interrupts
+
+    plain = Replica.apply
+    expected, none = trained(-1)
+    found, once = trained(5)
+    assert torch.equal(found, expected)
+    assert (none, once) == (0, 1)
 
 
 @pytest.mark.usefixtures("sigterm")
