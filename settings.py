@@ -356,6 +356,7 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
         "metric by which the best version is kept beside --output and in --state, such as best:accuracy",
         metavar="best:METRIC[:min|max]",
     )
+    tensorboard: str = results("", "folder for the job's curves, as TensorBoard reads them", metavar="DIR")
 
 
 @dataclass(frozen=True, kw_only=True)

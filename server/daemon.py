@@ -37,6 +37,7 @@ from ..storage.backends import shown
 from .calls.access import Access, TokenFileError
 from .calls.service import Service
 from .conductor import Conductor
+from .curves import Curves
 from .durable.folder import StateError, StateFolder, job_at
 from .durable.recorder import Recorder
 from .durable.resuming import ResumeError, read_model
@@ -141,7 +142,7 @@ _MAY_CHANGE = frozenset(
         *("stay", "threads", "log_format"),
         "preset",  # its values are compared
         *("tls_ca", "tls_cert", "tls_key", "token_file"),
-        *("lease_seconds", "max_model_bytes", "output", "entropy"),
+        *("lease_seconds", "max_model_bytes", "output", "entropy", "tensorboard"),
         *("state", "durability", "checkpoint_every", "resume"),
     }
 )
@@ -242,6 +243,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     service = Service(conductor, options, mode, job, access, resumed, first)
     del resumed  # frees the memory once the service has used it
     metrics = conductor.metrics
+    curves = Curves(options.tensorboard, conductor.core, metrics) if options.tensorboard else None
     metrics.info.labels(__version__, options.mode, service.job.id).set(1)
 
     most = descriptors.most_connections(limit)
@@ -277,6 +279,8 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         )
 
     watching = [asyncio.create_task(_watch_descriptors(limit))]
+    if curves is not None:
+        watching.append(asyncio.create_task(curves.draw()))
     if certificates is not None:
         watching.append(asyncio.create_task(_renew(certificates, metrics)))
     conductor.start()
@@ -289,6 +293,8 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     if resumable and not conductor.tasks.unwritten:
         await pause(conductor, PAUSE_S)
     await conductor.stop(conductor.tasks.failure or "it was told to stop", resumable=resumable)
+    if curves is not None:
+        curves.close()
     await recorder.close()
     await server.stop(GRACE_S)
     http.close()

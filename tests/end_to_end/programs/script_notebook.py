@@ -24,6 +24,7 @@ def say(message: str, **more: Any) -> None:
 
 def main(_: str, *options: str) -> None:
     mpl.use("agg")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
     torch.set_num_threads(1)
     for option, value in zip(options[::2], options[1::2], strict=True):
         os.environ[f"GC_{option[2:].replace('-', '_').upper()}"] = value

@@ -283,7 +283,7 @@ def sharpness(job: Any) -> Trained:
                 loss.backward()
             kept = [p.detach().clone() for p in model.parameters()]
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            norm = float(torch.stack([each.norm() for each in gradients]).norm())
+            norm = float(sum(each.square().sum() for each in gradients)) ** 0.5
             with torch.no_grad():
                 for p, gradient in zip(model.parameters(), gradients, strict=True):
                     p.add_(gradient, alpha=0.05 / norm)

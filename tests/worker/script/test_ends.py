@@ -97,8 +97,12 @@ def test_an_update_that_is_interrupted_is_applied_whole(
         return torch.cat([each.detach().reshape(-1) for each in model.parameters()]), interrupts
 
     plain = Replica.apply
-    expected, none = trained(-1)
-    found, once = trained(5)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+    try:
+        expected, none = trained(-1)
+        found, once = trained(5)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert torch.equal(found, expected)
     assert (none, once) == (0, 1)
 
