@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 examples/transformers_digits.py --form plain
 
     gc-run --script "python examples/transformers_digits.py --form job" \
-        --workers 2 --epochs 10 --batch-size 16 --clip-norm 1
+        --workers 2 --epochs 10 --batch-size 16
 
 Gradwire adds the lines that end in `# +`, or `# + job`. docs/how-to/frameworks.md has the page.
 """

@@ -17,6 +17,8 @@ from torch import nn
 
 from ...compressors import LayerRule
 from ...optim.optimizer import parse_optimizer
+from ...proto.entries import entry_bytes
+from ...proto.messages import EntryKind
 from ...proto.moments import Moments
 from ...settings import names_in
 from ..session.calls import Earlier
@@ -35,6 +37,21 @@ from .optimizer import JobOptimizer, averaging_groups, check_kind, parameter_gro
 from .terms import Frozen, Overlap, ScriptError, Steps, check_attached, check_model, check_optimizer, overlaps
 
 log = logging.getLogger("gradwire.worker")
+
+
+LARGE_BYTES = 64 << 20  # of frozen parameters, whose upload a warning announces
+
+
+def tell_of_frozen(replica: Replica) -> None:
+    """Warn of an upload of frozen parameters that are large, and more than those that are trained."""
+    manifest = replica.manifest
+    size = sum(entry_bytes(each) for each in manifest.entries if each.kind is EntryKind.FROZEN)
+    if size >= LARGE_BYTES and size > manifest.raw_bytes:
+        log.warning(
+            "this worker uploads %.3g GB of frozen parameters. If every worker has the same ones, "
+            "job.attach(..., frozen='local') leaves them where they are",
+            size / 1e9,
+        )
 
 
 class Attached:
@@ -99,6 +116,8 @@ class Attached:
             masters=not self._steps_here,
             frozen_here=self._frozen_here,
         )
+        if member.reply.initialize:
+            tell_of_frozen(replica)
         local = self._steps_here
         compression = compression_of(
             member.compressor,

@@ -41,7 +41,8 @@ log = logging.getLogger("gradwire.worker")
 
 NO_WORK = (
     "optimizer.step(): no batch is open; call it in the loop over job.batches(...), at most once for each "
-    "batch. For a last step of fewer batches than the others, call it in the loop when i + 1 == len(batches)"
+    "batch; several models take turns. For a last step of fewer batches than the others, call it in the loop "
+    "when i + 1 == len(batches)"
 )
 NEVER_STEPPED = (
     "epoch %d: this worker has computed %d batches, as many as an epoch has, without optimizer.step(), so it "

@@ -270,6 +270,22 @@ def test_a_frozen_member_of_the_optimizer_keeps_its_dtype(connect: Connect) -> N
     optimizer.zero_grad()
 
 
+@pytest.mark.parametrize("frozen", ["server", "local"])
+def test_an_upload_of_a_large_base_names_the_way_without_it(
+    connect: Connect, frozen: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gradwire.worker.script.attached.LARGE_BYTES", 1000)
+    server, job = connect()
+    model = network()
+    model.add_module("base", nn.Linear(20, 20).requires_grad_(False))
+    job.attach(model, torch.optim.SGD(model[:3].parameters(), lr=0.1), frozen=frozen)  # type: ignore[index]
+    next(iter(job.batches(DATA)))
+    assert server.manifest is not None
+    assert all(bool(each.digest) == (frozen == "local") for each in server.manifest.entries)
+    said = "uploads 1.68e-06 GB of frozen parameters" in caplog.text
+    assert said == (frozen == "server")
+
+
 def test_a_closure_computes_the_gradients_of_its_step(connect: Connect) -> None:
     server, job = connect()
     model, optimizer = attached(job)
