@@ -78,6 +78,8 @@ class CompressorEntry:
         adam_loss: loss with Adam at the server as a multiple of the uncompressed one, measured by `gc-bench
             accuracy adam`; None where it was not measured.
         adam_loss_otherwise: the same where a spec's feedback differs from the default of `wrapping`.
+        sgd_accuracy: difference from the accuracy of uncompressed training with SGD, the least of the tasks
+            of `gc-bench accuracy compressors`; None where it was not measured.
     """
 
     options: type[Any]
@@ -96,3 +98,4 @@ class CompressorEntry:
     downlink: Callable[[Any], str] = lambda options: ""
     adam_loss: Callable[[Any], float | None] = lambda options: None
     adam_loss_otherwise: float | None = None
+    sgd_accuracy: Callable[[Any], float | None] = lambda options: None

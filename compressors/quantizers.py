@@ -6,14 +6,14 @@ Formulas and sources stand in the file of each compressor, which `build` imports
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .entry import WITH_FEEDBACK, WITHOUT_FEEDBACK, CompressorEntry, Joined, NoOptions
 from .payload import BUCKET_STEP, MAX_BUCKET, DenseFormat, check_linear
-from .sizes import EIGHT_BIT, FOUR_BIT, NONE, ONE_BIT, TensorCoding
+from .sizes import BLOCK_SIGNS, EIGHT_BIT, FOUR_BIT, NONE, ONE_BIT, TensorCoding
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:
@@ -182,7 +182,8 @@ def always(value: T) -> Callable[[Any], T]:
 
 
 def lost(loss: float, kind: type[Any] = NoOptions) -> Callable[[Any], float | None]:
-    """Return an `adam_loss` function: `loss` for the default options of `kind`, and None for all others."""
+    """Return a function for `adam_loss` or `sgd_accuracy`: `loss` for the default options of `kind`, and None
+    for all others."""
     return lambda options: loss if options == kind() else None
 
 
@@ -208,13 +209,14 @@ def _dense(
         sends=always(sends),
         nanoseconds=always(nanoseconds),
         adam_loss=lost(loss),
+        sgd_accuracy=always(0.0),
     )
 
 
 DENSE: Mapping[str, CompressorEntry] = {
     "none": _dense(DenseFormat.FLOAT32, NONE.up, 0.5, 1.0, wrapping=None),
-    "bf16": _dense(DenseFormat.BFLOAT16, TensorCoding(bits=16, dense=True), 0.5, 1.001),
-    "fp16": _dense(DenseFormat.FLOAT16, TensorCoding(bits=16, dense=True), 0.6, 1.003),
+    "bf16": _dense(DenseFormat.BFLOAT16, TensorCoding(bits=16, dense=True, packed=0.7), 0.5, 1.001),
+    "fp16": _dense(DenseFormat.FLOAT16, TensorCoding(bits=16, dense=True, packed=0.76), 0.6, 1.003),
 }
 
 QUANTIZERS: Mapping[str, CompressorEntry] = {
@@ -222,19 +224,21 @@ QUANTIZERS: Mapping[str, CompressorEntry] = {
         options=OneBitOptions,
         build=late("one_bit", "one_bit"),
         joins=lambda options: Joined(how="neighbours", full=options.block) if options.block else None,
-        sends=lambda options: TensorCoding(bits=1, bucket=options.block) if options.block else ONE_BIT,
+        sends=lambda options: replace(BLOCK_SIGNS, bucket=options.block) if options.block else ONE_BIT,
         nanoseconds=always(0.9),
         adam_loss=lost(1.56, OneBitOptions),
+        sgd_accuracy=lost(-0.004, OneBitOptions),
     ),
     "2bit": CompressorEntry(
         options=TwoBitOptions,
         build=late("two_bit", "TwoBit"),
         on_gpu=True,
         joins=always(Joined(how="blocks")),
-        sends=always(TensorCoding(bits=2, tensor_bytes=4)),
+        sends=always(TensorCoding(bits=2, tensor_bytes=4, packed=0.25)),
         nanoseconds=always(0.6),
         downlink=always(MEANT),
         adam_loss=lost(1.56, TwoBitOptions),
+        sgd_accuracy=lost(-0.006, TwoBitOptions),
     ),
     "4bit": CompressorEntry(
         options=FourBitOptions,
@@ -247,6 +251,7 @@ QUANTIZERS: Mapping[str, CompressorEntry] = {
         downlink=lambda options: "" if options.levels is Levels.RUNNING else f"{MEANT}; use levels=running",
         adam_loss=lambda options: 1.06 if options.levels is Levels.RUNNING else None,
         adam_loss_otherwise=1.013,
+        sgd_accuracy=lost(0.001, FourBitOptions),
     ),
     "8bit": CompressorEntry(
         options=NoOptions,
@@ -256,12 +261,13 @@ QUANTIZERS: Mapping[str, CompressorEntry] = {
         sends=always(EIGHT_BIT),
         nanoseconds=always(0.6),
         adam_loss=lost(1.009),
+        sgd_accuracy=always(0.0),
     ),
     "qsgd": CompressorEntry(
         options=QsgdOptions,
         build=late("linear", "qsgd"),
         wrapping=WITHOUT_FEEDBACK,
-        sends=lambda options: TensorCoding(bits=options.bits, bucket=options.bucket),
+        sends=lambda options: TensorCoding(bits=options.bits, bucket=options.bucket, packed=0.56),
         nanoseconds=always(0.8),
         downlink=lambda options: (
             ""
@@ -269,23 +275,26 @@ QUANTIZERS: Mapping[str, CompressorEntry] = {
             else f"{LARGER_ERROR}; use norm=max and bits of at least 4"
         ),
         adam_loss=lost(1.014, QsgdOptions),
+        sgd_accuracy=lost(-0.001, QsgdOptions),
     ),
     "signsgd": CompressorEntry(
         options=SignOptions,
         build=late("one_bit", "SignVote"),
         wrapping=WITHOUT_FEEDBACK,
-        sends=always(TensorCoding(bits=1, tensor_bytes=4)),
+        sends=always(TensorCoding(bits=1, tensor_bytes=4, packed=0.76)),
         nanoseconds=always(0.8),
         downlink=always("it needs several voters, and an update has one sender"),
         adam_loss=lost(1.17, SignOptions),
+        sgd_accuracy=lost(-0.041, SignOptions),
     ),
     "terngrad": CompressorEntry(
         options=TernGradOptions,
         build=late("linear", "TernGrad"),
         wrapping=WITHOUT_FEEDBACK,
-        sends=always(TensorCoding(bits=2, tensor_bytes=4)),
+        sends=always(TensorCoding(bits=2, tensor_bytes=4, packed=0.49)),
         nanoseconds=always(0.9),
         downlink=always(LARGER_ERROR),
         adam_loss=lost(1.06, TernGradOptions),
+        sgd_accuracy=lost(-0.002, TernGradOptions),
     ),
 }

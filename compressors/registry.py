@@ -93,6 +93,26 @@ class CompressorSpec:
         return self.entry.adam_loss(self.options)
 
     @property
+    def sgd_accuracy(self) -> float | None:
+        """Difference in accuracy with SGD as the entry says; None if not measured."""
+        if self.wrapping is None:
+            return 0.0  # lossless
+        usual = self.wrapping == self.entry.wrapping
+        return self.entry.sgd_accuracy(self.options) if usual else None
+
+    @property
+    def not_for_means(self) -> str:
+        """Reason why the mean of several ranks cannot be sent with it, as owners do; "" if it can."""
+        if self.shared:
+            return "it sends coordinates, which every rank expands"
+        coding = self.entry.sends(self.options)
+        if isinstance(coding, str):
+            return "the number of bytes that it sends is not known"
+        if coding.indices or coding.density < 1:
+            return "it sends some of the elements, and the mean has those of all ranks"
+        return self.entry.downlink(self.options)
+
+    @property
     def least_part_bytes(self) -> int:
         if not isinstance(self.options, SparseOptions):
             return LEAST_BYTES
@@ -126,6 +146,7 @@ class CompressorSpec:
             least_part_bytes=self.least_part_bytes,
             merges=self.entry.merges,
             whole=self.entry.model_wide or bool(self.wrapping and self.wrapping.clip),
+            for_means=not self.not_for_means,
         )
 
     def build(self) -> Compressor:
@@ -306,7 +327,16 @@ def known_compressor(spec: str) -> CompressorSpec | None:
 
 def check_entry(name: str, entry: CompressorEntry) -> None:
     """Raise SpecError, which names the field, if a declaration cannot be used."""
-    for each in ("build", "joins", "sends", "nanoseconds", "coordinates", "downlink", "adam_loss"):
+    for each in (
+        "build",
+        "joins",
+        "sends",
+        "nanoseconds",
+        "coordinates",
+        "downlink",
+        "adam_loss",
+        "sgd_accuracy",
+    ):
         if not callable(getattr(entry, each)):
             raise SpecError(f"compressor {name!r}: {each} must be a function of the options")
     if entry.wrapping is None and not entry.dense:

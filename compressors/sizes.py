@@ -38,6 +38,7 @@ class TensorCoding:
             A `CompressorEntry` declares that by `joins`; the value that its `sends` returns is overwritten.
         coordinates: function that returns how many numbers are sent of a tensor of a shape; 0 if it travels
             as bfloat16. None if each sent number is an element. Overwritten, too.
+        packed: share of the bytes that is left after packing, as measured; 1 if it was not measured.
     """
 
     bits: float
@@ -48,6 +49,7 @@ class TensorCoding:
     dense: bool = False
     together: bool = False
     coordinates: Callable[[Sequence[int]], int] | None = None
+    packed: float = 1.0
 
     def carries(self, shape: Sequence[int]) -> bool:
         """Return True if a tensor of this shape travels in this coding, False if it travels as bfloat16."""
@@ -84,10 +86,11 @@ class TensorCoding:
 
 
 # Codings of updates that a server makes from quantized pushes, whichever compressor made the pushes.
+# `packed` is of an MLP for digits with SGD: wire_bytes_up / payload_bytes_up of gc-run, without headers.
 ONE_BIT = TensorCoding(bits=1, tensor_bytes=8)
-BLOCK_SIGNS = TensorCoding(bits=1, bucket=4096, together=True)
-FOUR_BIT = TensorCoding(bits=4, tensor_bytes=28, together=True)
-EIGHT_BIT = TensorCoding(bits=8, bucket=4096, together=True)
+BLOCK_SIGNS = TensorCoding(bits=1, bucket=4096, together=True, packed=0.92)
+FOUR_BIT = TensorCoding(bits=4, tensor_bytes=28, together=True, packed=0.55)
+EIGHT_BIT = TensorCoding(bits=8, bucket=4096, together=True, packed=0.61)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +104,7 @@ class CompressionCosts:
         merges: True if it chooses from all tensors of a unit as from one, in a merged plan.
         whole: True if it needs all gradients before it compresses any.
         updates: coding of the tensors in an update; None for that of `--downlink auto`.
+        for_means: True if the mean of several ranks can be sent with it, as owners do (`gradwire.ddp`).
     """
 
     name: str
@@ -110,6 +114,7 @@ class CompressionCosts:
     merges: bool = False
     whole: bool = False
     updates: TensorCoding | None = None
+    for_means: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -120,7 +125,9 @@ class CompressionCosts:
         if self.updates is not None:
             return self.updates
         if up.coordinates is not None:
-            return replace(up, bits=16, bucket=0)
+            if up.bits >= 16:
+                return up
+            return replace(up, bits=8, packed=0.92)  # the mean's coordinates are rounded to 8 bits
         if up.indices or up.density < 1:
             held = 1 - (1 - up.density) ** pushes
             bits = max(up.bits, 16.0)  # values of a sparse update are bfloat16

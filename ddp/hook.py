@@ -40,7 +40,6 @@ from .shares import (
     decide,
     decide_packing,
     for_owners,
-    unsuited,
 )
 from .stages import Gathered, Owned, Passage, Travelling, framed
 from .suiting import suited_to
@@ -141,7 +140,7 @@ class HookState:
         for name, word, known in (("exchange", exchange, EXCHANGES), ("entropy", entropy, ENTROPY)):
             if word not in known:
                 raise ValueError(f"{name}: expected {', '.join(known)}, got {word!r}")
-        if exchange == "owners" and (reason := unsuited(chosen)):
+        if exchange == "owners" and (reason := chosen.not_for_means):
             wanted = "exchange: expected auto or gather, got owners"
             raise SpecError(f"compressor {chosen.text!r}: {wanted}: {reason}")
         tell_of_compiling(_log.warning)  # shown also where no logging is set up

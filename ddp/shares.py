@@ -20,6 +20,7 @@ from ..compressors import CompressorSpec, Payload, TensorSpec, Wrapping, join, p
 from ..compressors.payload import Float32
 from ..compressors.sizes import PACKING_BYTES_PER_S
 from ..compressors.wrapping import WRAPPING_KEYS
+from ..planning.ddp import PACKING_SHARE, exchange_of
 from .bundle import Parameter, Terms, cut_payloads, manifest_of, mean
 
 Exchange = Literal["auto", "gather", "owners"]
@@ -27,12 +28,8 @@ EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 SPREAD = 2654435769  # 2**32 / golden ratio: of any few consecutive tensors, each rank owns about as many
 DIRECT = 1 << 15  # elements from which a piece is worth a call of its own
 
-# Packing pays on a link of less than this share of its own rate: it saves about 0.4 of the bytes, and a rank
-# packs and unpacks about twice as many as it sends.
-PACKING_SHARE = 0.2
 Entropy = Literal["auto", "on", "off"]
 ENTROPY: tuple[Entropy, ...] = get_args(Entropy)
-SAVED_BYTES = 64 << 10  # per rank and step, from which the second stage is worth its messages
 
 
 class Shares:
@@ -115,29 +112,13 @@ def _text(value: bool | float) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else repr(value)
 
 
-def unsuited(compressor: CompressorSpec) -> str:
-    """Return the reason why owners cannot send means with this compressor; "" if they can."""
-    if compressor.shared:
-        return "it sends coordinates, which every rank expands"
-    coding = compressor.entry.sends(compressor.options)
-    if isinstance(coding, str):
-        return "the number of bytes that it sends is not known"
-    if coding.indices or coding.density < 1:
-        return "it sends some of the elements, and the mean has those of all ranks"
-    return compressor.entry.downlink(compressor.options)
-
-
 def decide(terms: Terms, specs: Sequence[TensorSpec], ranks: int) -> tuple[bool, str]:
-    """Return True if means go through owners by counted bytes, and the reason, for the log.
-
-    A rank sends its gradients, of S bytes, to N - 1 ranks, or 2 S / N bytes to each of them.
-    """
-    if reason := unsuited(terms.compressor):
+    """Return True if means go through owners by counted bytes, and the reason, for the log."""
+    if reason := terms.compressor.not_for_means:
         return False, f"{terms.compressor}: {reason}"
     sent = sum(_bytes(terms.rule.choose(spec, terms.compressor), spec) for spec in specs)
-    gathered, owned = (ranks - 1) * sent, 2 * (ranks - 1) * sent / ranks
-    counted = f"{gathered / 1e6:.3f} MB per rank and step by a gather, {owned / 1e6:.3f} MB by owners"
-    return gathered - owned >= SAVED_BYTES, counted
+    owners, gathered, owned = exchange_of(sent, ranks)
+    return owners, f"{gathered / 1e6:.3f} MB per rank and step by a gather, {owned / 1e6:.3f} MB by owners"
 
 
 def decide_packing(terms: Terms, link_rate: Callable[[], float]) -> tuple[bool, str]:

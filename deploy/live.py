@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ..common.spec import SpecError
 from ..compressors import parse_compressor
 from ..planning import Link
 from ..planning.job import JobProfile, StepOptions, bandwidth_of
@@ -57,7 +58,8 @@ def live_job_of(status: StatusResponse, *, workers: int, rtt_s: float = 0.0) -> 
     measured, job = status.measured, status.job.settings
     if measured is None:
         return None
-    rate = bandwidth_of(Link(start_s=measured.part_seconds, byte_s=measured.byte_seconds), workers)
+    byte_s = measured.byte_seconds / _packed(measured.compressor, job["entropy"])
+    rate = bandwidth_of(Link(start_s=measured.part_seconds, byte_s=byte_s), workers)
     profile = JobProfile(
         shapes=[tuple(tensor.shape) for tensor in measured.tensors],
         forward_s=measured.forward_seconds,
@@ -78,5 +80,15 @@ def live_job_of(status: StatusResponse, *, workers: int, rtt_s: float = 0.0) -> 
         fusion=measured.fusion,
         order=measured.order,
         part_bytes=measured.part_bytes,
+        entropy=job["entropy"],
     )
     return LiveJob(job["task"], profile, measured.compressor, choice, status.step_seconds)
+
+
+def _packed(compressor: str, entropy: str) -> float:
+    """Return the share of the bytes of pushes that is left after packing: a server measures its link by bytes
+    before packing."""
+    try:
+        return 1.0 if entropy == "off" else parse_compressor(compressor).compression().up.packed
+    except SpecError:  # it is not installed here, or does not declare its bytes
+        return 1.0

@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.exits import Exit, command
 from ..common.spec import SpecError
-from ..compressors import parse_compressor, suited
-from ..compressors.advice import LOSES
-from ..compressors.sizes import CompressionCosts
+from ..compressors import parse_compressor
 from ..optim.optimizer import parse_optimizer
 from ..optim.steps import COUNT, memory_names
 from ..planning import models
@@ -30,7 +28,9 @@ from ..planning.fusion import Reason
 from ..planning.job import JobProfile, StepOptions, seamgs_reasons
 from ..planning.memory import JobMemory, memory_of
 from ..planning.predictions import WORTH, Prediction, faster_than, predict, rank, recommend
+from ..settings import ServerSettings
 from .arguments import access_files_of, add_access_files, at_least_one, command_parser, file_to_write
+from .plan_losses import COMPRESSORS, FP32, Losses, compared_specs, losses_with
 from .plan_models import model_tensors
 from .plan_presets import ranked_presets
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from .live import LiveJob
 
 MULTIPLICATIONS = 5e12  # by a worker per second, without --computation: those of an older GPU
-COMPRESSORS = ("none", "bf16", "8bit", "4bit", "topk:ratio=100")
 FORWARD = 1 / 3  # share of the forward pass in the computation
 _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)([kmg])bit(?:/s)?")
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)?")
@@ -121,11 +120,11 @@ def parser() -> argparse.ArgumentParser:
     text = "number of cores that all processes share, if they run on one machine; the computation does not"
     option("--cores", "N", f"{text} use these cores (default: unlimited)", type=at_least_one)
     text = (
-        "optimizer of the job, as gc-server's --optimizer; adds the losses that compressors were measured to"
+        "optimizer of the job, as gc-server's --optimizer, for what compressors were measured to lose with it"
     )
-    option("--optimizer", "SPEC", f"{text} cost with Adam")
-    text = f"compressors to compare (default: {' '.join(COMPRESSORS)})"
-    option("--compressors", "SPEC", text, nargs="+", default=COMPRESSORS)
+    option("--optimizer", "SPEC", f"{text} (default: {ServerSettings().optimizer})")
+    text = f"compressors to compare (default: {' '.join(COMPRESSORS)}; with Adam lowrank:values=8bit, too)"
+    option("--compressors", "SPEC", text, nargs="+")
     found.add_argument("--presets", action="store_true", help="also rank the presets")
     text = "file for all predictions and the timeline of the recommended step; - is standard output"
     option("--json", "FILE", text)
@@ -206,14 +205,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         job = live_job(given.server, access_files_of(given)) if given.server is not None else None
         profile = profile_of(given) if job is None else job.profile
         given.model = given.model if job is None else job.name
-        if "auto" in given.compressors:
+        if "auto" in (given.compressors or ()):
             raise SpecError("--compressors auto: it chooses by measuring; name the compressors to compare")
-        losses, costs = compared(given.compressors, given.optimizer)
-        ranked = rank(profile, costs)
+        optimizer = parse_optimizer(given.optimizer or ServerSettings().optimizer)
+        specs = compared_specs(given.compressors, optimizer)
+        losses, ranked = losses_with(optimizer, specs), rank(profile, [each.compression() for each in specs])
     except (SpecError, argparse.ArgumentTypeError) as error:
         print(f"gc-plan: {error}", file=sys.stderr)
         return Exit.USAGE
-    chosen = recommend([each for each in ranked if loses_little(losses, each)] or ranked)
+    chosen = recommend([each for each in ranked if losses.little(each)] or ranked)
     reason, memory = reason_for(profile, chosen, ranked, losses), memory_for(profile, chosen, given.optimizer)
     presets = ranked_presets(profile) if given.presets else {}
     if given.json is not None:
@@ -240,33 +240,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return Exit.DONE
 
 
-# Loss of each compressor with Adam as a multiple of the uncompressed one, by name; None where it was not
-# measured. Empty where the optimizer is not given, or is not of Adam's kind.
-Losses = Mapping[str, float | None]
-
-
-def compared(specs: Sequence[str], optimizer: str | None) -> tuple[Losses, list[CompressionCosts]]:
-    """Return the losses and the costs of compressors, as a job with this optimizer runs them.
-
-    Raises:
-        SpecError: a compressor or the optimizer is unknown, or the bytes of a compressor are.
-    """
-    options = None if optimizer is None else parse_optimizer(optimizer)
-    chosen = [parse_compressor(spec) for spec in specs]
-    if options is not None:
-        chosen = [suited(each, options, local=False) for each in chosen]
-    costs = [each.compression() for each in chosen]
-    if options is None or not options.undoes_weights:
-        return {}, costs
-    return {each.text: each.adam_loss for each in chosen}, costs
-
-
-def loses_little(losses: Losses, each: Prediction) -> bool:
-    """Return True unless the compressor loses with the job's optimizer, or was not measured with it."""
-    loss = losses.get(each.choice.compressor.name, 1.0)
-    return loss is not None and loss <= LOSES
-
-
 def commands(profile: JobProfile, choice: StepOptions, optimizer: str | None) -> list[str]:
     """Return the command lines that start the server and a worker with these options, but for defaults."""
     usual = StepOptions()
@@ -277,7 +250,8 @@ def commands(profile: JobProfile, choice: StepOptions, optimizer: str | None) ->
         value = getattr(choice, name)
         if value != getattr(usual, name):
             server.append(f"--{name} {value}")
-    return [" ".join(server), f"gc-worker --server HOST --compressor {choice.compressor}"]
+    server.append(f"--compressor {choice.compressor}")  # for all workers, as bases need it
+    return [" ".join(server), "gc-worker --server HOST"]
 
 
 def changes(profile: JobProfile) -> dict[str, JobProfile]:
@@ -304,21 +278,24 @@ def why_not(faster: Prediction, losses: Losses) -> str:
     """Return why a faster way than the recommended one is not recommended, as a sentence."""
     name, mode = faster.choice.compressor.name, faster.choice.mode
     way = f"{name}, {mode} ({faster.step_s:.3g} s)"
+    if faster.choice.without_server:
+        return (
+            f"{way} is faster, {losses.text(faster)}, and needs no server; its ranks cannot join or leave. "
+        )
     if not faster.synchronous:
         return f"{way} is faster, but {mode} changes how a sample is learned from. "
-    if loses_little(losses, faster):
+    if losses.little(faster):
         return f"{way} is within {WORTH:.0%}, but sends less of a gradient or needs more options. "
-    loss = losses[name]
-    known = "was not measured" if loss is None else f"ended at {loss:g} times the uncompressed loss"
-    return f"{way} is faster, but {name} {known} with Adam. "
+    optimizer = "Adam" if losses.with_adam else "SGD"
+    return f"{way} is faster, but with {optimizer} {name} has {losses.text(faster)}. "
 
 
 def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Prediction], losses: Losses) -> str:
     """Return the recommendation as text: its time, why a faster way is not recommended, its slowest resource,
     and the most useful improvement."""
     choice, limit = chosen.choice, chosen.bottleneck
-    ring = next((each.step_s for each in ranked if each.choice.mode == "ring fp32"), None)
-    beside = f", {ring / chosen.step_s:.2g} times as fast as a ring of float32" if ring else ""
+    plain = next((each.step_s for each in ranked if each.choice.compressor.name == FP32), None)
+    beside = f", {plain / chosen.step_s:.2g} times as fast as DDP" if plain else ""
     took = f"{chosen.busy_s[limit]:.3g} s of it"
     found = f"Recommended: {choice.compressor}, {choice.mode}: {chosen.step_s:.3g} s per step{beside}. "
     what = {
@@ -366,7 +343,7 @@ def memory_line(memory: JobMemory) -> str:
 def seamgs_line(profile: JobProfile, chosen: Prediction) -> str:
     """Return a line with the number of neighbouring tensors that `--fusion seamgs` would leave apart, and
     why, with the recommended compressor."""
-    found = seamgs_reasons(profile, chosen.choice.compressor)
+    found = seamgs_reasons(profile, chosen.choice)
     counts = [f"{found.count(reason)} by {reason}" for reason in Reason if reason in found]
     apart = len(found) - found.count(None)
     why = f": {', '.join(counts)}" if counts else ""
@@ -398,7 +375,7 @@ def to_json(
         "computation_s": profile.computation_s,
         **known,
         "costs": dataclasses.asdict(profile.costs),
-        "adam_losses": losses,
+        "losses": {"with": "adam" if losses.with_adam else "sgd", "measured": losses.measured},
         "predictions": [to_json_dict(each) for each in ranked],
         "recommended": {
             **to_json_dict(chosen),
@@ -407,7 +384,7 @@ def to_json(
             "commands": commands(profile, chosen.choice, optimizer),
             "spans": [dataclasses.asdict(span) for span in timeline],
             # By tensor but the last, in forward order: why it is not merged with the next one; null if it is.
-            "seamgs": seamgs_reasons(profile, chosen.choice.compressor),
+            "seamgs": seamgs_reasons(profile, chosen.choice),
         },
     }
     if presets:

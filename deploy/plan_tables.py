@@ -9,11 +9,12 @@ from rich.table import Table
 from ..planning.job import JobProfile
 from ..planning.predictions import Prediction
 from .console import Console, add_row, table
+from .plan_losses import Losses
 
-WIDTH = 136  # columns of a table that is not printed to a terminal
+WIDTH = 156  # columns of a table that is not printed to a terminal
 FEW = 2  # compressors shown for each mode but sync
-CAPTION = "MB: per step, on the server's link"
-LOSS = "; loss: of a small GPT with Adam, against no compression; –: not measured"
+CAPTION = "MB: per step, on the server's link; of DDP on each rank's"
+LOSS = "; loss with {}, against no compression"
 TIMES = ("s per step", "MB up", "MB down")
 
 
@@ -23,7 +24,7 @@ def show(
     ranked: Sequence[Prediction],
     chosen: Prediction,
     presets: Mapping[str, Prediction],
-    losses: Mapping[str, float | None],
+    losses: Losses,
 ) -> None:
     """Print the fastest options of each compressor and mode, all options of the recommended compressor and
     mode, and the presets.
@@ -34,8 +35,7 @@ def show(
         ranked: all predictions, the fastest first.
         chosen: the recommended prediction, printed in bold.
         presets: prediction of each preset by its name; empty to leave them out.
-        losses: loss of each compressor with the job's optimizer, as a multiple of the uncompressed one, by
-            name; None where it was not measured. Empty to leave out the column.
+        losses: losses of the compressors with the job's optimizer.
     """
     console = Console()
     if not console.is_terminal:
@@ -62,7 +62,7 @@ def show(
 
 def best_few(ranked: Sequence[Prediction]) -> list[Prediction]:
     """Return the fastest prediction of each compressor and mode, from predictions of which the fastest is
-    first. Of modes other than sync, only the `FEW` fastest compressors are included.
+    first. Of other modes with a server only the `FEW` fastest compressors are included.
     """
     found: list[Prediction] = []
     seen: dict[str, set[str]] = {}
@@ -71,7 +71,8 @@ def best_few(ranked: Sequence[Prediction]) -> list[Prediction]:
         mode = mode if mode.startswith("sync") else mode.partition(":")[0]
         compressors = seen.setdefault(mode, set())
         name = each.choice.compressor.name
-        if name not in compressors and (mode == "sync" or len(compressors) < FEW):
+        many = mode == "sync" or each.choice.without_server
+        if name not in compressors and (many or len(compressors) < FEW):
             compressors.add(name)
             found.append(each)
     return found
@@ -81,13 +82,14 @@ def _table(
     title: str,
     rows: Sequence[Prediction],
     chosen: Prediction,
-    losses: Mapping[str, float | None] | None = None,
+    losses: Losses | None = None,
 ) -> Table:
     """Make a table with a row for each prediction, with a column of `losses` if there are any; the row of
     `chosen` is bold."""
     options = ("compressor", "mode", "overlap", "fusion", "order")
-    texts = ("takes longest", "loss") if losses else ("takes longest",)
-    found = table(title, options, TIMES, texts, caption=CAPTION + (LOSS if losses else ""))
+    texts = ("takes longest",) if losses is None else ("takes longest", "loss")
+    task = "" if losses is None else LOSS.format("Adam, a small GPT" if losses.with_adam else "SGD, digits")
+    found = table(title, options, TIMES, texts, caption=CAPTION + task)
     for each in rows:
         choice = each.choice
         add_row(
@@ -95,18 +97,10 @@ def _table(
             *(choice.compressor.name, choice.mode, choice.overlap, choice.fusion, choice.order),
             *_times(each),
             each.bottleneck,
-            *([_loss(losses, each)] if losses else []),
+            *([] if losses is None else [losses.text(each)]),
             style="bold" if each is chosen else None,
         )
     return found
-
-
-def _loss(losses: Mapping[str, float | None], each: Prediction) -> str:
-    """Return the loss against no compression in percent. Other modes have losses of their own."""
-    if not each.synchronous:
-        return "–"
-    loss = losses.get(each.choice.compressor.name)
-    return "–" if loss is None else f"{100 * (loss - 1):+.3g} %"
 
 
 def _times(each: Prediction) -> list[str]:

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..common.parts import Plan
-from ..compressors.sizes import NONE, CompressionCosts
+from ..compressors.sizes import (
+    LEAST_PACKED_BYTES,
+    LEAST_SAVED,
+    NONE,
+    PACKING_BYTES_PER_S,
+    PACKING_START_S,
+    CompressionCosts,
+    TensorCoding,
+)
 from .choices import parse_fusion, parse_order
 from .fusion import Reason, reasons
 from .plans import make_plan
@@ -45,6 +53,7 @@ class Costs:
         part_s, byte_s: time per part and byte at either end of a connection.
         step_s: fixed time of a step.
         early_s: worker's time per tensor if a forward pass may have to wait for the tensor.
+        expand_s: time per element for expanding mean coordinates, at the server and at each worker.
     """
 
     gradient_s: float = 6.5e-9
@@ -58,6 +67,7 @@ class Costs:
     byte_s: float = 1.35e-9
     step_s: float = 11.4e-3
     early_s: float = 200e-6
+    expand_s: float = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +132,8 @@ class StepOptions:
     """The choices by which a step is taken, as in the options of these names.
 
     Attributes:
-        mode: "ring fp32" and "ring fp16" stand for a ring all-reduce, for comparison.
+        mode: mode of a server; or one of those of `ddp`, without a server.
+        entropy: "auto", "on" or "off".
         part_bytes: size of the largest part as float32, in bytes; 0 for the default.
     """
 
@@ -132,6 +143,11 @@ class StepOptions:
     fusion: str = "bytes"
     order: str = "fifo"
     part_bytes: int = 0
+    entropy: str = "auto"
+
+    @property
+    def without_server(self) -> bool:
+        return "ddp" in self.mode
 
     @property
     def redundancy(self) -> int:
@@ -146,7 +162,7 @@ def plan_of(profile: JobProfile, chosen: StepOptions) -> Plan:
         profile.elements,
         parse_fusion(chosen.fusion),
         parse_order(chosen.order),
-        layers=_layers(profile, sent),
+        layers=_layers(profile, chosen),
         link=_shared_link(profile),
         part_bytes=chosen.part_bytes,
         slices=chosen.redundancy,
@@ -155,10 +171,10 @@ def plan_of(profile: JobProfile, chosen: StepOptions) -> Plan:
     )
 
 
-def seamgs_reasons(profile: JobProfile, sent: CompressionCosts) -> list[Reason | None]:
+def seamgs_reasons(profile: JobProfile, chosen: StepOptions) -> list[Reason | None]:
     """Return for each tensor but the last why `--fusion seamgs` would not merge it with the next one; None
     where it would."""
-    return reasons(_layers(profile, sent), _shared_link(profile))
+    return reasons(_layers(profile, chosen), _shared_link(profile))
 
 
 def _shared_link(profile: JobProfile) -> Link:
@@ -170,16 +186,35 @@ def _shared_link(profile: JobProfile) -> Link:
     )
 
 
-def _layers(profile: JobProfile, sent: CompressionCosts) -> list[Layer]:
+def _layers(profile: JobProfile, chosen: StepOptions) -> list[Layer]:
     """Return the model's layers, as the planners of fusion and order take them."""
+    sent = chosen.compressor
     return layers_of(
         profile.elements,
         [sent.up.density if sent.up.carries(shape) else 1.0 for shape in profile.shapes],
-        sent_bytes=[sent.up.sent_bytes(shape) for shape in profile.shapes],
+        sent_bytes=[
+            packed(profile, chosen, sent.up, sent.up.sent_bytes(shape))[0] for shape in profile.shapes
+        ],
         forward_s=profile.forward_s,
         backward_s=profile.backward_s,
         square_norms=profile.square_norms if any(profile.square_norms) else (),
     )
+
+
+def packed(
+    profile: JobProfile, chosen: StepOptions, coding: TensorCoding, size: float
+) -> tuple[float, float]:
+    """Return the bytes of a part in this coding as it is sent, and the seconds in which one end packs or
+    unpacks it; 0 where it leaves as it is.
+
+    size: bytes of the part before packing.
+    """
+    saved, taken_s = (1 - coding.packed) * size, PACKING_START_S + size / PACKING_BYTES_PER_S
+    byte_s = max(profile.worker_byte_s, profile.workers * profile.server_byte_s)
+    pays = chosen.entropy == "on" or (chosen.entropy == "auto" and saved * byte_s > taken_s)
+    if not pays or size < LEAST_PACKED_BYTES or coding.packed > 1 - LEAST_SAVED:
+        return size, 0.0
+    return size - saved, taken_s
 
 
 def work_of(profile: JobProfile, chosen: StepOptions) -> tuple[StepWork, StepResources]:
@@ -201,8 +236,10 @@ def work_of(profile: JobProfile, chosen: StepOptions) -> tuple[StepWork, StepRes
         down_bytes = sum(map(down.sent_bytes, shapes)) + PAYLOAD_BYTES * max(parts, down.runs(shapes))
         # A sparse update is stepped and applied only at the elements that it holds.
         held = sum(math.prod(shape) * (down.density if down.carries(shape) else 1.0) for shape in shapes)
+        expanded = sum(math.prod(shape) for shape in shapes if sent.up.coordinates and sent.up.carries(shape))
         pushed = pushes * (elements * sent.up.density * costs.reduce_s + runs * costs.server_run_s)
-        taken = held * costs.apply_s + early * len(shapes) * costs.early_s
+        pushed += expanded * costs.expand_s
+        taken = held * costs.apply_s + early * len(shapes) * costs.early_s + expanded * costs.expand_s
         encode_s = elements * (costs.gradient_s + sent.element_s)
         encode_s += len(shapes) * costs.tensor_s + runs * costs.worker_run_s
         backward = slice(unit.first, unit.last)
@@ -218,11 +255,15 @@ def work_of(profile: JobProfile, chosen: StepOptions) -> tuple[StepWork, StepRes
         )
         for part in unit.parts:
             share = plan.parts[part].elements / max(1, elements)
+            up_part, up_packing_s = packed(profile, chosen, sent.up, share * up_bytes)
+            down_part, down_packing_s = packed(profile, chosen, down, share * down_bytes)
             pieces.append(
                 Piece(
                     unit=number,
-                    up_bytes=PART_BYTES + share * up_bytes,
-                    down_bytes=PART_BYTES + share * down_bytes,
+                    up_bytes=PART_BYTES + up_part,
+                    down_bytes=PART_BYTES + down_part,
+                    up_packing_s=up_packing_s,
+                    down_packing_s=down_packing_s,
                     pushes=pushes,
                     server_s=share * (held * costs.update_s + pushed),
                     apply_s=share * taken,

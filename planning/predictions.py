@@ -17,8 +17,7 @@ pass part by part through a server, and have formulas:
     coded:          r times the computation, and the packets of float32 that docs/explanation/coded.md counts,
                     uploaded and downloaded at the same time. There is no compressor, and only r = 1 and
                     r = workers - 1 are ranked.
-    ring:           the minimum that a ring all-reduce carries over each link, 2 (W - 1) / W of the model,
-                    while backward continues. It is not a mode of Gradwire, and serves for comparison.
+    torch ddp, gradwire.ddp:    `ddp` has their formulas.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ from dataclasses import dataclass, replace
 from ..common.spec import parse_spec
 from ..compressors.sizes import NONE, CompressionCosts
 from .choices import Merging, Ordering
-from .job import FASTEST, JobProfile, StepOptions, work_of
+from .ddp import GATHER, OURS, OWNERS, TORCH, predict_ddp, without_server
+from .job import FASTEST, JobProfile, StepOptions, packed, work_of
 from .step import Overlap, Timeline, simulate
 
 MOST_TO_SEARCH = 64  # number of parts up to which two-phase is ranked: its search takes time O(parts ** 3)
@@ -43,7 +43,7 @@ class Prediction:
 
     Attributes:
         choice: the choices for which it holds.
-        up_bytes, down_bytes: bytes on the server's link per step.
+        up_bytes, down_bytes: bytes on the server's link per step; without a server, on each rank's.
         busy_s: seconds per step that each resource would take alone: "computing", "way up" (the upload),
             "server", "way down" (the download) and "processors" (their work besides computing).
         timeline: the simulated step; None if a formula made the prediction.
@@ -61,7 +61,7 @@ class Prediction:
     def synchronous(self) -> bool:
         """True if each version takes the mean gradient of a whole batch, so that compression alone changes
         how a sample is learned from."""
-        return self.choice.mode.startswith(("sync", "coded", "ring"))
+        return self.choice.mode.startswith(("sync", "coded", TORCH, OURS))
 
     @property
     def bottleneck(self) -> str:
@@ -76,8 +76,8 @@ def predict(profile: JobProfile, chosen: StepOptions) -> Prediction:
     Raises:
         ValueError: the mode cannot be predicted, or the choices do not go together.
     """
-    if chosen.mode.startswith("ring"):
-        return _ring(profile, chosen)
+    if chosen.mode in (TORCH, GATHER, OWNERS):
+        return _ddp(profile, chosen)
     if chosen.mode.startswith("coded"):
         return _coded(profile, chosen)
     if chosen.mode.startswith("local"):
@@ -117,13 +117,15 @@ def predict(profile: JobProfile, chosen: StepOptions) -> Prediction:
 
 
 def _payloads(profile: JobProfile, chosen: StepOptions) -> tuple[float, float, float]:
-    """Return the bytes of a push, the bytes of an update made of one push, and the processor seconds for
-    both, with encoding and both ends of the connections."""
+    """Return the bytes of a push, the bytes of an update made of one push, both as sent, and the processor
+    seconds for both, with encoding and both ends of the connections."""
     sent, costs = chosen.compressor, profile.costs
     down = sent.down(1)
-    up_bytes = sum(map(sent.up.sent_bytes, profile.shapes))
-    down_bytes = sum(map(down.sent_bytes, profile.shapes))
-    encode_s = sum(profile.elements) * (costs.gradient_s + sent.element_s)
+    (up_bytes, up_s), (down_bytes, down_s) = (
+        packed(profile, chosen, coding, sum(map(coding.sent_bytes, profile.shapes)))
+        for coding in (sent.up, down)
+    )
+    encode_s = sum(profile.elements) * (costs.gradient_s + sent.element_s) + 2 * (up_s + down_s)
     return up_bytes, down_bytes, encode_s + (up_bytes + down_bytes) * 2 * costs.byte_s
 
 
@@ -224,17 +226,17 @@ def _coded(profile: JobProfile, chosen: StepOptions) -> Prediction:
     return Prediction(choice=choice, step_s=step_s, parts=1, up_bytes=up, down_bytes=down, busy_s=busy)
 
 
-def _ring(profile: JobProfile, chosen: StepOptions) -> Prediction:
-    """Predict a ring all-reduce in float32 or float16."""
-    value_bytes = {"ring fp32": 4, "ring fp16": 2}[chosen.mode]
-    carried = 2 * (profile.workers - 1) / profile.workers * value_bytes * sum(profile.elements)
-    backward_s = sum(profile.backward_s)
-    busy = {"computing": profile.computation_s, "way up": carried * profile.worker_byte_s}
-    latency = 2 * (profile.workers - 1) * profile.rtt_s / 2
-    step_s = sum(profile.forward_s) + max(backward_s, busy["way up"]) + latency
-    choice = StepOptions(mode=chosen.mode, overlap="backward")
+def _ddp(profile: JobProfile, chosen: StepOptions) -> Prediction:
+    """Predict a step without a server; its bytes are those on each rank's link."""
+    found = predict_ddp(profile, chosen)
+    busy = {
+        "computing": profile.computation_s,
+        "way up": found.link_s,
+        "processors": found.processors_s,
+    }
+    carried = found.carried_bytes
     return Prediction(
-        choice=choice, step_s=step_s, parts=1, up_bytes=carried, down_bytes=carried, busy_s=busy
+        choice=chosen, step_s=found.step_s, parts=1, up_bytes=carried, down_bytes=carried, busy_s=busy
     )
 
 
@@ -284,7 +286,8 @@ def rank(profile: JobProfile, compressors: Sequence[CompressionCosts]) -> list[P
     """Predict all combinations of choices that may be worthwhile; return the predictions, the fastest first.
 
     For each compressor: each overlap; with the best overlap each fusion; with the best of those each order;
-    slices; local steps; pushes that are applied by themselves. Coded modes and rings are added once.
+    slices; local steps; pushes that are applied by themselves; `gradwire.ddp`. Coded modes and torch's hooks
+    are added once.
     """
     found: dict[StepOptions, Prediction] = {}
 
@@ -305,6 +308,8 @@ def rank(profile: JobProfile, compressors: Sequence[CompressionCosts]) -> list[P
             many = fused.parts > MOST_TO_SEARCH
             orders = [order for order in Ordering if not (many and order is Ordering.TWO_PHASE)]
             best(*(replace(fused.choice, order=order) for order in orders))
+        if compressor.up.coordinates is not None:  # bases are for whole pushes at the newest version
+            continue
         modes = [f"sync:redundancy={r}" for r in (2, 4) if profile.workers % r == 0]
         ways = [replace(first, mode=mode) for mode in modes]
         if profile.workers > 1:
@@ -314,19 +319,21 @@ def rank(profile: JobProfile, compressors: Sequence[CompressionCosts]) -> list[P
         redundancies = (1, profile.workers - 1)
         best(*(StepOptions(mode=f"coded:redundancy={r}", overlap="off") for r in redundancies))
     if profile.workers > 1:
-        best(StepOptions(mode="ring fp32"), StepOptions(mode="ring fp16"))
+        best(*without_server(profile, compressors))
     return sorted(found.values(), key=lambda each: each.step_s)
 
 
 def faster_than(chosen: Prediction, ranked: Sequence[Prediction]) -> list[Prediction]:
-    """Return the fastest of all ways and the fastest of sync modes, as far as they are faster than `chosen`.
+    """Return the fastest of all modes, the fastest of sync modes and the fastest without a server, as far as
+    they are faster than `chosen`.
 
     ranked: all predictions, the fastest first.
     """
-    ours = [each for each in ranked if not each.choice.mode.startswith("ring")]
+    alone = [each for each in ranked if each.choice.without_server]
+    ours = [each for each in ranked if not each.choice.without_server]
     in_sync = next(each for each in ours if each.choice.mode.startswith("sync"))
-    both = [ours[0]] if ours[0] is in_sync else [ours[0], in_sync]
-    return [each for each in both if each.step_s < chosen.step_s]
+    fastest = [ours[0], *([] if ours[0] is in_sync else [in_sync]), *alone[:1]]
+    return [each for each in fastest if each.step_s < chosen.step_s]
 
 
 # A recommended step may be longer than the fastest by this fraction, if it sends more of the gradients or is

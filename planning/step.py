@@ -64,6 +64,7 @@ class Piece:
 
     Attributes:
         up_bytes, down_bytes: bytes that each worker uploads and downloads.
+        up_packing_s, down_packing_s: seconds in which one end packs or unpacks it.
         pushes: number of workers that upload it.
         server_s: seconds of the server's reducer.
         apply_s: seconds in which a worker applies the update.
@@ -77,6 +78,8 @@ class Piece:
     server_s: float = 0.0
     apply_s: float = 0.0
     turn: int = 0
+    up_packing_s: float = 0.0
+    down_packing_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -368,13 +371,18 @@ class _Simulation:
         """Have a part wait for the lane of this kind of work."""
         lane, piece = self._lanes[_LANE_OF[kind]], self._work.pieces[part]
         place, workers = self._place, self._work.workers
-        size = piece.up_bytes if kind in ("send", "up", "receive") else piece.down_bytes
+        up = kind in ("send", "up", "receive")
+        size, packing_s = (
+            (piece.up_bytes, piece.up_packing_s) if up else (piece.down_bytes, piece.down_packing_s)
+        )
         handled_s = place.part_s + size * place.byte_s  # of a processor at one end of a connection
         match kind:
             case "send" | "take":  # all workers at the same time
-                left, cores = handled_s, workers
-            case "receive" | "hand":  # the server, for one worker after the other
-                left, cores = (piece.pushes if kind == "receive" else workers) * handled_s, 1
+                left, cores = handled_s + packing_s, workers
+            case "receive":  # the server, for one worker after the other
+                left, cores = piece.pushes * (handled_s + packing_s), 1
+            case "hand":  # packed once for all workers
+                left, cores = workers * handled_s + packing_s, 1
             case "sum":
                 left, cores = piece.server_s, 1
             case _:  # "up", "down": as long as the slower of the server's link and a worker's

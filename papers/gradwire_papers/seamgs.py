@@ -185,6 +185,7 @@ def simulated(setup: Setup, method: Method) -> StepTimings:
         overlap=method.overlap,
         fusion=method.fusion,
         part_bytes=setup.part_bytes,
+        entropy="off",
     )
     step = predict(profile, chosen)
     return StepTimings(

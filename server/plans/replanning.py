@@ -66,6 +66,7 @@ def chosen_steps(state: JobState) -> tuple[StepOptions, int] | None:
         fusion=rules.fusion,
         order=rules.order,
         part_bytes=rules.part_bytes,
+        entropy="off",  # the link is measured by bytes before packing
     )
     return choice, len(members)
 

@@ -38,7 +38,7 @@ from gradwire.compressors import (
 )
 from gradwire.compressors.registry import BUILT_IN
 from gradwire.ddp.bundle import Parameter
-from gradwire.ddp.shares import for_owners, pieces, unsuited
+from gradwire.ddp.shares import for_owners, pieces
 
 PROGRAM = Path(__file__).parent / "programs" / "ranks.py"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ddp_digits.py"
@@ -245,7 +245,7 @@ def assert_equal(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor
 def test_every_rank_has_the_mean_of_what_was_sent(
     ran: list[dict[str, Any]], exchange: str, compressor: str
 ) -> None:
-    if exchange == "owners" and (reason := unsuited(parse_compressor(compressor))):
+    if exchange == "owners" and (reason := parse_compressor(compressor).not_for_means):
         with pytest.raises(SpecError, match=f"expected auto or gather, got owners: {reason}"):
             gradwire.ddp.state(compressor, exchange="owners")
         return

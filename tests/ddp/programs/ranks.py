@@ -24,7 +24,6 @@ from gradwire.compressors import parse_compressor
 from gradwire.compressors.registry import BUILT_IN
 from gradwire.ddp import buckets
 from gradwire.ddp.exchange import Group, Scatter
-from gradwire.ddp.shares import unsuited
 from gradwire.tests.compressors.window import WINDOW
 
 # Odd sizes, and two that leave a word or a bucket of codes begun. Two ranks each own a piece of `wide`.
@@ -266,7 +265,7 @@ def main(folder: str, compressors: list[str]) -> None:
     BUILT_IN["window"] = WINDOW  # type: ignore[index]  # as another distribution's compressor
     for exchange in EXCHANGES:
         suited = [
-            each for each in compressors if exchange == "gather" or not unsuited(parse_compressor(each))
+            each for each in compressors if exchange == "gather" or not parse_compressor(each).not_for_means
         ]
         of_it: dict[str, Any] = {compressor: each_compressor(compressor, exchange) for compressor in suited}
         for scenario in (one_bucket, static, views, half, not_finite, spike, unused, interrupted, packed):
