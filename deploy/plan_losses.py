@@ -1,4 +1,4 @@
-"""What compressors were measured to cost with the job's optimizer, as gc-plan shows it."""
+"""Losses that compressors were measured to cost with the job's optimizer, as gc-plan shows them."""
 
 from __future__ import annotations
 

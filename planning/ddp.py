@@ -2,10 +2,10 @@
 
 Each of N ranks has a link. Of gradients that take S bytes as sent, it carries in each direction:
 
-    torch ddp              a ring, 2 (N - 1) / N times S: float32, float16, or the factors of PowerSGD, which
-                           take two rings one after the other
-    gradwire.ddp gather    the payloads of all other ranks, (N - 1) times S
-    gradwire.ddp owners    shares to their owners, and means back, 2 (N - 1) / N times S
+    torch ddp:             a ring, 2 (N - 1) / N times S, where S is float32, float16, or the factors of
+                           PowerSGD, which take two rings one after the other.
+    gradwire.ddp gather:   the payloads of all other ranks, (N - 1) times S.
+    gradwire.ddp owners:   shares to their owners, and means back, 2 (N - 1) / N times S.
 
 Torch hands over the gradients in buckets while backward continues. Link and processors work at the same time,
 so of the shorter one only a part is seen. The constants are fits to `gc-bench step` with 4x1048576, four
@@ -24,7 +24,8 @@ from .job import FRAMING, JobProfile, StepOptions
 
 TORCH, OURS = "torch ddp", "gradwire.ddp"
 GATHER, OWNERS = f"{OURS} gather", f"{OURS} owners"
-SAVED_BYTES = 64 << 10  # per rank and step, from which the second stage of owners is worth its messages
+SAVED_BYTES = 64 << 10  # per rank and step, from which a second stage is worth its messages
+
 # Packing pays on a link of less than this share of its own rate: it saves about 0.4 of the bytes, and a rank
 # packs and unpacks about twice as many as it sends.
 PACKING_SHARE = 0.2
@@ -111,7 +112,7 @@ def predict_ddp(profile: JobProfile, chosen: StepOptions) -> DdpStep:
 
 
 def _sent_bytes(profile: JobProfile, sent: CompressionCosts) -> float:
-    """Return the bytes of a rank's gradients before packing. What PowerSGD does not factorize is float32."""
+    """Return the bytes of a rank's gradients before packing. PowerSGD sends all other tensors as float32."""
     whole = 2 if sent.name in HOOKS else 1
     return sum(
         sent.up.sent_bytes(shape) * (1 if sent.up.carries(shape) else whole) for shape in profile.shapes
