@@ -181,7 +181,7 @@ class JobOptions:
     compressor: str = compression(
         "4bit",
         "compressor of gradients, such as topk:ratio=100, for workers without their own; auto for 4bit where "
-        "it saves time",
+        "it saves time, or lowrank in tasks with SGD in mode sync",
         metavar=_SPEC,
     )
     downlink: str = compression(

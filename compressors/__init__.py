@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.stored import stored as stored
 from .advice import advice as advice
+from .advice import compressor_for as compressor_for
 from .advice import suited as suited
 from .entry import CompressorEntry as CompressorEntry
 from .entry import Joined as Joined

@@ -64,6 +64,10 @@ class TensorCoding:
         numbers = math.prod(shape) if self.coordinates is None else self.coordinates(shape)
         return self.tensor_bytes + numbers * self.element_bytes
 
+    def packed_bytes(self, shape: Sequence[int]) -> float:
+        """Return the bytes of a compressed tensor of this shape after packing, without headers."""
+        return self.sent_bytes(shape) * (self.packed if self.carries(shape) else 1.0)
+
     def uncut(self, shapes: Sequence[Sequence[int]]) -> frozenset[int]:
         """Return the indices of the tensors that no plan may cut into parts."""
         count = self.coordinates

@@ -9,7 +9,8 @@ from typing import TypeVar
 from ..common import presets
 from ..common.configuration import Effective, UsageError
 from ..common.spec import SpecError
-from ..optim.steps import Muon
+from ..optim.optimizer import parse_optimizer
+from ..optim.steps import Muon, Sgd
 from ..planning import parse_fusion, parse_order, parse_replan
 from ..settings import JobOptions, ServerSettings
 from ..storage.backends import is_url, shown
@@ -21,6 +22,8 @@ from .job.modes import registry
 from .job.schedule import parse_schedule
 
 T = TypeVar("T", bound=JobOptions)
+WITHOUT_BASES = "auto:compressor=4bit"  # `auto` that cannot choose `lowrank`
+BECAUSE = "because of "
 
 
 def _parse_output(text: str) -> None:
@@ -87,13 +90,25 @@ def check(settings: ServerSettings) -> None:
 def adapted(effective: Effective[T]) -> Effective[T]:
     """Return the options of gc-server or gc-run with values that follow from others.
 
-    The compressor is `none` if the mode needs it and the user has chosen no other. A preset's mode is one for
-    scripts with --script."""
+    The compressor is `none` if the mode needs it and the user has chosen no other. Where the job cannot have
+    bases, or a loss of `lowrank` was measured or is unknown, `auto` names `4bit` and so cannot choose it. A
+    preset's mode is one for scripts with --script."""
     effective = presets.adapted(effective)
     options: JobOptions = effective.settings
     mode = registry.parse(options.mode)
     if (mode.lossless or not mode.pushes_parts) and not effective.chosen("compressor"):
-        return effective.changed("because of --mode", compressor="none")
+        return effective.changed(f"{BECAUSE}--mode", compressor="none")
+    if options.compressor == "auto":
+        excluding = {
+            "mode": not mode.keeps_bases,
+            "optimizer": not isinstance(parse_optimizer(options.optimizer), Sgd),
+            "aggregation": options.aggregation != "mean",
+            "downlink": options.downlink != "auto",
+            "script": bool(getattr(options, "script", "")),  # it may have another optimizer
+        }
+        names = [f"--{name}" for name, excludes in excluding.items() if excludes]
+        if names:
+            return effective.changed(BECAUSE + ", ".join(names), compressor=WITHOUT_BASES)
     return effective
 
 

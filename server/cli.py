@@ -55,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if effective.settings.preset:
             log.info("%s", presets.describe(effective))
         checks.check_compressors(effective.settings)
+        why = effective.origins["compressor"]
+        if effective.settings.compressor == checks.WITHOUT_BASES and why.startswith(checks.BECAUSE):
+            log.info("compressor auto: 4bit or float32, and not lowrank, %s", why)
         from .daemon import run  # imported late, because it imports torch and grpc
 
         return run(effective)

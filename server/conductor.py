@@ -115,7 +115,7 @@ class Conductor:
             metrics,
             adopt=self.replan,
             work=self.tasks.run,
-            chosen=lambda: chosen_steps(self.core.state),
+            chosen=lambda: chosen_steps(self.core.state, shard.reported.manifest),
         )
         self.copies: dict[e.SnapshotKey, Assembly] = {}
         self.final_parts = FinalParts()

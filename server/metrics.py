@@ -17,7 +17,7 @@ from typing import Any
 
 from ..common.metrics import Counter, MetricSet, counter, gauge, histogram
 from ..compressors import AbsentPayload, DensePayload, Payload, wire_bytes
-from ..compressors.registry import BUILT_IN
+from ..compressors.registry import AUTO, BUILT_IN
 from ..proto.messages import Phase, Traffic
 from ..proto.refusal import Reason
 from .job.loss_history import LossHistory
@@ -34,7 +34,7 @@ _STEPS = (0, 1, 2, 4, 8, 16, 32)
 def compressor_label(spec: str) -> str:
     """Return the name of a compressor spec as a label value; "other" for one that is not built in."""
     name = spec.partition(":")[0]
-    return name if name in BUILT_IN else "other"
+    return name if name in BUILT_IN or name == AUTO else "other"
 
 
 class ServerMetrics(MetricSet, prefix="gradwire_server"):

@@ -21,7 +21,7 @@ from ...common.naming import MAX_LABEL_CHARACTERS, NAME_RULE, shown, why_no_labe
 from ...common.parts import LEAST_BYTES, Plan
 from ...common.rate import Rate
 from ...common.version import __version__
-from ...compressors import compressor_of, known_compressor
+from ...compressors import AUTO, compressor_for, compressor_of, known_compressor
 from ...proto import messages as m
 from ...proto.job import job_message
 from ...proto.manifest import Manifest
@@ -83,7 +83,7 @@ class Service:
             log.warning(text, options.mode, options.aggregation, clipped)
         self.job = JobTerms(id=job, work=mode.work, **shared(JobSettings, announced))
         self._chosen = compressor_of(options.compressor)[0]
-        self._usual = str(self._chosen)
+        self._usual = AUTO if options.compressor == AUTO else str(self._chosen)
         self._conductor = conductor
         self._core = conductor.core
         self._metrics = conductor.metrics
@@ -151,6 +151,8 @@ class Service:
         known = known_compressor(compressor)
         if self._lossless and (known is None or not known.lossless):
             raise Refused(refusals.lossy_compressor(request.worker, compressor))
+        if self._usual == AUTO and request.compressor:  # it may choose one with bases
+            raise Refused(refusals.other_bases(request.worker, compressor, AUTO))
         has_bases = self._chosen.shared or (known is not None and known.shared)
         if has_bases and known != self._chosen and compressor != self._usual:
             raise Refused(refusals.other_bases(request.worker, compressor, self._usual))
@@ -199,7 +201,10 @@ class Service:
         member = self._core.state.roster.members[header.worker]
         compressor = known_compressor(member.compressor)
         least_bytes = LEAST_BYTES if compressor is None else compressor.least_part_bytes
-        uncut = [i for i, spec in enumerate(manifest.specs) if self._chosen.coordinates(spec.shape)]
+        chosen, why = compressor_for(self._options.compressor, [spec.shape for spec in manifest.specs])
+        if self._usual == AUTO:
+            log.info("compressor auto: %s, because %s", chosen, why)
+        uncut = [i for i, spec in enumerate(manifest.specs) if chosen.coordinates(spec.shape)]
         plan = self._conductor.plans.planner.first(manifest, self._slices, least_bytes, uncut)
         if len(plan.parts) > MAX_PARTS:
             raise refused(
@@ -347,7 +352,7 @@ class Service:
                     attached=member.attached,
                     heard_seconds=max(0.0, now - member.heard_at),
                     activity=member.activity,
-                    compressor=member.compressor,
+                    compressor=self._shown(member.compressor),
                     pushes=member.pushes,
                     stalled_seconds=member.stalled_s,
                     suspended=member.suspended,
@@ -374,6 +379,13 @@ class Service:
             **core.mode.status,
         )
 
+    def _shown(self, compressor: str) -> str:
+        """Return a member's compressor; of `auto` the chosen one, once the model is known."""
+        manifest = self._conductor.shard.reported.manifest
+        if compressor != AUTO or manifest is None:
+            return compressor
+        return str(compressor_for(compressor, [spec.shape for spec in manifest.specs])[0])
+
     def _measured(self) -> m.Measured | None:
         """Return the measurements of workers and link; None before there are any."""
         measured, manifest = self._conductor.plans.measured(), self._conductor.shard.reported.manifest
@@ -386,7 +398,7 @@ class Service:
             backward_seconds=tuple(layer.backward_s for layer in measured.layers),
             part_seconds=measured.link.start_s,
             byte_seconds=measured.link.byte_s,
-            compressor=members[0].compressor,
+            compressor=self._shown(members[0].compressor),
             fusion=self._options.fusion,
             order=self._options.order,
             part_bytes=self._options.part_bytes,

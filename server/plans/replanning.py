@@ -28,11 +28,12 @@ from dataclasses import replace
 
 from ...common.parts import Plan
 from ...common.spec import SpecError
-from ...compressors import known_compressor
+from ...compressors import AUTO, compressor_for, known_compressor
 from ...planning import is_measured, parse_fusion, parse_order, parse_replan
 from ...planning.job import JobProfile, StepOptions, bandwidth_of
 from ...planning.predictions import predict
 from ...proto import messages as m
+from ...proto.manifest import Manifest
 from ...proto.plans import plan_message, plan_of
 from ..job.state import JobState
 from ..metrics import ServerMetrics
@@ -48,11 +49,13 @@ def fixed() -> Planner:
     return Planner(parse_fusion("bytes"), parse_order("fifo"), parse_replan("never"))
 
 
-def chosen_steps(state: JobState) -> tuple[StepOptions, int] | None:
+def chosen_steps(state: JobState, manifest: Manifest | None) -> tuple[StepOptions, int] | None:
     """Return the options of the job's steps, with the first member's compressor, and the number of members.
     None if these steps cannot be predicted."""
     rules, members = state.rules, state.roster.by_rank()
     compressor = known_compressor(members[0].compressor) if members else None
+    if members and manifest is not None and members[0].compressor == AUTO:
+        compressor, _ = compressor_for(AUTO, [spec.shape for spec in manifest.specs])
     if compressor is None:
         return None
     try:

@@ -83,3 +83,16 @@ def test_workers_that_return_or_join_have_the_job_s_bases_and_optimizer_s_state(
     assert [worker.wait() for worker in joined(daemons, other)] == [0, 0]
     assert "optimizer state, adam" in other.log
     assert "differed from the server's" not in other.log
+
+
+def test_auto_takes_lowrank_where_the_model_and_the_optimizer_allow_it(daemons: Daemons) -> None:
+    found: list[str] = []
+    for compressor in ("lowrank", "auto"):
+        chosen = ("--task", "digits", "--compressor", compressor)
+        server = daemons.server(*JOB, "--max-steps", "6", *chosen)
+        workers = joined(daemons, server)
+        assert [worker.wait() for worker in workers] == [0, 0]
+        found.append(asked(server).parameters_sha256)
+    assert found[0] == found[1]
+    for daemon in (server, *workers):
+        daemon.wait_for(r"compressor auto: lowrank, because 0\.006 MB .* instead of 0\.029 MB with 4bit")

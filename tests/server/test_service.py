@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.refusal import Refused
 from gradwire.proto.service import Malformed
-from gradwire.server import checks
+from gradwire.server import checks, cli
 from gradwire.server.calls import service as service_module
 from gradwire.server.calls.access import Access
 from gradwire.server.calls.service import Service
@@ -100,6 +101,31 @@ def test_a_job_that_cannot_have_bases_refuses_them_at_the_start(
     with pytest.raises(UsageError, match=f"--compressor window: .* not with {why}: .*; use --.*4bit"):
         checks.check(ServerSettings(compressor="window", mode=mode, **more))
     checks.check(ServerSettings(compressor="window", mode="sync:backup=1", min_workers=2))
+
+
+@pytest.mark.parametrize(
+    "excluding",
+    [
+        "--optimizer adam",
+        "--mode stale",
+        "--aggregation median --min-workers 3",
+        "--downlink 4bit",
+        "--script",
+    ],
+)
+def test_auto_cannot_choose_bases_where_they_are_refused_or_lose(
+    excluding: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, chosen in ((excluding, "auto:compressor=4bit"), ("--optimizer sgd:momentum=0.9", "auto")):
+        assert cli.main([*arguments.split(), "--compressor", "auto", "--print-config"]) == 0
+        assert re.search(rf"^compressor += '{chosen}'", capsys.readouterr().out, re.M)
+
+
+def test_a_worker_of_a_job_whose_auto_may_have_bases_has_no_compressor_of_its_own() -> None:
+    service = service_of("sync", compressor="auto")
+    join(service, "")
+    with pytest.raises(AssertionError, match=r"expected auto, the job's, .*without --compressor"):
+        join(service, "4bit", "w1")
 
 
 @pytest.mark.parametrize(

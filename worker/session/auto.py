@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ...compressors import ModelCompressor, Payload
+from ...compressors.packing import Packing
 from ...planning.worth import Choice, Seen, decide, worth
 
 log = logging.getLogger("gradwire.worker")
@@ -44,9 +45,14 @@ class Auto:
         name: str,
         sent: Callable[[], tuple[int, float]],
         clock: Callable[[], float] = time.perf_counter,
+        packing: Packing | None = None,
     ) -> None:
-        """sent: returns the bytes written to the network so far, and the seconds so far during which there
-        were bytes to write."""
+        """
+        Args:
+            sent: returns the bytes written to the network so far, and the seconds so far during which there
+                were bytes to write.
+            packing: packs what is sent; None for no packing.
+        """
         self.choice = Choice()
         self._compressor, self._name, self._sent, self._clock = compressor, name, sent, clock
         self._plan = 0  # Number of the plan whose units are measured.
@@ -61,6 +67,8 @@ class Auto:
         self._waited = 0.0  # Seconds of waiting in the present step.
         self._before = 0, 0.0  # Bytes and seconds of sending at the last measurement of the link.
         self._byte_s = 0.0  # Seconds that the link takes for a byte; 0 if unknown.
+        self._packing, self._saved = packing, 0
+        self._left = 1.0  # Share of the bytes of compressed units that was left after packing.
 
     # ---- events
 
@@ -139,10 +147,14 @@ class Auto:
         self._before = count, seconds
         found = (seconds - then) / (count - before) if count > before else 0.0
         self._byte_s = max(found, KEPT * self._byte_s)
+        if self._packing is not None:
+            saved, self._saved = self._packing.saved_bytes - self._saved, self._packing.saved_bytes
+            if self.choice.compressing and count > before:
+                self._left = (count - before) / (count - before + saved)
 
     def _seen(self) -> Seen:
         byte_s, plan = self._byte_s, self._compressor.plan
-        sent = sum(self._bytes.values())
+        sent = self._left * sum(self._bytes.values())
         return Seen(
             step_s=statistics.median(self._steps),
             codec_s=sum(self._codec.values()),
@@ -171,7 +183,8 @@ class Auto:
                 if number in self._codec
                 and not worth(
                     self._codec[number],
-                    4 * (plan.units[number].end - plan.units[number].start) - self._bytes[number],
+                    4 * (plan.units[number].end - plan.units[number].start)
+                    - self._left * self._bytes[number],
                     byte_s,
                     compressed=number not in self._whole,
                 )

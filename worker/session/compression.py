@@ -21,6 +21,7 @@ import torch
 from ...common.configuration import UsageError
 from ...common.spec import SpecError
 from ...compressors import (
+    AUTO,
     Bases,
     CompressorSpec,
     LayerRule,
@@ -30,6 +31,7 @@ from ...compressors import (
     Step,
     TensorSpec,
     advice,
+    compressor_for,
     compressor_of,
     suited,
 )
@@ -66,6 +68,20 @@ def jobs_compressor(terms: JobTerms) -> tuple[CompressorSpec, bool]:
     source = f"by --preset {terms.preset} of the server" if terms.preset else "as the server says"
     log.info("compressor %s, %s", terms.compressor, source)
     return found, auto
+
+
+def for_model(
+    compressor: CompressorSpec, *, auto: bool, specs: Sequence[TensorSpec], terms: JobTerms
+) -> tuple[CompressorSpec, bool]:
+    """Return the compressor for the job's model, and True if it is to be turned off where it loses time.
+
+    They are those given, unless the job's `auto` chooses a compressor with bases, which is logged.
+    """
+    if not auto or terms.compressor != AUTO:
+        return compressor, auto
+    chosen, why = compressor_for(AUTO, [spec.shape for spec in specs])
+    log.info("compressor auto: %s, because %s", chosen, why)
+    return chosen, not chosen.shared
 
 
 def compression_of(

@@ -89,7 +89,11 @@ class Session:
         replica.shared = compression.shared_state(replica.manifest)
         self._metrics = metrics
         self._initialize = initialize
-        self._auto = Auto(compression.compressor, auto, lambda: connection.sent) if auto else None
+        self._auto = (
+            Auto(compression.compressor, auto, lambda: connection.sent, packing=connection.packing)
+            if auto
+            else None
+        )
         self._pushes = Pushes(connection, compression, metrics, self._auto)
         self.packets = Packets(connection, replica, metrics)
         self._updates = Updates(replica, connection, metrics)

@@ -21,7 +21,7 @@ from ...proto import messages as m
 from ...proto.job import job_terms
 from ...settings import JobTerms
 from ..metrics import WorkerMetrics
-from ..session.compression import compression_of
+from ..session.compression import compression_of, for_model
 from ..session.connection import Connection
 from ..session.own_state import OwnState
 from ..session.replica import Replica
@@ -75,6 +75,7 @@ class Trainer:
         )
         specs = _measured(self._computation, replica, task.name) if compressor.entry.model_wide else None
         specs = specs or replica.manifest.specs
+        compressor, auto = for_model(compressor, auto=auto, specs=specs, terms=job)
         compression = compression_of(
             compressor,
             auto=auto,

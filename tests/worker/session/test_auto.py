@@ -10,6 +10,9 @@ import pytest
 
 from gradwire.common.parts import Plan, arrange
 from gradwire.compressors import DenseFormat, DensePayload, ModelCompressor, Payload
+from gradwire.compressors.packing import Packing
+from gradwire.planning.worth import Choice, Seen
+from gradwire.worker.session import auto
 from gradwire.worker.session.auto import Auto
 
 RATIO = 8
@@ -29,13 +32,18 @@ class Simulated:
     plan: Plan = arrange([SMALL, LARGE], [1, 1], [])
     unit_of = 1, 0  # the last tensors first
 
-    def __init__(self, computing: float, link: float, codec: float, *, hidden: float = 0.0) -> None:
+    def __init__(
+        self, computing: float, link: float, codec: float, *, hidden: float = 0.0, packed: float = 1.0
+    ) -> None:
         """Seconds of a step: computing, on the link as float32, and compressing. hidden: of the link's, how
-        many go by during the computing."""
+        many go by during the computing. packed: share of compressed bytes that packing leaves."""
         self.computing, self.link, self.codec, self.hidden = computing, link, codec, hidden
         self.clock, self.whole = 0.0, frozenset[int]()
         self.sent = 0, 0.0
-        self.auto = Auto(cast("ModelCompressor", self), "4bit", lambda: self.sent, lambda: self.clock)
+        self.packed, self.packing = packed, Packing()
+        self.auto = Auto(
+            cast("ModelCompressor", self), "4bit", lambda: self.sent, lambda: self.clock, self.packing
+        )
 
     def send_whole(self, units: frozenset[int]) -> None:
         self.whole = units
@@ -53,6 +61,9 @@ class Simulated:
             size = 4 * elements // (1 if dense else RATIO)
             payload = PAYLOADS[size]
             self.auto.compressed(place, codec, {number: cast("list[Payload]", [payload])})
+            if not dense:
+                self.packing.saved_bytes += round((1 - self.packed) * size)
+                size = round(self.packed * size)
             taken = self.link * size / (4 * total)
             link += taken
             if self.link:
@@ -100,6 +111,18 @@ def test_a_unit_that_is_not_worth_it_goes_as_it_is() -> None:
     job.run(300)
     assert job.auto.choice.compressing
     assert job.whole == {job.unit_of[0]}, "the small one"
+
+
+def test_bytes_are_counted_as_they_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Seen] = []
+
+    def decided(choice: Choice, found: Seen) -> Choice:
+        seen.append(found)
+        return choice
+
+    monkeypatch.setattr(auto, "decide", decided)
+    Simulated(0.5, 0.5, 0.01, packed=0.4).run(100)
+    assert seen[-1].sent_link_s == pytest.approx(0.4 * seen[-1].dense_link_s / RATIO)
 
 
 def test_what_is_decided_is_said(caplog: pytest.LogCaptureFixture) -> None:
