@@ -102,7 +102,7 @@ def adapted(effective: Effective[T]) -> Effective[T]:
         excluding = {
             "mode": not mode.keeps_bases,
             "optimizer": not isinstance(parse_optimizer(options.optimizer), Sgd),
-            "aggregation": options.aggregation != "mean",
+            "aggregation": getattr(options, "aggregation", "mean") != "mean",
             "downlink": options.downlink != "auto",
             "script": bool(getattr(options, "script", "")),  # it may have another optimizer
         }

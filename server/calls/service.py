@@ -201,9 +201,9 @@ class Service:
         member = self._core.state.roster.members[header.worker]
         compressor = known_compressor(member.compressor)
         least_bytes = LEAST_BYTES if compressor is None else compressor.least_part_bytes
-        chosen, why = compressor_for(self._options.compressor, [spec.shape for spec in manifest.specs])
+        chosen, reason = compressor_for(self._options.compressor, [spec.shape for spec in manifest.specs])
         if self._usual == AUTO:
-            log.info("compressor auto: %s, because %s", chosen, why)
+            log.info("compressor auto: %s, because %s", chosen, reason)
         uncut = [i for i, spec in enumerate(manifest.specs) if chosen.coordinates(spec.shape)]
         plan = self._conductor.plans.planner.first(manifest, self._slices, least_bytes, uncut)
         if len(plan.parts) > MAX_PARTS:

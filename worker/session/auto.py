@@ -51,7 +51,7 @@ class Auto:
         Args:
             sent: returns the bytes written to the network so far, and the seconds so far during which there
                 were bytes to write.
-            packing: packs what is sent; None for no packing.
+            packing: of the chunks that are sent; None for no packing.
         """
         self.choice = Choice()
         self._compressor, self._name, self._sent, self._clock = compressor, name, sent, clock
