@@ -55,8 +55,6 @@ def worker_arguments(settings: RunSettings, port: int, index: int) -> list[str]:
         "worker_id": f"worker-{index}",
         "http_port": min(0, settings.http_port),  # the given port is the server's
     }
-    if settings.compressor == "auto":  # the job's, which may choose another than a worker's own
-        own["compressor"] = ""
     return _arguments(WorkerSettings(**{**shared(WorkerSettings, settings), **_COMMON, **own}))
 
 

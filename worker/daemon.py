@@ -16,7 +16,7 @@ from ..common.exits import Exit
 from ..common.spec import SpecError
 from ..common.telemetry import HttpEndpoint, add_log_fields, set_up_logging
 from ..common.version import __version__
-from ..compressors import CompressorSpec, LayerRule, compressor_of, parse_compressor, set_threads
+from ..compressors import AUTO, CompressorSpec, LayerRule, compressor_of, parse_compressor, set_threads
 from ..compressors.registry import names
 from ..proto.job import job_terms
 from ..proto.refusal import Reason, Refused
@@ -211,7 +211,8 @@ def _train(
     """
     device = _choose_device(settings.device)
     try:
-        reply = connection.join(__version__, str(own[0]) if own else "", names())
+        named = settings.compressor if settings.compressor == AUTO or not own else str(own[0])
+        reply = connection.join(__version__, named, names())
         job = job_terms(reply.job)
         known: dict[str, object] = {"job": job.id, "worker": connection.worker, "rank": reply.rank}
         add_log_fields(lambda: known)  # the version is added once there is a replica

@@ -136,6 +136,8 @@ class Service:
         _check_name(request.worker)
         self._check_token(context, request.worker)
         compressor = request.compressor or self._usual  # a worker without its own takes the job's
+        if compressor == AUTO != self._usual:  # a worker's own `auto` has no bases
+            compressor = str(compressor_of(AUTO)[0])
         if why_no_label(compressor):
             raise refused(
                 Reason.NAME,
@@ -151,7 +153,7 @@ class Service:
         known = known_compressor(compressor)
         if self._lossless and (known is None or not known.lossless):
             raise Refused(refusals.lossy_compressor(request.worker, compressor))
-        if self._usual == AUTO and request.compressor:  # it may choose one with bases
+        if self._usual == AUTO != compressor:  # the job's may choose one with bases
             raise Refused(refusals.other_bases(request.worker, compressor, AUTO))
         has_bases = self._chosen.shared or (known is not None and known.shared)
         if has_bases and known != self._chosen and compressor != self._usual:

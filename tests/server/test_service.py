@@ -124,6 +124,7 @@ def test_auto_cannot_choose_bases_where_they_are_refused_or_lose(
 def test_a_worker_of_a_job_whose_auto_may_have_bases_has_no_compressor_of_its_own() -> None:
     service = service_of("sync", compressor="auto")
     join(service, "")
+    join(service, "auto")
     with pytest.raises(AssertionError, match=r"expected auto, the job's, .*without --compressor"):
         join(service, "4bit", "w1")
 
