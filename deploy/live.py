@@ -58,7 +58,7 @@ def live_job_of(status: StatusResponse, *, workers: int, rtt_s: float = 0.0) -> 
     measured, job = status.measured, status.job.settings
     if measured is None:
         return None
-    byte_s = measured.byte_seconds / _packed(measured.compressor, job["entropy"])
+    byte_s = measured.byte_seconds / _packed(measured.compressor, job.get("entropy", "off"))
     rate = bandwidth_of(Link(start_s=measured.part_seconds, byte_s=byte_s), workers)
     profile = JobProfile(
         shapes=[tuple(tensor.shape) for tensor in measured.tensors],
@@ -80,7 +80,7 @@ def live_job_of(status: StatusResponse, *, workers: int, rtt_s: float = 0.0) -> 
         fusion=measured.fusion,
         order=measured.order,
         part_bytes=measured.part_bytes,
-        entropy=job["entropy"],
+        entropy=job.get("entropy", "off"),
     )
     return LiveJob(job["task"], profile, measured.compressor, choice, status.step_seconds)
 

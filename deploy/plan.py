@@ -305,7 +305,8 @@ def reason_for(profile: JobProfile, chosen: Prediction, ranked: Sequence[Predict
         "server": "Summing and stepping at the server",
         "processors": "Processor time beside the computation",
     }[limit]
-    found += "".join(why_not(each, losses) for each in faster_than(chosen, ranked))
+    told = [each for each in ranked if not each.choice.without_server or losses.little(each)]
+    found += "".join(why_not(each, losses) for each in faster_than(chosen, told))
     found += f"{what} takes longest, {took}; "
     times = {name: predict(other, choice).step_s for name, other in changes(profile).items()}
     best = min(times, key=times.__getitem__)
