@@ -7,11 +7,15 @@ A job logs them when it starts. The figures are those of `gc-bench accuracy adam
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..common.spec import parse_spec
 from ..optim.steps import OptimizerOptions
 from .registry import AUTO, CompressorSpec, compressor_of, parse_compressor
 from .wrapping import WRAPPING_KEYS
+
+if TYPE_CHECKING:
+    from .base import TensorSpec
 
 INSTEAD = (
     "use 4bit, which loses little, or 8bit; for even fewer bytes 4bit with --mode "
@@ -43,7 +47,7 @@ def suited(compressor: CompressorSpec, optimizer: OptimizerOptions, *, local: bo
     return parse_compressor(f"{compressor}{',' if given else ':'}feedback=off")
 
 
-def compressor_for(spec: str, shapes: Sequence[Sequence[int]]) -> tuple[CompressorSpec, str]:
+def compressor_for(spec: str, specs: Sequence[TensorSpec]) -> tuple[CompressorSpec, str]:
     """Return the compressor of a job for a model, and why, for the log. Server and workers get the same.
 
     A server keeps `auto` without options only where no loss of `lowrank` was measured (`server/checks`). Then
@@ -51,13 +55,13 @@ def compressor_for(spec: str, shapes: Sequence[Sequence[int]]) -> tuple[Compress
 
     Args:
         spec: the job's --compressor.
-        shapes: shape of each tensor of the model.
+        specs: tensors of the model.
     """
     if spec != AUTO:
         return compressor_of(spec)[0], "it was asked for"
     low_rank, four_bit = parse_compressor("lowrank"), compressor_of(AUTO)[0]
     counted = [
-        sum(coding.packed_bytes(shape) for coding in (costs.up, costs.down(1)) for shape in shapes)
+        sum(coding.packed_bytes(each.shape) for coding in (costs.up, costs.down(1)) for each in specs)
         for costs in (low_rank.compression(), four_bit.compression())
     ]
     fewer = counted[0] < FEWER * counted[1]

@@ -182,3 +182,19 @@ PACKING_BYTES_PER_S = 1e9  # of one core, whether the bytes shrink or not
 PACKING_START_S = 20e-6  # for each frame, at both ends
 LEAST_PACKED_BYTES = 512
 LEAST_SAVED = 1 / 20  # of the bytes
+
+# For `gradwire.ddp`.
+SAVED_BYTES = 64 << 10  # per rank and step, from which a second stage is worth its messages
+
+# Packing pays on a link of less than this share of its own rate: it saves about 0.4 of the bytes, and a rank
+# packs and unpacks about twice as many as it sends.
+PACKING_SHARE = 0.2
+
+
+def exchange_of(sent: float, ranks: int) -> tuple[bool, float, float]:
+    """Return True if owners save bytes, and the bytes per rank and step of a gather and of owners.
+
+    sent: bytes of a rank's gradients.
+    """
+    gathered, owned = (ranks - 1) * sent, 2 * (ranks - 1) * sent / ranks
+    return gathered - owned >= SAVED_BYTES, gathered, owned

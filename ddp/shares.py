@@ -18,9 +18,8 @@ from ..common.parts import ALIGNMENT, Part
 from ..common.spec import Spec, parse_spec
 from ..compressors import CompressorSpec, Payload, TensorSpec, Wrapping, join, parse_compressor
 from ..compressors.payload import Float32
-from ..compressors.sizes import PACKING_BYTES_PER_S
+from ..compressors.sizes import PACKING_BYTES_PER_S, PACKING_SHARE, exchange_of
 from ..compressors.wrapping import WRAPPING_KEYS
-from ..planning.ddp import PACKING_SHARE, exchange_of
 from .bundle import Parameter, Terms, cut_payloads, manifest_of, mean
 
 Exchange = Literal["auto", "gather", "owners"]

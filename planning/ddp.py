@@ -19,17 +19,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..compressors.projections import LowRankOptions
-from ..compressors.sizes import LEAST_SAVED, PACKING_BYTES_PER_S, CompressionCosts, TensorCoding
+from ..compressors.sizes import (
+    LEAST_SAVED,
+    PACKING_BYTES_PER_S,
+    PACKING_SHARE,
+    CompressionCosts,
+    TensorCoding,
+    exchange_of,
+)
 from .job import FRAMING, JobProfile, StepOptions
 
 TORCH, OURS = "torch ddp", "gradwire.ddp"
 GATHER, OWNERS = f"{OURS} gather", f"{OURS} owners"
-SAVED_BYTES = 64 << 10  # per rank and step, from which a second stage is worth its messages
-
-# Packing pays on a link of less than this share of its own rate: it saves about 0.4 of the bytes, and a rank
-# packs and unpacks about twice as many as it sends.
-PACKING_SHARE = 0.2
-
 BUCKET_BYTES = 25 << 20  # of a bucket's gradients as float32
 COLLECTIVE = 1.08  # time of gloo's collectives, by that of their bytes on the link
 VISIBLE = 0.3  # share of the shorter time, of link and processors, that a step takes longer
@@ -60,15 +61,6 @@ class DdpStep:
     carried_bytes: float
     link_s: float
     processors_s: float
-
-
-def exchange_of(sent: float, ranks: int) -> tuple[bool, float, float]:
-    """Return True if owners save bytes, and the bytes per rank and step of a gather and of owners.
-
-    sent: bytes of a rank's gradients.
-    """
-    gathered, owned = (ranks - 1) * sent, 2 * (ranks - 1) * sent / ranks
-    return gathered - owned >= SAVED_BYTES, gathered, owned
 
 
 def without_server(profile: JobProfile, compressors: Sequence[CompressionCosts]) -> list[StepOptions]:

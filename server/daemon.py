@@ -23,7 +23,7 @@ from ..common.exits import Exit
 from ..common.parts import Plan
 from ..common.telemetry import HttpEndpoint, add_log_fields
 from ..common.version import __version__
-from ..compressors import compressor_for, set_threads
+from ..compressors import AUTO, compressor_for, set_threads
 from ..compressors.packing import Packing
 from ..optim.optimizer import Optimizer, OptimizerGroup
 from ..planning import parse_fusion, parse_order, parse_replan
@@ -86,7 +86,9 @@ def _shard(options: ServerSettings, mode: ModeOptions, packing: Packing) -> Loca
 
     def build(manifest: Manifest, values: Sequence[Float32], plan: Plan) -> SteppedStore:
         groups = manifest.optimizer_groups(job)
-        compressor, _ = compressor_for(options.compressor, [spec.shape for spec in manifest.specs])
+        compressor, why = compressor_for(options.compressor, manifest.specs)
+        if options.compressor == AUTO:
+            log.info("compressor auto: %s, because %s", compressor, why)
         if mode.workers_step:  # the server steps by the change of a worker's parameters, which has no groups
             groups = (job,) * len(groups)
         if manifest.clip_norm and not options.clip_norm:

@@ -36,6 +36,7 @@ from ..durable.resuming import Resumed, put_in
 from ..job import events as e
 from ..job import initial, limits, refusals
 from ..job.modes.options import ModeOptions
+from ..plans.replanning import compressor_in
 from ..shard.model_state import Values
 from ..shard.moments import recall_of
 from ..shard.shard import Image
@@ -153,10 +154,9 @@ class Service:
         known = known_compressor(compressor)
         if self._lossless and (known is None or not known.lossless):
             raise Refused(refusals.lossy_compressor(request.worker, compressor))
-        if self._usual == AUTO != compressor:  # the job's may choose one with bases
-            raise Refused(refusals.other_bases(request.worker, compressor, AUTO))
         has_bases = self._chosen.shared or (known is not None and known.shared)
-        if has_bases and known != self._chosen and compressor != self._usual:
+        may_have = self._usual == AUTO or (has_bases and known != self._chosen)
+        if may_have and compressor != self._usual:
             raise Refused(refusals.other_bases(request.worker, compressor, self._usual))
         event = e.Joined(
             worker=request.worker,
@@ -203,9 +203,7 @@ class Service:
         member = self._core.state.roster.members[header.worker]
         compressor = known_compressor(member.compressor)
         least_bytes = LEAST_BYTES if compressor is None else compressor.least_part_bytes
-        chosen, reason = compressor_for(self._options.compressor, [spec.shape for spec in manifest.specs])
-        if self._usual == AUTO:
-            log.info("compressor auto: %s, because %s", chosen, reason)
+        chosen, _ = compressor_for(self._options.compressor, manifest.specs)
         uncut = [i for i, spec in enumerate(manifest.specs) if chosen.coordinates(spec.shape)]
         plan = self._conductor.plans.planner.first(manifest, self._slices, least_bytes, uncut)
         if len(plan.parts) > MAX_PARTS:
@@ -354,7 +352,7 @@ class Service:
                     attached=member.attached,
                     heard_seconds=max(0.0, now - member.heard_at),
                     activity=member.activity,
-                    compressor=self._shown(member.compressor),
+                    compressor=compressor_in(self._conductor.shard.reported.manifest, member.compressor),
                     pushes=member.pushes,
                     stalled_seconds=member.stalled_s,
                     suspended=member.suspended,
@@ -381,13 +379,6 @@ class Service:
             **core.mode.status,
         )
 
-    def _shown(self, compressor: str) -> str:
-        """Return a member's compressor; of `auto` the chosen one, once the model is known."""
-        manifest = self._conductor.shard.reported.manifest
-        if compressor != AUTO or manifest is None:
-            return compressor
-        return str(compressor_for(compressor, [spec.shape for spec in manifest.specs])[0])
-
     def _measured(self) -> m.Measured | None:
         """Return the measurements of workers and link; None before there are any."""
         measured, manifest = self._conductor.plans.measured(), self._conductor.shard.reported.manifest
@@ -400,7 +391,7 @@ class Service:
             backward_seconds=tuple(layer.backward_s for layer in measured.layers),
             part_seconds=measured.link.start_s,
             byte_seconds=measured.link.byte_s,
-            compressor=self._shown(members[0].compressor),
+            compressor=compressor_in(manifest, members[0].compressor),
             fusion=self._options.fusion,
             order=self._options.order,
             part_bytes=self._options.part_bytes,

@@ -49,13 +49,19 @@ def fixed() -> Planner:
     return Planner(parse_fusion("bytes"), parse_order("fifo"), parse_replan("never"))
 
 
+def compressor_in(manifest: Manifest | None, compressor: str) -> str:
+    """Return a member's compressor; instead of the job's `auto` the one that it chooses, once the model is
+    known."""
+    if compressor != AUTO or manifest is None:
+        return compressor
+    return str(compressor_for(compressor, manifest.specs)[0])
+
+
 def chosen_steps(state: JobState, manifest: Manifest | None) -> tuple[StepOptions, int] | None:
     """Return the options of the job's steps, with the first member's compressor, and the number of members.
     None if these steps cannot be predicted."""
     rules, members = state.rules, state.roster.by_rank()
-    compressor = known_compressor(members[0].compressor) if members else None
-    if members and manifest is not None and members[0].compressor == AUTO:
-        compressor, _ = compressor_for(AUTO, [spec.shape for spec in manifest.specs])
+    compressor = known_compressor(compressor_in(manifest, members[0].compressor)) if members else None
     if compressor is None:
         return None
     try:

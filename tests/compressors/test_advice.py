@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.compressors import advice, compressor_for, suited
+from gradwire.compressors import TensorSpec, advice, compressor_for, suited
 from gradwire.compressors.registry import BUILT_IN, parse_compressor
 from gradwire.optim.optimizer import parse_optimizer
 
@@ -97,6 +97,9 @@ def test_the_figures_are_losses() -> None:
 
 
 def test_auto_counts_the_bytes_of_a_model() -> None:
-    large, small = [(256, 64), (256,)], [(16, 3, 3, 3), (16,)]
-    assert [str(compressor_for("auto", shapes)[0]) for shapes in (large, small)] == ["lowrank", "4bit"]
+    large, small = (
+        [TensorSpec(name=str(shape), shape=shape) for shape in shapes]
+        for shapes in ([(256, 64), (256,)], [(16, 3, 3, 3), (16,)])
+    )
+    assert [str(compressor_for("auto", specs)[0]) for specs in (large, small)] == ["lowrank", "4bit"]
     assert compressor_for("8bit", large)[0] == parse_compressor("8bit")

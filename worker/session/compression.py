@@ -79,7 +79,7 @@ def for_model(
     """
     if not auto or terms.compressor != AUTO:
         return compressor, auto
-    chosen, why = compressor_for(AUTO, [spec.shape for spec in specs])
+    chosen, why = compressor_for(AUTO, specs)
     log.info("compressor auto: %s, because %s", chosen, why)
     return chosen, not chosen.shared
 
