@@ -25,8 +25,6 @@ INSTEAD_WITHOUT_SERVER = "use 4bit, which loses little, or 8bit"
 # Smallest loss with Adam, as a multiple of the uncompressed one, that a warning names. The loss of one seed
 # varies by as much.
 LOSES = 1.02
-# `lowrank` computes longer than `4bit`. It is faster if it sends less than this share of the bytes.
-FEWER = 0.5
 
 
 def suited(compressor: CompressorSpec, optimizer: OptimizerOptions, *, local: bool) -> CompressorSpec:
@@ -45,30 +43,6 @@ def suited(compressor: CompressorSpec, optimizer: OptimizerOptions, *, local: bo
     if local or asked or compressor.name != "4bit" or not optimizer.undoes_weights:
         return compressor
     return parse_compressor(f"{compressor}{',' if given else ':'}feedback=off")
-
-
-def compressor_for(spec: str, specs: Sequence[TensorSpec]) -> tuple[CompressorSpec, str]:
-    """Return the compressor of a job for a model, and why, for the log. Server and workers get the same.
-
-    A server keeps `auto` without options only where no loss of `lowrank` was measured (`server/checks`). Then
-    it is `lowrank` if that sends far fewer bytes than `4bit`, both packed and both ways.
-
-    Args:
-        spec: the job's --compressor.
-        specs: tensors of the model.
-    """
-    if spec != AUTO:
-        return compressor_of(spec)[0], "it was asked for"
-    low_rank, four_bit = parse_compressor("lowrank"), compressor_of(AUTO)[0]
-    counted = [
-        sum(coding.packed_bytes(each.shape) for coding in (costs.up, costs.down(1)) for each in specs)
-        for costs in (low_rank.compression(), four_bit.compression())
-    ]
-    fewer = counted[0] < FEWER * counted[1]
-    why = "{:.3f} MB per worker and version instead of {:.3f} MB".format(*(each / 1e6 for each in counted))
-    if fewer:
-        return low_rank, f"{why} with {four_bit}; with SGD no loss of it was measured"
-    return four_bit, f"lowrank would send {why}"
 
 
 def advice(
@@ -103,3 +77,31 @@ def advice(
             f"times the uncompressed loss; {INSTEAD if server else INSTEAD_WITHOUT_SERVER}"
         )
     return lines
+
+
+# `lowrank` computes longer than `4bit`. It is faster if it sends less than this share of the bytes.
+FEWER = 0.5
+
+
+def compressor_for(spec: str, specs: Sequence[TensorSpec]) -> tuple[CompressorSpec, str]:
+    """Return the compressor of a job for a model, and why, for the log. Server and workers get the same.
+
+    A server keeps `auto` without options only where no loss of `lowrank` was measured (`server/checks`). Then
+    it is `lowrank` if that sends far fewer bytes than `4bit`, both packed and both ways.
+
+    Args:
+        spec: the job's --compressor.
+        specs: tensors of the model.
+    """
+    if spec != AUTO:
+        return compressor_of(spec)[0], "it was asked for"
+    low_rank, four_bit = parse_compressor("lowrank"), compressor_of(AUTO)[0]
+    counted = [
+        sum(coding.packed_bytes(each.shape) for coding in (costs.up, costs.down(1)) for each in specs)
+        for costs in (low_rank.compression(), four_bit.compression())
+    ]
+    fewer = counted[0] < FEWER * counted[1]
+    why = "{:.3f} MB per worker and version instead of {:.3f} MB".format(*(each / 1e6 for each in counted))
+    if fewer:
+        return low_rank, f"{why} with {four_bit}; with SGD no loss of it was measured"
+    return four_bit, f"lowrank would send {why}"

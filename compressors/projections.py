@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from .entry import CompressorEntry
-from .quantizers import always, late, lost
+from .quantizers import always, late
 from .sizes import TensorCoding
 
 FEWER = 2  # a matrix has at least this many times as many elements as coordinates, or travels as bfloat16
@@ -57,16 +57,18 @@ def _coordinates(options: LowRankOptions) -> Callable[[Sequence[int]], int]:
     return options.coordinates
 
 
+# `adam_loss`, by rank and format: records/2026-11-lowrank.md.
+LOSSES = {
+    (4, Factors.FOUR_BIT): 1.14,
+    (4, Factors.EIGHT_BIT): 1.11,
+    (8, Factors.FOUR_BIT): 1.10,
+}
+
+
 def _sends(options: LowRankOptions) -> TensorCoding:
     bucket = 0 if options.values is Factors.FLOAT16 else BUCKET
     packed = {Factors.FOUR_BIT: 0.88, Factors.EIGHT_BIT: 0.92}.get(options.values, 1.0)
     return TensorCoding(bits=options.values.bits, bucket=bucket, packed=packed)
-
-
-def _adam_loss(options: LowRankOptions) -> float | None:
-    """Return the loss as records/2026-11-lowrank.md has it; fp16 was measured with one seed."""
-    measured = {Factors.FOUR_BIT: 1.14, Factors.EIGHT_BIT: 1.11}
-    return measured.get(options.values) if options.rank == LowRankOptions().rank else None
 
 
 PROJECTIONS: Mapping[str, CompressorEntry] = {
@@ -74,10 +76,11 @@ PROJECTIONS: Mapping[str, CompressorEntry] = {
         options=LowRankOptions,
         build=late("low_rank", "LowRank"),
         sends=_sends,
+        # With gc-server, three seeds of an MLP: records/2026-11-lowrank.md.
+        sgd_accuracy=lambda options: -0.005 if options == LowRankOptions() else None,
         nanoseconds=always(2.0),
         coordinates=_coordinates,
         downlink=always("an update has no bases of its own; its coordinates travel as the pushes' do"),
-        adam_loss=_adam_loss,
-        sgd_accuracy=lost(-0.005, LowRankOptions),  # with gc-server, three seeds
+        adam_loss=lambda options: LOSSES.get((options.rank, options.values)),
     ),
 }

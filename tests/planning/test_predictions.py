@@ -160,7 +160,7 @@ def test_without_a_server_buckets_travel_while_backward_continues() -> None:
 
 
 def test_bytes_are_packed_where_that_is_worth_its_time() -> None:
-    known, links = profile("4x1048576"), {}
+    known, links = profile("4x1048576"), dict[tuple[float, str], bool]()
     for mbit in (100, 1e5):
         link = replace(known, worker_bandwidth=mbit * 125e3, server_bandwidth=mbit * 125e3)
         for mode in ("sync", "stale", OWNERS):
