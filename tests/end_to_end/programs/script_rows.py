@@ -250,7 +250,8 @@ class Adapted(nn.Module):
         self.again = self.base  # under a second name
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.base(inputs)[:, :4] + self.up(self.down(inputs))
+        found: Tensor = self.base(inputs)[:, :4] + self.up(self.down(inputs))
+        return found
 
 
 def adapters(job: Any) -> Trained:
