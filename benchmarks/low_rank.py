@@ -75,6 +75,12 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         batch=16,
         warm_up=50,
     ),
+    "images": Experiment(  # of the distribution `gradwire-papers`
+        task="cifar100:synthetic=2000",
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9),
+        batch=8,
+        warm_up=10,
+    ),
 }
 ROWS = (
     *("none", f"{POWER_SGD}4", "lowrank:values=fp16", "lowrank:values=8bit", "lowrank:values=4bit"),

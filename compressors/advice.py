@@ -6,7 +6,7 @@ A job logs them when it starts. The figures are those of `gc-bench accuracy adam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from ..common.spec import parse_spec
@@ -27,22 +27,34 @@ INSTEAD_WITHOUT_SERVER = "use 4bit, which loses little, or 8bit"
 LOSES = 1.02
 
 
-def suited(compressor: CompressorSpec, optimizer: OptimizerOptions, *, local: bool) -> CompressorSpec:
-    """Return the compressor adjusted to an optimizer: `4bit` without feedback where the server's is Adam.
+# Options of a compressor where the optimizer is Adam, and the keys with which its spec refuses them all.
+#   4bit: with feedback unsent values arrive later and larger, and enter Adam's denominators.
+#   lowrank: rank 4 leaves out too much of the gradient, and the noise of 4 bits enters Adam's denominators.
+WITH_ADAM: Mapping[str, tuple[Mapping[str, str], Set[str]]] = {
+    "4bit": ({"feedback": "off"}, {*WRAPPING_KEYS, "levels"}),
+    "lowrank": ({"rank": "8", "values": "8bit"}, set()),
+}
 
-    A spec that sets feedback, another option of `Wrapping` or `levels` is returned as it is, like every other
-    compressor. With feedback, unsent values arrive later and larger, and enter Adam's denominators.
+
+def suited(compressor: CompressorSpec, optimizer: OptimizerOptions, *, local: bool) -> CompressorSpec:
+    """Return the compressor adjusted to an optimizer: where the server's is Adam, `4bit` without feedback,
+    and `lowrank` with `rank=8,values=8bit`.
+
+    Keys that a spec sets are kept, and every other compressor is returned as it is.
 
     Args:
         compressor: compressor of the workers.
         optimizer: optimizer of the job.
         local: True if workers run the optimizer, and compress the changes that their steps make.
     """
-    given = parse_spec("compressor", compressor.text).options
-    asked = set(given) & {*WRAPPING_KEYS, "levels"}
-    if local or asked or compressor.name != "4bit" or not optimizer.undoes_weights:
+    if local or compressor.name not in WITH_ADAM or not optimizer.undoes_weights:
         return compressor
-    return parse_compressor(f"{compressor}{',' if given else ':'}feedback=off")
+    given = parse_spec("compressor", compressor.text).options
+    options, refusing = WITH_ADAM[compressor.name]
+    more = [f"{key}={value}" for key, value in options.items() if key not in given]
+    if not more or refusing & set(given):
+        return compressor
+    return parse_compressor(f"{compressor}{',' if given else ':'}{','.join(more)}")
 
 
 def advice(

@@ -62,6 +62,7 @@ LOSSES = {
     (4, Factors.FOUR_BIT): 1.14,
     (4, Factors.EIGHT_BIT): 1.11,
     (8, Factors.FOUR_BIT): 1.10,
+    (8, Factors.EIGHT_BIT): 1.04,
 }
 
 

@@ -23,7 +23,7 @@ from ..common.exits import Exit
 from ..common.parts import Plan
 from ..common.telemetry import HttpEndpoint, add_log_fields
 from ..common.version import __version__
-from ..compressors import AUTO, compressor_for, set_threads
+from ..compressors import AUTO, compressor_for, set_threads, suited
 from ..compressors.packing import Packing
 from ..optim.optimizer import Optimizer, OptimizerGroup
 from ..planning import parse_fusion, parse_order, parse_replan
@@ -93,6 +93,8 @@ def _shard(options: ServerSettings, mode: ModeOptions, packing: Packing) -> Loca
             groups = (job,) * len(groups)
         if manifest.clip_norm and not options.clip_norm:
             log.info("the scripts have the mean gradient clipped to a norm of %g", manifest.clip_norm)
+        # A worker adapts its compressor to the same optimizer, of which a script's groups have all one kind.
+        steps = groups[0].options if options.script else optimizer
         return SteppedStore(
             manifest,
             values,
@@ -101,7 +103,7 @@ def _shard(options: ServerSettings, mode: ModeOptions, packing: Packing) -> Loca
             options.seed,
             replace(rules, clip_norm=options.clip_norm or manifest.clip_norm),
             plan,
-            compressor,
+            suited(compressor, steps, local=mode.workers_step),
             packing,
         )
 

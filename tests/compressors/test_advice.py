@@ -76,9 +76,13 @@ def test_of_a_sparsifier_the_nearest_that_was_measured_is_said() -> None:
         ("4bit:momentum=0.5", "adamw", False, "4bit:momentum=0.5"),
         ("4bit:levels=groups", "adamw", False, "4bit:levels=groups"),
         ("topk", "adamw", False, "topk"),
+        ("lowrank", "adamw", False, "lowrank:rank=8,values=8bit"),
+        ("lowrank:values=4bit", "adam", False, "lowrank:values=4bit,rank=8"),
+        ("lowrank:values=4bit,rank=4", "adamw", False, "lowrank:values=4bit,rank=4"),
+        ("lowrank", "sgd:momentum=0.9", False, "lowrank"),
     ],
 )
-def test_4bit_leaves_its_feedback_out_where_the_server_runs_adam(
+def test_4bit_leaves_its_feedback_out_and_lowrank_sends_more_where_the_server_runs_adam(
     given: str, optimizer: str, local: bool, expected: str
 ) -> None:
     assert suited(parse_compressor(given), parse_optimizer(optimizer), local=local).text == expected

@@ -6,7 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from daemons import Daemon, Daemons, Server, asked, poll
+
+import gradwire
 
 TASK = "small_tasks:regression:slow=0.01,samples=1920"
 JOB = (
@@ -96,3 +99,23 @@ def test_auto_takes_lowrank_where_the_model_and_the_optimizer_allow_it(daemons: 
     assert found[0] == found[1]
     for daemon in (server, *workers):
         daemon.wait_for(r"compressor auto: lowrank, because 0\.006 MB .* instead of 0\.029 MB with 4bit")
+
+
+@pytest.mark.parametrize("script", [False, True], ids=["task", "script"])
+def test_with_adam_the_server_has_the_rank_of_its_workers(daemons: Daemons, script: bool) -> None:
+    options = ("--compressor", "lowrank", "--max-steps", "3", "--batch-size", "8")
+    if script:
+        server = daemons.server("--script", *options)
+        with gradwire.connect(server.address) as job:
+            model = torch.nn.Linear(64, 64)
+            model, optimizer = job.attach(model, torch.optim.AdamW(model.parameters()))
+            for batch in job.batches(torch.utils.data.TensorDataset(torch.ones(64, 64))):
+                model(batch[0]).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    else:
+        server = daemons.server("--task", "digits", "--optimizer", "adam", *options)
+        worker = daemons.worker(server.address)
+        assert worker.wait() == 0
+        assert "using compressor lowrank:rank=8,values=8bit, because" in worker.log
+    assert asked(server).version == 3
