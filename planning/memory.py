@@ -27,6 +27,7 @@ def memory_of(
     overlap: str = "backward",
     redundancy: int = 1,
     states: int = 0,
+    task: bool = False,
 ) -> JobMemory:
     """Return the memory of a job in mode sync.
 
@@ -37,6 +38,7 @@ def memory_of(
         overlap: value of --overlap; with both, a worker can undo a step and early parts.
         redundancy: number of workers that compute each gradient and push a slice of it, which they can undo.
         states: number of the optimizer's tensors for each parameter, such as 2 for Adam.
+        task: True for workers of a task, which free each gradient once it is compressed; a script keeps them.
     """
     model = 4 * sum(map(math.prod, shapes))
     largest = 4 * max(map(math.prod, shapes))
@@ -44,9 +46,10 @@ def memory_of(
     push, update = (sum(map(each.sent_bytes, shapes)) for each in (compressor.up, down))
     both = overlap == "both"
     held = 0 if compressor.up.coordinates is None else states  # replicas step these tensors themselves
-    copies = 2 + both + held * (1 + both) + feedback * (2 + (both or redundancy > 1)) + 2 * momentum
+    gradients = largest if task and overlap != "off" else model
+    copies = 1 + both + held * (1 + both) + feedback * (2 + (both or redundancy > 1)) + 2 * momentum
     push /= redundancy
     return JobMemory(
-        worker_bytes=copies * model + push + update,
+        worker_bytes=copies * model + gradients + push + update,
         server_bytes=(1 + (down.element_bytes < 4) + states) * model + largest + workers * push + update,
     )

@@ -32,6 +32,8 @@ def peaks(daemons: Daemons, folder: Path, width: int) -> tuple[int, int]:
 def test_a_job_needs_the_memory_that_the_table_names(daemons: Daemons, tmp_path: Path) -> None:
     base, large = (peaks(daemons, tmp_path / str(width), width) for width in (16, WIDTH))
     server, worker = ((after - before) / MODEL_BYTES for before, after in zip(base, large, strict=True))
-    table = memory_of([(WIDTH, WIDTH)] * 8, 2, parse_compressor("4bit").compression(), feedback=True)
+    table = memory_of(
+        [(WIDTH, WIDTH)] * 8, 2, parse_compressor("4bit").compression(), feedback=True, task=True
+    )
     assert server < table.server_bytes / MODEL_BYTES + MARGIN
     assert worker < table.worker_bytes / MODEL_BYTES + MARGIN

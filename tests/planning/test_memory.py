@@ -18,6 +18,7 @@ MODEL = 4 * 100 * 1024 * 1024
     ("spec", "more", "worker", "server"),
     [
         ("4bit", {}, 4.25, 2 + 3 / 8),
+        ("4bit", {"task": True}, 3.26, 2 + 3 / 8),
         ("4bit", {"overlap": "both", "states": 2}, 6.25, 4 + 3 / 8),
         ("none", {"states": 1}, 2 + 2, 1 + 1 + 3),
     ],
@@ -34,6 +35,8 @@ def test_memory_is_that_of_the_table(
 
 def test_the_table_sums_to_what_is_predicted() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "memory.md").read_text()
-    sums = re.search(r"two workers, SGD\*\* \| \*\*([\d.]+)\*\* \| \*\*([\d.]+)\*\*", page)
+    sums = re.search(
+        r"two workers, SGD\*\* \| \*\*([\d.]+)\*\* \| \*\*([\d.]+); of a task ([\d.]+)\*\*", page
+    )
     assert sums is not None
-    assert [float(each) for each in sums.groups()] == [2.4, 4.25]
+    assert [float(each) for each in sums.groups()] == [2.4, 4.25, 3.3]

@@ -107,7 +107,7 @@ class Session:
         self._reconnects = 0
         self._held: m.Assignment | None = None  # assignment that waits until the replica is at its version
         self._waiting = WaitingLog()
-        self._free = FreeMemory(replica.manifest.raw_bytes // 2)
+        self._free = FreeMemory(replica.manifest.raw_bytes // 4)
 
     # ---- state, for the owner
 
@@ -178,7 +178,7 @@ class Session:
                 self._connection.stepped(0)
                 self._state.mark_current()
                 self._metrics.raw_up.inc(self.replica.manifest.raw_bytes)
-            give_back()
+        give_back()  # of the model's own memory, which the replica has replaced
         if any(self.compression.compressor.feedback):
             self.compression.ledger.reserve()
         restored = self.saving.restored is not None

@@ -85,8 +85,8 @@ class Computation:
         def compute() -> torch.Tensor:
             model = self._replica.model
             model.train()
-            for parameter in self._replica.parameters if not onto else ():
-                parameter.grad = None
+            if not onto:
+                self.drop_gradients()
             self._doing("loading a batch")
             batch = to_device(self._task.batch(indices), self._device)
             self._doing("computing")
@@ -94,6 +94,11 @@ class Computation:
 
         found: torch.Tensor = guarded(f"task {self._task.name!r}", compute)
         return found
+
+    def drop_gradients(self) -> None:
+        """Free the gradients' memory, which is as large as the model."""
+        for parameter in self._replica.parameters:
+            parameter.grad = None
 
     def backward(self, loss: torch.Tensor, *, weight: float | None = None) -> float:
         """Add the gradients of `loss`, times `weight` (None for 1), to `grad`; return the loss as a number.

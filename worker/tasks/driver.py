@@ -155,6 +155,7 @@ class TaskDriver:
                     continue
                 early = None  # only the first batch was begun early
                 usable = step.push(loss)
+                self._computation.drop_gradients()  # before the update arrives
         except Exception:
             step.withdraw()
             raise

@@ -50,7 +50,9 @@ class GradientStrategy(Strategy):
         self.rates = rates
         self.remedy = remedy
         if overlap:
-            self.hooks = GradientHooks(session.replica.parameters, self.times, checked=user_steps)
+            self.hooks = GradientHooks(
+                session.replica.parameters, self.times, checked=user_steps, frees=not user_steps
+            )
 
     def begin(self, assignment: m.Assignment, samples: int) -> GradientStep:
         return GradientStep(self, assignment, samples)
@@ -132,6 +134,9 @@ class GradientStep(TrainingStep):
             if why:
                 self.withdraw()
                 strategy.stop_overlap(why)
+                if hooks.frees:  # the driver computes the batch again, because the gradients are gone
+                    self.open = True
+                    return False
         push, self._push = self._push, None
         try:
             if push is not None and hooks is not None and hooks.error is not None:

@@ -43,14 +43,23 @@ class GradientHooks:
     """
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], times: StepTimes, *, checked: bool = False
+        self,
+        parameters: Sequence[torch.Tensor],
+        times: StepTimes,
+        *,
+        checked: bool = False,
+        frees: bool = False,
     ) -> None:
-        """checked: True to take checksums, so that `changed` can be called."""
+        """
+        Args:
+            checked: True to take checksums, so that `changed` can be called.
+            frees: True to free each gradient that was handed on: all together are as large as the model."""
         self.error: Exception | None = None
         self.repeated = False
         self._parameters = parameters
         self._times = times
         self._checked = checked
+        self.frees = frees
         self._receiver: Receiver | None = None
         self._added: set[int] = set()
         self._checksums: dict[int, int] = {}  # by parameter, of the gradient when it was handed on
@@ -103,6 +112,8 @@ class GradientHooks:
             if self._checked:
                 self._checksums[index] = checksum(parameter.grad)
             self._receiver.add(index, as_dense(parameter.grad))
+            if self.frees:
+                parameter.grad = None
         except Exception as error:
             self.error = error
         self._times.handed()

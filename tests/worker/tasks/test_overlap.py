@@ -55,6 +55,19 @@ def test_of_what_the_loss_does_not_reach_nothing_is_pushed(compressor: str, over
         assert sum(each.elements for each in payloads) == WIDTH * WIDTH
 
 
+def test_a_task_keeps_no_gradient_that_is_compressed() -> None:
+    kept: list[int] = []
+
+    def counted(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        assert isinstance(model, Layers)
+        last: Any = model.first.weight
+        last.register_hook(lambda _: kept.append(sum(each.grad is not None for each in model.parameters())))
+        return squares(model, batch)
+
+    Run("backward", loss=counted).steps()
+    assert kept == [0]
+
+
 def test_a_gradient_that_comes_twice_has_parts_leave_after_backward_from_then_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
