@@ -10,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ClassVar
 
+_ARENA_MAX = -8  # of malloc.h
 LEAST_BYTES = 64 << 20
 EVERY_S = 1.0
 
@@ -41,6 +43,15 @@ def give_back() -> None:
     """Return all free memory to the system, of which the chunks of a whole model leave much."""
     if (functions := _functions()) is not None:
         functions[1]()
+
+
+def share_arena() -> None:
+    """Have all threads take memory from one arena of malloc, so that each reuses memory of others.
+
+    Call it before there are other threads.
+    """
+    with suppress(OSError, AttributeError):  # not every C library has it
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
 
 
 class FreeMemory:

@@ -5,7 +5,7 @@ A moment is one tensor of torch's optimizer state, such as Adam's `exp_avg` of o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from ..optim.steps import COUNT, memory_names
 from .manifest import Manifest
 from .messages import Moment
 from .refusal import Reason, Refused, refused
-from .transfer import TransferBuffer, encode_chunks
+from .transfer import Bytes, TransferBuffer, encode_chunks
 
 TRANSFER = 2  # transfer number of the chunks
 NEVER_NEGATIVE = (COUNT, "exp_avg_sq", "sum")  # moments of which torch takes square roots, and the count
@@ -24,11 +24,21 @@ NEVER_NEGATIVE = (COUNT, "exp_avg_sq", "sum")  # moments of which torch takes sq
 Moments = Mapping[int, Mapping[str, npt.NDArray[np.float32]]]
 
 
-def encode_moments(moments: Moments) -> tuple[tuple[Moment, ...], Iterator[bytes]]:
-    """Return the list of moments for a header, and an iterator over the chunk messages that follow it."""
+class _Chunks:
+    """Chunk messages that are encoded each time they are read: a list of them would be a second state."""
+
+    def __init__(self, parts: Sequence[Bytes]) -> None:
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[bytes]:
+        return encode_chunks(TRANSFER, self._parts)
+
+
+def encode_moments(moments: Moments) -> tuple[tuple[Moment, ...], Iterable[bytes]]:
+    """Return the list of moments for a header, and the chunk messages that follow it, encoded while read."""
     named = [(tensor, name, moments[tensor][name]) for tensor in sorted(moments) for name in moments[tensor]]
     listed = tuple(Moment(tensor=tensor, name=name) for tensor, name, _ in named)
-    return listed, encode_chunks(TRANSFER, [values.view(np.uint8) for _, _, values in named])
+    return listed, _Chunks([values.view(np.uint8) for _, _, values in named])
 
 
 class MomentValues(TransferBuffer):

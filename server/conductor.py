@@ -351,7 +351,7 @@ class Conductor:
     def _begin_apply(self, action: e.Apply) -> None:
         """Order the shard to apply pushes, and send the update while it grows."""
         self.rate_control.close()
-        broadcast = self._publishing.close(action.version, action.members)
+        broadcast = self._publishing.close(action.version, action.members, self.core.state.roster.versions)
         pushes, rates = self.ledger.take(action)
         applying = self.shard.apply(action, pushes, broadcast.add, rates)
         self.tasks.run(self._apply(action, broadcast, applying))
@@ -363,8 +363,7 @@ class Conductor:
         failpoints.reached("version.applied")
         broadcast.finish()
         self.ended_at = self.now()
-        members = self.core.state.roster.members.values()  # updates to those away may be lost
-        self._publishing.published(broadcast, [each.version if each.listening else 0 for each in members])
+        self._publishing.published(broadcast, self.core.state.roster.versions)
         count_version(self.metrics, action, report, started, self.ended_at)
         await self.applied(action.version)
 

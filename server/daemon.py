@@ -20,6 +20,7 @@ from ..common import descriptors, machine
 from ..common.addresses import listening_addresses
 from ..common.configuration import Effective, UsageError
 from ..common.exits import Exit
+from ..common.free_memory import share_arena
 from ..common.parts import Plan
 from ..common.telemetry import HttpEndpoint, add_log_fields
 from ..common.version import __version__
@@ -66,6 +67,7 @@ def run(effective: Effective[ServerSettings]) -> int:
     """Run the server until a signal, the end of the job or a failure; return the exit code. Raises UsageError
     if an option, the state folder or the port cannot be used."""
     options = effective.settings
+    share_arena()
     if options.threads:
         torch.set_num_threads(options.threads)
         set_threads(options.threads)

@@ -48,8 +48,7 @@ class Fetches:
         async with self._free:
             found = await shard.values(moments=True)
             header = OptimizerHeader(version=found.version, moments=tuple(found.moments))
-            await self._write(chain((header,), found.chunks), write)
-            return sum(map(len, found.chunks))
+            return await self._write(chain((header,), found.chunks), write)
 
     async def write(self, messages: Iterable[Any], write: Callable[[Any], Awaitable[None]]) -> None:
         """Write messages to a client, within the limit of `AT_ONCE` clients. Raises Refused (CHUNK) if the
@@ -58,11 +57,15 @@ class Fetches:
             await self._write(messages, write)
 
     @staticmethod
-    async def _write(messages: Iterable[Any], write: Callable[[Any], Awaitable[None]]) -> None:
-        """Write messages one by one. Raises Refused if the client has read nothing for `STALLED_S`."""
+    async def _write(messages: Iterable[Any], write: Callable[[Any], Awaitable[None]]) -> int:
+        """Write messages one by one, and return the bytes of the encoded ones. Raises Refused if the client
+        has read nothing for `STALLED_S`."""
+        sent = 0
         for message in messages:
+            sent += len(message) if isinstance(message, bytes) else 0
             try:
                 await asyncio.wait_for(write(message), STALLED_S)
             except TimeoutError:
                 field, limit = "fetch of the parameters", f"a chunk read every {STALLED_S:g} s"
                 raise refused(Reason.CHUNK, field=field, limit=limit, value="none") from None
+        return sent

@@ -317,6 +317,11 @@ class Roster:
         """Return the members that an assignment can be sent to, in rank order."""
         return [member for member in self.by_rank() if member.listening]
 
+    @property
+    def versions(self) -> list[int | None]:
+        """Versions of the members' replicas; None without one, 0 for a member that is away."""
+        return [member.version if member.listening else 0 for member in self.members.values()]
+
     def _revive(self, member: Member, now: float) -> Member:
         """Readmit a departed member of the same incarnation."""
         del self.departed[member.worker]

@@ -91,6 +91,7 @@ from .encodings import (
 )
 from .part_update import PartUpdate, State, update_of, values_of
 from .running_magnitude import RunningCoder
+from .workers_copy import WorkersCopy
 
 Float32 = npt.NDArray[np.float32]
 LARGEST = float(np.finfo(np.float32).max)
@@ -118,6 +119,8 @@ class Downlink:
         scratch: Callable[[int, int], torch.Tensor],
         leaves_zeros: bool,
         stepped: Collection[int] = (),
+        lossy: bool = False,
+        changes: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -127,7 +130,10 @@ class Downlink:
                 it, because fresh memory would cost more than the arithmetic. Before that, it holds the
                 range's gradient.
             leaves_zeros: whether an optimizer's step leaves elements unchanged whose gradient is 0.
-            stepped: indices of the tensors that replicas step; empty unless the compressor is `auto`."""
+            stepped: indices of the tensors that replicas step; empty unless the compressor is `auto`.
+            lossy: True if `auto` will be lossy. The replica then has its memory before the first step, which
+                would take long to touch it.
+            changes: called before the replica changes."""
         self._specs = manifest.specs
         self._plan = plan
         self._parameters = parameters
@@ -138,15 +144,19 @@ class Downlink:
         self._coders: dict[str, Coder] = {}
         # By tensor: whether the replica has a residual in elements that no push may hold again.
         self._has_residual = [False] * len(manifest.specs)
-        self._running_magnitudes = RunningCoder(len(manifest.specs), _largest(plan))
-        self.replica = parameters
-        if self._fixed and not self._fixed.lossless:
-            self._separate()
+        self._running_magnitudes = RunningCoder(len(manifest.specs))
+        self.copy = WorkersCopy(parameters, changes)
+        if lossy if self._fixed is None else not self._fixed.lossless:
+            self.copy.split()
+
+    @property
+    def replica(self) -> torch.Tensor:
+        """The parameters of the last complete version as every worker has them, in flat order."""
+        return self.copy.values
 
     def adopt(self, plan: Plan) -> None:
         """Use another plan from now on. State is kept, because it belongs to tensors."""
         self._plan = plan
-        self._running_magnitudes.adopt(_largest(plan))
 
     def piecewise(self, unit: Unit, pushes: Sequence[Placed], version: int) -> bool:
         """Return True when a part of a divided tensor can be encoded before the other parts of the tensor are
@@ -190,7 +200,7 @@ class Downlink:
             encodings.append(self._encoding(tensors[0], tensors[-1] + 1, start, end, kind))
         encodings = [encoding for encoding in encodings if encoding.start < encoding.end]
         if not all(encoding.compressor is None or encoding.compressor.lossless for encoding in encodings):
-            self._separate()
+            self.copy.split()
         return encodings
 
     def encode(
@@ -202,7 +212,7 @@ class Downlink:
         changed: bool,
         means: Mapping[int, MeanCoordinates] = NO_MEANS,
     ) -> list[PartUpdate]:
-        """Return the updates of some parts after their step, and apply the updates to `replica`.
+        """Return the updates of some parts after their step. `replica` has them once the version is complete.
 
         Args:
             encodings: encodings of the parts' elements, from `choose`.
@@ -216,18 +226,17 @@ class Downlink:
             if idle or encoding.compressor is None:
                 done.append((AbsentPayload(elements=encoding.end - encoding.start), Content.DELTA))
                 continue
+            scratch = self._scratch(encoding.start, encoding.end)
             if encoding.stepped:
                 done.append((self._mean_gradient(encoding, means), Content.GRADIENT))
-                if self.replica is not self._parameters:
-                    here = slice(encoding.start, encoding.end)
-                    self.replica[here] = self._parameters[here]
+                values = values_of(self._parameters[encoding.start : encoding.end])
+                self.copy.change(put_update, values, encoding.start, scratch)
                 continue
             content = Content.VALUES if encoding.compressor.lossless else Content.DELTA
             take = put_update if content is Content.VALUES else add_update
             at = encoding.start
             for payload in join(self._payloads(encoding, encoding.compressor, version)):
-                if content is Content.DELTA or self.replica is not self._parameters:
-                    take(payload, self.replica[at : at + payload.elements])
+                self.copy.change(take, payload, at, scratch)
                 at += payload.elements
                 done.append((payload, content))
         if len(parts) == 1:
@@ -257,9 +266,8 @@ class Downlink:
 
     def image(self) -> dict[str, Any]:
         """Return the complete state without the parameters, as plain values and copies of tensors."""
-        separate = self.replica is not self._parameters
         return {
-            "replica": self.replica.clone() if separate else None,
+            "replica": self.replica.clone() if self.copy.separate else None,
             "behind": list(self._has_residual),
             "running": self._running_magnitudes.image(),
             "states": {name: deepcopy(coder.states) for name, coder in self._coders.items()},
@@ -268,7 +276,7 @@ class Downlink:
     def restore(self, image: Mapping[str, Any]) -> None:
         """Replace the state by one that `image` returned. The image's tensors belong to this object
         afterwards."""
-        self.replica = self._parameters if image["replica"] is None else image["replica"]
+        self.copy.restore(image["replica"])
         self._has_residual = list(image["behind"])
         self._running_magnitudes.restore(image["running"])
         for name, states in image["states"].items():
@@ -281,11 +289,6 @@ class Downlink:
             return mean.payload
         return dense_payload(DenseFormat.FLOAT32, self._scratch(encoding.start, encoding.end).numpy())
 
-    def _separate(self) -> None:
-        """Make the replica a copy of the parameters, if it still shares their memory."""
-        if self.replica is self._parameters:
-            self.replica = self._parameters.detach().clone()
-
     def _payloads(
         self, encoding: DownlinkEncoding, compressor: CompressorSpec, version: int
     ) -> Iterator[Payload]:
@@ -296,7 +299,7 @@ class Downlink:
             values = self._parameters[here].numpy()
             chosen = values if encoding.held is None else values[encoding.held]
             if not compressor.lossless:
-                replica = self.replica[here].numpy()
+                replica = self.copy.last[here].numpy()
                 with np.errstate(over="ignore"):
                     chosen = chosen - (replica if encoding.held is None else replica[encoding.held])
                     np.clip(chosen, -LARGEST, LARGEST, out=chosen)
@@ -304,7 +307,7 @@ class Downlink:
             yield dense if encoding.held is None else sparse_payload(values.size, encoding.held, dense)
             return
         difference = self._scratch(encoding.start, encoding.end)
-        torch.sub(self._parameters[here], self.replica[here], out=difference).clamp_(-LARGEST, LARGEST)
+        torch.sub(self._parameters[here], self.copy.last[here], out=difference).clamp_(-LARGEST, LARGEST)
         if compressor.text == "4bit":
             yield from self._four_bit(encoding, difference.numpy(), version)
             return
@@ -442,8 +445,3 @@ class Downlink:
         it."""
         coded = RULE.compresses(self._specs[tensor])
         return CodeFormat.SIGNED_4BIT.code_bytes(elements) if coded else 2 * elements
-
-
-def _largest(plan: Plan) -> int:
-    """Return the number of elements of the largest unit."""
-    return max(unit.end - unit.start for unit in plan.units)

@@ -288,6 +288,7 @@ class LocalShard:
         owned = [pushes]  # so that only the store refers to them
         del pushes
         applying = self._run(self._apply, self._opened, order, owned, self._on_loop(send), learning_rates)
+        self._submit(self._opened.settle)  # while the workers get the update
         return self._then(applying, self.reported.applied)
 
     def _apply(
@@ -357,8 +358,7 @@ class LocalShard:
             listed: Sequence[Moment] = ()
             chunks: Iterable[bytes] = ()
             if moments:
-                listed, messages = encode_moments(moments_of(store.remembered(), store.manifest))
-                chunks = list(messages)
+                listed, chunks = encode_moments(moments_of(store.remembered(), store.manifest))
             else:
                 chunks = store.messages()
             found = self._values[store.version, moments] = EncodedValues(store.version, chunks, listed)

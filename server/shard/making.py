@@ -213,6 +213,7 @@ class SteppedStore(Store):
         except Exception:
             self._roll_back(step.before)
             raise
+        self._downlink.copy.complete()
         self.version = order.version
         if self.bases is not None:
             self.bases = self.bases.advance({tensor: mean.values for tensor, mean in step.means.items()})
@@ -221,22 +222,25 @@ class SteppedStore(Store):
         if step.norms is not None and any(totals := step.norms.totals()):
             self._norms.append(totals)
             self._average_norms()
-        self._compensation.keep(self.version, self._downlink.replica, order.bases)
+        if self._rules.delay_compensation:
+            self._compensation.keep(self.version, self._downlink.replica, order.bases)
         return 0 if enough else held
 
     def undo(self) -> None:
         """Roll back to the last version, if parts of the next one have been stepped and a copy of the
         previous values is kept."""
         step, self._step = self._step, None
-        if step is not None and step.taken and step.before is not self._downlink.replica:
+        if step is not None and step.taken and step.before is not self._flat:
             self._roll_back(step.before)
 
     def _roll_back(self, before: torch.Tensor) -> None:
         """Overwrite parameters and replica with the values from before a failed step. No other step
         follows."""
-        self._flat.copy_(before)
-        if before is not self._downlink.replica:
-            self._downlink.replica.copy_(before)
+        self._downlink.copy.drop()
+        replica = self._downlink.replica
+        self._flat.copy_(replica if before is self._flat else before)
+        if before is not replica:
+            replica.copy_(self._flat)
 
     def _add(self, step: PendingVersion, number: int, shares: Sequence[Share], send: Send) -> None:
         """Sum, step and send a part; if its unit is encoded as one, do so for the whole unit once its last
@@ -412,10 +416,11 @@ class SteppedStore(Store):
             combine(self._aggregation, stretch.pushes, out)
 
     def _before(self) -> torch.Tensor:
-        """Return the values to roll back to if the step fails: the replica, or a copy of it if `keep_last` is
-        set. Only the copy stays unchanged when parts of the failed step have been sent."""
+        """Return the values to roll back to if the step fails: the replica, which stays unchanged until the
+        version is complete; a copy of it if `keep_last` is set and the replica is the parameters."""
         replica = self._downlink.replica
-        if not self._rules.keep_last:
+        if self._downlink.copy.separate or not self._rules.keep_last:
+            self._last = None
             return replica
         if self._last is None:
             self._last = torch.empty_like(self._flat)

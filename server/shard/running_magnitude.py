@@ -20,6 +20,7 @@ from ...compressors.kernels.checks import in_order
 from ...compressors.payload import code_words
 
 Float32 = npt.NDArray[np.float32]
+NO_RESIDUAL = np.empty(0, np.float32)  # the errors are in the difference of the next version
 _Sums = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
 
 
@@ -27,22 +28,12 @@ class RunningCoder:
     """Encodes the tensors of a model as `4bit` codes, with a running magnitude for each tensor. The downlink
     owns it; only one thread may use it."""
 
-    def __init__(self, tensors: int, largest: int) -> None:
-        """
-        Args:
-            largest: largest number of elements that are coded at once."""
+    def __init__(self, tensors: int) -> None:
         self._states = [RunningMagnitude()] * tensors
         self._version = 0
         # Magnitudes found at this version: of whole tensors; and of pieces, by tensor and first element.
         self._whole: dict[int, Magnitudes] = {}
         self._found: dict[int, dict[int, _Sums]] = {}
-        self._largest = largest
-        self._zeros = self._left = np.empty(0, np.float32)
-
-    def adopt(self, largest: int) -> None:
-        """Use a new plan from now on. largest: largest number of elements that are coded at once under that
-        plan."""
-        self._largest = largest
 
     def image(self) -> dict[str, Any]:
         """Return the complete state, as plain values and arrays that are never written to again."""
@@ -92,12 +83,9 @@ class RunningCoder:
         levels = levels_of([state.mean for state in states]).reshape(-1)
         sizes = np.array([values.size for values in tensors], np.int64)
         elements = int(sizes.sum())
-        if self._zeros.size < elements:
-            self._zeros, self._left = np.zeros(self._largest, np.float32), np.empty(self._largest, np.float32)
         format = CodeFormat.SIGNED_4BIT
         data = np.empty(4 * int(code_words(format.bits, sizes).sum()), np.uint8)
-        zeros, left = self._zeros[:elements], self._left[:elements]
-        arguments = tensors, zeros, left, levels, data
+        arguments = tensors, NO_RESIDUAL, NO_RESIDUAL, levels, data
         totals, nonzero = cpu.quantize_blocks(format, *arguments, share=RUNNING_SHARE)
         found = map(Magnitudes, totals.tolist(), nonzero.tolist())
         self._whole.update(zip(range(first, first + len(tensors)), found, strict=True))

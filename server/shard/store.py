@@ -156,6 +156,8 @@ class Store:
             scratch=self._gradient_of,  # free to be overwritten once the part is stepped
             leaves_zeros=self._optimizer.leaves_zeros,
             stepped=self.stepped,
+            lossy=compressor is not None and not compressor.lossless and not compressor.shared,
+            changes=lambda: self._recall(0, self._flat.numel()),
         )
         self.checked = 0, 0
 
@@ -374,6 +376,10 @@ class Store:
     def messages(self) -> Lent:
         """Return messages with the replica's values, which are encoded while they are read."""
         return self._lend(self.version, 0, self._flat.numel())
+
+    def settle(self) -> None:
+        """Apply the last version's updates to the replica, so that no read of it has to."""
+        _ = self._downlink.replica
 
     def sha256(self) -> str:
         """Return the SHA-256 of the parameters that every worker has, in hexadecimal."""

@@ -3,6 +3,7 @@ updates, or a snapshot. Sends a plan before any message that depends on it."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from weakref import ReferenceType, ref
@@ -99,10 +100,15 @@ class Publishing:
             self._follow(worker, self._growing)
         return self._growing
 
-    def close(self, version: int, workers: Iterable[str]) -> Broadcast:
+    def close(self, version: int, workers: Iterable[str], versions: Iterable[int | None]) -> Broadcast:
         """Return the update to a version whose pushes control has decided: the growing one from `open`, or
-        else a new one. Send it to these workers too, unless they already receive it. workers: ids of the
-        workers to send it to."""
+        else a new one. Drop the updates that all members have.
+
+        Args:
+            workers: ids of the workers to send it to, unless they already receive it.
+            versions: as for `published`.
+        """
+        self._drop(versions)
         growing, self._growing = self._growing, None
         broadcast = growing if growing is not None else Broadcast(version)
         for worker in workers:
@@ -111,18 +117,23 @@ class Publishing:
 
     def published(self, update: Broadcast, versions: Iterable[int | None]) -> None:
         """Keep the complete update of the newest version for workers that missed it. Drop older updates that
-        no member needs, and those that are larger together than a snapshot. versions: versions of the
-        members' replicas; None without one."""
+        no member needs, and those that are larger together than a snapshot.
+
+        versions: versions of the members' replicas; None without one, 0 for a member that is away."""
         self._snapshot = None
         updates = self._updates
         if update.whole:
             updates.clear()
         updates.append(update)
-        oldest = min((each for each in versions if each is not None), default=update.version)
-        while len(updates) > 1 and (
-            updates[0].version <= oldest or sum(each.wire_bytes for each in updates) > update.raw_bytes
-        ):
+        self._drop(versions, keep=1)
+        while len(updates) > 1 and sum(each.wire_bytes for each in updates) > update.raw_bytes:
             updates.popleft()
+
+    def _drop(self, versions: Iterable[int | None], *, keep: int = 0) -> None:
+        """Drop the updates that all members have, but keep the last `keep`."""
+        oldest = min((each for each in versions if each is not None), default=math.inf)
+        while len(self._updates) > keep and self._updates[0].version <= oldest:
+            self._updates.popleft()
 
     def drop_snapshot(self) -> None:
         """Drop the snapshot, because the parameters or their version have changed without an update."""

@@ -39,6 +39,17 @@ async def test_updates_grow_at_the_members_of_a_round_and_the_others_get_them_wh
         assert given["b"] == [early]
 
 
+async def test_an_update_that_all_members_have_is_dropped_when_the_next_one_begins() -> None:
+    async with wired("sync", "ab") as job:
+        kept = job.conductor._publishing._updates  # pyright: ignore[reportPrivateUsage]
+        for version, before in enumerate(([], [1])):
+            assert [each.version for each in kept] == before
+            for worker in "ab":
+                job.arrive(worker, job.push(worker, seq=version + 1))
+            assert not kept
+            await job.reach(version + 1)
+
+
 def _note(given: list[Broadcast], update: Broadcast, *, counted: bool = True) -> None:
     given.append(update)
 
