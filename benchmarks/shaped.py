@@ -113,6 +113,12 @@ class Recorded:
         return statistics.median(after.began - before.began for before, after in pairs)
 
     @property
+    def first_seconds(self) -> float:
+        """Seconds of the first step, from the time at which the last worker has the parameters and begins."""
+        first, second = (max(trace[number].began for trace in self.traces) for number in (0, 1))
+        return second - first
+
+    @property
     def bytes_in(self) -> float:
         """Bytes that the server receives per step, with all headers."""
         first = self.counted[0]

@@ -8,7 +8,7 @@ A run is COMPRESSOR[/DOWNLINK], such as `4bit` or `topk:ratio=100/topk:ratio=20`
 none is given. A peer is torch's DistributedDataParallel over gloo: `fp32`, `fp16` (its hook) or `powersgd`
 (its hook, rank 4). --hooks adds peers with our compressors as hooks (`gradwire.ddp`), which need no server.
 
-Printed per step, without the first few:
+Printed per step, without the first few, and beside them the seconds of the first once all workers begin:
 
 - median seconds, also relative to those of DDP fp32, and to the time that the busiest link needs for its
   bytes;
@@ -51,6 +51,7 @@ class StepRow:
         name: compressor and downlink of the run, or the peer.
         overlap: value of --overlap; None for a peer.
         step_seconds: median seconds of a step.
+        first_seconds: seconds of the first step, once all workers have the parameters.
         busiest: node whose link carries most bytes.
         bytes_in, bytes_out: bytes that this node receives and sends.
         link_seconds: least time of its link for the larger of these; 0 without a limit.
@@ -63,6 +64,7 @@ class StepRow:
     name: str
     overlap: Overlap | None
     step_seconds: float
+    first_seconds: float
     steps: int
     busiest: str
     bytes_in: float
@@ -86,6 +88,7 @@ def summarize(name: str, overlap: Overlap | None, recorded: Recorded, mbit: floa
         name=name,
         overlap=overlap,
         step_seconds=recorded.step_seconds,
+        first_seconds=recorded.first_seconds,
         steps=steps,
         busiest=busiest,
         bytes_in=carried[busiest][0] / steps,
@@ -104,6 +107,7 @@ def cells(row: StepRow, fp32: float | None) -> list[object]:
         f"`{row.name}`",
         row.overlap or "–",
         f"{row.step_seconds:.4f}",
+        f"{row.first_seconds:.3f}",
         f"{row.step_seconds / fp32:.2f}" if fp32 else "–",
         f"{row.step_seconds / row.link_seconds:.2f}" if row.link_seconds else "–",
         f"{row.bytes_in / 1e6:.3f}",
@@ -116,7 +120,7 @@ def cells(row: StepRow, fp32: float | None) -> list[object]:
 
 
 HEADINGS = (
-    *("", "overlap", "s per step", "of DDP fp32", "of its link's time", "MB in", "MB out"),
+    *("", "overlap", "s per step", "s of the first", "of DDP fp32", "of its link's time", "MB in", "MB out"),
     *("in while computing", "CPU s", "server MB", "worker MB"),
 )
 

@@ -104,7 +104,7 @@ def test_a_row_is_made_of_the_counted_steps_alone() -> None:
             ProcessUsage(tenth / 10, tenth / 100, {"server": 7 + late, "worker-0": 5 + late})
         )
     row = summarize("4bit", "off", Recorded(nodes, recorder, [trace, trace]), mbit=16)
-    assert (row.step_seconds, row.steps, row.busiest) == (1.0, 4, "server")
+    assert (row.first_seconds, row.step_seconds, row.steps, row.busiest) == (21.0, 1.0, 4, "server")
     assert (row.bytes_in, row.bytes_out) == (1_000_000, 0)
     assert row.computing_share == pytest.approx(3 / 8)
     assert row.link_seconds == pytest.approx(0.5)
