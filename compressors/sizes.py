@@ -184,17 +184,19 @@ LEAST_PACKED_BYTES = 512
 LEAST_SAVED = 1 / 20  # of the bytes
 
 # For `gradwire.ddp`.
-SAVED_BYTES = 64 << 10  # per rank and step, from which a second stage is worth its messages
+# Saved bytes per rank and step from which a second stage is worth its messages and its work on each tensor, on a
+# link of 1 Gbit/s.
+SAVED_BYTES, SAVED_BYTES_PER_TENSOR = 64 << 10, 12 << 10
 
 # Packing pays on a link of less than this share of its own rate: it saves about 0.4 of the bytes, and a rank
 # packs and unpacks about twice as many as it sends.
 PACKING_SHARE = 0.2
 
 
-def exchange_of(sent: float, ranks: int) -> tuple[bool, float, float]:
-    """Return True if owners save bytes, and the bytes per rank and step of a gather and of owners.
+def exchange_of(sent: float, ranks: int, tensors: int) -> tuple[bool, float, float]:
+    """Return True if owners save enough bytes, and the bytes per rank and step of a gather and of owners.
 
     sent: bytes of a rank's gradients.
     """
     gathered, owned = (ranks - 1) * sent, 2 * (ranks - 1) * sent / ranks
-    return gathered - owned >= SAVED_BYTES, gathered, owned
+    return gathered - owned >= SAVED_BYTES + SAVED_BYTES_PER_TENSOR * tensors, gathered, owned

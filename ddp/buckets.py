@@ -1,8 +1,9 @@
-"""DDP's buckets, which wait for their mean."""
+"""DDP's buckets, which wait for their mean, and their pieces, which travel as bundles."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,9 @@ from .bundle import Parameter
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 BUNDLE_BYTES = 512 << 10  # of gradients, as float32: fewer are not worth the messages of an exchange
+# On a link slower than this, bundles of dense codes are complete from so many elements on: the bytes of one
+# travel while the next one is compressed. On a faster link their messages cost more.
+CUT_BYTES_PER_S, BUNDLE_ELEMENTS = 40e6, 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +32,44 @@ class Bucket:
     buffer: torch.Tensor
     parameters: Sequence[Parameter]
     future: torch.futures.Future[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """The gradients of consecutive parameters of a bucket.
+
+    Attributes:
+        buffer: the piece of the bucket's buffer.
+        parameters: its parameters, in order.
+    """
+
+    buffer: torch.Tensor
+    parameters: Sequence[Parameter]
+
+
+def bundled(buckets: Sequence[Bucket], link_rate: float) -> Iterator[list[Piece]]:
+    """Yield the pieces of each bundle: of one, or on a slow link of several.
+
+    link_rate: bytes per second.
+    """
+    if link_rate >= CUT_BYTES_PER_S:
+        yield [Piece(bucket.buffer, bucket.parameters) for bucket in buckets]
+        return
+    bundle: list[Piece] = []
+    waiting = 0
+    for bucket in buckets:
+        first = start = end = 0
+        for number, parameter in enumerate(bucket.parameters):
+            end += math.prod(parameter.shape)
+            last = number + 1 == len(bucket.parameters)
+            if last or waiting + end - start >= BUNDLE_ELEMENTS:
+                bundle.append(Piece(bucket.buffer[start:end], bucket.parameters[first : number + 1]))
+                waiting, first, start = waiting + end - start, number + 1, end
+            if waiting >= BUNDLE_ELEMENTS:
+                yield bundle
+                bundle, waiting = [], 0
+    if bundle:
+        yield bundle
 
 
 def check(buffer: torch.Tensor, parameters: Sequence[Parameter]) -> None:
@@ -46,21 +88,21 @@ def large(buckets: Sequence[Bucket]) -> bool:
     return sum(4 * bucket.buffer.numel() for bucket in buckets) >= BUNDLE_BYTES
 
 
-def gradients_of(buckets: Sequence[Bucket]) -> torch.Tensor:
-    """Return the buckets' gradients end to end, as float32; of one bucket of float32, its buffer."""
-    pieces = [bucket.buffer.float() for bucket in buckets]
-    return pieces[0] if len(pieces) == 1 else torch.cat([each.to(pieces[0].device) for each in pieces])
+def gradients_of(pieces: Sequence[Piece]) -> torch.Tensor:
+    """Return the pieces' gradients end to end, as float32; of one piece of float32, its buffer."""
+    values = [piece.buffer.float() for piece in pieces]
+    return values[0] if len(values) == 1 else torch.cat([each.to(values[0].device) for each in values])
 
 
-def fill(buckets: Sequence[Bucket], write: Callable[[Float32], object]) -> None:
-    """Fill the buckets' buffers, end to end, with the values that `write` writes to an array."""
-    only = buckets[0].buffer
-    if len(buckets) == 1 and only.device.type == "cpu" and only.dtype is torch.float32:
+def fill(pieces: Sequence[Piece], write: Callable[[Float32], object]) -> None:
+    """Fill the pieces' buffers, end to end, with the values that `write` writes to an array."""
+    only = pieces[0].buffer
+    if len(pieces) == 1 and only.device.type == "cpu" and only.dtype is torch.float32:
         write(only.numpy())
         return
-    sizes = [bucket.buffer.numel() for bucket in buckets]
+    sizes = [piece.buffer.numel() for piece in pieces]
     out = np.empty(sum(sizes), np.float32)
     write(out)
     values = torch.split(torch.from_numpy(out), sizes)
-    for bucket, value in zip(buckets, values, strict=True):
-        bucket.buffer.copy_(value)
+    for piece, value in zip(pieces, values, strict=True):
+        piece.buffer.copy_(value)

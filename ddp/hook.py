@@ -28,7 +28,7 @@ from ..compressors import (
     parse_compressor,
     tell_of_compiling,
 )
-from .buckets import Bucket, check, fill, gradients_of, large
+from .buckets import Bucket, Piece, bundled, check, fill, gradients_of, large
 from .bundle import Bundle, Bundles, Parameter, Terms
 from .exchange import Collectives, Group, checksum
 from .shares import (
@@ -164,8 +164,11 @@ class HookState:
         self._loaded = False
         self._joined: Collectives | None = None
         self._packs = False
+        self._link_rate = float("inf")  # bytes per second; infinite where bundles are not cut
         self._waiting: list[Bucket] = []
-        self._sent: list[tuple[Travelling, list[Bucket]]] = []
+        self._sent: list[tuple[Travelling, list[Piece]]] = []
+        self._unfilled: list[Bucket] = []
+        self._proceeded = 0  # number of the bundles in `_sent` whose second stage has begun
         self.owners: bool | None = None if exchange == "auto" else exchange == "owners"
         self.epoch = float("inf")
         self.steps = self.voided = self.spikes = self.raw_bytes = 0
@@ -259,7 +262,12 @@ class HookState:
             self._decide()
         whole = self._whole or self.owners is None
         if bucket.is_last() or (not whole and large(self._waiting)):
-            self._send(self._waiting)
+            earlier = len(self._sent)
+            for pieces in bundled(self._waiting, self._link_rate):
+                self._send(pieces)
+                # To wait for this bucket's own bundles would delay the backward pass, until it has ended.
+                self._proceed(len(self._sent) - 1 if bucket.is_last() else earlier)
+            self._unfilled += self._waiting
             self._waiting = []
         if bucket.is_last():
             self._finish()
@@ -270,7 +278,10 @@ class HookState:
         """The process group's collectives; at the first use, ranks compare terms and measure the link."""
         if self._joined is None:
             made = self._joined = Collectives(self._process_group, self._terms)
-            self._packs, reason = decide_packing(self._terms, made.link_rate)
+            rate = made.link_rate()
+            self._packs, reason = decide_packing(self._terms, rate)
+            if not (self._whole or self._terms.compressor.not_for_means):
+                self._link_rate = rate
             if not made.group.rank:
                 _log.info("entropy coding %s: %s", "on" if self._packs else "off", reason)
         return self._joined
@@ -320,7 +331,7 @@ class HookState:
         """Discard the buckets of a backward pass that did not reach its last bucket."""
         for travelling, _ in self._sent:
             travelling.abandon()
-        self._sent, self._waiting = [], []
+        self._sent, self._waiting, self._unfilled, self._proceeded = [], [], [], 0
 
     def _parameter(self, tensor: torch.Tensor) -> Parameter:
         """Return a parameter's description; assign name and number when it first appears in a bucket."""
@@ -343,12 +354,12 @@ class HookState:
         shape = tuple(tensor.shape)
         return Parameter(name=name, number=number, shape=shape, norm=self._norms.get(name, 0.0))
 
-    def _send(self, buckets: list[Bucket]) -> None:
-        """Compress buckets as one bundle and begin its exchange; proceed with that of the bundle before."""
-        parameters = [each for bucket in buckets for each in bucket.parameters]
+    def _send(self, pieces: list[Piece]) -> None:
+        """Compress pieces as one bundle and begin its exchange."""
+        parameters = [each for piece in pieces for each in piece.parameters]
         collectives, group = self._collectives, self._group
         bundle = self._bundles.bundle(self._terms, parameters, group.rank)
-        gradients = gradients_of(buckets)
+        gradients = gradients_of(pieces)
         frame = framed(bundle, lambda: self._compressed(bundle, gradients, group.ranks))
         agreed = checksum(self._terms, bundle.manifest, self.steps, bundle.bases)
         name = f"{parameters[0].name} {len(parameters)}"
@@ -364,9 +375,13 @@ class HookState:
             travelling = Owned(passage, bundle, frame, shares, owned, self._compressed)
         else:
             travelling = Gathered(passage, bundle, frame)
-        if self._sent:
-            self._sent[-1][0].proceed()
-        self._sent.append((travelling, buckets))
+        self._sent.append((travelling, pieces))
+
+    def _proceed(self, count: int) -> None:
+        """Begin the second stage of the step's first `count` bundles, if it has not begun."""
+        while self._proceeded < count:
+            self._sent[self._proceeded][0].proceed()
+            self._proceeded += 1
 
     def _compressed(self, bundle: Bundle, gradients: torch.Tensor, workers: int = 1) -> list[Payload]:
         return bundle.compress(gradients, self._samples, self.steps, self.epoch, workers)
@@ -374,21 +389,21 @@ class HookState:
     def _finish(self) -> None:
         """Receive all means of the step, finish or void it, and complete the buckets' futures."""
         self._check_loaded()
-        self._sent[-1][0].proceed()
+        self._proceed(len(self._sent))
         bad: list[str] = []
-        for travelling, buckets in self._sent:
+        for travelling, pieces in self._sent:
             bad += travelling.receive()
             if not bad:
-                fill(buckets, travelling.write)
+                fill(pieces, travelling.write)
         spikes: list[Spike] = []
-        for travelling, buckets in self._sent:
+        for travelling, _ in self._sent:
             if bad:
                 travelling.abandon()
             else:
                 spikes += travelling.finish()
-            for bucket in buckets:
-                bucket.future.set_result(bucket.buffer.fill_(torch.nan) if bad else bucket.buffer)
-        self._sent = []
+        for bucket in self._unfilled:
+            bucket.future.set_result(bucket.buffer.fill_(torch.nan) if bad else bucket.buffer)
+        self._sent, self._unfilled, self._proceeded = [], [], 0
         self.steps += 1
         if bad:  # a step that its NaN skips discards nothing: residuals stay as they were
             self.voided += 1

@@ -7,7 +7,7 @@ bundle, so the owners' residuals stay where they are when DDP rearranges its buc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
@@ -116,22 +116,20 @@ def decide(terms: Terms, specs: Sequence[TensorSpec], ranks: int) -> tuple[bool,
     if reason := terms.compressor.not_for_means:
         return False, f"{terms.compressor}: {reason}"
     sent = sum(_bytes(terms.rule.choose(spec, terms.compressor), spec) for spec in specs)
-    owners, gathered, owned = exchange_of(sent, ranks)
+    owners, gathered, owned = exchange_of(sent, ranks, len(specs))
     return owners, f"{gathered / 1e6:.3f} MB per rank and step by a gather, {owned / 1e6:.3f} MB by owners"
 
 
-def decide_packing(terms: Terms, link_rate: Callable[[], float]) -> tuple[bool, str]:
+def decide_packing(terms: Terms, link_rate: float) -> tuple[bool, str]:
     """Return True if frames are packed, and the reason, for the log.
 
-    link_rate: function that measures the link's bytes per second. It is called if the decision depends on
-        them: the answer has to be the same on all ranks.
+    link_rate: bytes per second of the link, the same on all ranks.
     """
     if terms.entropy != "auto":
         return terms.entropy == "on", "it was asked for"
     if terms.compressor.entry.dense:
         return False, f"the values of {terms.compressor} hardly shrink"
-    rate = link_rate()
-    return rate < PACKING_BYTES_PER_S * PACKING_SHARE, f"the link carries {8e-6 * rate:.0f} Mbit/s"
+    return link_rate < PACKING_BYTES_PER_S * PACKING_SHARE, f"the link carries {8e-6 * link_rate:.0f} Mbit/s"
 
 
 def _bytes(compressor: CompressorSpec, spec: TensorSpec) -> float:

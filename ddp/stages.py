@@ -4,8 +4,8 @@ Gathered, every rank sends its payloads to all ranks, and each adds all of them 
 every rank sends each owner its share of the payloads. The owner adds the shares in rank order, compresses the
 mean with a residual of its own, and sends it to all ranks.
 
-The second stage of a bundle begins after the first stage of the next one has begun. This order is the same on
-all ranks, and on a link that limits the step, the next bundle's bytes follow while an owner waits.
+The second stage of a bundle begins after the first stage of a later one has begun. This order is the same on
+all ranks, and on a link that limits the step, the later bundle's bytes follow while an owner waits.
 """
 
 from __future__ import annotations

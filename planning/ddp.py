@@ -68,7 +68,7 @@ def without_server(profile: JobProfile, compressors: Sequence[CompressionCosts])
     hooks."""
     found = list[StepOptions]()
     for each in compressors:
-        owners = each.for_means and exchange_of(_sent_bytes(profile, each), profile.workers)[0]
+        owners = each.for_means and _exchange(profile, each)[0]
         found.append(StepOptions(compressor=each, mode=OWNERS if owners else GATHER))
     return found + [StepOptions(compressor=each, mode=TORCH) for each in HOOKS.values()]
 
@@ -77,7 +77,7 @@ def predict_ddp(profile: JobProfile, chosen: StepOptions) -> DdpStep:
     """Predict a step in one of the ways that `without_server` returns."""
     sent, ranks, elements = chosen.compressor, profile.workers, sum(profile.elements)
     size, messages, packing_bytes = _sent_bytes(profile, sent), 1, 0.0
-    _, gathered, owned = exchange_of(size, ranks)
+    _, gathered, owned = _exchange(profile, sent)
     if chosen.mode == TORCH:
         carried, element_s = owned, sent.element_s
         messages = 4 if sent.up.coordinates is not None else 2
@@ -101,6 +101,11 @@ def predict_ddp(profile: JobProfile, chosen: StepOptions) -> DdpStep:
     backward_s = sum(profile.backward_s)
     behind_s = max(backward_s + exchange_s / buckets, backward_s / buckets + exchange_s)
     return DdpStep(sum(profile.forward_s) + behind_s, carried, link_s, processors_s)
+
+
+def _exchange(profile: JobProfile, sent: CompressionCosts) -> tuple[bool, float, float]:
+    """Return what `exchange_of` does for the profile's tensors."""
+    return exchange_of(_sent_bytes(profile, sent), profile.workers, len(profile.shapes))
 
 
 def _sent_bytes(profile: JobProfile, sent: CompressionCosts) -> float:

@@ -261,7 +261,7 @@ def test_without_compression_it_is_the_mean_of_the_gradients(ran: list[dict[str,
             assert torch.equal(mean, (ranks.gradient(name, 0, step) + ranks.gradient(name, 1, step)) / 2)
 
 
-@pytest.mark.parametrize("scenario", ["one_bucket", "static", "views"])
+@pytest.mark.parametrize("scenario", ["one_bucket", "small_bundles", "static", "views"])
 def test_buckets_have_no_say_in_the_bits(ran: list[dict[str, Any]], exchange: str, scenario: str) -> None:
     for found in ran:
         assert_equal(found[scenario], expected("4bit", exchange))

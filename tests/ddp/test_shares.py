@@ -56,18 +56,19 @@ def test_a_share_without_elements_is_compressed_to_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("compressor", "shape", "ranks", "owners"),
+    ("compressor", "shape", "tensors", "ranks", "owners"),
     [
-        ("4bit", (1024, 1024), 4, True),
-        ("4bit", (1024, 1024), 2, False),  # as many bytes, and more messages
-        ("4bit", (64, 64), 4, False),
-        ("none", (64, 64), 16, True),
-        ("topk:ratio=10", (1024, 1024), 4, False),
-        ("2bit", (1024, 1024), 4, False),
+        ("4bit", (1024, 1024), 1, 4, True),
+        ("4bit", (1024, 1024), 1, 2, False),  # as many bytes, and more messages
+        ("4bit", (64, 64), 1, 4, False),
+        ("4bit", (64, 64), 200, 4, False),  # work on each tensor
+        ("none", (64, 64), 1, 16, True),
+        ("topk:ratio=10", (1024, 1024), 1, 4, False),
+        ("2bit", (1024, 1024), 1, 4, False),
     ],
 )
 def test_owners_are_chosen_where_they_save_bytes(
-    compressor: str, shape: tuple[int, ...], ranks: int, owners: bool
+    compressor: str, shape: tuple[int, ...], tensors: int, ranks: int, owners: bool
 ) -> None:
     terms = Terms(compressor=parse_compressor(compressor), rule=LayerRule(), seed=0)
-    assert decide(terms, [TensorSpec(name="w", shape=shape)], ranks)[0] == owners
+    assert decide(terms, [TensorSpec(name="w", shape=shape)] * tensors, ranks)[0] == owners

@@ -8,11 +8,13 @@ the bit.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -117,6 +119,12 @@ def each_compressor(compressor: str, exchange: str) -> dict[str, Any]:
 
 def one_bucket(exchange: str) -> list[dict[str, Tensor]]:
     return steps(with_names("4bit", exchange, bucket_cap_mb=25)[0])
+
+
+def small_bundles(exchange: str) -> list[dict[str, Tensor]]:
+    """One bucket, cut into bundles as on a slow link."""
+    with mock.patch.multiple(buckets, BUNDLE_ELEMENTS=400, CUT_BYTES_PER_S=math.inf):
+        return steps(with_names("4bit", exchange, bucket_cap_mb=25)[0])
 
 
 def static(exchange: str) -> list[dict[str, Tensor]]:
@@ -268,7 +276,19 @@ def main(folder: str, compressors: list[str]) -> None:
             each for each in compressors if exchange == "gather" or not parse_compressor(each).not_for_means
         ]
         of_it: dict[str, Any] = {compressor: each_compressor(compressor, exchange) for compressor in suited}
-        for scenario in (one_bucket, static, views, half, not_finite, spike, unused, interrupted, packed):
+        scenarios = (
+            one_bucket,
+            small_bundles,
+            static,
+            views,
+            half,
+            not_finite,
+            spike,
+            unused,
+            interrupted,
+            packed,
+        )
+        for scenario in scenarios:
             of_it[scenario.__name__] = scenario(exchange)
         found[exchange] = of_it
     for alone in (nameless, defaults, scattered, errors, at_another_step):
