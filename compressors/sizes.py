@@ -184,8 +184,8 @@ LEAST_PACKED_BYTES = 512
 LEAST_SAVED = 1 / 20  # of the bytes
 
 # For `gradwire.ddp`.
-# Saved bytes per rank and step from which a second stage is worth its messages and its work on each tensor, on a
-# link of 1 Gbit/s.
+# Saved bytes per rank and step from which a second stage is worth its messages and its work on each tensor,
+# on a link of 1 Gbit/s.
 SAVED_BYTES, SAVED_BYTES_PER_TENSOR = 64 << 10, 12 << 10
 
 # Packing pays on a link of less than this share of its own rate: it saves about 0.4 of the bytes, and a rank

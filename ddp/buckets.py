@@ -14,8 +14,9 @@ from .bundle import Parameter
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 BUNDLE_BYTES = 512 << 10  # of gradients, as float32: fewer are not worth the messages of an exchange
-# On a link slower than this, bundles of dense codes are complete from so many elements on: the bytes of one
-# travel while the next one is compressed. On a faster link their messages cost more.
+
+# On a slower link, a bundle of dense codes ends with the tensor that makes it this large. Its bytes travel
+# while the next one is compressed. On a faster link the messages cost more.
 CUT_BYTES_PER_S, BUNDLE_ELEMENTS = 40e6, 1 << 20
 
 

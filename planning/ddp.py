@@ -104,7 +104,7 @@ def predict_ddp(profile: JobProfile, chosen: StepOptions) -> DdpStep:
 
 
 def _exchange(profile: JobProfile, sent: CompressionCosts) -> tuple[bool, float, float]:
-    """Return what `exchange_of` does for the profile's tensors."""
+    """Return the result of `exchange_of` for the profile's tensors."""
     return exchange_of(_sent_bytes(profile, sent), profile.workers, len(profile.shapes))
 
 
