@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 
 .DEFAULT_GOAL := help
-.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint types check-stubs check-protobuf check-install stubs house docs format constraints clean
+.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint types check-stubs check-protobuf check-ray check-install stubs house docs format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -113,6 +113,17 @@ check-protobuf: $(CACHE)/oldest/.installed ## test the wire, and train, with the
 $(CACHE)/oldest/.installed: .venv/.dev
 	rm -rf $(CACHE)/oldest
 	$(BIN)/pip install -q --target $(CACHE)/oldest $(OLDEST)
+	@touch $@
+
+# Its packages take 600 MB and half a minute, more than all others together.
+RAY := ray[train]==2.60.0
+
+check-ray: kernels $(CACHE)/ray/.installed ## train in Ray Train, whose packages take 600 MB
+	PYTHONPATH="$(CURDIR)/$(CACHE)/ray" $(BIN)/pytest -n0 tests/integrations/test_ray.py
+
+$(CACHE)/ray/.installed: .venv/.dev
+	rm -rf $(CACHE)/ray
+	$(BIN)/pip install -q -c constraints.txt --target $(CACHE)/ray '$(RAY)'
 	@touch $@
 
 check-install: $(CACHE)/pins/.installed ## resolve constraints.txt against the package index, for every Python and extra

@@ -243,6 +243,10 @@ class FakeJob:
         self.options = options
         return Batches(lambda: (each for each in range(3)), lambda: 3, SimpleNamespace(dataset=dataset))
 
+    def attach(self, model: nn.Module, optimizer: Any, *, clip_norm: float, steps: str) -> tuple[Any, Any]:
+        self.calls.append((clip_norm, steps))
+        return model, optimizer
+
     def __getattr__(self, name: str) -> Any:
         return lambda *given, **named: self.calls.append((name, *given, *named.items()))
 
@@ -267,10 +271,23 @@ def test_a_trainers_epochs_end_with_those_of_the_job() -> None:
 
 def test_the_end_of_a_trainer_is_the_end_of_the_job() -> None:
     job: Any = FakeJob()
-    loader = jobs.JobLoader(job, DataLoader(ROWS, batch_size=2), epochs=None, accumulate=1)
+    loader = jobs.JobLoader(job, job.batches(ROWS), epochs=None, accumulate=1)
     assert next(iter(loader.batches)) == 0
     loader.finish()
     assert job.calls == [("stop", "the trainer has ended"), ("leave",)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps", "clips"),
+    [("sync", "server", True), ("sync", "local", False), ("local:steps=4", "server", False)],
+)
+def test_the_job_clips_where_the_server_steps(mode: str, steps: Any, clips: bool) -> None:
+    job: Any = FakeJob()
+    job.mode = mode
+    layer = nn.Linear(1, 1)
+    given: dict[str, Any] = {"clip_norm": 0.5, "steps": steps, "scaler": None}
+    assert jobs.attach(job, layer, optimizer := sgd(layer), **given) == (optimizer, clips)
+    assert job.calls == [(0.5 if clips else 0.0, steps)]
 
 
 def test_what_a_job_cannot_do_in_a_framework_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

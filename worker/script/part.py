@@ -85,10 +85,10 @@ class Part:
             if not (failed or reason):
                 assignments.report_last()
             session = assignments.session
-            if (held := session.held_back) and session.saving.kept is None:
-                log.warning("leaving with residuals of norm %.3g, which the server has not received", held)
             present = assignments.present
             has_work = present is None or bool(present.ranges)
+            if has_work and (held := session.held_back) and session.saving.kept is None:
+                log.warning("leaving with residuals of norm %.3g, which the server has not received", held)
             if has_work and not (failed or self.stops):
                 of = f" of {member.terms.epochs}" if member.terms.epochs else ""
                 log.warning(
