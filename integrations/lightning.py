@@ -112,7 +112,8 @@ class JobStrategy(SingleDeviceStrategy):
             options: those of Lightning's SingleDeviceStrategy.
         """
         super().__init__(device=device, **options)
-        self._job, self._steps = job, steps
+        self._job = job
+        self._steps: Steps = steps
         self._loader: JobLoader | None = None
         any_function: Any = rank_zero_only
         self.global_rank = any_function.rank = job.rank

@@ -98,7 +98,8 @@ class JobCallback(TrainerCallback):
         """
         of_trainer: Any = trainer  # annotated only in part
         self._trainer = of_trainer
-        self._job, self._steps = job, steps
+        self._job = job
+        self._steps: Steps = steps
         self._loader: JobLoader | None = None
         arguments: Any = self._trainer.args
         refused = {

@@ -248,7 +248,10 @@ class FakeJob:
         return model, optimizer
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *given, **named: self.calls.append((name, *given, *named.items()))
+        def called(*given: Any, **named: Any) -> None:
+            self.calls.append((name, *given, *named.items()))
+
+        return called
 
 
 ROWS = TensorDataset(torch.zeros(6, 1))

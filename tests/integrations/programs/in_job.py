@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 import gradwire
 
+checkpoint: Any = torch.utils.checkpoint.checkpoint  # pyright: ignore[reportUnknownVariableType]
 SAMPLES, BATCH, ACCUMULATED, WORKERS = 16, 4, 2, 2
 STEPS = 5  # one in each epoch
 CLIP = 0.5
@@ -156,7 +157,7 @@ def main() -> None:
         torch.cat([each.detach().flatten() for each in model.parameters()])
         for model in (Network(), found, alone)
     )
-    changed, differs = (expected - began).norm(), (trained - expected).norm()
+    changed, differs = float(torch.dist(expected, began)), float(torch.dist(trained, expected))
     print(f"changed {changed:.3g}, differs {differs / changed:.3g}", file=sys.stderr)
 
 

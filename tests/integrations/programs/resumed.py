@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 COMPRESSOR = "topk:ratio=10"
+checkpoint: Any = torch.utils.checkpoint.checkpoint  # pyright: ignore[reportUnknownVariableType]
 SAMPLES, BATCH, ACCUMULATED = 32, 4, 2
 STEPS = SAMPLES // (2 * BATCH * ACCUMULATED)  # in an epoch
 
