@@ -61,7 +61,11 @@ def test_a_task_keeps_no_gradient_that_is_compressed() -> None:
     def counted(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         assert isinstance(model, Layers)
         last: Any = model.first.weight
-        last.register_hook(lambda _: kept.append(sum(each.grad is not None for each in model.parameters())))
+
+        def count(gradient: torch.Tensor) -> None:
+            kept.append(sum(each.grad is not None for each in model.parameters()))
+
+        last.register_hook(count)
         return squares(model, batch)
 
     Run("backward", loss=counted).steps()
