@@ -32,7 +32,7 @@ import torch
 from ..common.stored import stored
 from .base import Fused, StepContext, TensorSpec, as_array
 from .dense import dense_payload
-from .kernels import FLOAT32_MAX, linear, low_rank
+from .kernels import FLOAT32_MAX, devices, linear, low_rank
 from .payload import (
     EXPONENTS,
     NO_BYTES,
@@ -110,18 +110,28 @@ class LowRank(Fused):
     ) -> tuple[ProjectedPayload, MatrixRows]:
         if context.bases is None:
             raise ValueError("lowrank: expected the job's bases in the context, got None")
-        values, before = gradient.numpy(), as_array(residual)
         bases = Vectors.of(context.bases, self.options.rank, state.rows)
-        over_columns, over_rows, finite = low_rank.project(values, before, bases.rows, bases.columns)
+        vectors, left = (bases.rows, bases.columns), residual if left is None else left
+        if devices.on_gpu(gradient):
+            matrix, over_columns, over_rows = low_rank.project_there(gradient, residual, *vectors)
+            payload = self._payload(Vectors(over_columns, over_rows).flat(), gradient.numel(), context)
+            if left is not None:
+                low_rank.subtract_there(matrix, *self._sent(payload, context.bases, state), left)
+            return payload, state
+        values, before, out = gradient.numpy(), as_array(residual), as_array(left)
+        over_columns, over_rows, finite = low_rank.project(values, before, *vectors)
         if not finite:
             raise FloatingPointError("gradient with an infinity or a NaN")
         payload = self._payload(Vectors(over_columns, over_rows).flat(), gradient.numel(), context)
-        out = as_array(residual if left is None else left)
         if out is not None:
-            sent = np.empty(payload.count, np.float32)
-            sum_coordinates([payload], [1.0], sent)
-            low_rank.expand(*self._factors(context.bases, sent, state.rows), out, values, before)
+            low_rank.expand(*self._sent(payload, context.bases, state), out, values, before)
         return payload, state
+
+    def _sent(self, payload: ProjectedPayload, bases: Float32, state: MatrixRows) -> tuple[Float32, Float32]:
+        """Return the factors of the matrix that a payload stands for."""
+        sent = np.empty(payload.count, np.float32)
+        sum_coordinates([payload], [1.0], sent)
+        return self._factors(bases, sent, state.rows)
 
     def _payload(self, coordinates: Float32, elements: int, context: StepContext) -> ProjectedPayload:
         """Return the coordinates in the format that the options name."""

@@ -76,6 +76,7 @@ PROJECTIONS: Mapping[str, CompressorEntry] = {
     "lowrank": CompressorEntry(
         options=LowRankOptions,
         build=late("low_rank", "LowRank"),
+        on_gpu=True,
         sends=_sends,
         # With gc-server, three seeds of an MLP: records/2026-11-lowrank.md.
         sgd_accuracy=lambda options: -0.005 if options == LowRankOptions() else None,

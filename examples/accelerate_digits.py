@@ -44,6 +44,7 @@ def main() -> None:
     model: Any = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader: Any = DataLoader(train, batch_size=32, shuffle=True)
+    job: Any = None
     if given.form == "job":
         job = gradwire.connect()  # + job
         model, optimizer = job.attach(model, optimizer)  # + job

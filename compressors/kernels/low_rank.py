@@ -5,11 +5,15 @@ columns lie in the rows of an array. The number of threads changes no bit, and n
 each product and each sum is rounded to float32, in a fixed order.
 
 Machine code trusts the sizes that it receives, so every array is checked in this file first.
+
+On a GPU torch's products take their place: `project_there` and `subtract_there`. No other process needs their
+bits: a worker's residual follows from the coordinates that it sends.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from ..payload import Float32
 from .checks import check, checked_pair
@@ -77,6 +81,31 @@ def expand(
     run(low_rank_loops.expand, out.size, given, pair, columns, factors, padded.reshape(-1), *shape, out)
 
 
+def project_there(
+    gradient: torch.Tensor, residual: torch.Tensor | None, left: Float32, right: Float32
+) -> tuple[torch.Tensor, Float32, Float32]:
+    """Return M = gradient + residual on the device of the gradient, and the products of `project`.
+
+    The products come to the host in one copy, because each copy waits for the GPU.
+    """
+    total = gradient if residual is None else torch.add(gradient, residual)
+    matrix = _clipped(total).view(left.shape[1], right.shape[1])
+    factors = [torch.from_numpy(np.ascontiguousarray(each)).to(matrix.device) for each in (left, right)]
+    over_columns, over_rows = factors[1] @ matrix.T, factors[0] @ matrix
+    found = torch.cat([over_columns.reshape(-1), over_rows.reshape(-1)]).cpu().numpy()
+    cut = over_columns.numel()
+    return matrix, _finite(found[:cut].reshape(len(right), -1)), _finite(found[cut:].reshape(len(left), -1))
+
+
+def subtract_there(matrix: torch.Tensor, left: Float32, right: Float32, out: torch.Tensor) -> None:
+    """Write the matrix without `left`.T @ `right` to `out`, which lies on its device."""
+    over_rows, over_columns = (
+        torch.from_numpy(np.ascontiguousarray(each)).to(matrix.device) for each in (left, right)
+    )
+    rest = torch.addmm(matrix, over_rows.T, over_columns, alpha=-1)
+    out.copy_(_clipped(rest).view(out.shape))
+
+
 def corrected(a: Float32, s: Float32, q: Float32, r: Float32) -> Float32:
     """Return r - c @ q with c = (a @ s.T + r @ q.T) / 2, in float64 and then clipped to finite float32.
 
@@ -129,6 +158,10 @@ def _padded(vectors: Float32, lanes: int) -> Float32:
     padded = np.zeros((-(-count // PANEL) * PANEL, -(-length // lanes) * lanes), np.float32)
     padded[:count, :length] = vectors
     return padded
+
+
+def _clipped(values: torch.Tensor) -> torch.Tensor:
+    return values.clamp(-float(FLOAT32_MAX), float(FLOAT32_MAX))
 
 
 def _finite(products: Float32) -> Float32:

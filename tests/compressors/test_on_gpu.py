@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from flat import as_push
@@ -15,12 +16,14 @@ from gradwire.compressors import (
     LayerRule,
     ModelCompressor,
     NonFiniteGradient,
+    ProjectedPayload,
     TensorSpec,
     decode,
     parse_compressor,
+    sum_coordinates,
 )
 from gradwire.compressors.joining import units
-from gradwire.compressors.kernels import devices
+from gradwire.compressors.kernels import devices, low_rank
 from gradwire.compressors.payload import Payload
 
 if not torch.cuda.is_available():
@@ -104,6 +107,31 @@ def test_payloads_are_those_of_the_cpu(spec: str, monkeypatch: pytest.MonkeyPatc
     assert ours.ledger.norm() == pytest.approx(plain.ledger.norm(), rel=1e-12)
 
 
+@pytest.mark.parametrize("options", ["values=fp16", "values=8bit", "values=4bit,momentum=0.9"])
+def test_coordinates_are_those_of_the_cpu_but_for_rounding(
+    options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, ours = (
+        ModelCompressor(SPECS, f"lowrank:rank=2,{options}", LayerRule(), seed=1, rank=0) for _ in range(2)
+    )
+    expected = [plain.compress(gradients(version), 32, version=version)[0] for version in range(2)]
+    pretend(monkeypatch)
+    monkeypatch.delattr(low_rank, "project")  # the matrix would be copied to the host
+    for version, payload in enumerate(expected):
+        given = [gradient.to(DEVICE) for gradient in gradients(version)]
+        got, same = coordinates(ours.compress(given, 32, version=version)[0]), coordinates(payload)
+        # The random numbers are the same, and round up or down alike, but for coordinates on the border.
+        assert np.median(np.abs(got - same)) <= 1e-3 * np.abs(same).max()
+    assert ours.ledger.norm() == pytest.approx(plain.ledger.norm(), rel=0.02)
+
+
+def coordinates(payload: Payload) -> npt.NDArray[np.float32]:
+    assert isinstance(payload, ProjectedPayload)
+    out = np.empty(payload.count, np.float32)
+    sum_coordinates([payload], [1.0], out)
+    return out
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
     compressor = ModelCompressor(SPECS, "topk:ratio=10", LayerRule(), seed=1, rank=0)
@@ -161,11 +189,25 @@ def test_many_tensors_at_once(format: CodeFormat, in_place: bool, monkeypatch: p
 
 
 def test_which_compressors_work_on_a_gpu() -> None:
-    names = ["4bit", "2bit", "topk", "l1", "gcac", "dgc", "krngc", "8bit", "none", "randk", "threshold"]
+    names = [
+        "4bit",
+        "2bit",
+        "topk",
+        "l1",
+        "gcac",
+        "lowrank",
+        "dgc",
+        "krngc",
+        "8bit",
+        "none",
+        "randk",
+        "threshold",
+    ]
     assert [name for name in names if parse_compressor(name).entry.on_gpu] == [
         "4bit",
         "2bit",
         "topk",
         "l1",
         "gcac",
+        "lowrank",
     ]
