@@ -147,7 +147,12 @@ class CompressionCosts:
 
 
 # No compression. Planners compare with it, and predict modes that do not compress with it.
-NONE = CompressionCosts(name="none", up=TensorCoding(bits=32, dense=True, together=True), element_s=0.5e-9)
+NONE = CompressionCosts(
+    name="none",
+    up=TensorCoding(bits=32, dense=True, together=True),
+    element_s=0.5e-9,
+    for_means=True,
+)
 
 # By default parts are large enough for a sparsifier to send at least this many bytes of each: fewer are not
 # worth the messages. A sent element takes about SPARSE_BITS, index included.
