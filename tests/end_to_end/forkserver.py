@@ -119,6 +119,8 @@ class _Server:
             )
 
     def end(self) -> None:
+        # Other children of this process, such as a DataLoader's workers, may hold the socket, too.
+        self.control.shutdown(socket.SHUT_RDWR)
         self.control.close()
         self._process.wait()
 
