@@ -9,6 +9,7 @@ rank. Random numbers are seeded by the numbers of parameters, so buckets do not 
 # No `from __future__ import annotations`: DDP compares the annotations of a hook with types.
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -163,14 +164,13 @@ class HookState:
         self._norms: dict[str, float] = {}
         self._loaded = False
         self._joined: Collectives | None = None
-        self._packs = False
-        self._link_rate = float("inf")  # bytes per second; infinite where bundles are not cut
+        self._packs, self._link_rate = False, math.inf  # bytes per second; infinite where nothing is cut
         self._waiting: list[Bucket] = []
         self._sent: list[tuple[Travelling, list[Piece]]] = []
         self._unfilled: list[Bucket] = []
         self._proceeded = 0  # number of the bundles in `_sent` whose second stage has begun
         self.owners: bool | None = None if exchange == "auto" else exchange == "owners"
-        self.epoch = float("inf")
+        self.epoch = math.inf
         self.steps = self.voided = self.spikes = self.raw_bytes = 0
         self._saved_rank: int | None = None  # of a loaded state that no step has used yet
         self._saved_ranks: int | None = None
@@ -278,10 +278,10 @@ class HookState:
         """The process group's collectives; at the first use, ranks compare terms and measure the link."""
         if self._joined is None:
             made = self._joined = Collectives(self._process_group, self._terms)
-            rate = made.link_rate()
+            cuts = not (self._whole or self._terms.compressor.not_for_means)
+            rate = made.link_rate() if cuts or self._terms.entropy == "auto" else math.inf
             self._packs, reason = decide_packing(self._terms, rate)
-            if not (self._whole or self._terms.compressor.not_for_means):
-                self._link_rate = rate
+            self._link_rate = rate if cuts else math.inf
             if not made.group.rank:
                 _log.info("entropy coding %s: %s", "on" if self._packs else "off", reason)
         return self._joined
