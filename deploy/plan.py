@@ -30,7 +30,7 @@ from ..planning.memory import JobMemory, memory_of
 from ..planning.predictions import WORTH, Prediction, faster_than, predict, rank, recommend
 from ..settings import ServerSettings
 from .arguments import access_files_of, add_access_files, at_least_one, command_parser, file_to_write
-from .plan_losses import BESIDE_ADAM, COMPRESSORS, FP32, Losses, compared_specs, losses_with
+from .plan_losses import COMPRESSORS, FP32, Losses, compared_specs, losses_with
 from .plan_models import model_tensors
 from .plan_presets import ranked_presets
 
@@ -123,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
         "optimizer of the job, as gc-server's --optimizer, for what compressors were measured to lose with it"
     )
     option("--optimizer", "SPEC", f"{text} (default: {ServerSettings().optimizer})")
-    text = f"(default: {' '.join(COMPRESSORS)}; with Adam {BESIDE_ADAM}, too)"
+    text = f"(default: {' '.join(COMPRESSORS)})"
     option("--compressors", "SPEC", f"compressors to compare {text}", nargs="+")
     found.add_argument("--presets", action="store_true", help="also rank the presets")
     text = "file for all predictions and the timeline of the recommended step; - is standard output"

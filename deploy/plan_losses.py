@@ -12,7 +12,6 @@ from ..planning.ddp import HOOKS
 from ..planning.predictions import Prediction
 
 COMPRESSORS = ("none", "bf16", "8bit", "4bit", "topk:ratio=100", "lowrank")
-BESIDE_ADAM = "lowrank:rank=4,values=8bit"
 LEAST_ACCURACY = -0.01  # difference in accuracy; seeds differ by as much
 FP32, _, POWER_SGD = HOOKS  # the fp16 hook of torch was not measured
 NOT_MEASURED = "not measured"
@@ -60,5 +59,4 @@ def compared_specs(specs: Sequence[str] | None, optimizer: OptimizerOptions) -> 
     Raises:
         SpecError: a compressor is unknown.
     """
-    usual = [*COMPRESSORS, *([BESIDE_ADAM] if optimizer.undoes_weights else [])]
-    return [suited(parse_compressor(spec), optimizer, local=False) for spec in specs or usual]
+    return [suited(parse_compressor(spec), optimizer, local=False) for spec in specs or COMPRESSORS]

@@ -91,7 +91,7 @@ def test_a_compressor_that_loses_with_the_optimizer_is_not_recommended(
     found = planned(capsys, f"{GIVEN} --optimizer {optimizer}")
     fastest = next(each for each in found["predictions"] if each["mode"] == "sync")
     assert fastest["compressor"].partition(":")[0] in ("lowrank", "topk")
-    eight = "lowrank:rank=4,values=8bit"
+    eight = "lowrank:rank=8,values=8bit"
     assert (eight in {each["compressor"] for each in found["predictions"]}) == (optimizer == "adamw")
     assert found["recommended"]["compressor"] in recommended
     measured = found["losses"]["measured"]
