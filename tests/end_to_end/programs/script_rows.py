@@ -186,9 +186,8 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def compiled(job: Any) -> Trained:
-    model: Any = torch.compile(network(), backend="aot_eager")  # pyright: ignore[reportUnknownMemberType]
-    model, optimizer = job.attach(model, sgd(model))
+def stepped(job: Any, model: Any, optimizer: Any) -> list[float]:
+    """Take a step for each batch of the job, and return the losses."""
     losses: list[float] = []
     for _ in job.epochs():
         for batch in job.batches(Samples()):
@@ -197,7 +196,13 @@ def compiled(job: Any) -> Trained:
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
-    return model, losses
+    return losses
+
+
+def compiled(job: Any) -> Trained:
+    model: Any = torch.compile(network(), backend="aot_eager")  # pyright: ignore[reportUnknownMemberType]
+    model, optimizer = job.attach(model, sgd(model))
+    return model, stepped(job, model, optimizer)
 
 
 def unscaled(job: Any) -> Trained:
@@ -259,14 +264,7 @@ def adapters(job: Any) -> Trained:
     model = Adapted()
     trained = [p for p in model.parameters() if p.requires_grad]
     model, optimizer = job.attach(model, torch.optim.SGD(trained, lr=0.05), frozen="local")
-    losses: list[float] = []
-    for _ in job.epochs():
-        for batch in job.batches(Samples()):
-            loss = mse_loss(model(batch.inputs), batch.targets)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
+    losses = stepped(job, model, optimizer)
     if not isinstance(job, Plain):
         assert job.metrics["bytes_up"] < 4 * 12 * 4000, job.metrics
     return model, losses

@@ -17,25 +17,15 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import gradwire
+from gradwire.tests.integrations.programs.rows import Rows
 
 checkpoint: Any = torch.utils.checkpoint.checkpoint  # pyright: ignore[reportUnknownVariableType]
 SAMPLES, BATCH, ACCUMULATED, WORKERS = 16, 4, 2, 2
 STEPS = 5  # one in each epoch
 CLIP = 0.5
-
-
-class Rows(Dataset[dict[str, torch.Tensor]]):
-    """Random samples, as dictionaries."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        drawn = torch.Generator().manual_seed(index)
-        return {"x": torch.randn(20, generator=drawn), "labels": torch.randn(10, generator=drawn)}
 
 
 class Network(nn.Module):
@@ -87,7 +77,9 @@ def lightning(job: gradwire.Job | None, folder: Path, batch: int) -> nn.Module:
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=job is not None,
     )  # fmt: skip
     model = Module()
-    trainer.fit(model, DataLoader(Rows(), batch_size=batch), DataLoader(Rows(), batch_size=SAMPLES))
+    trainer.fit(
+        model, DataLoader(Rows(SAMPLES), batch_size=batch), DataLoader(Rows(SAMPLES), batch_size=SAMPLES)
+    )
     if job is not None and trainer.checkpoint_callback is not None:
         said = Path(getattr(trainer.checkpoint_callback, "best_model_path", "")).exists()
         print(f"rank {job.rank} writes: {said and trainer.is_global_zero}", file=sys.stderr)
@@ -102,7 +94,7 @@ def accelerate(job: gradwire.Job | None, folder: Path, batch: int) -> nn.Module:
     model: Any = Network()
     optimizer: Any = optimizer_of(model)
     scheduler: Any = LambdaLR(optimizer, halving)
-    rows = Rows()
+    rows = Rows(SAMPLES)
     if job is not None:
         model, optimizer = job.attach(model, optimizer, clip_norm=CLIP)
         job.follow(scheduler)
@@ -136,7 +128,7 @@ def transformers(job: gradwire.Job | None, folder: Path, batch: int) -> nn.Modul
         save_strategy="no" if job is None else "epoch",
     )  # fmt: skip
     model = Network()
-    trainer = Trainer(model, arguments, train_dataset=Rows(), eval_dataset=Rows())
+    trainer = Trainer(model, arguments, train_dataset=Rows(SAMPLES), eval_dataset=Rows(SAMPLES))
     if job is not None:
         trainer.add_callback(JobCallback(trainer, job))
     trainer.train()

@@ -16,23 +16,14 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
+
+from gradwire.tests.integrations.programs.rows import Rows
 
 COMPRESSOR = "topk:ratio=10"
 checkpoint: Any = torch.utils.checkpoint.checkpoint  # pyright: ignore[reportUnknownVariableType]
 SAMPLES, BATCH, ACCUMULATED = 32, 4, 2
 STEPS = SAMPLES // (2 * BATCH * ACCUMULATED)  # in an epoch
-
-
-class Rows(Dataset[dict[str, torch.Tensor]]):
-    """Random samples, as dictionaries."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        drawn = torch.Generator().manual_seed(index)
-        return {"x": torch.randn(20, generator=drawn), "labels": torch.randn(10, generator=drawn)}
 
 
 class Network(nn.Module):
@@ -85,7 +76,7 @@ def lightning(folder: Path) -> None:
             accumulate_grad_batches=ACCUMULATED, gradient_clip_val=1.0, logger=False,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
-        trainer.fit(Module(), DataLoader(Rows(), batch_size=BATCH), ckpt_path=path)
+        trainer.fit(Module(), DataLoader(Rows(SAMPLES), batch_size=BATCH), ckpt_path=path)
         assert strategy.hook_state is not None
         states.append(strategy.hook_state.state_dict())
         if path is None:
@@ -102,7 +93,7 @@ def accelerate(folder: Path) -> None:
     accelerator: Any = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=ACCUMULATED)
     network = Network()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    loader = DataLoader(Rows(), batch_size=BATCH)
+    loader = DataLoader(Rows(SAMPLES), batch_size=BATCH)
     model, optimizer, loader = prepare(accelerator, network, optimizer, loader, compressor=COMPRESSOR)
 
     def train() -> Any:
@@ -147,7 +138,7 @@ def transformers(folder: Path) -> None:
             gradient_accumulation_steps=ACCUMULATED, save_strategy="epoch", use_cpu=True, ddp_backend="gloo",
             report_to=[], disable_tqdm=True, dataloader_pin_memory=False,
         )  # fmt: skip
-        trainer = Trainer(Network(), arguments, train_dataset=Rows())
+        trainer = Trainer(Network(), arguments, train_dataset=Rows(SAMPLES))
         made.append(Noting(trainer, COMPRESSOR))
         trainer.add_callback(made[-1])
         trainer.train(resume_from_checkpoint=epochs == 2)
