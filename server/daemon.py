@@ -299,7 +299,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         await pause(conductor, PAUSE_S)
     await conductor.stop(conductor.tasks.failure or "it was told to stop", resumable=resumable)
     if curves is not None:
-        curves.close()
+        await curves.close()
     await recorder.close()
     await server.stop(GRACE_S)
     http.close()
