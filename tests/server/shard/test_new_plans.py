@@ -15,7 +15,7 @@ from gradwire.compressors import LayerRule, ModelCompressor
 from gradwire.worker.session.replica import Replica
 
 from . import test_presence as presence
-from .test_store import KINDS, LARGE, PART_BYTES, divided, large_shares, large_store
+from .test_store_in_parts import KINDS, LARGE, PART_BYTES, divided, large_shares, large_store
 
 SIZES = [spec.elements for spec in LARGE.specs]
 
