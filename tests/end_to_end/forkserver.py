@@ -35,6 +35,7 @@ PRELOADED = (
     "gradwire.server.daemon",
     "gradwire.worker.daemon",
     "gradwire.worker.script.api",
+    "torch._dynamo",  # which the first optimizer of a process imports, in over a second
 )
 NUMBER = struct.Struct("=q")  # of a report: first the process id, then the exit code
 REQUEST_BYTES = 1 << 17
