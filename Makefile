@@ -12,9 +12,11 @@ CACHE := .cache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Set for other programs, these put packages into, or take them from, other places than .venv.
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
+# Without .pyc files each process of the tests would compile what it imports, and rewrite the asserts of every test.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint types check-stubs check-protobuf check-ray check-install stubs house docs format constraints clean
+.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint mypy pyright check-stubs check-protobuf check-ray check-install stubs house docs format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -54,7 +56,7 @@ fuzz: kernels ## fuzz what is read from the wire; ARGS="payloads --minutes 10"
 mutations: .venv/.dev ## run the tests against mutants, deliberate mistakes that they must notice; ARGS="--only name"
 	$(BIN)/python tests/mutations.py $(ARGS)
 
-check: lint types check-stubs ## static checks, and the budget of tests/house.toml
+check: pyright mypy lint check-stubs ## static checks, the longest first, and the budget of tests/house.toml
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
@@ -62,8 +64,10 @@ lint: .venv/.dev
 	$(BIN)/python tests/prose.py
 	$(BIN)/python tests/house.py --check
 
-types: .venv/.dev
+mypy: .venv/.dev
 	$(BIN)/mypy
+
+pyright: .venv/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: .venv/.dev ## apply what lint asks for
@@ -105,7 +109,7 @@ $(TOOLS)/.installed:
 OLDEST := $(shell sed -n 's/^    "\(grpcio[a-z-]*\|protobuf\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml)
 OVERLAY := PYTHONPATH="$(CURDIR)/$(CACHE)/oldest"
 
-check-protobuf: $(CACHE)/oldest/.installed ## test the wire, and train, with the oldest protobuf and grpc admitted
+check-protobuf: kernels $(CACHE)/oldest/.installed ## test the wire, and train, with the oldest protobuf and grpc admitted
 	$(OVERLAY) $(BIN)/python tests/packaging/oldest.py $(OLDEST)
 	$(OVERLAY) $(BIN)/pytest -n0 tests/proto  # a process more takes longer to start than the tests
 	$(OVERLAY) $(BIN)/gc-run --workers 2 --epochs 1 --no-baseline --out $(CACHE)/oldest-run
