@@ -13,8 +13,8 @@ from hypothesis import settings
 # Before torch is imported: its threads spin while they wait, and take the cores from the other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# An example takes as long as the other processes leave it.
-settings.register_profile("shared", deadline=None)
+# An example takes as long as the other processes leave it; each run of the suite draws others.
+settings.register_profile("shared", deadline=None, max_examples=40)
 settings.load_profile("shared")
 
 # Fixtures that take long to make: all tests of a group run where they have been made.

@@ -209,14 +209,6 @@ def test_ctrl_c_leaves_no_process_and_writes_what_there_is(
     assert int(version[1]) >= report["steps"] > 0
 
 
-def test_a_killed_run_takes_its_processes_along(
-    long_run: subprocess.Popen[str], wait_until_gone: WaitUntilGone
-) -> None:
-    children = children_of(long_run.pid)
-    long_run.kill()
-    wait_until_gone(list(children.values()), 30)
-
-
 def test_a_killed_worker_is_named_and_the_run_goes_on_until_the_server_is_killed(
     long_run: subprocess.Popen[str], wait_until_gone: WaitUntilGone
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import forkserver
 import pytest
-from daemons import Daemons
+from daemons import Daemons, Server
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,3 +34,10 @@ def plain_daemons() -> Iterator[Daemons]:
         yield started
     finally:
         started.end()
+
+
+@pytest.fixture
+def address(daemons: Daemons) -> str:
+    """Starts a server that begins with one worker."""
+    server: Server = daemons.server("--min-workers", "1", "--task", "digits")
+    return server.address

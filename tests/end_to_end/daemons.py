@@ -20,6 +20,7 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
+import pytest
 from forkserver import Forked
 
 import gradwire
@@ -28,7 +29,7 @@ from gradwire.proto import messages as m
 from gradwire.proto.channel import CLIENT_OPTIONS
 from gradwire.proto.entries import entry_bytes, of_kind
 from gradwire.proto.manifest import Manifest
-from gradwire.proto.refusal import Refused
+from gradwire.proto.refusal import Reason, Refused
 from gradwire.proto.service import Stub, refusal_of
 from gradwire.proto.transfer import digest, encode_chunks, part_transfer, payload_header
 from gradwire.proto.wire import crc32c, decode_envelope, encode_worker
@@ -401,6 +402,18 @@ def state_of(reply: m.StatusResponse) -> tuple[Any, ...]:
     """Return the part of the state that a refusal must not change."""
     members = tuple((member.worker, member.rank, member.pushes) for member in reply.members)
     return reply.phase, reply.version, reply.epoch, reply.pushes, members, reply.evaluations
+
+
+@contextlib.asynccontextmanager
+async def refusal_without_effect(
+    raw: Raw, reason: Reason | None = None, match: str | None = None
+) -> AsyncGenerator[pytest.ExceptionInfo[Refused]]:
+    """The body is refused, and nothing changes."""
+    before = state_of(await status(raw))
+    with pytest.raises(Refused, match=match) as caught:
+        yield caught
+    assert reason in (None, caught.value.refusal.reason)
+    assert state_of(await status(raw)) == before
 
 
 def gradient(spec: str = "4bit", seed: int = 0) -> list[Payload]:

@@ -27,9 +27,8 @@ def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensors[name].reshape(-1) for name in sorted(tensors)])
 
 
-@pytest.mark.parametrize(("compressor", "apart"), [("none", 1e-6), ("4bit", 0.2)])
 def test_a_job_of_many_tensors_comes_to_the_parameters_of_a_plain_one(
-    daemons: Daemons, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compressor: str, apart: float
+    daemons: Daemons, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker begins, another one joins late and gets a snapshot, and all connections are cut."""
     output, batches = tmp_path / "model", tmp_path / "batches"
@@ -39,7 +38,7 @@ def test_a_job_of_many_tensors_comes_to_the_parameters_of_a_plain_one(
         program=("batches_server", str(batches)),
     )
     relay = Relay(server.port)
-    arguments = (f"127.0.0.1:{relay.port}", "--compressor", compressor)
+    arguments = (f"127.0.0.1:{relay.port}", "--compressor", "4bit")
     first = daemons.worker(*arguments, "--worker-id", "first")
     poll(lambda: asked(server).version > 0, "no progress")
     first.signal(signal.SIGSTOP)  # or it might be through before the other one comes
@@ -57,4 +56,4 @@ def test_a_job_of_many_tensors_comes_to_the_parameters_of_a_plain_one(
     assert len(rounds) == reply.version
     expected, initial = flat(replayed(TASK, rounds)), flat(replayed(TASK, []))
     found = flat(load_file(output))
-    assert torch.dist(found, expected) < apart * torch.dist(expected, initial)
+    assert torch.dist(found, expected) < 0.2 * torch.dist(expected, initial)

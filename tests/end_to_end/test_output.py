@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,17 +25,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 STATEFUL = "small_tasks:stateful"
 
 
-def evaluated(task: str, path: Path) -> Mapping[str, float]:
+def evaluated(daemons: Daemons, task: str, path: Path) -> Mapping[str, float]:
     """Return the metrics that a process measures with nothing but the file."""
-    program = TASKS / "evaluate_file.py"
-    run = subprocess.run(
-        [sys.executable, str(program), task, str(path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": python_path()},
-    )
-    assert run.returncode == 0, run.stderr
-    found: dict[str, float] = json.loads(run.stdout)
+    process = daemons.plain("evaluate_file", task, str(path), environ={"PYTHONPATH": python_path()})
+    found: dict[str, float] = json.loads(process.wait_for("^metrics (.*)")[1])
     return found
 
 
@@ -78,7 +70,7 @@ def test_the_file_is_the_whole_model_that_was_evaluated(
     workers = daemons.workers(server, 3, "--compressor", compressor)
     assert [worker.wait() for worker in workers] == [0] * 3, [worker.log for worker in workers]
     reply = finished(server)
-    assert evaluated(STATEFUL, output) == reply.evaluations[-1].metrics
+    assert evaluated(daemons, STATEFUL, output) == reply.evaluations[-1].metrics
     torch.manual_seed(1)
     at_first, written = Stateful().state_dict(), load_file(output)
     for name in ("frozen.weight", "frozen.bias", "narrow", "flag"):
@@ -133,7 +125,7 @@ def test_a_worker_that_comes_back_has_the_buffers_of_the_others(daemons: Daemons
     again = daemons.worker(server.address, "--worker-id", "w0")
     reply = finished(server)
     assert [again.wait(), second.wait()] == [0, 0], again.log
-    assert evaluated(task, output) == reply.evaluations[-1].metrics
+    assert evaluated(daemons, task, output) == reply.evaluations[-1].metrics
     written = load_file(output)
     mean = torch.nn.functional.linear(shifted(480), written["frozen.weight"], written["frozen.bias"]).mean(0)
     assert (written["norm.running_mean"] - mean).abs().max() < 0.5 * mean.abs().max()
@@ -167,7 +159,7 @@ def test_every_task_loads_what_is_written(
     worker = daemons.worker(server.address, "--task", task, environ={"PYTHONPATH": python_path()})
     assert worker.wait() == 0, worker.log
     reply = finished(server)
-    assert evaluated(task, output) == reply.evaluations[-1].metrics
+    assert evaluated(daemons, task, output) == reply.evaluations[-1].metrics
 
 
 def test_the_best_version_is_kept_as_it_was_evaluated(daemons: Daemons, tmp_path: Path) -> None:
@@ -179,5 +171,5 @@ def test_the_best_version_is_kept_as_it_was_evaluated(daemons: Daemons, tmp_path
     best = max(reply.evaluations, key=lambda each: each.metrics["spread"])
     kept = tmp_path / "model.best.safetensors"
     assert {*tmp_path.iterdir()} == {output, kept}
-    assert evaluated(STATEFUL, kept) == best.metrics
-    assert evaluated(STATEFUL, output) == reply.evaluations[-1].metrics
+    assert evaluated(daemons, STATEFUL, kept) == best.metrics
+    assert evaluated(daemons, STATEFUL, output) == reply.evaluations[-1].metrics

@@ -46,9 +46,9 @@ def nested(levels: int) -> bytes:
 
 
 BOMBS = {
-    "empty submessages": pb.WorkerMessage(part=pb.PartHeader(payloads=[pb.PayloadHeader()] * 200_000)),
-    "a repeated number": pb.WorkerMessage(part=pb.PartHeader(learning_rates=[0.0] * 200_000)),
-    "a map": pb.WorkerMessage(evaluation=pb.Evaluation(metrics={str(n): 0.0 for n in range(50_000)})),
+    "empty submessages": pb.WorkerMessage(part=pb.PartHeader(payloads=[pb.PayloadHeader()] * 50_000)),
+    "a repeated number": pb.WorkerMessage(part=pb.PartHeader(learning_rates=[0.0] * 50_000)),
+    "a map": pb.WorkerMessage(evaluation=pb.Evaluation(metrics={str(n): 0.0 for n in range(12_500)})),
 }
 
 
@@ -61,8 +61,8 @@ def test_what_unpacks_to_more_than_its_bytes_takes_bounded_memory_and_time(name:
     seconds = time.thread_time() - began
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 64 << 20, "Python objects alone"
-    assert seconds < 20
+    assert most < 16 << 20, "Python objects alone"
+    assert seconds < 10
 
 
 @pytest.mark.parametrize("group", [False, True])

@@ -20,7 +20,6 @@ OF_THEIR_OWN = (
     "papers/",
     "records/",
     "tests/",
-    ".",
 )
 BUILT_IN_TASKS = ("characters", "digits")
 ALLOCATES = {
@@ -31,7 +30,8 @@ ALLOCATES = {
 
 def allocations() -> Iterator[tuple[str, set[str]]]:
     """Yield each call of torch that allocates, as FILE:LINE, and the keywords that it names."""
-    for path in sorted(ROOT.rglob("*.py")):
+    shown = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    for path in sorted([*ROOT.glob("*.py"), *(file for room in shown for file in room.rglob("*.py"))]):
         place = path.relative_to(ROOT)
         task = place.parts[:2] == ("worker", "tasks") and path.stem in BUILT_IN_TASKS
         if str(place).startswith(OF_THEIR_OWN) or task:

@@ -1,4 +1,4 @@
-"""Evaluate what a server has written: `evaluate_file TASK FILE` prints the metrics as JSON."""
+"""Evaluate what a server has written: `evaluate_file TASK FILE` logs the metrics as JSON."""
 
 import json
 import sys
@@ -16,8 +16,9 @@ def main(task_name: str, path: str) -> None:
     model.load_state_dict(load_file(path), strict=True)
     model.eval()
     with torch.no_grad():
-        print(json.dumps({name: float(value) for name, value in task.evaluate(model).items()}))
+        metrics = {name: float(value) for name, value in task.evaluate(model).items()}
+    print("metrics", json.dumps(metrics), file=sys.stderr)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:3])
