@@ -23,6 +23,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -238,6 +239,7 @@ def _become(request: _Request) -> None:
     inherited = set(_python_path(os.environ))
     os.environ.clear()
     os.environ.update(request.environ)
+    tempfile.tempdir = None  # what an import has found with the variables of the process that forks
     beyond = [entry for entry in sys.path[1:] if entry not in inherited]
     sys.path[:] = [request.folder, *_python_path(request.environ), *beyond]
     sys.argv[1:] = request.arguments  # the first is set by runpy
