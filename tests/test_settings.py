@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 
 from gradwire.common.addresses import parse_address
-from gradwire.common.configuration import (
-    REQUIRED,
-    Option,
-    UsageError,
-    options_of,
-    read,
-)
+from gradwire.common.configuration import REQUIRED, Option, UsageError, options_of, read
 from gradwire.common.exits import Exit
 from gradwire.common.spec import SpecError
 from gradwire.deploy import cli as run
@@ -156,11 +150,7 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
         ("gc-server", "--host 300.1.1.1", "--host (flag): expected an IP address without a port, or a name"),
         ("gc-server", "--host 127.0.0.1:50051", "got '127.0.0.1:50051'"),
         ("gc-server", "--mode coded --downlink 4bit", "--mode coded has no updates"),
-        (
-            "gc-server",
-            "--mode local:by=time --overlap both",
-            "--overlap both: not with --mode local:by=time",
-        ),
+        ("gc-server", "--mode local:by=time --overlap both", "--overlap both: not with --mode local:by=time"),
         ("gc-server", "--mode local:steps=8,elastic=0.1", "correction: expected 0 with elastic=0.1, got 0.1"),
         ("gc-server", "--mode local:elastic=0.1,correction=0", "steps: expected a number with elastic=0.1"),
         (

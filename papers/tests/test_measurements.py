@@ -237,12 +237,7 @@ def test_curves_are_means_over_seeds_and_the_record_keeps_each_seed(tmp_path: Pa
     assert panel.runs == {"sync": [[0.2, 0.4], [0.4, 0.8]]}
     result = Result(settings="seeds 1, 2", ours="", headings=(), rows=(), panels=[panel])
     record = measurements.Record(
-        measurement=next(iter(MEASUREMENTS)),
-        date="",
-        command="",
-        quick=False,
-        seconds=0,
-        result=result,
+        measurement=next(iter(MEASUREMENTS)), date="", command="", quick=False, seconds=0, result=result
     )
     measurements.write(tmp_path, {record.measurement: record})
     (again,) = measurements.read(tmp_path).values()

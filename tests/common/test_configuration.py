@@ -88,10 +88,7 @@ def test_what_is_wrong_is_said(argv: tuple[str, ...], environ: dict[str, str], w
     [
         ("port = ", "not TOML"),
         ('test = "x"', "'test' must be a table"),
-        (
-            "[test]\nspeed = 1",
-            "unknown key 'speed' in [test]; known keys: fast-path, mode, name, port, rate",
-        ),
+        ("[test]\nspeed = 1", "unknown key 'speed' in [test]; known keys: fast-path, mode, name, port, rate"),
         ("[test]\npord = 1", "unknown key 'pord' in [test] (did you mean 'port'?); known keys"),
         ("[tset]\nport = 1", "unknown table [tset] (did you mean 'test'?); known tables: [other], [test]"),
         ("[other]\ny = 1", "unknown key 'y' in [other]; known keys: x"),

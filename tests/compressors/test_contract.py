@@ -62,12 +62,7 @@ Array = npt.NDArray[np.float32]
 
 
 def context(step: int = 0, samples: int = 32) -> StepContext:
-    return StepContext(
-        samples=samples,
-        version=step,
-        random=Random((0, 0, step)),
-        shared=Random((step,)),
-    )
+    return StepContext(samples=samples, version=step, random=Random((0, 0, step)), shared=Random((step,)))
 
 
 def gradient(elements: int, seed: int = 0) -> torch.Tensor:

@@ -241,9 +241,7 @@ def test_a_refused_push_of_a_slice_is_owed_whatever_the_slice_is_then(
     later = subject.step(1)
     if spec != "qsgd":  # what it loses, it loses
         np.testing.assert_allclose(
-            delivered(later) + subject.owed(),
-            held + delivered(refused) + subject.computed(1),
-            atol=1e-4,
+            delivered(later) + subject.owed(), held + delivered(refused) + subject.computed(1), atol=1e-4
         )
 
 

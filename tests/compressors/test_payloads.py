@@ -113,11 +113,7 @@ BROKEN: dict[str, tuple[Payload, str, str]] = {
     "padding in the next byte": (flip(FOUR, 6, 0x01), "data", "zero padding"),
     "padding in the last byte": (flip(FOUR, 7, 0x90), "data", "zero padding"),
     "padding of 2 bits": (flip(TWO, 4, 0b11_00_00_00), "data", "zero padding"),
-    "NaN": (
-        replace(PLAIN, data=np.array([1, 2, np.nan, 4, 5], np.float32).view(np.uint8)),
-        "data",
-        "finite",
-    ),
+    "NaN": (replace(PLAIN, data=np.array([1, 2, np.nan, 4, 5], np.float32).view(np.uint8)), "data", "finite"),
 }
 
 

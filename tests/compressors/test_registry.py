@@ -72,10 +72,7 @@ def test_options_reach_the_compressor() -> None:
             "5bit",
             "unknown compressor '5bit' (did you mean '8bit'?); known compressors: 1bit, 2bit, 4bit, 8bit,",
         ),
-        (
-            "4bit:size=3",
-            "known keys: clip, decay, delay, feedback, levels, masking, momentum, scale",
-        ),
+        ("4bit:size=3", "known keys: clip, decay, delay, feedback, levels, masking, momentum, scale"),
         ("none:feedback=on", "compressor 'none': unknown key 'feedback'; it has no keys"),
         (
             "bf16:x=1",

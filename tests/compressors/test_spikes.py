@@ -59,8 +59,7 @@ def steps(subject: ModelCompressor, last: int, factor: float = 1e6, at: int = AT
 
 
 @pytest.mark.parametrize(
-    "spec",
-    ["4bit", "8bit", "1bit", "1bit:block=4096", "topk:ratio=100", "fp16", "2bit", "randk", "dgc"],
+    "spec", ["4bit", "8bit", "1bit", "1bit:block=4096", "topk:ratio=100", "fp16", "2bit", "randk", "dgc"]
 )
 @pytest.mark.parametrize("factor", [1e3, 1e6])
 def test_a_spike_goes_out_in_one_step(spec: str, factor: float) -> None:

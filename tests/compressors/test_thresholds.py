@@ -72,14 +72,7 @@ def test_the_last_word_is_padded_with_zero() -> None:
 
 @pytest.mark.parametrize(
     ("magnitude", "group"),
-    [
-        (0.0, GROUP_3),
-        (0.099, GROUP_3),
-        (0.1, GROUP_1),
-        (0.5, GROUP_1),
-        (0.501, GROUP_2),
-        (1e30, GROUP_2),
-    ],
+    [(0.0, GROUP_3), (0.099, GROUP_3), (0.1, GROUP_1), (0.5, GROUP_1), (0.501, GROUP_2), (1e30, GROUP_2)],
 )
 def test_the_group_follows_the_mean_magnitude(magnitude: float, group: tuple[float, ...]) -> None:
     assert choose_group(magnitude) is group

@@ -371,10 +371,7 @@ def test_what_is_saved_is_of_this_rank(ran: list[dict[str, Any]]) -> None:
             "ValueError: named_parameters: expected all parameters, a parameter of shape .* is missing",
         ),
         ("float64", r"TypeError: gradient of '\w+': expected a dense one of .* got torch.float64"),
-        (
-            "another model",
-            "ValueError: state of gradwire.ddp: expected tensors of this model, .* 'other'",
-        ),
+        ("another model", "ValueError: state of gradwire.ddp: expected tensors of this model, .* 'other'"),
     ],
 )
 def test_errors_say_what_is_wrong(all_of_it: list[dict[str, Any]], what: str, told: str) -> None:

@@ -203,9 +203,7 @@ def test_it_answers_without_importing_what_takes_long() -> None:
     assert set(done.stdout.splitlines()[-1].split()).isdisjoint(HEAVY)
 
 
-def test_a_thousand_workers_take_no_longer_to_plan_for(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_thousand_workers_take_no_longer_to_plan_for(capsys: pytest.CaptureFixture[str]) -> None:
     what_if = "--model resnet50 --bandwidth 1gbit --server-bandwidth 25gbit --workers 1000"
     assert planned(capsys, what_if)["recommended"]["step_s"] > 0
 

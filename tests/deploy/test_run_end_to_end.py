@@ -57,9 +57,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     )
     assert done.returncode == Exit.DONE, done.stderr
     return Ran(
-        directory=directory,
-        report=json.loads((directory / "report.json").read_text()),
-        printed=done.stdout,
+        directory=directory, report=json.loads((directory / "report.json").read_text()), printed=done.stdout
     )
 
 

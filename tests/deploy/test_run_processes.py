@@ -77,10 +77,7 @@ def wait_for_workers(directory: Path, count: int = 2) -> list[int]:
 
 
 def test_a_finished_job_gives_its_last_status_and_leaves_no_process(
-    tmp_path: Path,
-    interrupt: Interrupt,
-    monkeypatch: pytest.MonkeyPatch,
-    wait_until_gone: WaitUntilGone,
+    tmp_path: Path, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch, wait_until_gone: WaitUntilGone
 ) -> None:
     monkeypatch.setattr(engine, "LEAVE_SECONDS", 0.2)  # the stand-ins never leave by themselves
     watcher = Notes()

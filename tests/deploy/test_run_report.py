@@ -17,15 +17,7 @@ from gradwire.deploy.cli import baseline_of
 from gradwire.deploy.live import LiveJob
 from gradwire.deploy.plot import PlotError, shown_metric, write_plot
 from gradwire.deploy.progress import LineProgress, LiveProgress, progress
-from gradwire.deploy.report import (
-    RunResult,
-    ratio,
-    result_of,
-    size,
-    table_of,
-    to_json,
-    write_atomically,
-)
+from gradwire.deploy.report import RunResult, ratio, result_of, size, table_of, to_json, write_atomically
 from gradwire.deploy.texts import fraction, seconds_left, when
 from gradwire.deploy.worth import rate, remark
 from gradwire.planning.job import JobProfile, StepOptions

@@ -25,12 +25,7 @@ pytestmark = pytest.mark.xdist_group("face")  # one server, whose job ends with 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "scripts.md"
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 AT_THE_END = ("Job", "JobFinished", "Refused")  # the example of Job trains to the end of the job
-ROOMS = {
-    "": gradwire.__all__,
-    "compressors.": ("create",),
-    "ddp.": ("HookState",),
-    "optim.": ("muon",),
-}
+ROOMS = {"": gradwire.__all__, "compressors.": ("create",), "ddp.": ("HookState",), "optim.": ("muon",)}
 
 
 def public(name: str) -> Any:

@@ -49,15 +49,9 @@ def job(daemons: Daemons, output: Path, *arguments: str, task: str = STATEFUL, w
         ("--mode", "sync", "--downlink", "4bit"),
         ("--mode", "sync", "--overlap", "both", "--buffers", "rank0"),
         ("--mode", "stale:bound=1", "--buffers", "local", "--downlink", "4bit"),
-        (
-            "--mode",
-            "async",
-        ),
+        ("--mode", "async"),
         ("--mode", "local:steps=2", "--downlink", "4bit"),
-        (
-            "--mode",
-            "coded:redundancy=2",
-        ),
+        ("--mode", "coded:redundancy=2"),
     ],
     ids=lambda arguments: " ".join(arguments),
 )
@@ -154,7 +148,7 @@ def test_every_task_loads_what_is_written(
     monkeypatch.syspath_prepend(str(EXAMPLES))
     output = tmp_path / "model.safetensors"
     server = daemons.server(
-        *("--task", task, "--epochs", "1", "--batch-size", "128", "--output", str(output)),
+        *("--task", task, "--epochs", "1", "--batch-size", "128", "--output", str(output))
     )
     worker = daemons.worker(server.address, "--task", task, environ={"PYTHONPATH": python_path()})
     assert worker.wait() == 0, worker.log

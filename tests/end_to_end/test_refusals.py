@@ -9,17 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from daemons import (
-    MANIFEST,
-    Daemons,
-    Raw,
-    gradient,
-    refusal_without_effect,
-    refusing,
-    state_of,
-    status,
-    talk,
-)
+from daemons import MANIFEST, Daemons, Raw, gradient, refusal_without_effect, refusing, state_of, status, talk
 
 from gradwire.compressors import DensePayload, QuantizedPayload
 from gradwire.proto import gradwire_pb2 as pb

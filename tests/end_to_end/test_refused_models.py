@@ -10,17 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from daemons import (
-    MANIFEST,
-    TENSORS,
-    Daemons,
-    Raw,
-    refusal_without_effect,
-    refusing,
-    state_of,
-    status,
-    talk,
-)
+from daemons import MANIFEST, TENSORS, Daemons, Raw, refusal_without_effect, refusing, state_of, status, talk
 
 from gradwire.common.parts import ALIGNMENT, LEAST_BYTES
 from gradwire.compressors import parse_compressor

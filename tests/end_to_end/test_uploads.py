@@ -51,10 +51,7 @@ async def test_an_upload_renews_the_lease_and_a_stalled_fetch_holds_up_nobody(da
         await raw.attach()
         await raw.receive(m.Welcome)
         header = m.InitializeHeader(
-            job=raw.job,
-            worker=raw.worker,
-            incarnation=raw.incarnation,
-            manifest=MANIFEST.to_message(),
+            job=raw.job, worker=raw.worker, incarnation=raw.incarnation, manifest=MANIFEST.to_message()
         )
         await refusing(raw.stub.initialize(upload(header), timeout=60))
         async with beating(raw):

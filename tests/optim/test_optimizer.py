@@ -142,9 +142,7 @@ def test_tensors_end_to_end_are_stepped_as_if_each_were_by_itself(spec: str, mak
             assert flat[start:end].numpy().tobytes() == parameter.detach().numpy().tobytes()
 
 
-def test_tensors_that_always_have_a_gradient_are_stepped_in_one_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tensors_that_always_have_a_gradient_are_stepped_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = list[list[int]]()
 
     def counting(parameters: list[torch.Tensor], *_: Any, **__: Any) -> None:

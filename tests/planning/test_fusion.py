@@ -88,11 +88,7 @@ def end(model: Sequence[Layer], link: Link, groups: Sequence[FusionGroup]) -> fl
 
 def layer(*, backward_s: float = 0.0, kept: float = 1, elements: int = 1, square_norm: float = 0.0) -> Layer:
     return Layer(
-        sent_bytes=kept,
-        backward_s=backward_s,
-        sparse_elements=elements,
-        kept=kept,
-        square_norm=square_norm,
+        sent_bytes=kept, backward_s=backward_s, sparse_elements=elements, kept=kept, square_norm=square_norm
     )
 
 
@@ -137,10 +133,7 @@ def test_layers_whose_gradients_come_at_once_are_merged() -> None:
 
 def test_a_merge_that_raises_the_error_is_not_made_for_accuracy() -> None:
     """The layer that weighs more has the higher density already: together both would have the mean."""
-    model = [
-        layer(elements=100, kept=50, square_norm=100.0),
-        layer(elements=100, kept=1, square_norm=1.0),
-    ]
+    model = [layer(elements=100, kept=50, square_norm=100.0), layer(elements=100, kept=1, square_norm=1.0)]
     link = Link(start_s=1.0, byte_s=0.0)
     assert mg_wfbp(model, link) == [FusionGroup(0, 2)]
     assert seamgs(model, link) == layer_by_layer(model)

@@ -213,10 +213,7 @@ def test_where_the_link_is_no_limit_nothing_is_compressed() -> None:
         (four_bit(fusion="seemgs"), "did you mean 'seamgs'"),
         (four_bit(order="p4"), "known orders: "),
         (four_bit(mode="local:steps=adaptive"), "expected local:steps=H with a number"),
-        (
-            four_bit(mode="local:steps=8,correction=0"),
-            "expected local:steps=H with a number",
-        ),
+        (four_bit(mode="local:steps=8,correction=0"), "expected local:steps=H with a number"),
         (four_bit(mode="coded:redundancy=4"), "R from 1 to 3"),
         (four_bit(mode="sync:redundancy=3"), "expected a divisor of 4 workers, got 3"),
         (
@@ -224,14 +221,8 @@ def test_where_the_link_is_no_limit_nothing_is_compressed() -> None:
             "is only possible without redundancy; take backward",
         ),
         (four_bit(mode="sync:backup=1"), "no prediction for sync:backup=1;"),
-        (
-            four_bit(mode="sync:redundancy=2,stragglers=1"),
-            "no prediction for sync:redundancy=2,stragg",
-        ),
-        (
-            four_bit(mode="async:compensation=0.1"),
-            "no prediction for async:compensation=0.1;",
-        ),
+        (four_bit(mode="sync:redundancy=2,stragglers=1"), "no prediction for sync:redundancy=2,stragg"),
+        (four_bit(mode="async:compensation=0.1"), "no prediction for async:compensation=0.1;"),
     ],
 )
 def test_what_does_not_go_together_is_refused(chosen: StepOptions, words: str) -> None:

@@ -23,19 +23,13 @@ def layer(sent_bytes: float, *, backward_s: float = 0.0, forward_s: float = 0.0)
 
 
 models = st.lists(
-    st.builds(
-        Layer,
-        sent_bytes=st.floats(0, 1000),
-        forward_s=SECONDS,
-        backward_s=SECONDS,
-    ),
+    st.builds(Layer, sent_bytes=st.floats(0, 1000), forward_s=SECONDS, backward_s=SECONDS),
     min_size=1,
     max_size=8,
 )
 links = st.builds(Link, start_s=SECONDS, byte_s=st.floats(0, 1e-2))
 schedules = st.one_of(
-    st.just(Schedule(name="fifo")),
-    st.builds(Schedule, name=st.just("p3"), piece_bytes=st.floats(50, 2000)),
+    st.just(Schedule(name="fifo")), st.builds(Schedule, name=st.just("p3"), piece_bytes=st.floats(50, 2000))
 )
 LINK = Link(start_s=1.0, byte_s=1.0)
 

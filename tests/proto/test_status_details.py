@@ -16,10 +16,7 @@ from gradwire.proto.service import abort
 def rpc_status() -> Any:
     """The class of google.rpc.Status, which only tools have."""
     file = descriptor_pb2.FileDescriptorProto(
-        name="status.proto",
-        package="google.rpc",
-        syntax="proto3",
-        dependency=[any_pb2.DESCRIPTOR.name],
+        name="status.proto", package="google.rpc", syntax="proto3", dependency=[any_pb2.DESCRIPTOR.name]
     )
     status = file.message_type.add(name="Status")
     kinds = descriptor_pb2.FieldDescriptorProto

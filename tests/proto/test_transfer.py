@@ -193,11 +193,7 @@ def in_blocks(*sizes: int, levels: int = 0) -> list[m.PayloadHeader]:
 @pytest.mark.parametrize(
     ("sent", "reason", "words"),
     [
-        (
-            headers()[:1],
-            Reason.ELEMENTS,
-            "part from tensor 'weight': expected payloads of 26 elements",
-        ),
+        (headers()[:1], Reason.ELEMENTS, "part from tensor 'weight': expected payloads of 26 elements"),
         ([*headers(), headers()[1]], Reason.ELEMENTS, "got 31 elements"),
         ([*headers(), EMPTY], Reason.ELEMENTS, "none empty"),
         ([EMPTY, *headers()], Reason.ELEMENTS, "none empty"),
@@ -225,11 +221,7 @@ def in_blocks(*sizes: int, levels: int = 0) -> list[m.PayloadHeader]:
             "tensor 'bias': expected a tensor that is absent as a whole or not at all, "
             "got an absent piece of it",
         ),
-        (
-            altered(1, kind=m.DenseHeader(format=m.DenseEncoding.UNSPECIFIED)),
-            Reason.PAYLOAD,
-            "kind",
-        ),
+        (altered(1, kind=m.DenseHeader(format=m.DenseEncoding.UNSPECIFIED)), Reason.PAYLOAD, "kind"),
     ],
 )
 def test_a_header_that_does_not_fit_is_refused(

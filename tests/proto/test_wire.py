@@ -24,8 +24,7 @@ MESSAGES: list[m.WorkerMessage] = [
         plan=1,
         payloads=(
             m.PayloadHeader(
-                elements=9,
-                kind=m.QuantizedHeader(format=m.CodeEncoding.SIGNED_2BIT, levels=(0.25,)),
+                elements=9, kind=m.QuantizedHeader(format=m.CodeEncoding.SIGNED_2BIT, levels=(0.25,))
             ),
         ),
     ),

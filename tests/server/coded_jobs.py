@@ -61,12 +61,7 @@ class Job:
             exchange = assignment.coding.exchange
             terms = self.mode.round.plan.packets[index].terms if self.mode.round.compares else ()
             checksums = [differing.get(f"block{block}", block) for block, _ in terms]
-            packet: dict[str, Any] = {
-                "worker": name,
-                "incarnation": 1,
-                "exchange": exchange,
-                "index": index,
-            }
+            packet: dict[str, Any] = {"worker": name, "incarnation": 1, "exchange": exchange, "index": index}
             self.step(e.PacketStarted(**packet, checksums=checksums))
             actions = self.step(e.PacketRelayed(**packet))
             if some(actions, e.Assign):  # another exchange has replaced it

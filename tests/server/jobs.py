@@ -73,12 +73,7 @@ class Job:
 
     def initialize(self, worker: str) -> list[Any]:
         return self.step(
-            e.Initialized(
-                worker=worker,
-                incarnation=1,
-                fingerprint=MODEL,
-                train_samples=self.samples,
-            )
+            e.Initialized(worker=worker, incarnation=1, fingerprint=MODEL, train_samples=self.samples)
         )
 
     def bring(self, worker: str, incarnation: int = 1) -> None:

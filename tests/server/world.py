@@ -117,10 +117,7 @@ class World(Network):
         self.shard.hold(self.store)
         self.step(
             e.Initialized(
-                worker=sim.name,
-                incarnation=sim.incarnation,
-                fingerprint=MODEL,
-                train_samples=self.samples,
+                worker=sim.name, incarnation=sim.incarnation, fingerprint=MODEL, train_samples=self.samples
             )
         )
         sim.version = 0

@@ -111,11 +111,9 @@ def test_messages_have_no_secrets_of_urls() -> None:
 @pytest.fixture(params=["disk", "file", "memory"])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     folder = tmp_path / "deep" / "er"
-    return {
-        "disk": str(folder),
-        "file": f"file://{folder}",
-        "memory": f"memory://bucket/{uuid.uuid4().hex}",
-    }[request.param]
+    return {"disk": str(folder), "file": f"file://{folder}", "memory": f"memory://bucket/{uuid.uuid4().hex}"}[
+        request.param
+    ]
 
 
 def held(where: str) -> Backend:

@@ -109,12 +109,7 @@ def packed(exchange: str) -> dict[str, Any]:
 def each_compressor(compressor: str, exchange: str) -> dict[str, Any]:
     model, state = with_names(compressor, exchange)
     found = steps(model)
-    return {
-        "gradients": found,
-        "sent": state.bytes_sent,
-        "raw": state.raw_bytes,
-        "saved": state.state_dict(),
-    }
+    return {"gradients": found, "sent": state.bytes_sent, "raw": state.raw_bytes, "saved": state.state_dict()}
 
 
 def one_bucket(exchange: str) -> list[dict[str, Tensor]]:

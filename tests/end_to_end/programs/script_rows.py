@@ -46,11 +46,7 @@ class Plain:
             yield self._epoch
 
     def batches(
-        self,
-        dataset: Any,
-        *,
-        num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] = default_collate,
+        self, dataset: Any, *, num_workers: int = 0, collate_fn: Callable[[list[Any]], Any] = default_collate
     ) -> Iterable[Any]:
         order = epoch_order(SEED, self._epoch, len(dataset))
         size = BATCH * self._workers

@@ -129,12 +129,7 @@ def test_a_compressed_update_takes_the_bytes_that_its_compressor_promises(downli
     ours = wide_store(downlink)
     weight, bias = (spec.elements for spec in WIDE_MANIFEST.specs)
     for step in range(5):
-        size = sum(
-            map(
-                len,
-                apply(ours, version=step + 1, shares=[wide_share(step)]).messages,
-            )
-        )
+        size = sum(map(len, apply(ours, version=step + 1, shares=[wide_share(step)]).messages))
         # Scales and levels are a few in a hundred; the bias travels as bfloat16; and there are the headers.
         assert size <= 4 * weight / DOWNLINKS[downlink] * 1.02 + 2 * bias + 200
 

@@ -170,15 +170,7 @@ def test_of_members_who_are_given_up_at_once_nothing_is_stepped() -> None:
     async def test(steps: Steps) -> None:
         steps.put(0, 1, 2)
         steps.put(1, 2, 3)
-        steps.shard.change_round(
-            Exclude(
-                assignments=(
-                    1,
-                    3,
-                    2,
-                )
-            )
-        )
+        steps.shard.change_round(Exclude(assignments=(1, 3, 2)))
         assert (steps.begun, await steps.settled()) == (0, [])
         steps.put(2, 1, 2, 3)
         assert steps.begun == 0, "nobody is waited for, and nothing comes of it"
@@ -345,15 +337,7 @@ def test_what_is_not_final_when_the_round_closes_is_stepped_then() -> None:
 def test_a_round_that_nobody_is_left_in_leaves_the_other_parts_alone() -> None:
     async def test(steps: Steps) -> None:
         steps.put(1, 1, 2, 3)
-        steps.shard.change_round(
-            Exclude(
-                assignments=(
-                    1,
-                    2,
-                    3,
-                )
-            )
-        )
+        steps.shard.change_round(Exclude(assignments=(1, 2, 3)))
         for key in (A, B, C):
             steps.shard.drop(key)
         assert await steps.close() == near(0, ALL, 0)

@@ -244,10 +244,7 @@ def test_what_one_update_leaves_out_is_in_the_next(downlink: str) -> None:
 def test_a_lossy_update_takes_half_the_bytes() -> None:
     sizes = {
         downlink: sum(
-            map(
-                len,
-                apply(store("sgd", downlink), version=1, shares=shares(0, compressors("none"))).messages,
-            )
+            map(len, apply(store("sgd", downlink), version=1, shares=shares(0, compressors("none"))).messages)
         )
         for downlink in ("none", "bf16")
     }

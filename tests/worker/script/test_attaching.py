@@ -47,10 +47,7 @@ def incomplete(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             r"LBFGS: the server steps SGD, Adam, .* and Adagrad.*attach\(\.\.\., steps='local'\)",
         ),
         (partial(torch.optim.Adam, amsgrad=True), r"group 0: amsgrad=True: the server has no amsgrad"),
-        (
-            incomplete,
-            r"parameter '0\.weight' requires a gradient, but the optimizer does not have it",
-        ),
+        (incomplete, r"parameter '0\.weight' requires a gradient, but the optimizer does not have it"),
     ],
 )
 def test_an_optimizer_that_cannot_be_attached_is_refused_by_name(

@@ -9,10 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from stepping_server import INPUTS, RATE, Network, SteppingServer, flat, joined
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradwire import ScriptError
 
@@ -60,10 +57,7 @@ def on_attached(hooks: Hooks, own: torch.optim.Optimizer, attached: Any) -> list
 
 
 def on_all(hooks: Hooks, own: torch.optim.Optimizer, attached: Any) -> list[Any]:
-    return [
-        register_optimizer_step_pre_hook(hooks.pre),
-        register_optimizer_step_post_hook(hooks.post),
-    ]
+    return [register_optimizer_step_pre_hook(hooks.pre), register_optimizer_step_post_hook(hooks.post)]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1024.0])
@@ -168,28 +162,12 @@ def rprop(model: Network) -> Any:
     ("make", "where", "said"),
     [
         (averaging, "server", r"Averaging: the server steps SGD"),
-        (
-            wrapping,
-            "server",
-            r"Wrapping wraps SGD, .* attach the SGD \(.base_optimizer\)",
-        ),
-        (
-            no_optimizer,
-            "server",
-            r"NoOptimizer: expected .* attach the SGD \(.optimizer\)",
-        ),
-        (
-            no_optimizer,
-            "local",
-            r"NoOptimizer: expected .* attach the SGD \(.optimizer\)",
-        ),
+        (wrapping, "server", r"Wrapping wraps SGD, .* attach the SGD \(.base_optimizer\)"),
+        (no_optimizer, "server", r"NoOptimizer: expected .* attach the SGD \(.optimizer\)"),
+        (no_optimizer, "local", r"NoOptimizer: expected .* attach the SGD \(.optimizer\)"),
         (an_object, "server", r"object: expected an optimizer of torch.optim"),
         (lbfgs, "local", r"LBFGS: .* curvature .* 2 workers"),
-        (
-            sparse_adam,
-            "local",
-            r"SparseAdam: .* gradients are dense.* torch\.optim\.Adam",
-        ),
+        (sparse_adam, "local", r"SparseAdam: .* gradients are dense.* torch\.optim\.Adam"),
     ],
 )
 def test_an_optimizer_that_would_train_something_else_is_refused_by_name(

@@ -20,13 +20,7 @@ def connection() -> Iterator[Connection]:
         pass
 
     made = Connection(
-        "127.0.0.1:1",
-        worker="w0",
-        incarnation=1,
-        connect_s=1.0,
-        give_up_s=1.0,
-        sent=count,
-        received=count,
+        "127.0.0.1:1", worker="w0", incarnation=1, connect_s=1.0, give_up_s=1.0, sent=count, received=count
     )
     yield made
     made.close()

@@ -26,8 +26,7 @@ def strategy_of(run: Run) -> LocalStrategy:
 
 
 @pytest.mark.parametrize(
-    ("compressor", "options"),
-    [("none", ""), ("1bit:decay=0.9", ",overlay=on"), ("none", ",delayed=on")],
+    ("compressor", "options"), [("none", ""), ("1bit:decay=0.9", ",overlay=on"), ("none", ",delayed=on")]
 )
 def test_rounds_are_those_of_the_recipe(compressor: str, options: str) -> None:
     """Delayed, a round begins at the model before, less the change that is being exchanged."""

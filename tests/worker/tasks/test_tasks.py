@@ -210,12 +210,7 @@ def test_built_in_names_are_importable(name: str) -> None:
     [
         ("os:system:command=false", "", (), "start the worker with --allow-task os, or with --task os:sys"),
         ("os.path:join", "", ("os",), "--allow-task os.path"),
-        (
-            "own_tasks:make",
-            "own_tasks:anything",
-            ("own_tasks",),
-            "started with --task own_tasks:anything",
-        ),
+        ("own_tasks:make", "own_tasks:anything", ("own_tasks",), "started with --task own_tasks:anything"),
         ("own_tasks:make:width=4", "own_tasks:make", (), "was started with --task own_tasks:make"),
         ("digits", "digits:model=cnn", (), "was started with --task digits:model=cnn"),
         ("characters:data=/secret", "", ("characters",), "with --task characters:data=/secret"),

@@ -109,26 +109,12 @@ def test_a_stale_push_goes_back_into_the_residual_whatever_is_heard_first(answer
     subject, replica = trainer(script)
     stale, onward = refused(1, Reason.STALE), [lambda: update(replica, 2), assignment(2)]
     heard = [stale, *onward] if answer_first else [*onward, stale]
-    script.messages = [
-        assignment(0),
-        *heard,
-        accepted(2),
-        lambda: update(replica, 3),
-        assignment(3),
-        done(3),
-    ]
+    script.messages = [assignment(0), *heard, accepted(2), lambda: update(replica, 3), assignment(3), done(3)]
     subject.run()
 
     calm = Script()
     undisturbed, same = trainer(calm)
-    calm.messages = [
-        assignment(0),
-        accepted(1),
-        lambda: update(same, 2),
-        assignment(2),
-        accepted(2),
-        done(2),
-    ]
+    calm.messages = [assignment(0), accepted(1), lambda: update(same, 2), assignment(2), accepted(2), done(2)]
     undisturbed.run()
     # What the refused push carried has joined the residual, or was sent with a later push.
     total = sum(sent(script, seq) for seq in range(2, 4)) + residual(subject)
@@ -327,12 +313,7 @@ def test_a_worker_that_holds_nothing_back_leaves_at_once() -> None:
 def test_who_leaves_does_not_evaluate_any_more() -> None:
     script = Script()
     subject, _ = trainer(script, "4bit")
-    script.messages = [
-        assignment(0),
-        leaving(subject),
-        assignment(0, id=2, evaluate_epoch=1),
-        accepted(2),
-    ]
+    script.messages = [assignment(0), leaving(subject), assignment(0, id=2, evaluate_epoch=1), accepted(2)]
     assert subject.run() is False
     assert script.reports == []
 
