@@ -17,8 +17,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("shared", deadline=None, max_examples=40)
 settings.load_profile("shared")
 
-# Fixtures that take long to make: all tests of a group run where they have been made.
-GROUPS = {"built": "packages", "image": "packages", "all_of_it": "one run"}
+# Fixtures that take long to make: all tests of a group run where they have been made, once.
+GROUPS = {
+    **{"built": "packages", "image": "packages", "site": "third party"},
+    **{"all_of_it": "one run", "ran": "one run", "graph": "imports", "example": "example"},
+}
 
 
 @pytest.hookimpl(wrapper=True)  # before xdist, which reads the groups in the same hook

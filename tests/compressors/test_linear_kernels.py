@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -169,10 +170,9 @@ def test_scales_of_what_is_easy_to_say() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-@pytest.mark.parametrize("elements", SMALL)
 @pytest.mark.parametrize("bits", BITS)
-def test_quantize_linear(bits: int, elements: int, seed: int | None) -> None:
-    for bucket in BUCKETS:
+def test_quantize_linear(bits: int, seed: int | None) -> None:
+    for elements, bucket in product(SMALL, BUCKETS):
         check_quantize_linear(bits, bucket, elements, seed)
 
 
@@ -200,10 +200,9 @@ def test_signs_by_hand() -> None:
     assert not linear.has_forbidden_linear(1, 5, data)
 
 
-@pytest.mark.parametrize("elements", SMALL)
 @pytest.mark.parametrize("bits", [1, *BITS])
-def test_add_linear(bits: int, elements: int) -> None:
-    for bucket in BUCKETS:
+def test_add_linear(bits: int) -> None:
+    for elements, bucket in product(SMALL, BUCKETS):
         check_add_linear(bits, bucket, elements)
 
 
@@ -301,9 +300,9 @@ def test_the_rest_of_a_binary_code_stays_finite() -> None:
 
 
 @pytest.mark.parametrize("level", [1.5, 0.0, 1e-45, HUGE])
-@pytest.mark.parametrize("elements", SIZES)
-def test_ternary(elements: int, level: float) -> None:
-    check_ternary(elements, level)
+def test_ternary(level: float) -> None:
+    for elements in SIZES:
+        check_ternary(elements, level)
 
 
 @pytest.mark.parametrize("bits", BITS)
