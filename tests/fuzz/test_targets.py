@@ -46,7 +46,7 @@ def nested(levels: int) -> bytes:
 
 
 BOMBS = {
-    "empty submessages": pb.WorkerMessage(part=pb.PartHeader(payloads=[pb.PayloadHeader()] * 50_000)),
+    "empty submessages": pb.WorkerMessage(part=pb.PartHeader(payloads=[pb.PayloadHeader()] * 200_000)),
     "a repeated number": pb.WorkerMessage(part=pb.PartHeader(learning_rates=[0.0] * 50_000)),
     "a map": pb.WorkerMessage(evaluation=pb.Evaluation(metrics={str(n): 0.0 for n in range(12_500)})),
 }
