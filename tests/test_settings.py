@@ -133,129 +133,111 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("command", "arguments", "words"),
-    [
-        ("gc-server", "--epocs 3", "did you mean '--epochs'?"),
-        ("gc-server", "--mode stael", "did you mean 'stale'?"),
-        ("gc-server", "--mode stale:bond=2", "did you mean 'bound'?"),
-        ("gc-server", "--staleness 4", "unknown argument '--staleness'"),
-        ("gc-server", "--task digit", "did you mean 'digits'?"),
-        ("gc-server", "--optimizer adm", "did you mean 'adam'?"),
-        ("gc-server", "--optimizer sgd:momentun=0.9", "did you mean 'momentum'?"),
-        ("gc-server", "--schedule cosin", "did you mean 'cosine'?"),
-        ("gc-server", "--aggregation medain", "did you mean 'median'?"),
-        ("gc-server", "--downlink topkk", "did you mean 'topk'?"),
-        ("gc-server", "--output /nowhere/at/all", "--output (flag): expected a file in a folder"),
-        ("gc-server", "--host 300.1.1.1", "--host (flag): expected an IP address without a port, or a name"),
-        ("gc-server", "--host 127.0.0.1:50051", "got '127.0.0.1:50051'"),
-        ("gc-server", "--mode coded --downlink 4bit", "--mode coded has no updates"),
-        ("gc-server", "--mode local:by=time --overlap both", "--overlap both: not with --mode local:by=time"),
-        ("gc-server", "--mode local:steps=8,elastic=0.1", "correction: expected 0 with elastic=0.1, got 0.1"),
-        ("gc-server", "--mode local:elastic=0.1,correction=0", "steps: expected a number with elastic=0.1"),
+# By command, its arguments and words of the refusal.
+REFUSED = {
+    "gc-server": [
+        ("--epocs 3", "did you mean '--epochs'?"),
+        ("--mode stael", "did you mean 'stale'?"),
+        ("--mode stale:bond=2", "did you mean 'bound'?"),
+        ("--staleness 4", "unknown argument '--staleness'"),
+        ("--task digit", "did you mean 'digits'?"),
+        ("--optimizer adm", "did you mean 'adam'?"),
+        ("--optimizer sgd:momentun=0.9", "did you mean 'momentum'?"),
+        ("--schedule cosin", "did you mean 'cosine'?"),
+        ("--aggregation medain", "did you mean 'median'?"),
+        ("--downlink topkk", "did you mean 'topk'?"),
+        ("--output /nowhere/at/all", "--output (flag): expected a file in a folder"),
+        ("--host 300.1.1.1", "--host (flag): expected an IP address without a port, or a name"),
+        ("--host 127.0.0.1:50051", "got '127.0.0.1:50051'"),
+        ("--mode coded --downlink 4bit", "--mode coded has no updates"),
+        ("--mode local:by=time --overlap both", "--overlap both: not with --mode local:by=time"),
+        ("--mode local:steps=8,elastic=0.1", "correction: expected 0 with elastic=0.1, got 0.1"),
+        ("--mode local:elastic=0.1,correction=0", "steps: expected a number with elastic=0.1"),
         (
-            "gc-server",
             "--mode local:steps=8,elastic=0.1,correction=0,delayed=on",
             "delayed: expected off with elastic=0.1",
         ),
         (
-            "gc-server",
             "--mode local:steps=8,elastic=0.1,correction=0,outer=adam",
             "outer: expected sgd at outer_rate=1 with elastic=0.1",
         ),
         (
-            "gc-server",
             "--mode local:steps=8,elastic=0.1,correction=0 --overlap both",
             "--overlap both: not with --mode local:elastic=0.1",
         ),
         (
-            "gc-server",
             "--mode local:steps=8,delayed=on --overlap both",
             "--overlap both: not with --mode local:delayed=on",
         ),
+        ("--optimizer muon", "--optimizer muon: not with --mode sync: Muon steps whole matrices"),
+        ("--optimizer muon --mode coded --downlink none", "--optimizer muon: not with --mode coded"),
+        ("--mode local:outer=muon", "expected sgd, adam, adamw or adagrad, got muon"),
+        ("--mode local:overlay=on", "correction: expected 0 with overlay=on, got 0.1"),
+        ("--mode local:overlay=on,correction=0,delayed=on", "delayed: expected off with overlay=on"),
         (
-            "gc-run",
-            "--mode coded:redundancy=2 --task digits:split=classes:2",
-            "with split each worker has samples of its own, and with redundancy several workers compute",
-        ),
-        (
-            "gc-run",
-            "--mode sync:stragglers=1 --compressor none --task digits:split=dirichlet:0.3",
-            "and with stragglers several workers compute the same ones; leave out split",
-        ),
-        (
-            "gc-server",
-            "--optimizer muon",
-            "--optimizer muon: not with --mode sync: Muon steps whole matrices",
-        ),
-        (
-            "gc-server",
-            "--optimizer muon --mode coded --downlink none",
-            "--optimizer muon: not with --mode coded",
-        ),
-        ("gc-server", "--mode local:outer=muon", "expected sgd, adam, adamw or adagrad, got muon"),
-        ("gc-server", "--mode local:overlay=on", "correction: expected 0 with overlay=on, got 0.1"),
-        (
-            "gc-server",
-            "--mode local:overlay=on,correction=0,delayed=on",
-            "delayed: expected off with overlay=on",
-        ),
-        (
-            "gc-server",
             "--mode local:overlay=on,correction=0,steps=4,elastic=0.1",
             "elastic: expected 0 with overlay=on, got 0.1",
         ),
         (
-            "gc-server",
             "--mode local:overlay=on,correction=0,outer=sgd/momentum=0.9",
             "outer: expected sgd at outer_rate=1 with overlay=on",
         ),
         (
-            "gc-server",
             "--mode local:overlay=on,correction=0,outer_rate=1.0000001",
             "outer: expected sgd at outer_rate=1 with overlay=on, got sgd at outer_rate=1.0000001",
         ),
         (
-            "gc-server",
             "--mode local:overlay=on,correction=0 --overlap both",
             "--overlap both: not with --mode local:overlay=on",
         ),
-        ("gc-server", "--mode local:fragments=2", "correction: expected 0 with fragments=2, got 0.1"),
+        ("--mode local:fragments=2", "correction: expected 0 with fragments=2, got 0.1"),
         (
-            "gc-server",
             "--mode local:fragments=2,correction=0,steps=4,elastic=0.1",
             "elastic: expected 0 with fragments=2, got 0.1",
         ),
         (
-            "gc-server",
             "--mode local:fragments=2,correction=0 --overlap both",
             "--overlap both: not with --mode local:fragments=2",
         ),
         (
-            "gc-server",
             "--mode local:fragments=2,correction=0 --downlink none",
             "--downlink none: not with --mode local:fragments=2",
         ),
-        ("gc-server", "--mode local:clip=1 --overlap both", "--overlap both: not with --mode local:clip"),
+        ("--mode local:clip=1 --overlap both", "--overlap both: not with --mode local:clip"),
         (
-            "gc-server",
             "--mode local:clip=1 --script",
             "--script: not with --mode local:clip=1: scripts take their own steps",
         ),
-        ("gc-worker", "--server x --compressor 4bti", "did you mean '4bit'?"),
-        ("gc-worker", "--server x --compressor topk:ration=4", "did you mean 'ratio'?"),
-        ("gc-worker", "--server http://x", "--server (flag): expected host or host:port"),
-        ("gc-worker", "--server x --allow-task my-tasks", "expected module names"),
-        ("gc-run", "--workres 3", "did you mean '--workers'?"),
-        ("gc-run", "--mode coded --compressor 4bit", "exchanges gradients in fixed point"),
+    ],
+    "gc-run": [
         (
-            "gc-run",
+            "--mode coded:redundancy=2 --task digits:split=classes:2",
+            "with split each worker has samples of its own, and with redundancy several workers compute",
+        ),
+        (
+            "--mode sync:stragglers=1 --compressor none --task digits:split=dirichlet:0.3",
+            "and with stragglers several workers compute the same ones; leave out split",
+        ),
+        ("--workres 3", "did you mean '--workers'?"),
+        ("--mode coded --compressor 4bit", "exchanges gradients in fixed point"),
+        (
             "--mode sync:stragglers=1 --compressor 4bit",
             "--compressor 4bit: --mode sync:stragglers=1 amplifies the errors of a lossy compressor",
         ),
-        ("gc-run", "--mode coded:redundancy=4", "--workers 4 allows up to 3"),
-        ("gc-run", "--mode sync:backup=4", "--workers 4: --mode sync:backup=4"),
+        ("--mode coded:redundancy=4", "--workers 4 allows up to 3"),
+        ("--mode sync:backup=4", "--workers 4: --mode sync:backup=4"),
     ],
+    "gc-worker": [
+        ("--server x --compressor 4bti", "did you mean '4bit'?"),
+        ("--server x --compressor topk:ration=4", "did you mean 'ratio'?"),
+        ("--server http://x", "--server (flag): expected host or host:port"),
+        ("--server x --allow-task my-tasks", "expected module names"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"), [(command, *each) for command in REFUSED for each in REFUSED[command]]
 )
 @pytest.mark.parametrize("only_print", [False, True])
 def test_print_config_refuses_what_the_start_refuses(
