@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     return (yield)
 
 
-@pytest.fixture(params=["float64", "bfloat16", "float16"])
+@pytest.fixture(params=["float64", "bfloat16"])
 def other_defaults(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
     """Return a function that gives torch another default dtype and device until the test ends."""
     import torch

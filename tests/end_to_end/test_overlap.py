@@ -15,7 +15,7 @@ from gradwire.proto import messages as m
 
 OVERLAPS: list[tuple[str, int, int | None]] = [
     *(("off", 0, None), ("backward", 16384, None)),
-    *(("both", 0, None), ("both", 16384, None), ("both", 16384, 0), ("both", 8192, 2), ("both", 65536, None)),
+    *(("both", 16384, None), ("both", 16384, 0), ("both", 8192, 2), ("both", 65536, None)),
 ]
 
 
@@ -163,7 +163,7 @@ def test_local_steps_come_to_the_same_bits_however_their_changes_travel(
     found: set[str] = set()
     for overlap in ("off", "backward", "both"):
         server = daemons.server(
-            *("--task", "digits", "--mode", f"local:{steps}", "--min-workers", "3", "--epochs", "2"),
+            *("--task", "digits", "--mode", f"local:{steps}", "--min-workers", "3", "--epochs", "1"),
             *("--batch-size", "16", "--seed", "3", "--optimizer", optimizer, "--overlap", overlap),
             *("--learning-rate", "0.01", "--schedule", "cosine", "--part-bytes", "16384"),
         )

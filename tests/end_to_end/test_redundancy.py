@@ -58,19 +58,11 @@ def test_slices_halve_what_goes_up_and_change_nothing_else(daemons: Daemons, tmp
 
 @pytest.mark.parametrize(
     ("compressor", "rate"),
-    [("4bit", "0.3"), ("topk:ratio=20", "0.3"), ("dgc:ratio=20,warmup=2", "0.05"), ("krngc:ratio=10", "0.1")],
+    [("4bit", "0.3"), ("dgc:ratio=20,warmup=2", "0.05")],
 )
 def test_slices_go_with_any_compressor(daemons: Daemons, compressor: str, rate: str) -> None:
-    server, workers = digits(
-        daemons,
-        "--mode",
-        "sync:redundancy=2",
-        "--epochs",
-        "6",
-        "--learning-rate",
-        rate,
-        compressor=compressor,
-    )
+    arguments = ("--mode", "sync:redundancy=2", "--epochs", "6", "--learning-rate", rate)
+    server, workers = digits(daemons, *arguments, compressor=compressor)
     reply = finished(server)
     assert [worker.wait() for worker in workers] == [0] * 4
     assert accuracy(reply) > 0.7
@@ -86,7 +78,7 @@ def test_members_that_do_not_divide_into_groups_are_said_once(daemons: Daemons) 
     assert sum(said in text for text in server.messages) == 1
 
 
-@pytest.mark.parametrize("compressor", ["none", "topk:ratio=4", "qsgd"])
+@pytest.mark.parametrize("compressor", ["topk:ratio=4", "qsgd"])
 def test_workers_come_and_go_while_tensors_are_cut_into_slices(daemons: Daemons, compressor: str) -> None:
     """Slices change all the time; some tensors have fewer elements than slices."""
     server = small_job(
@@ -113,7 +105,7 @@ def test_workers_come_and_go_while_tensors_are_cut_into_slices(daemons: Daemons,
 # ---- codes
 
 
-@pytest.mark.parametrize(("workers", "stragglers"), [(4, 1), (5, 1), (5, 2)])
+@pytest.mark.parametrize(("workers", "stragglers"), [(4, 1), (5, 2)])
 def test_a_coded_job_comes_to_the_parameters_of_a_plain_one(
     daemons: Daemons, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, stragglers: int
 ) -> None:
@@ -153,8 +145,7 @@ def replayed(task: str, rounds: list[tuple[int, list[tuple[int, int]]]]) -> dict
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("workers", "stragglers"), [(4, 1), (5, 2)])
-def test_as_many_as_the_code_allows_may_be_killed(daemons: Daemons, workers: int, stragglers: int) -> None:
+def test_as_many_as_the_code_allows_may_be_killed(daemons: Daemons) -> None:
     """The rate falls to nothing, so that the accuracies are of runs that have settled: in the middle of one,
     they change by hundredths with whoever is left out of a round."""
     arguments = (
@@ -162,16 +153,14 @@ def test_as_many_as_the_code_allows_may_be_killed(daemons: Daemons, workers: int
         *("--learning-rate", "0.5", "--schedule", "cosine"),
     )
     accuracies: list[float] = []
-    for kills in (0, stragglers):
-        server = daemons.server(
-            *arguments, "--min-workers", str(workers), "--mode", f"sync:stragglers={stragglers}"
-        )
-        started = daemons.workers(server, workers, "--compressor", "none")
+    for kills in (0, 2):
+        server = daemons.server(*arguments, "--min-workers", "5", "--mode", "sync:stragglers=2")
+        started = daemons.workers(server, 5, "--compressor", "none")
         poll(partial(progressed, server), "no progress")
         for victim in started[:kills]:
             victim.signal(signal.SIGKILL)
         reply = finished(server)
-        assert [worker.wait() for worker in started[kills:]] == [0] * (workers - kills)
+        assert [worker.wait() for worker in started[kills:]] == [0] * (5 - kills)
         assert reply.repeated_samples == 0
         accuracies.append(accuracy(reply))
     assert accuracies[1] > accuracies[0] - 0.01
