@@ -65,12 +65,12 @@ def adagrad(model: nn.Module) -> Optimizer:
 
 
 class Shifted(nn.Module):
-    """The network, whose outputs 1,100 parameters shift."""
+    """The network, whose outputs 300 parameters shift."""
 
     def __init__(self) -> None:
         super().__init__()
         self.network = network()
-        self.shifts = nn.ParameterList(torch.full((4,), 0.01 * number) for number in range(1100))
+        self.shifts = nn.ParameterList(torch.full((4,), 0.01 * number) for number in range(300))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         shifted: torch.Tensor = self.network(inputs) + torch.stack([*self.shifts]).mean(0)
