@@ -141,6 +141,7 @@ async def test_a_partial_push_of_a_worker_that_dies_changes_nothing_and_the_roun
     daemons: Daemons,
 ) -> None:
     server = daemons.server("--task", "digits", "--min-workers", "2", "--lease-seconds", "2")
+    partial, whole = gradient(seed=9), gradient()  # the first one loads kernels, which takes part of a lease
 
     async with talk(server.address) as make:
         steady = make("steady")
@@ -150,9 +151,9 @@ async def test_a_partial_push_of_a_worker_that_dies_changes_nothing_and_the_roun
                 dying = make_other("dying")
                 await dying.train()
                 await dying.receive(m.Assignment)
-                await dying.push(gradient(seed=9))  # its chunks are never sent
+                await dying.push(partial)  # its chunks are never sent
             died = time.monotonic()
-            for chunk in await steady.push(gradient()):
+            for chunk in await steady.push(whole):
                 await steady.send(chunk)
             assert (await steady.receive(m.Outcome)).decision is m.Decision.ACCEPTED
             began = time.monotonic()
