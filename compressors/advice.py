@@ -98,9 +98,9 @@ FEWER = 0.5
 def compressor_for(spec: str, specs: Sequence[TensorSpec]) -> tuple[CompressorSpec, str]:
     """Return the compressor of a job for a model, and why, for the log. Server and workers get the same.
 
-    A server keeps `auto` without options only with SGD (`server/checks`). Then it is `lowrank` if that sends
-    far fewer bytes than `4bit`, both packed and both ways. With SGD `lowrank` lost nothing on digits, but
-    made ResNet-20 learn more slowly, which the log says.
+    A server keeps `auto` without options only with SGD (`server/checks`). Then it is `lowrank:values=8bit` if
+    that sends far fewer bytes than `4bit`, both packed and both ways. With SGD that lost nothing on digits,
+    but made ResNet-20 learn more slowly, with 4 bits even more, as PowerSGD did. The log says so.
 
     Args:
         spec: the job's --compressor.
@@ -108,7 +108,7 @@ def compressor_for(spec: str, specs: Sequence[TensorSpec]) -> tuple[CompressorSp
     """
     if spec != AUTO:
         return compressor_of(spec)[0], "it was asked for"
-    low_rank, four_bit = parse_compressor("lowrank"), compressor_of(AUTO)[0]
+    low_rank, four_bit = parse_compressor("lowrank:values=8bit"), compressor_of(AUTO)[0]
     counted = [
         sum(coding.packed_bytes(each.shape) for coding in (costs.up, costs.down(1)) for each in specs)
         for costs in (low_rank.compression(), four_bit.compression())
@@ -116,6 +116,6 @@ def compressor_for(spec: str, specs: Sequence[TensorSpec]) -> tuple[CompressorSp
     fewer = counted[0] < FEWER * counted[1]
     why = "{:.3f} MB per worker and version instead of {:.3f} MB".format(*(each / 1e6 for each in counted))
     if fewer:
-        why += f" with {four_bit}; with SGD it lost nothing on digits, but slowed ResNet-20: then choose 4bit"
+        why += f" with {four_bit}; with SGD it lost nothing on digits, but slowed ResNet-20, as 4bit did not"
         return low_rank, why
     return four_bit, f"lowrank would send {why}"

@@ -105,5 +105,6 @@ def test_auto_counts_the_bytes_of_a_model() -> None:
         [TensorSpec(name=str(shape), shape=shape) for shape in shapes]
         for shapes in ([(256, 64), (256,)], [(16, 3, 3, 3), (16,)])
     )
-    assert [str(compressor_for("auto", specs)[0]) for specs in (large, small)] == ["lowrank", "4bit"]
+    chosen = [str(compressor_for("auto", specs)[0]) for specs in (large, small)]
+    assert chosen == ["lowrank:values=8bit", "4bit"]
     assert compressor_for("8bit", large)[0] == parse_compressor("8bit")

@@ -90,7 +90,7 @@ def test_workers_that_return_or_join_have_the_job_s_bases_and_optimizer_s_state(
 
 def test_auto_takes_lowrank_where_the_model_and_the_optimizer_allow_it(daemons: Daemons) -> None:
     found: list[str] = []
-    for compressor in ("lowrank", "auto"):
+    for compressor in ("lowrank:values=8bit", "auto"):
         chosen = ("--task", "digits", "--compressor", compressor)
         server = daemons.server(*JOB, "--max-steps", "6", *chosen)
         workers = joined(daemons, server, *(("--compressor", "auto") if compressor == "auto" else ()))
@@ -98,7 +98,7 @@ def test_auto_takes_lowrank_where_the_model_and_the_optimizer_allow_it(daemons: 
         found.append(asked(server).parameters_sha256)
     assert found[0] == found[1]
     for daemon in (server, *workers):
-        daemon.wait_for(r"compressor auto: lowrank, because 0\.006 MB .* instead of 0\.029 MB with 4bit")
+        daemon.wait_for(r"compressor auto: lowrank:values=8bit, because 0\.0.. MB .* instead of 0\.029 MB")
 
 
 @pytest.mark.parametrize("script", [False, True], ids=["task", "script"])
