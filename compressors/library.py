@@ -41,4 +41,5 @@ from .spikes import Spike as Spike
 from .spikes import described as described
 from .step import Step as Step
 from .validation import check_announcement as check_announcement
+from .validation import check_data as check_data
 from .validation import validate as validate

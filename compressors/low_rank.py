@@ -44,7 +44,7 @@ from .payload import (
     code_bytes,
 )
 from .projections import BUCKET, Factors, LowRankOptions
-from .reduction import sum_coordinates
+from .reduction import reduce_payloads
 
 
 @stored("matrix-rows")
@@ -114,28 +114,24 @@ class LowRank(Fused):
         vectors, left = (bases.rows, bases.columns), residual if left is None else left
         if devices.on_gpu(gradient):
             matrix, over_columns, over_rows = low_rank.project_there(gradient, residual, *vectors)
-            payload = self._payload(Vectors(over_columns, over_rows).flat(), gradient.numel(), context)
+            payload, sent = self._payload(Vectors(over_columns, over_rows).flat(), gradient.numel(), context)
             if left is not None:
-                low_rank.subtract_there(matrix, *self._sent(payload, context.bases, state), left)
+                low_rank.subtract_there(matrix, *self._factors(context.bases, sent, state.rows), left)
             return payload, state
         values, before, out = gradient.numpy(), as_array(residual), as_array(left)
         over_columns, over_rows, finite = low_rank.project(values, before, *vectors)
         if not finite:
             raise FloatingPointError("gradient with an infinity or a NaN")
-        payload = self._payload(Vectors(over_columns, over_rows).flat(), gradient.numel(), context)
+        payload, sent = self._payload(Vectors(over_columns, over_rows).flat(), gradient.numel(), context)
         if out is not None:
-            low_rank.expand(*self._sent(payload, context.bases, state), out, values, before)
+            low_rank.expand(*self._factors(context.bases, sent, state.rows), out, values, before)
         return payload, state
 
-    def _sent(self, payload: ProjectedPayload, bases: Float32, state: MatrixRows) -> tuple[Float32, Float32]:
-        """Return the factors of the matrix that a payload stands for."""
-        sent = np.empty(payload.count, np.float32)
-        sum_coordinates([payload], [1.0], sent)
-        return self._factors(bases, sent, state.rows)
-
-    def _payload(self, coordinates: Float32, elements: int, context: StepContext) -> ProjectedPayload:
-        """Return the coordinates in the format that the options name."""
-        exponent = 0
+    def _payload(
+        self, coordinates: Float32, elements: int, context: StepContext
+    ) -> tuple[ProjectedPayload, Float32]:
+        """Return the coordinates in the format that the options name, and as a receiver decodes them."""
+        exponent, sent = 0, np.empty_like(coordinates)
         values: ValuePayload
         if self.options.values is Factors.FLOAT16:
             largest = float(np.abs(coordinates).max())
@@ -144,8 +140,9 @@ class LowRank(Fused):
             values = dense_payload(DenseFormat.FLOAT16, np.ldexp(coordinates, -exponent))
         else:
             values = _rounded(coordinates, self.options.values.bits, int(context.rng.integers(2**63)))
+        reduce_payloads([values], [math.ldexp(1.0, exponent)], sent)
         form = replace(values, data=NO_BYTES)
-        return ProjectedPayload(elements=elements, values=form, exponent=exponent, data=values.data)
+        return ProjectedPayload(elements=elements, values=form, exponent=exponent, data=values.data), sent
 
     def _factors(self, bases: Float32, coordinates: Float32, rows: int) -> tuple[Float32, Float32]:
         """Return [S A]^T and [Q, R - Q C^T]^T: the factors of rec(S, R)."""

@@ -65,6 +65,11 @@ def validate(payload: Payload) -> None:
     the contents of the data, which are indices, forbidden codes, padding and finite values.
     """
     check_announcement(payload)
+    check_data(payload)
+
+
+def check_data(payload: Payload) -> None:
+    """Raise `PayloadError` if the data of a payload that passes `check_announcement` breaks a rule."""
     data = payload.data
     if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
         raise PayloadError("data", "contiguous uint8 of one dimension", f"{data.dtype} of shape {data.shape}")
@@ -85,9 +90,9 @@ def validate(payload: Payload) -> None:
             except ValueError as error:
                 expected = f"{payload.count} ascending indices below {payload.elements}"
                 raise PayloadError("indices", expected, str(error)) from None
-            validate(payload.value_payload())
+            check_data(payload.value_payload())
         case ProjectedPayload():
-            validate(payload.value_payload())
+            check_data(payload.value_payload())
         case AbsentPayload():
             pass
 

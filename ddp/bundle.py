@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ..common.parts import Part, arrange
 from ..compressors import (
     CompressorSpec,
     LayerRule,
+    LinearPayload,
     ModelCompressor,
     Payload,
     ProjectedPayload,
@@ -31,14 +32,16 @@ from ..compressors import (
     Step,
     TensorSpec,
     cut_at,
+    join,
     reduce_payloads,
     sum_coordinates,
 )
 from ..compressors.payload import Float32
 from ..proto.manifest import DTYPE, Manifest
 from ..proto.messages import Tensor
+from .exchange import Reader
 
-Expand = Callable[[Sequence[ProjectedPayload], float, int, Float32], None]
+Expand = Callable[[Float32, int, Float32], None]
 PROBED = 256  # first elements of a tensor; only if all of them are 0 is the whole tensor searched
 
 
@@ -119,8 +122,8 @@ class Bundle:
 
     Attributes:
         parameters: the tensors of one bucket, or of all, in the order of their gradients.
-        part: the range of all elements of the bundle, which travels as one part.
-        coordinates: number of coordinates of each tensor that has bases, by index.
+        elements: number of elements of the bundle, which travels as one part.
+        reader: reader of the ranks' frames.
     """
 
     def __init__(
@@ -144,9 +147,8 @@ class Bundle:
             plan=replace(plan, norms=tuple(each.norm for each in parameters)),
             numbers=[each.number for each in parameters],
         )
-        self.manifest = manifest_of(parameters)
-        self.part = Part(0, sum(self._sizes))  # all elements
-        self.coordinates = self._model.bases.counts
+        self.elements = sum(self._sizes)
+        self.reader = Reader(Part(0, self.elements), manifest_of(parameters), self._model.bases.counts)
         self._starts = [0, *accumulate(self._sizes)]
         self._step: Step | None = None
         self._means: dict[int, Float32] = {}
@@ -199,10 +201,9 @@ class Bundle:
         self._means = {}
         mean(pushes, out, self._expanded)
 
-    def _expanded(self, payloads: Sequence[ProjectedPayload], share: float, at: int, out: Float32) -> None:
+    def _expanded(self, coordinates: Float32, at: int, out: Float32) -> None:
         index = bisect_right(self._starts, at) - 1
-        coordinates = self._means[index] = np.empty(self.coordinates[index], np.float32)
-        sum_coordinates(payloads, [share] * len(payloads), coordinates)
+        self._means[index] = coordinates
         self._model.bases.expand(index, coordinates, out)
 
     def finish(self) -> list[Spike]:
@@ -353,19 +354,52 @@ def mean(pushes: Sequence[Sequence[Payload]], out: Float32, expand: Expand | Non
     """Write the mean of all ranks' payloads, which cover `out` end to end, to `out`; ranks are added in their
     order.
 
-    expand: function that writes the mean of coordinates; it takes payloads, the weight of each, the tensor's
-        first element and the tensor's range of `out`. A rank that sends the tensor otherwise is added last.
+    expand: function that writes a tensor; it takes its mean coordinates, its first element and its range of
+        `out`. A rank that sends the tensor otherwise is added last.
     """
     share, at = 1 / len(pushes), 0
-    for aligned in _aligned(pushes):
+    ranges = [*_aligned(pushes)]
+    projected = [[each for each in aligned if isinstance(each, ProjectedPayload)] for aligned in ranges]
+    for aligned, found in zip(ranges, _mean_coordinates(projected, len(pushes)), strict=True):
         end = at + aligned[0].elements
-        projected = [payload for payload in aligned if isinstance(payload, ProjectedPayload)]
         others = [payload for payload in aligned if not isinstance(payload, ProjectedPayload)]
-        if projected:
+        if found is not None:
             assert expand is not None, "only bundles of tensors with bases have coordinates"
-            expand(projected, share, at, out[at:end])
-        reduce_payloads(others, [share] * len(others), out[at:end], keep=bool(projected))
+            expand(found, at, out[at:end])
+        if others:
+            reduce_payloads(others, [share] * len(others), out[at:end], keep=found is not None)
         at = end
+
+
+def _mean_coordinates(tensors: Sequence[Sequence[ProjectedPayload]], ranks: int) -> list[Float32 | None]:
+    """Return the mean coordinates of each tensor, given its payloads; None for a tensor without any.
+
+    Those of neighbours that all ranks send as linear codes are added in one pass, which takes no more calls
+    than one tensor does.
+    """
+    found: list[Float32 | None] = []
+    for joins, run in groupby(tensors, lambda sent: len(sent) == ranks and all(map(_is_linear, sent))):
+        members = [*run]
+        if not joins:
+            for sent in members:
+                mean = np.empty(sent[0].count, np.float32) if sent else None
+                if mean is not None:
+                    sum_coordinates(sent, [1 / ranks] * len(sent), mean)
+                found.append(mean)
+            continue
+        counts = [sent[0].count for sent in members]
+        means, at = np.empty(sum(counts), np.float32), 0
+        joined = [join(each.value_payload() for each in of_rank) for of_rank in zip(*members, strict=True)]
+        for aligned in zip(*joined, strict=True):
+            end = at + aligned[0].elements
+            reduce_payloads(aligned, [1 / ranks] * ranks, means[at:end])
+            at = end
+        found += np.split(means, np.cumsum(counts)[:-1])
+    return found
+
+
+def _is_linear(payload: ProjectedPayload) -> bool:
+    return isinstance(payload.values, LinearPayload)
 
 
 def _aligned(pushes: Sequence[Sequence[Payload]]) -> Iterator[tuple[Payload, ...]]:

@@ -36,11 +36,11 @@ from ..common.parts import Part
 from ..compressors import Payload, PayloadError, payload_bytes
 from ..compressors.packing import pack, unpack
 from ..compressors.payload import Bytes, Float32, Int64
-from ..proto.announced import NO_BASES, announced_payloads, invalid
+from ..proto.announced import NO_BASES, announced_payloads, invalid, names_of
 from ..proto.convert import MalformedError, decode, encode
 from ..proto.manifest import Manifest
 from ..proto.messages import PartHeader
-from ..proto.transfer import part_header, received_payloads
+from ..proto.transfer import filled_payloads, part_header
 from ..proto.wire import crc32c
 
 HEAD = Struct("<IIII")
@@ -105,56 +105,69 @@ def to_bytes(frame: Frame, agreed: int, *, packs: bool = False) -> Bytes:
     return np.concatenate([np.frombuffer(head, np.uint8), *(data if packed is None else [packed])])
 
 
-def from_bytes(
-    data: Bytes,
-    agreed: int,
-    part: Part,
-    manifest: Manifest,
-    *,
-    rank: int,
-    coordinates: Mapping[int, int] = NO_BASES,
-) -> Frame:
-    """Parse and check a frame that arrived from another rank.
+class Reader:
+    """Parses the frames of some tensors. A header that equals the one before is not parsed again: those of
+    all ranks and steps are often equal."""
 
-    Args:
-        data: bytes of the frame; the payloads share this memory.
-        agreed: this rank's `checksum`.
-        part: range of all elements of the frame.
-        manifest: the frame's tensors.
-        rank: sender.
-        coordinates: number of coordinates of each tensor that has bases, by index.
+    def __init__(self, part: Part, manifest: Manifest, coordinates: Mapping[int, int] = NO_BASES) -> None:
+        """
+        Args:
+            part: range of all elements of a frame.
+            manifest: the tensors.
+            coordinates: number of coordinates of each tensor that has bases, by index.
+        """
+        self.part, self.manifest, self._coordinates = part, manifest, coordinates
+        self._header: bytes | None = None
+        self._announced: Sequence[Payload] = ()  # payloads of this header, without bytes
+        self._names: Sequence[str] = ()
 
-    Raises:
-        RanksDisagree: the frame has another checksum than `agreed`, or no header of payloads, or its sender
-            has received a damaged one.
-        Refused: a payload is malformed; the message names rank and tensor.
-    """
-    found, index_code, size, packed = HEAD.unpack(data[: HEAD.size].tobytes())
-    if found != agreed:
-        raise _disagreeing(rank)
-    if index_code == DAMAGED:
-        raise RanksDisagree(
-            f"rank {rank}: it has received a damaged frame, and its own error names the sender"
-        )
-    if index_code:
-        return Frame((), index_code - 1)
-    start = HEAD.size + size
-    try:
-        header = decode(data[HEAD.size : start].tobytes(), PartHeader)
-    except MalformedError as error:
-        raise RanksDisagree(f"rank {rank}: expected the header of payloads, got {error}") from None
-    worker, content = f"rank {rank}", data[start:]
-    if packed:  # its size follows from the headers, which are checked before memory is taken
-        announced = announced_payloads(
-            header.payloads, part, manifest, worker=worker, coordinates=coordinates
-        )
+    def parse(self, data: Bytes, agreed: int, *, rank: int) -> Frame:
+        """Parse and check a frame that arrived from another rank.
+
+        Args:
+            data: bytes of the frame; the payloads share this memory.
+            agreed: this rank's `checksum`.
+            rank: sender.
+
+        Raises:
+            RanksDisagree: the frame has another checksum than `agreed`, or no header of payloads, or its
+                sender has received a damaged one.
+            Refused: a payload is malformed; the message names rank and tensor.
+        """
+        found, index_code, size, packed = HEAD.unpack(data[: HEAD.size].tobytes())
+        if found != agreed:
+            raise _disagreeing(rank)
+        worker = f"rank {rank}"
+        if index_code == DAMAGED:
+            raise RanksDisagree(
+                f"{worker}: it has received a damaged frame, and its own error names the sender"
+            )
+        if index_code:
+            return Frame((), index_code - 1)
+        start = HEAD.size + size
+        self._announce(data[HEAD.size : start].tobytes(), worker)
+        content = data[start:]
+        if packed:  # its size follows from the header, which is checked before memory is taken
+            try:
+                content = unpack(content, sum(map(payload_bytes, self._announced)))
+            except PayloadError as error:
+                raise invalid(error, worker, "payloads") from None
+        return Frame(filled_payloads(self._announced, content, self._names, worker=worker))
+
+    def _announce(self, header: bytes, worker: str) -> None:
+        """Check the header of payloads and keep the payloads that it announces. Raises as `parse`."""
+        if header == self._header:
+            return
         try:
-            content = unpack(content, sum(map(payload_bytes, announced)))
-        except PayloadError as error:
-            raise invalid(error, worker, "payloads") from None
-    return Frame(
-        received_payloads(header.payloads, content, part, manifest, worker=worker, coordinates=coordinates)
-    )
+            headers = decode(header, PartHeader).payloads
+        except MalformedError as error:
+            raise RanksDisagree(f"{worker}: expected the header of payloads, got {error}") from None
+        coordinates = self._coordinates
+        announced = announced_payloads(
+            headers, self.part, self.manifest, worker=worker, coordinates=coordinates
+        )
+        self._names = names_of(announced, self.part, self.manifest)
+        self._header, self._announced = header, announced
 
 
 def _disagreeing(rank: int) -> RanksDisagree:

@@ -361,7 +361,7 @@ class HookState:
         bundle = self._bundles.bundle(self._terms, parameters, group.rank)
         gradients = gradients_of(pieces)
         frame = framed(bundle, lambda: self._compressed(bundle, gradients, group.ranks))
-        agreed = checksum(self._terms, bundle.manifest, self.steps, bundle.bases)
+        agreed = checksum(self._terms, bundle.reader.manifest, self.steps, bundle.bases)
         name = f"{parameters[0].name} {len(parameters)}"
         passage = Passage(collectives, name, agreed, self._packs)
         travelling: Travelling

@@ -21,6 +21,7 @@ from ..compressors.payload import Float32
 from ..compressors.sizes import PACKING_BYTES_PER_S, PACKING_SHARE, exchange_of
 from ..compressors.wrapping import WRAPPING_KEYS
 from .bundle import Parameter, Terms, cut_payloads, manifest_of, mean
+from .exchange import Reader
 
 Exchange = Literal["auto", "gather", "owners"]
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
@@ -38,8 +39,7 @@ class Shares:
 
     Attributes:
         owned: for each rank, its pieces, described as tensors. A piece has its tensor's name and number.
-        manifests: for each rank, the manifest of its pieces.
-        parts: for each rank, the range of all elements of its share.
+        readers: for each rank, the reader of frames of its share.
     """
 
     def __init__(self, parameters: Sequence[Parameter], ranks: int) -> None:
@@ -58,8 +58,8 @@ class Shares:
                     self._owners.append(owner)
                     self._borders.append(at + end)
             at += TensorSpec(name=parameter.name, shape=parameter.shape).elements
-        self.manifests = [manifest_of(each) for each in self.owned]
-        self.parts = [Part(0, manifest.elements) for manifest in self.manifests]
+        manifests = [manifest_of(each) for each in self.owned]
+        self.readers = [Reader(Part(0, manifest.elements), manifest) for manifest in manifests]
 
     def cut(self, payloads: Sequence[Payload]) -> list[list[Payload]]:
         """Return the payloads of each rank's share, given those of the bundle."""
@@ -70,13 +70,13 @@ class Shares:
 
     def decode(self, shares: Sequence[Sequence[Payload]], out: Float32) -> None:
         """Write the values of the bundle to `out`, given the payloads of each rank's share."""
-        for ranges, part, payloads in zip(self._ranges, self.parts, shares, strict=True):
+        for ranges, payloads in zip(self._ranges, shares, strict=True):
             borders = [0, *accumulate(end - start for start, end in ranges)]
-            if part.elements >= DIRECT * len(ranges):
+            if borders[-1] >= DIRECT * len(ranges):
                 for (start, end), cuts in zip(ranges, cut_payloads(payloads, borders), strict=True):
                     mean([cuts], out[start:end])
                 continue
-            values = np.empty(part.elements, np.float32)
+            values = np.empty(borders[-1], np.float32)
             mean([payloads], values)
             for (start, end), (first, last) in zip(ranges, pairwise(borders), strict=True):
                 out[start:end] = values[first:last]

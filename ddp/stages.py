@@ -21,7 +21,7 @@ from ..compressors import NonFiniteGradient, Payload, Spike
 from ..compressors.payload import Bytes, Float32
 from ..proto.refusal import Refused
 from .bundle import Bundle, mean
-from .exchange import Collectives, Flight, Frame, RanksDisagree, from_bytes, to_bytes
+from .exchange import Collectives, Flight, Frame, RanksDisagree, to_bytes
 from .shares import Shares
 
 Compress = Callable[[Bundle, torch.Tensor], Sequence[Payload]]
@@ -96,12 +96,11 @@ class Gathered:
         """Do nothing: there is one stage."""
 
     def receive(self) -> list[str]:
-        agreed, bundle = self._passage.agreed, self._bundle
         self._frames = [
-            from_bytes(data, agreed, bundle.part, bundle.manifest, rank=rank, coordinates=bundle.coordinates)
+            self._bundle.reader.parse(data, self._passage.agreed, rank=rank)
             for rank, data in enumerate(self._passage.collectives.gather.end(self._flight))
         ]
-        return not_finite(bundle, self._frames)
+        return not_finite(self._bundle, self._frames)
 
     def write(self, out: Float32) -> None:
         self._bundle.mean([frame.payloads for frame in self._frames], out)
@@ -190,14 +189,11 @@ class Owned:
 
     def _parse(self, data: Bytes, owner: int, sender: int) -> Frame:
         """Parse a frame of an owner's share."""
-        shares = self._shares
-        return from_bytes(
-            data, self._passage.agreed, shares.parts[owner], shares.manifests[owner], rank=sender
-        )
+        return self._shares.readers[owner].parse(data, self._passage.agreed, rank=sender)
 
     def _mean(self, frames: Sequence[Frame]) -> Sequence[Payload]:
         """Return the compressed mean of this rank's share."""
-        out = np.empty(self._owned.part.elements, np.float32)
+        out = np.empty(self._owned.elements, np.float32)
         mean([frame.payloads for frame in frames], out)
         return self._compress(self._owned, torch.from_numpy(out))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,9 @@ from ..compressors import (
     QuantizedPayload,
     SparsePayload,
     ValuePayload,
+    check_data,
+    join,
     payload_bytes,
-    validate,
 )
 from ..compressors.packing import unpack
 from . import messages as m
@@ -236,28 +238,37 @@ def received_payloads(
             bytes than the headers announce.
     """
     payloads = announced_payloads(headers, part, manifest, worker=worker, coordinates=coordinates)
-    size = sum(map(payload_bytes, payloads))
-    if data.size != size:
-        limit, value = f"{size} bytes", f"{data.size} bytes"
-        raise refused(Reason.CHUNK, worker=worker, field="payloads", limit=limit, value=value)
-    return _checked(payloads, data, names_of(payloads, part, manifest), worker)
+    return filled_payloads(payloads, data, names_of(payloads, part, manifest), worker=worker)
 
 
-def _checked(announced: Sequence[Payload], data: Bytes, names: Sequence[str], worker: str) -> list[Payload]:
-    """Return the payloads with their bytes, which lie end to end in `data`. Raise Refused if one is
-    invalid.
+def filled_payloads(
+    announced: Sequence[Payload], data: Bytes, names: Sequence[str], *, worker: str
+) -> list[Payload]:
+    """Return announced payloads with their bytes, as `received_payloads` does.
+
+    names: name of the tensor in which each payload begins.
     """
-    whole: list[Payload] = []
-    at = 0
-    for name, payload in zip(names, announced, strict=True):
-        end = at + payload_bytes(payload)
-        filled = dataclasses.replace(payload, data=data[at:end])
-        at = end
-        try:
-            validate(filled)
-        except PayloadError as error:
-            raise invalid(error, worker, name) from None
-        whole.append(filled)
+    sizes = [*map(payload_bytes, announced)]
+    if data.size != sum(sizes):
+        limit, value = f"{sum(sizes)} bytes", f"{data.size} bytes"
+        raise refused(Reason.CHUNK, worker=worker, field="payloads", limit=limit, value=value)
+    ends = [*accumulate(sizes)]
+    whole: list[Payload] = [
+        dataclasses.replace(payload, data=data[end - size : end])
+        for payload, size, end in zip(announced, sizes, ends, strict=True)
+    ]
+    # Coordinates of many tensors are checked as one payload, and one by one only for the name of a bad one.
+    coordinates = join(each.value_payload() for each in whole if isinstance(each, ProjectedPayload))
+    try:
+        for payload in (*coordinates, *(each for each in whole if not isinstance(each, ProjectedPayload))):
+            check_data(payload)
+    except PayloadError:
+        for name, payload in zip(names, whole, strict=True):
+            try:
+                check_data(payload)
+            except PayloadError as error:
+                raise invalid(error, worker, name) from None
+        raise
     return whole
 
 
@@ -393,4 +404,4 @@ class Assembly(TransferBuffer):
             Refused: PAYLOAD or NON_FINITE, naming the tensor.
         """
         assert self.complete
-        return _checked(self._payloads, self.data, self._names, self.worker)
+        return filled_payloads(self._payloads, self.data, self._names, worker=self.worker)

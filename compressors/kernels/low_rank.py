@@ -166,6 +166,8 @@ def _clipped(values: torch.Tensor) -> torch.Tensor:
 
 def _finite(products: Float32) -> Float32:
     """Return the products with sums beyond float32 replaced by its limit, and those of both signs by 0."""
+    if np.isfinite(products).all():  # many times as fast as the replacement
+        return products
     most = float(FLOAT32_MAX)
     finite: Float32 = np.nan_to_num(products, nan=0.0, posinf=most, neginf=-most)
     return finite

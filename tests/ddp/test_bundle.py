@@ -21,7 +21,7 @@ from gradwire.compressors import (
 from gradwire.compressors.payload import DenseFormat
 from gradwire.compressors.registry import BUILT_IN
 from gradwire.ddp.bundle import Bundle, Parameter, SavedState, TensorState, Terms, mean, plain_fields
-from gradwire.ddp.exchange import Frame, RanksDisagree, checksum, from_bytes, to_bytes
+from gradwire.ddp.exchange import Frame, RanksDisagree, checksum, to_bytes
 from gradwire.proto.refusal import Refused
 
 SHAPES = [(64, 64), (7,), (3, 11), (129, 2)]
@@ -177,17 +177,70 @@ def test_the_mean_is_added_in_rank_order() -> None:
     assert out[0] == 0.25
 
 
+MATRICES = [
+    Parameter(name=f"matrix {number}", number=number, shape=shape)
+    for number, shape in enumerate([(64, 64), (32, 96), (7,), (40, 50), (64, 64), (64, 64)])
+]
+
+
+def means_in_bases(groups: Sequence[Sequence[Parameter]], ranks: int) -> list[float]:
+    """Return the means of two steps, of frames that have travelled; rank 1 does not use matrix 4."""
+    found: list[float] = []
+    made = [[Bundle(terms("lowrank"), group, {}, rank) for rank in range(ranks)] for group in groups]
+    for step in range(2):
+        for group, each in zip(groups, made, strict=True):
+            pushes: list[Sequence[Payload]] = []
+            for rank, of_rank in enumerate(each):
+                given = np.concatenate(
+                    [
+                        np.random.default_rng((step, rank, parameter.number))
+                        .standard_normal(parameter.shape)
+                        .ravel()
+                        * ((rank, parameter.number) != (1, 4))
+                        for parameter in group
+                    ]
+                )
+                payloads = of_rank.compress(torch.from_numpy(given).float(), 1, step, 0.0, ranks)
+                pushes.append(each[0].reader.parse(to_bytes(Frame(payloads), 7), 7, rank=rank).payloads)
+            out = np.empty(each[0].elements, np.float32)
+            for of_rank in each:
+                of_rank.mean(pushes, out)
+                of_rank.finish()
+            found += out.tolist()
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5, 16])
+def test_neighbours_have_no_say_in_means_in_bases(ranks: int) -> None:
+    size = sum(int(np.prod(each.shape)) for each in MATRICES)
+    together, alone = means_in_bases([MATRICES], ranks), means_in_bases([[each] for each in MATRICES], ranks)
+    assert len(together) == 2 * size
+    assert together == alone
+
+
+def test_a_damaged_frame_names_the_tensor_behind_a_header_that_is_known() -> None:
+    made = Bundle(terms("lowrank"), MATRICES, {}, 0)
+    given = torch.randn(made.elements, generator=torch.Generator().manual_seed(1))
+    data = to_bytes(Frame(made.compress(given, 1, 0, 0.0, ranks=3)), 7)
+    made.reader.parse(data, 7, rank=1)
+    data[-1] = 0x88  # two codes that no rank sends
+    with pytest.raises(
+        Refused, match=r"worker 'rank 2', tensor 'matrix 5' data: expected codes that have an"
+    ):
+        made.reader.parse(data, 7, rank=2)
+
+
 @pytest.mark.parametrize("compressor", [*BY_TENSOR, "krngc"])
 def test_a_frame_says_what_its_payloads_are(compressor: str) -> None:
     made = bundle(compressor, [0, 1, 2, 3])
     payloads = made.compress(gradients([0, 1, 2, 3], 0), 1, 0, float("inf"), ranks=2)
     data = to_bytes(Frame(payloads), 7)
-    again = from_bytes(data, 7, made.part, made.manifest, rank=1)
+    again = made.reader.parse(data, 7, rank=1)
     for one, other in zip(payloads, again.payloads, strict=True):
         assert np.array_equal(decode(one), decode(other))
     damaged = data[:-1]
     with pytest.raises(Refused, match=r"worker 'rank 1', payloads: expected .* bytes, got"):
-        from_bytes(damaged, 7, made.part, made.manifest, rank=1)
+        made.reader.parse(damaged, 7, rank=1)
 
 
 def test_a_packed_frame_holds_the_same_payloads() -> None:
@@ -195,36 +248,36 @@ def test_a_packed_frame_holds_the_same_payloads() -> None:
     payloads = made.compress(gradients([0, 1], 0) * torch.arange(64 * 64 + 7) ** 2, 1, 0, 0.0, ranks=2)
     data, packed = to_bytes(Frame(payloads), 7), to_bytes(Frame(payloads), 7, packs=True)
     assert packed.size < data.size
-    found = from_bytes(packed, 7, made.part, made.manifest, rank=1)
+    found = made.reader.parse(packed, 7, rank=1)
     for one, other in zip(payloads, found.payloads, strict=True):
         assert np.array_equal(decode(one), decode(other))
     with pytest.raises(Refused, match=r"worker 'rank 1', payloads packed data: expected"):
-        from_bytes(packed[:-1], 7, made.part, made.manifest, rank=1)
+        made.reader.parse(packed[:-1], 7, rank=1)
 
 
 def test_ranks_with_other_bases_disagree() -> None:
     made = bundle("4bit", [0, 1])
     one, other = (
-        checksum(terms("4bit"), made.manifest, 4, [np.full(3, value, np.float32)]) for value in (1, 2)
+        checksum(terms("4bit"), made.reader.manifest, 4, [np.full(3, value, np.float32)]) for value in (1, 2)
     )
     assert one != other
 
 
 def test_a_frame_of_other_terms_is_refused_with_the_rank() -> None:
     made = bundle("4bit", [0, 1])
-    agreed = checksum(terms("4bit"), made.manifest, 4)
+    agreed = checksum(terms("4bit"), made.reader.manifest, 4)
     others = {
-        checksum(terms("2bit"), made.manifest, 4),
-        checksum(terms("4bit"), made.manifest, 5),
-        checksum(terms("4bit"), bundle("4bit", [1, 0]).manifest, 4),
+        checksum(terms("2bit"), made.reader.manifest, 4),
+        checksum(terms("4bit"), made.reader.manifest, 5),
+        checksum(terms("4bit"), bundle("4bit", [1, 0]).reader.manifest, 4),
     }
     assert agreed not in others
     for other in others:
         with pytest.raises(RanksDisagree, match="rank 3: expected the same compressor, seed"):
-            from_bytes(to_bytes(Frame(()), other), agreed, made.part, made.manifest, rank=3)
+            made.reader.parse(to_bytes(Frame(()), other), agreed, rank=3)
 
 
 def test_a_frame_names_a_tensor_that_is_not_finite() -> None:
     made = bundle("4bit", [0, 1])
-    found = from_bytes(to_bytes(Frame((), 1), 7), 7, made.part, made.manifest, rank=0)
+    found = made.reader.parse(to_bytes(Frame((), 1), 7), 7, rank=0)
     assert found.not_finite == 1

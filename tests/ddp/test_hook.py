@@ -1,4 +1,4 @@
-"""gradwire.ddp under torchrun, with two ranks over gloo, beside plain references of both exchanges."""
+"""gradwire.ddp under torchrun, with three ranks over gloo, beside plain references of both exchanges."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ from gradwire.ddp.shares import for_owners, pieces
 
 PROGRAM = Path(__file__).parent / "programs" / "ranks.py"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ddp_digits.py"
-RANKS, SEED = 2, 3
+RANKS, SEED = 3, 3
+SHARE = 1 / RANKS
 # Each compressor with what leaves something to do in tensors of these sizes.
 OPTIONS = {
     "2bit": "threshold=0.02",
@@ -56,6 +57,7 @@ OPTIONS = {
 }
 COMPRESSORS = [
     *(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in BUILT_IN if name != "lowrank"),
+    "lowrank:rank=1",
     "topk:ratio=10,values=4bit",
     "randk:density=norm",
     "4bit:clip=0.05",
@@ -70,9 +72,9 @@ _spec.loader.exec_module(ranks)
 SPECS = [TensorSpec(name=name, shape=shape) for name, shape in ranks.SHAPES.items()]
 
 
-def torchrun(program: Path, *arguments: str) -> str:
+def torchrun(program: Path, *arguments: str, ranks: int = RANKS) -> str:
     """Run a program under torchrun and return its output."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     ended = subprocess.run(
         [*command, str(program), *arguments],
@@ -107,6 +109,17 @@ def exchange(request: pytest.FixtureRequest) -> str:
 def ran(all_of_it: list[dict[str, Any]], exchange: str) -> list[dict[str, Any]]:
     """Return the results of the scenarios that run with each exchange, by rank."""
     return [found[exchange] for found in all_of_it]
+
+
+@pytest.fixture(params=ranks.WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def went(all_of_it: list[dict[str, Any]], way: str) -> list[dict[str, Any]]:
+    """Return the results of the scenarios that run in each way, by rank."""
+    return [found[way] for found in all_of_it]
 
 
 class Tensorwise:
@@ -149,10 +162,10 @@ def mean_of(pushes: Sequence[Sequence[Payload | None]], ranks: Sequence[Tensorwi
         projected = [payload for payload in there if isinstance(payload, ProjectedPayload)]
         if projected:
             means[place] = np.zeros(projected[0].count, np.float32)
-            sum_coordinates(projected, [0.5] * len(projected), means[place])
+            sum_coordinates(projected, [SHARE] * len(projected), means[place])
             ranks[0].bases.expand(place, means[place], out)
         else:
-            reduce_payloads(there, [0.5] * len(there), out)
+            reduce_payloads(there, [SHARE] * len(there), out)
         found[spec.name] = torch.from_numpy(out).view(spec.shape)
     for each in ranks:
         each.bases = each.bases.advance(means)
@@ -225,7 +238,7 @@ def expected_of_the_whole(compressor: str, exchange: str) -> list[dict[str, Tens
             given = [ranks.gradient(name, rank, step) for name in ranks.SHAPES]
             payloads = model.compress(given, 1, version=step, epoch=float("inf"), workers=RANKS)
             flats.append(np.concatenate([decode(payload) for payload in payloads]))
-        flat = torch.from_numpy(np.float32(0.5) * flats[0] + np.float32(0.5) * flats[1])
+        flat = torch.from_numpy(functools.reduce(np.add, [np.float32(SHARE) * each for each in flats]))
         tensors = torch.split(flat, [spec.elements for spec in SPECS])
         mean = {s.name: piece.view(s.shape) for s, piece in zip(SPECS, tensors, strict=True)}
         found.append(owners.step(step, mean))
@@ -255,16 +268,33 @@ def test_every_rank_has_the_mean_of_what_was_sent(
         assert_equal(found[compressor]["gradients"], reference(compressor, exchange))
 
 
-def test_without_compression_it_is_the_mean_of_the_gradients(ran: list[dict[str, Any]]) -> None:
+def test_without_compression_it_is_the_mean_of_the_gradients_in_rank_order(ran: list[dict[str, Any]]) -> None:
     for step, found in enumerate(ran[0]["none"]["gradients"]):
         for name, mean in found.items():
-            assert torch.equal(mean, (ranks.gradient(name, 0, step) + ranks.gradient(name, 1, step)) / 2)
+            parts = [ranks.gradient(name, rank, step) * torch.tensor(SHARE) for rank in range(RANKS)]
+            assert torch.equal(mean, functools.reduce(torch.add, parts))
 
 
-@pytest.mark.parametrize("scenario", ["one_bucket", "small_bundles", "static", "views"])
-def test_buckets_have_no_say_in_the_bits(ran: list[dict[str, Any]], exchange: str, scenario: str) -> None:
+@pytest.mark.parametrize("scenario", ["one_bucket", "static", "views"])
+def test_buckets_have_no_say_in_the_bits(went: list[dict[str, Any]], way: str, scenario: str) -> None:
+    exchange, compressor, *_ = ranks.WAYS[way]
+    for found in went:
+        assert_equal(found[scenario], expected(compressor, exchange))
+
+
+def test_small_bundles_have_no_say_in_the_bits(ran: list[dict[str, Any]], exchange: str) -> None:
     for found in ran:
-        assert_equal(found[scenario], expected("4bit", exchange))
+        assert_equal(found["small_bundles"], expected("4bit", exchange))
+
+
+def test_gradients_of_no_sync_are_added(went: list[dict[str, Any]], way: str) -> None:
+    def double(step: int, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: gradient * (2 if step == 1 else 1) for name, gradient in given.items()}
+
+    exchange, compressor, *_ = ranks.WAYS[way]
+    means = by_step(compressor, exchange, double)
+    for found in went:
+        assert_equal(found["accumulated"], means)
 
 
 def test_names_have_no_say_in_the_bits(all_of_it: list[dict[str, Any]]) -> None:
@@ -278,20 +308,22 @@ def test_torchs_defaults_do_not_affect_the_bits(all_of_it: list[dict[str, Any]])
             assert_equal(under_another, expected("dgc:ratio=10", "gather"))
 
 
-def test_bfloat16_comes_back_as_bfloat16(ran: list[dict[str, Any]], exchange: str) -> None:
+def test_bfloat16_comes_back_as_bfloat16(went: list[dict[str, Any]], way: str) -> None:
     def rounded(step: int, given: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: gradient.bfloat16().float() for name, gradient in given.items()}
 
-    means = by_step("4bit", exchange, rounded)
-    for found in ran:
+    exchange, compressor, *_ = ranks.WAYS[way]
+    means = by_step(compressor, exchange, rounded)
+    for found in went:
         assert_equal(found["half"], [{n: value.bfloat16() for n, value in mean.items()} for mean in means])
 
 
 def test_a_gradient_that_is_not_finite_voids_the_step_on_every_rank(
-    ran: list[dict[str, Any]], exchange: str
+    went: list[dict[str, Any]], way: str
 ) -> None:
-    means = by_step(ranks.EXCHANGES[exchange][0], exchange, steps=(0, 2))
-    for found in ran:
+    exchange, _, compressor, _ = ranks.WAYS[way]
+    means = by_step(compressor, exchange, steps=(0, 2))
+    for found in went:
         assert (found["not_finite"]["voided"], found["not_finite"]["steps"]) == (1, 3)
         assert all(value.isnan().all() for value in found["not_finite"]["gradients"][1].values())
         assert_equal(found["not_finite"]["gradients"][::2], means)
@@ -299,35 +331,38 @@ def test_a_gradient_that_is_not_finite_voids_the_step_on_every_rank(
 
 def test_a_spike_is_over_after_its_step(ran: list[dict[str, Any]]) -> None:
     """`1bit` would send more than ten times the usual norm in the steps that follow, too."""
-    assert [found["spike"]["spikes"] for found in ran] == [0, 1]
-    assert_equal(ran[0]["spike"]["gradients"], ran[1]["spike"]["gradients"])
+    assert [found["spike"]["spikes"] for found in ran] == [0, 1, 0]
+    for found in ran[1:]:
+        assert_equal(ran[0]["spike"]["gradients"], found["spike"]["gradients"])
     before, at, *after = (norm(each["wide"]) for each in ran[0]["spike"]["gradients"])
     expected = norm(ranks.gradient("wide", 1, 12)) * 1e6 / RANKS
     assert at == pytest.approx(expected, rel=1e-3)
     assert max(after) < 10 * before
 
 
-def test_what_a_step_does_not_use_keeps_its_residual(ran: list[dict[str, Any]], exchange: str) -> None:
+def test_what_a_step_does_not_use_keeps_its_residual(went: list[dict[str, Any]], way: str) -> None:
     def drop(step: int, given: dict[str, Tensor]) -> dict[str, Tensor | None]:
         return {**given, "wide": None if step == 1 else given["wide"]}
 
-    means = by_step(ranks.EXCHANGES[exchange][0], exchange, drop)
-    for found in ran:
+    exchange, _, compressor, _ = ranks.WAYS[way]
+    means = by_step(compressor, exchange, drop)
+    for found in went:
         for got, mean in zip(found["unused"], means, strict=True):
             assert_equal([got], [{name: mean[name] for name in got}])
 
 
-def test_a_state_that_is_loaded_goes_on(ran: list[dict[str, Any]], exchange: str) -> None:
-    for found in ran:
-        compressors = ["4bit", ranks.EXCHANGES[exchange][1], *(["window"] if exchange == "gather" else [])]
+def test_a_state_that_is_loaded_goes_on(went: list[dict[str, Any]], way: str) -> None:
+    exchange, first, _, second = ranks.WAYS[way]
+    for found in went:
+        compressors = [first, second, *(["window"] if way == "gather" else [])]
         assert_equal(found["interrupted"], [expected(each, exchange)[2] for each in compressors])
 
 
-def test_bytes_are_counted_both_ways(ran: list[dict[str, Any]]) -> None:
-    elements = sum(spec.elements for spec in SPECS)
+def test_bytes_are_counted_both_ways(ran: list[dict[str, Any]], exchange: str) -> None:
+    elements, passes = sum(spec.elements for spec in SPECS), 1 if exchange == "gather" else 2 / RANKS
     for found in ran:
         assert found["none"]["raw"] == found["4bit"]["raw"] == 4 * elements * ranks.STEPS
-        assert found["none"]["sent"] > 0.9 * found["none"]["raw"]
+        assert found["none"]["sent"] > 0.9 * passes * found["none"]["raw"]
         assert found["1bit"]["sent"] < found["4bit"]["sent"] < found["none"]["sent"] / 4
 
 
@@ -346,11 +381,11 @@ def test_ranks_at_other_steps_are_told(all_of_it: list[dict[str, Any]]) -> None:
     for rank, found in enumerate(all_of_it):
         assert {*found["at_another_step"]} == {*ranks.EXCHANGES}
         for told in found["at_another_step"].values():
-            assert told.startswith(f"rank {1 - rank}: expected the same compressor, seed")
+            assert told.startswith(f"rank {0 if rank else 1}: expected the same compressor, seed")
 
 
 def test_what_is_saved_is_of_this_rank(ran: list[dict[str, Any]]) -> None:
-    one, other = (found["4bit"]["saved"] for found in ran)
+    one, other, _ = (found["4bit"]["saved"] for found in ran)
     assert one["compressor"] == "4bit"
     assert (one["seed"], one["steps"]) == (SEED, ranks.STEPS)
     assert {*one["residuals"]} == {*ranks.SHAPES}
@@ -430,7 +465,7 @@ def test_a_state_of_another_compressor_is_not_loaded() -> None:
 
 
 def test_the_example_trains() -> None:
-    found = torchrun(EXAMPLE, "--epochs", "3", "--compressor", "4bit")
+    found = torchrun(EXAMPLE, "--epochs", "3", "--compressor", "4bit", ranks=2)
     said = re.search(r"4bit, 2 ranks, seed 1: validation accuracy 0\.(\d+); .* ([\d.]+) times fewer", found)
     assert said is not None
     assert int(said[1]) > 600

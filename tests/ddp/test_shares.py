@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from gradwire.common.parts import ALIGNMENT
 from gradwire.compressors import LayerRule, TensorSpec, dense_payload, parse_compressor
 from gradwire.compressors.payload import DenseFormat
-from gradwire.ddp.bundle import Bundle, Parameter, Terms
+from gradwire.ddp.bundle import Bundle, Parameter, Terms, mean
 from gradwire.ddp.shares import Shares, decide, pieces
 
 SHAPES = [(40, 1000), (7,), (), (0,), (64, 64), (3, 70_001), *[(16, 16)] * 40]
@@ -24,11 +26,26 @@ def test_shares_come_back_to_where_they_were_cut(ranks: int) -> None:
     values = np.random.default_rng(ranks).standard_normal(ELEMENTS).astype(np.float32)
     shares = Shares(PARAMETERS, ranks)
     cut = shares.cut([dense_payload(DenseFormat.FLOAT32, piece) for piece in np.split(values, [50_000])])
-    assert [sum(each.elements for each in share) for share in cut] == [part.elements for part in shares.parts]
+    assert [sum(each.elements for each in share) for share in cut] == [
+        each.part.elements for each in shares.readers
+    ]
     assert len(cut[0]) == 1  # many tensors, one payload
     out = np.empty(ELEMENTS, np.float32)
     shares.decode(cut, out)
     assert np.array_equal(out, values)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5, 16])
+def test_owners_add_in_rank_order(ranks: int) -> None:
+    values = np.random.default_rng(ranks).standard_normal((ranks, ELEMENTS)).astype(np.float32)
+    shares = Shares(PARAMETERS, ranks)
+    cut = [shares.cut([dense_payload(DenseFormat.FLOAT32, each)]) for each in values]
+    sent = [np.empty(reader.part.elements, np.float32) for reader in shares.readers]
+    for owner, own in enumerate(sent):
+        mean([of_rank[owner] for of_rank in cut], own)
+    out = np.empty(ELEMENTS, np.float32)
+    shares.decode([[dense_payload(DenseFormat.FLOAT32, own)] for own in sent], out)
+    assert np.array_equal(out, functools.reduce(np.add, values * np.float32(1 / ranks)))
 
 
 def test_pieces_follow_from_the_tensor_alone() -> None:

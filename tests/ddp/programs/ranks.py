@@ -1,6 +1,6 @@
 """Under torchrun: DDP with gradwire's hook, in every scenario one after the other.
 
-    torchrun --nproc-per-node 2 ranks.py FOLDER COMPRESSOR...
+    torchrun --nproc-per-node 3 ranks.py FOLDER COMPRESSOR...
 
 Each rank writes FOLDER/RANK.pt: by exchange and scenario, what it saw. Gradients are what `gradient` says, to
 the bit.
@@ -28,12 +28,16 @@ from gradwire.ddp import buckets
 from gradwire.ddp.exchange import Group, Scatter
 from gradwire.tests.compressors.window import WINDOW
 
-# Odd sizes, and two that leave a word or a bucket of codes begun. Two ranks each own a piece of `wide`.
-SHAPES = {"first": (9, 7), "bias": (9,), "wide": (3, 2743), "scalar": (), "last": (5, 13)}
+# Odd sizes, and two that leave a word or a bucket of codes begun. Three ranks each own a piece of `wide`.
+SHAPES = {"first": (9, 7), "bias": (9,), "wide": (3, 4115), "scalar": (), "last": (5, 13)}
 ORDER = ["wide", "last", "first", "scalar", "bias"]  # of backward, which is not the reverse of the above
 STEPS = 3
 SMALL_MB = 1e-4  # buckets of one tensor or two
 EXCHANGES = {"gather": ("topk:ratio=10", "dgc:ratio=10"), "owners": ("4bit", "8bit")}
+LOW_RANK = "lowrank:rank=1"
+# For each way: its exchange, and the compressors of buckets, of lost and unused gradients, and of a load.
+WAYS = {way: (way, "4bit", *compressors) for way, compressors in EXCHANGES.items()}
+WAYS["lowrank"] = ("gather", LOW_RANK, LOW_RANK, LOW_RANK)
 
 
 def gradient(name: str, rank: int, step: int) -> Tensor:
@@ -69,13 +73,18 @@ def steps(
     model: Any,
     numbers: range = range(STEPS),
     change: Callable[[int, dict[str, Tensor]], object] = lambda step, given: None,
+    doubled: int | None = None,
 ) -> list[dict[str, Tensor]]:
-    """Return the gradients that DDP left in `grad`, by step."""
+    """Return the gradients that DDP left in `grad`, by step. doubled: step that adds to gradients of
+    `no_sync`."""
     found: list[dict[str, Tensor]] = []
     for step in numbers:
         model.zero_grad()
         given = {name: gradient(name, dist.get_rank(), step) for name in SHAPES}
         change(step, given)
+        if step == doubled:
+            with model.no_sync():
+                model(given).backward()
         model(given).backward()
         weights = model.module.named_parameters()
         found.append({name: each.grad.clone() for name, each in weights if each.grad is not None})
@@ -112,8 +121,9 @@ def each_compressor(compressor: str, exchange: str) -> dict[str, Any]:
     return {"gradients": found, "sent": state.bytes_sent, "raw": state.raw_bytes, "saved": state.state_dict()}
 
 
-def one_bucket(exchange: str) -> list[dict[str, Tensor]]:
-    return steps(with_names("4bit", exchange, bucket_cap_mb=25)[0])
+def one_bucket(way: str) -> list[dict[str, Tensor]]:
+    exchange, compressor, *_ = WAYS[way]
+    return steps(with_names(compressor, exchange, bucket_cap_mb=25)[0])
 
 
 def small_bundles(exchange: str) -> list[dict[str, Tensor]]:
@@ -122,24 +132,33 @@ def small_bundles(exchange: str) -> list[dict[str, Tensor]]:
         return steps(with_names("4bit", exchange, bucket_cap_mb=25)[0])
 
 
-def static(exchange: str) -> list[dict[str, Tensor]]:
-    return steps(with_names("4bit", exchange, static_graph=True)[0])
+def static(way: str) -> list[dict[str, Tensor]]:
+    exchange, compressor, *_ = WAYS[way]
+    return steps(with_names(compressor, exchange, static_graph=True)[0])
 
 
-def views(exchange: str) -> list[dict[str, Tensor]]:
-    return steps(with_names("4bit", exchange, gradient_as_bucket_view=True)[0])
+def views(way: str) -> list[dict[str, Tensor]]:
+    exchange, compressor, *_ = WAYS[way]
+    return steps(with_names(compressor, exchange, gradient_as_bucket_view=True)[0])
 
 
-def half(exchange: str) -> list[dict[str, Tensor]]:
-    return steps(with_names("4bit", exchange, torch.bfloat16)[0])
+def half(way: str) -> list[dict[str, Tensor]]:
+    exchange, compressor, *_ = WAYS[way]
+    return steps(with_names(compressor, exchange, torch.bfloat16)[0])
 
 
-def not_finite(exchange: str) -> dict[str, Any]:
+def accumulated(way: str) -> list[dict[str, Tensor]]:
+    exchange, compressor, *_ = WAYS[way]
+    return steps(with_names(compressor, exchange)[0], doubled=1)
+
+
+def not_finite(way: str) -> dict[str, Any]:
     def spoil(step: int, given: dict[str, Tensor]) -> None:
         if step == 1 and dist.get_rank() == 1:
             given["wide"][1, 5] = torch.inf
 
-    model, state = with_names(EXCHANGES[exchange][0], exchange)
+    exchange, _, compressor, _ = WAYS[way]
+    model, state = with_names(compressor, exchange)
     return {"gradients": steps(model, change=spoil), "voided": state.voided, "steps": state.steps}
 
 
@@ -157,21 +176,22 @@ def spike(exchange: str) -> dict[str, Any]:
     return {"gradients": steps(model, range(11, 15), change=enlarge), "spikes": again.spikes}
 
 
-def unused(exchange: str) -> list[dict[str, Tensor]]:
+def unused(way: str) -> list[dict[str, Tensor]]:
     """`wide` has no gradient in step 1."""
 
     def drop(step: int, given: dict[str, Tensor]) -> None:
         if step == 1:
             del given["wide"]
 
-    compressor = EXCHANGES[exchange][0]
+    exchange, _, compressor, _ = WAYS[way]
     return steps(with_names(compressor, exchange, find_unused_parameters=True)[0], change=drop)
 
 
-def interrupted(exchange: str) -> list[dict[str, Tensor]]:
+def interrupted(way: str) -> list[dict[str, Tensor]]:
     """Saved after two steps, and loaded where buckets are others."""
     found = list[dict[str, Tensor]]()
-    for compressor in ("4bit", EXCHANGES[exchange][1], *(["window"] if exchange == "gather" else [])):
+    exchange, first, _, second = WAYS[way]
+    for compressor in (first, second, *(["window"] if way == "gather" else [])):
         model, state = with_names(compressor, exchange)
         steps(model, range(2))
         model, again = with_names(compressor, exchange, bucket_cap_mb=25)
@@ -238,7 +258,9 @@ def scattered() -> bool:
     scatter = Scatter(group)
     for sizes in ([0, 3], [200, 200], [70_000, 5], [70_100, 9]):
         flights = [
-            scatter.begin(bundle, [np.full(size + to, 10 * group.rank + to, np.uint8) for to in range(2)])
+            scatter.begin(
+                bundle, [np.full(size + to, 10 * group.rank + to, np.uint8) for to in range(group.ranks)]
+            )
             for bundle, size in zip("ab", sizes, strict=True)
         ]
         for flight, size in zip(flights, sizes, strict=True):
@@ -270,22 +292,12 @@ def main(folder: str, compressors: list[str]) -> None:
         suited = [
             each for each in compressors if exchange == "gather" or not parse_compressor(each).not_for_means
         ]
-        of_it: dict[str, Any] = {compressor: each_compressor(compressor, exchange) for compressor in suited}
-        scenarios = (
-            one_bucket,
-            small_bundles,
-            static,
-            views,
-            half,
-            not_finite,
-            spike,
-            unused,
-            interrupted,
-            packed,
-        )
-        for scenario in scenarios:
-            of_it[scenario.__name__] = scenario(exchange)
-        found[exchange] = of_it
+        found[exchange] = {compressor: each_compressor(compressor, exchange) for compressor in suited}
+        for scenario in (small_bundles, spike, packed):
+            found[exchange][scenario.__name__] = scenario(exchange)
+    for way in WAYS:
+        for scenario in (one_bucket, static, views, half, accumulated, not_finite, unused, interrupted):
+            found.setdefault(way, {})[scenario.__name__] = scenario(way)
     for alone in (nameless, defaults, scattered, errors, at_another_step):
         found[alone.__name__] = alone()
     torch.save(found, Path(folder) / f"{dist.get_rank()}.pt")
