@@ -32,6 +32,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..common import machine
 from ..common.parts import Part
 from ..compressors import Payload, PayloadError, payload_bytes
 from ..compressors.packing import pack, unpack
@@ -384,6 +385,12 @@ class Collectives:
         self.group = Group(process_group)
         self.gather, self.scatter = Gather(self.group), Scatter(self.group)
         self.gather.agree(terms)
+
+    def ranks_here(self) -> int:
+        """Return the number of ranks on this machine."""
+        name = np.frombuffer(machine.name().encode(), np.uint8)
+        own = np.frombuffer(AGREED.pack(crc32c((name,))), np.uint8)
+        return sum(np.array_equal(row, own) for row in self.gather.rows(own))
 
     def link_rate(self) -> float:
         """Measure the bytes per second that a rank sends while all of them do; return the least of all ranks,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import gradwire.ddp
+from gradwire.common.machine import cores
 from gradwire.common.spec import SpecError
 from gradwire.compressors import (
     Bases,
@@ -364,6 +365,10 @@ def test_bytes_are_counted_both_ways(ran: list[dict[str, Any]], exchange: str) -
         assert found["none"]["raw"] == found["4bit"]["raw"] == 4 * elements * ranks.STEPS
         assert found["none"]["sent"] > 0.9 * passes * found["none"]["raw"]
         assert found["1bit"]["sent"] < found["4bit"]["sent"] < found["none"]["sent"] / 4
+
+
+def test_ranks_of_a_machine_share_its_cores(all_of_it: list[dict[str, Any]]) -> None:
+    assert {found["threads"] for found in all_of_it} == {max(1, cores() // RANKS)}
 
 
 def test_frames_outgrow_their_slots(all_of_it: list[dict[str, Any]]) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import gradwire.ddp
 from gradwire.compressors import parse_compressor
+from gradwire.compressors.kernels import threads
 from gradwire.compressors.registry import BUILT_IN
 from gradwire.ddp import buckets
 from gradwire.ddp.exchange import Group, Scatter
@@ -300,6 +301,7 @@ def main(folder: str, compressors: list[str]) -> None:
             found.setdefault(way, {})[scenario.__name__] = scenario(way)
     for alone in (nameless, defaults, scattered, errors, at_another_step):
         found[alone.__name__] = alone()
+    found["threads"] = threads._pool.threads  # pyright: ignore[reportPrivateUsage]
     torch.save(found, Path(folder) / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
     # If the interpreter ends before a thread of torch's that holds a Python object, the process aborts.
