@@ -212,7 +212,7 @@ def _train(
                 raise
             status, stopped = caught.status, caught
     if settings.script:
-        settings = with_own_compressor(settings, plan.directory / "server.log")
+        settings = with_own_compressor(settings, status)
     return result_of(settings, status), live_job_of(status, workers=settings.workers), stopped
 
 

@@ -96,7 +96,7 @@ def train(plan: RunPlan, watcher: Watcher, interrupt: Interrupt) -> StatusRespon
     """
     with Children(plan.directory) as children:
         server, port = _start_server(plan, children, watcher, interrupt)
-        with asking(at(port), losses=True, measured=True) as ask:
+        with asking(at(port), losses=True, measured=True, departed=bool(plan.settings.script)) as ask:
             workers = [_start_worker(plan, children, port, rank) for rank in range(plan.settings.workers)]
             watch = _Scripts(plan, server, workers) if plan.settings.script else None
             try:
@@ -241,15 +241,13 @@ class _Scripts:
             RunError: the run has failed.
         """
         if status is not None:
-            self._status = status
+            self._note(status)
             raised = {each.worker for each in status.lost if each.reason.startswith(SCRIPT_FAILED)}
             failing = [child for child in self._workers if child.name in raised - self._awaited]
             # The interpreter of a script that has raised is about to end.
             wait(failing, seconds=LEAVE_SECONDS)
             self._awaited |= raised
             ended = [*ended, *(child for child in failing if child.code is not None)]
-        if len(self._ranks) < len(self._workers):
-            self._check_joined()
         self._left += ended
         for child in self._left:
             if child.code != Exit.DONE:
@@ -276,8 +274,7 @@ class _Scripts:
         Raises:
             RunError: one of them fails.
         """
-        self._status = final
-        self._check_joined()
+        self._note(final)
         began, limit_s, told = time.monotonic(), self._plan.settings.progress_seconds, False
         while running := [child.name for child in self._workers if child.code is None]:
             waited_s, names = time.monotonic() - began, ", ".join(running)
@@ -292,14 +289,17 @@ class _Scripts:
             if child.code != Exit.DONE:
                 raise self._failure(child)
 
-    def _check_joined(self) -> None:
-        """Read from the server's log which workers have joined. Raises RunError for a compressor of a
-        script's own."""
-        settings, joined = self._plan.settings, scripts.joined(self._server.log)
-        self._ranks = {worker: rank for worker, (rank, _) in joined.items()}
-        other = scripts.other_compressor(settings, joined)
-        if other is not None and self._plan.compressor_fixed:
-            raise RunError(Exit.USAGE, scripts.CONTRADICTION.format(settings.compressor, *other))
+    def _note(self, status: StatusResponse) -> None:
+        """Note a status, and which workers have joined. Raises RunError for a compressor of a script's
+        own."""
+        self._status = status
+        self._ranks = {worker: member.rank for worker, member in scripts.joined(status).items()}
+        settings, other = self._plan.settings, None
+        if self._plan.compressor_fixed:
+            other = scripts.other_compressor(settings, status)
+        if other is not None:
+            words = settings.compressor, other.worker, other.compressor
+            raise RunError(Exit.USAGE, scripts.CONTRADICTION.format(*words))
 
     def _failure(self, child: Child) -> RunError:
         return RunError(Exit.TASK, scripts.failure_of(child, self._place(child)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 from ..common.configuration import UsageError, options_of, shared
 from ..compressors import compressor_of
+from ..proto.messages import MemberStatus, StatusResponse
 from ..settings import RunSettings, WorkerSettings
 from .daemons import at
 from .processes import SHOWN_LOG_LINES, Child
@@ -79,27 +79,21 @@ def script_environ(
     return {**environ, "PATH": _path(environ), "PYTHONUNBUFFERED": "1", **own}
 
 
-def joined(log: Path) -> dict[str, tuple[int, str]]:
-    """Return rank and compressor of each worker that has joined, by its id, from a server's log.
-
-    The log has all of them; a status lacks a worker that has left before somebody asked.
-    """
-    text = log.read_text(encoding="utf-8", errors="replace")
-    found = re.findall(r"rank (\d+) \((\S+)\) joined with (\S+)\n", text)
-    return {worker: (int(rank), compressor) for rank, worker, compressor in found}
+def joined(status: StatusResponse) -> dict[str, MemberStatus]:
+    """Return the members that have joined so far, by the ids of their workers."""
+    return {member.worker: member for member in (*status.departed, *status.members)}
 
 
-def other_compressor(settings: RunSettings, workers: Mapping[str, tuple[int, str]]) -> tuple[str, str] | None:
-    """Return a worker and its compressor, if its script has named another one than the run; else None.
-    `workers` is a result of `joined`."""
+def other_compressor(settings: RunSettings, status: StatusResponse) -> MemberStatus | None:
+    """Return a member whose script has named another compressor than the run; None if there is none."""
     usual = str(compressor_of(settings.compressor)[0])
-    return next(((worker, own) for worker, (_, own) in workers.items() if own != usual), None)
+    return next((member for member in joined(status).values() if member.compressor != usual), None)
 
 
-def with_own_compressor(settings: RunSettings, log: Path) -> RunSettings:
+def with_own_compressor(settings: RunSettings, status: StatusResponse) -> RunSettings:
     """Return the settings of a run with the compressor that its script has named, if there is one."""
-    other = other_compressor(settings, joined(log))
-    return settings if other is None else dataclasses.replace(settings, compressor=other[1])
+    other = other_compressor(settings, status)
+    return settings if other is None else dataclasses.replace(settings, compressor=other.compressor)
 
 
 def failure_of(child: Child, place: str) -> str:

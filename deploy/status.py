@@ -72,7 +72,12 @@ def connected(target: Target) -> Generator[Call]:
 
 @contextlib.contextmanager
 def asking(
-    target: str, *, measured: bool = False, losses: bool = False, files: Mapping[str, str] | None = None
+    target: str,
+    *,
+    measured: bool = False,
+    losses: bool = False,
+    departed: bool = False,
+    files: Mapping[str, str] | None = None,
 ) -> Generator[Ask]:
     """Yield a function that returns a server's status, in a with block.
 
@@ -81,14 +86,16 @@ def asking(
 
     Args:
         target: host:port.
-        measured, losses: also request measurements of steps, and the history of the training loss.
+        measured, losses, departed: also request measurements of steps, the history of the training loss, and
+            departed members.
         files: paths of the files for TLS and a token, by field of `Target`.
     """
+    request = StatusRequest(measured=measured, losses=losses, departed=departed)
     with connected(Target.at(target, **(files or {}))) as call:
 
         def ask() -> StatusResponse | None:
             try:
-                return call(StatusRequest(measured=measured, losses=losses), TIMEOUT_SECONDS)
+                return call(request, TIMEOUT_SECONDS)
             except (UnreachedError, grpc.aio.AioRpcError, ValueError):
                 return None
 

@@ -115,7 +115,7 @@ def to_json_dict(status: StatusResponse) -> dict[str, Any]:
     from .texts import seconds_left
 
     found: dict[str, Any] = json_values(dataclasses.asdict(status))
-    del found["padding"]  # gc-status requests none
+    del found["padding"], found["departed"]  # gc-status requests none
     found["phase"] = status.phase.name.lower()
     found["steps_per_second"] = 1 / status.step_seconds if status.step_seconds else None
     found["seconds_left"] = seconds_left(status)

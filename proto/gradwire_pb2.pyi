@@ -224,7 +224,7 @@ class Group(_message.Message):
     def __init__(self, optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class ModelManifest(_message.Message):
-    __slots__ = ("tensors", "train_samples", "fingerprint", "groups", "entries", "data", "clip_norm")
+    __slots__ = ("tensors", "train_samples", "fingerprint", "groups", "entries", "data", "clip_norm", "epochs")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     TRAIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +232,7 @@ class ModelManifest(_message.Message):
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
     train_samples: int
     fingerprint: bytes
@@ -239,7 +240,8 @@ class ModelManifest(_message.Message):
     entries: _containers.RepeatedCompositeFieldContainer[Entry]
     data: int
     clip_norm: float
-    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., train_samples: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., data: _Optional[int] = ..., clip_norm: _Optional[float] = ...) -> None: ...
+    epochs: int
+    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., train_samples: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., data: _Optional[int] = ..., clip_norm: _Optional[float] = ..., epochs: _Optional[int] = ...) -> None: ...
 
 class Entry(_message.Message):
     __slots__ = ("name", "kind", "shape", "dtype", "tied_to", "digest")
@@ -1056,16 +1058,18 @@ class InitializeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ("measured", "losses", "padding", "echo")
+    __slots__ = ("measured", "losses", "departed", "padding", "echo")
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
+    DEPARTED_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     measured: bool
     losses: bool
+    departed: bool
     padding: bytes
     echo: bool
-    def __init__(self, measured: bool = ..., losses: bool = ..., padding: _Optional[bytes] = ..., echo: bool = ...) -> None: ...
+    def __init__(self, measured: bool = ..., losses: bool = ..., departed: bool = ..., padding: _Optional[bytes] = ..., echo: bool = ...) -> None: ...
 
 class Measured(_message.Message):
     __slots__ = ("tensors", "forward_seconds", "backward_seconds", "part_seconds", "byte_seconds", "compressor", "fusion", "order", "part_bytes", "cores", "processor_share", "square_norms")
@@ -1179,7 +1183,7 @@ class Traffic(_message.Message):
     def __init__(self, wire_bytes_up: _Optional[int] = ..., wire_bytes_down: _Optional[int] = ..., raw_bytes_up: _Optional[int] = ..., raw_bytes_down: _Optional[int] = ..., payload_bytes_up: _Optional[int] = ..., compressed_payload_bytes_up: _Optional[int] = ..., compressed_raw_bytes_up: _Optional[int] = ..., payload_bytes_down: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "phase", "waiting", "version", "epoch", "epoch_progress", "members", "lost", "evaluations", "traffic", "pushes", "refused_pushes", "train_loss", "training_seconds", "parameters_sha256", "software", "local_steps", "largest_staleness", "redundancy", "uncoded_exchanges", "clipped_elements", "repeated_samples", "measured", "step_seconds", "predicted_step_seconds", "learning_rate", "losses", "unix_seconds", "padding")
+    __slots__ = ("job", "phase", "waiting", "version", "epoch", "epoch_progress", "members", "lost", "departed", "evaluations", "traffic", "pushes", "refused_pushes", "train_loss", "training_seconds", "parameters_sha256", "software", "local_steps", "largest_staleness", "redundancy", "uncoded_exchanges", "clipped_elements", "repeated_samples", "measured", "step_seconds", "predicted_step_seconds", "learning_rate", "losses", "unix_seconds", "padding")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -1188,6 +1192,7 @@ class StatusResponse(_message.Message):
     EPOCH_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    DEPARTED_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
@@ -1217,6 +1222,7 @@ class StatusResponse(_message.Message):
     epoch_progress: float
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     lost: _containers.RepeatedCompositeFieldContainer[LostStatus]
+    departed: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     evaluations: _containers.RepeatedCompositeFieldContainer[EpochStatus]
     traffic: Traffic
     pushes: int
@@ -1238,4 +1244,4 @@ class StatusResponse(_message.Message):
     losses: _containers.RepeatedCompositeFieldContainer[LossPoint]
     unix_seconds: float
     padding: bytes
-    def __init__(self, job: _Optional[_Union[JobDescription, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ..., local_steps: _Optional[int] = ..., largest_staleness: _Optional[int] = ..., redundancy: _Optional[int] = ..., uncoded_exchanges: _Optional[int] = ..., clipped_elements: _Optional[int] = ..., repeated_samples: _Optional[int] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., step_seconds: _Optional[float] = ..., predicted_step_seconds: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Iterable[_Union[LossPoint, _Mapping]]] = ..., unix_seconds: _Optional[float] = ..., padding: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, job: _Optional[_Union[JobDescription, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., waiting: _Optional[str] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_progress: _Optional[float] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostStatus, _Mapping]]] = ..., departed: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., pushes: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., train_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., parameters_sha256: _Optional[str] = ..., software: _Optional[str] = ..., local_steps: _Optional[int] = ..., largest_staleness: _Optional[int] = ..., redundancy: _Optional[int] = ..., uncoded_exchanges: _Optional[int] = ..., clipped_elements: _Optional[int] = ..., repeated_samples: _Optional[int] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., step_seconds: _Optional[float] = ..., predicted_step_seconds: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Iterable[_Union[LossPoint, _Mapping]]] = ..., unix_seconds: _Optional[float] = ..., padding: _Optional[bytes] = ...) -> None: ...

@@ -41,6 +41,7 @@ class Manifest:
         data: checksum of some of the training samples; 0 if they cannot be compared.
         entries: entries of the model's state_dict besides the tensors, in its order.
         clip_norm: largest norm of the mean gradient, as a script names it; 0 for the job's.
+        epochs: number of epochs, as a script or its job names it; 0 for the job's.
     """
 
     tensors: tuple[Tensor, ...]
@@ -49,6 +50,7 @@ class Manifest:
     data: int = 0
     entries: tuple[Entry, ...] = ()
     clip_norm: float = 0.0
+    epochs: int = 0
 
     @cached_property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -145,6 +147,8 @@ class Manifest:
                 digest.update(f":sha256={entry.digest.hex()}".encode())
         if self.clip_norm:
             digest.update(f";clip:{self.clip_norm!r}".encode())
+        if self.epochs:
+            digest.update(f";epochs:{self.epochs}".encode())
         return digest.digest()
 
     def to_message(self) -> m.ModelManifest:
@@ -157,6 +161,7 @@ class Manifest:
             data=self.data,
             entries=self.entries,
             clip_norm=self.clip_norm,
+            epochs=self.epochs,
         )
 
     @staticmethod
@@ -213,6 +218,7 @@ class Manifest:
             message.data,
             message.entries,
             message.clip_norm,
+            message.epochs,
         )
         if message.fingerprint != manifest.fingerprint:
             raise refuse(
@@ -224,7 +230,7 @@ class Manifest:
 def first_difference(job: m.ModelManifest, other: m.ModelManifest) -> tuple[str, str]:
     """Return descriptions of the first difference between two models: in the job's, and in the other one.
 
-    Both are empty if the manifests have the same tensors, entries, groups and clip norm.
+    Both are empty if the manifests have the same tensors, entries, groups, clip norm and epochs.
 
     Args:
         job: the job's manifest.
@@ -243,6 +249,8 @@ def first_difference(job: m.ModelManifest, other: m.ModelManifest) -> tuple[str,
                 return _shown(one or nothing), _shown(two or nothing)
     if job.clip_norm != other.clip_norm:
         return f"clip_norm={job.clip_norm:g}", f"clip_norm={other.clip_norm:g}"
+    if job.epochs != other.epochs:
+        return f"epochs={job.epochs}", f"epochs={other.epochs}"
     return "", ""
 
 

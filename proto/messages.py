@@ -184,6 +184,7 @@ class ModelManifest:
     entries: tuple[Entry, ...] = ()
     data: int = 0
     clip_norm: float = 0.0
+    epochs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -798,6 +799,7 @@ class StatusRequest:
 
     measured: bool = False
     losses: bool = False
+    departed: bool = False
     padding: bytes = b""
     echo: bool = False
 
@@ -890,6 +892,7 @@ class StatusResponse:
     epoch_progress: float
     members: tuple[MemberStatus, ...]
     lost: tuple[LostStatus, ...]
+    departed: tuple[MemberStatus, ...] = ()
     evaluations: tuple[EpochStatus, ...]
     traffic: Traffic
     pushes: int

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 MANIFEST = "manifest.json"
 TREE, TENSORS = "state.json", "tensors.safetensors"
-FORMAT = 10  # 9 had no clip norm and no digests in the manifest
+FORMAT = 11  # 10 had no epochs in the manifest
 
 
 class FormatError(Exception):

@@ -36,7 +36,6 @@ from ..durable.resuming import Resumed, put_in
 from ..job import events as e
 from ..job import initial, limits, refusals
 from ..job.modes.options import ModeOptions
-from ..plans.replanning import compressor_in
 from ..shard.model_state import Values
 from ..shard.moments import recall_of
 from ..shard.shard import Image
@@ -46,6 +45,7 @@ from .access import Access
 from .exchange import WorkerCall, expect, unreadable
 from .fetching import Fetches
 from .model_state import StateCalls
+from .status import status_of
 from .uploading import Upload
 
 log = logging.getLogger("gradwire.server")
@@ -82,7 +82,7 @@ class Service:
             clipped = " and --clip-norm" if options.clip_norm else ""
             text = "--overlap both: replaced by backward, because mode %s, aggregation %s%s need whole pushes"
             log.warning(text, options.mode, options.aggregation, clipped)
-        self.job = JobTerms(id=job, work=mode.work, **shared(JobSettings, announced))
+        self._job = JobTerms(id=job, work=mode.work, **shared(JobSettings, announced))
         self._chosen = compressor_of(options.compressor)[0]
         self._usual = AUTO if options.compressor == AUTO else str(self._chosen)
         self._conductor = conductor
@@ -93,8 +93,13 @@ class Service:
         self._refused = RefusalLog()
         self._joins = Rate(JOINS_PER_S, JOINS_AT_ONCE)
         self._upload: Upload | None = None  # has begun; the next call of its worker may continue it
-        self._fetches = Fetches(self.job.id)
+        self._fetches = Fetches(job)
         self._states = StateCalls(conductor, self._fetches, self._next_in_time)
+
+    @property
+    def job(self) -> JobTerms:
+        """The job as members and the status hear of it, with the epochs that a script has named."""
+        return replace(self._job, epochs=self._core.state.rules.epochs)
 
     def handlers(self) -> dict[str, Handler]:
         """Return the handler of each method by name, for `proto.service.generic_handler`."""
@@ -190,7 +195,16 @@ class Service:
         manifest = Manifest.from_message(
             header.manifest, worker=header.worker, max_bytes=self._options.max_model_bytes
         )
-        epochs = limits.epochs(self._options)
+        if manifest.epochs and self._options.epochs not in (JobSettings().epochs, manifest.epochs):
+            raise refused(
+                Reason.MODEL,
+                worker=header.worker,
+                field="epochs",
+                limit=f"{self._options.epochs}, of gc-server --epochs",
+                value=str(manifest.epochs),
+                remedy="leave that option out, because the script brings its number of epochs",
+            )
+        epochs = manifest.epochs or limits.epochs(self._options)
         if header.epoch >= epochs:
             raise refused(
                 Reason.SIZE,
@@ -240,6 +254,7 @@ class Service:
             buffers=any(entry.kind is m.EntryKind.BUFFER for entry in manifest.entries),
             epoch=header.epoch,
             steps=header.steps,
+            epochs=manifest.epochs,
         )
         shard = self._conductor.shard
 
@@ -273,6 +288,8 @@ class Service:
             *(manifest.parameters, manifest.gradient_elements, manifest.train_samples, header.worker),
         )
         largest = 4 * max(part.elements for part in plan.parts)
+        if manifest.epochs not in (0, self._options.epochs):
+            log.info("the scripts train %d epochs", manifest.epochs)
         log.info("plan: %d parts of at most %d bytes, overlap %s", len(plan.parts), largest, self.job.overlap)
         if moments:
             log.info("the optimizer continues from the state that worker %r has loaded", header.worker)
@@ -335,70 +352,7 @@ class Service:
 
     async def _status(self, request: m.StatusRequest, context: Context) -> m.StatusResponse:
         """Handle Status: return the state of the job."""
-        core, now = self._core, self._conductor.now()
-        # The job counts as finished once its last parameters are saved and hashed.
-        saving = core.state.phase is m.Phase.FINISHED and not self._conductor.parameters_sha256
-        return m.StatusResponse(
-            job=job_message(self.job),
-            phase=m.Phase.FINISHING if saving else core.state.phase,
-            waiting=core.waiting(now).text + self._conductor.uploaded,
-            version=core.state.version,
-            epoch=core.state.epoch,
-            epoch_progress=core.state.epoch_progress,
-            members=tuple(
-                m.MemberStatus(
-                    worker=member.worker,
-                    rank=member.rank,
-                    attached=member.attached,
-                    heard_seconds=max(0.0, now - member.heard_at),
-                    activity=member.activity,
-                    compressor=compressor_in(self._conductor.shard.reported.manifest, member.compressor),
-                    pushes=member.pushes,
-                    stalled_seconds=member.stalled_s,
-                    suspended=member.suspended,
-                )
-                for member in core.state.roster.by_rank()
-            ),
-            lost=tuple(core.state.lost),
-            evaluations=tuple(core.state.evaluations.done),
-            traffic=self._metrics.traffic(),
-            pushes=self._metrics.accepted,
-            refused_pushes=self._metrics.refused,
-            train_loss=self._metrics.train_loss,
-            training_seconds=self._conductor.training_seconds,
-            parameters_sha256=self._conductor.parameters_sha256,
-            software=__version__,
-            repeated_samples=core.state.repeated_samples,
-            measured=self._measured() if request.measured else None,
-            step_seconds=self._metrics.step_seconds,
-            predicted_step_seconds=self._conductor.plans.predicted_s,
-            learning_rate=core.learning_rate,
-            losses=self._metrics.loss_history.messages() if request.losses else (),
-            unix_seconds=time.time(),
-            padding=request.padding if request.echo else b"",  # never more than was received
-            **core.mode.status,
-        )
-
-    def _measured(self) -> m.Measured | None:
-        """Return the measurements of workers and link; None before there are any."""
-        measured, manifest = self._conductor.plans.measured(), self._conductor.shard.reported.manifest
-        members = self._core.state.roster.by_rank()
-        if measured is None or manifest is None or not members:
-            return None
-        return m.Measured(
-            tensors=manifest.tensors,
-            forward_seconds=tuple(layer.forward_s for layer in measured.layers),
-            backward_seconds=tuple(layer.backward_s for layer in measured.layers),
-            part_seconds=measured.link.start_s,
-            byte_seconds=measured.link.byte_s,
-            compressor=compressor_in(manifest, members[0].compressor),
-            fusion=self._options.fusion,
-            order=self._options.order,
-            part_bytes=self._options.part_bytes,
-            cores=measured.cores or 0,
-            processor_share=measured.processor_share,
-            square_norms=measured.square_norms,
-        )
+        return status_of(self._conductor, self.job, request)
 
     async def _exchange(self, requests: AsyncIterator[Any], context: Context) -> None:
         """Handle Exchange: serve a worker's stream."""

@@ -27,7 +27,7 @@ from ...proto.transfer import Bytes
 from ...proto.wire import crc32c
 from ...storage.values import DamagedError, pack, unpack
 
-MAGIC = b"GWJA"  # the last character is the format, in hexadecimal; 9 had no clip norm in the manifest
+MAGIC = b"GWJB"  # the last character is the format, in hexadecimal; A had no epochs in the manifest
 # A journal is not read while its server lives. After this number of bytes the system is told to write them
 # and to free their pages. Otherwise they would fill all free memory.
 CACHED_BYTES = 16 << 20

@@ -32,6 +32,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ...proto.messages import LostStatus, Phase, Welcome
@@ -111,6 +112,8 @@ class Core:
     def load(self, plain: values.Plain) -> None:
         """Replace the state by the one that `save` returned in a core with the same rules."""
         values.restore(self.state, plain["job"])
+        if self.state.fingerprint and self.state.rules.epochs:  # scripts may have named another number
+            self.state.rules = replace(self.state.rules, epochs=self.state.samples.epochs)
         values.restore(self.mode, plain["mode"])
         self.mode.restored()
 

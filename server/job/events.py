@@ -111,6 +111,7 @@ class Initialized(FromWorker[None]):
     least: int = 1  # smallest batch that the model can train on, in samples
     epoch: int = 0  # first epoch to train on, from 0; the worker's script has trained on the earlier ones
     steps: int = 0  # number of steps that the script took in the earlier epochs
+    epochs: int = 0  # number of epochs of the job, with the earlier ones; 0 for the server's
     differences: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
 
 

@@ -7,6 +7,8 @@ ready.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...proto.messages import Phase
 from ...proto.refusal import Refusal, Refused
 from . import events as e
@@ -39,6 +41,8 @@ def begin(state: JobState, event: e.Initialized, now: float) -> list[tuple[Membe
     """
     state.phase = Phase.GATHERING
     state.fingerprint, state.data = event.fingerprint, event.data
+    if event.epochs:
+        state.rules = replace(state.rules, epochs=event.epochs)
     state.samples = Samples.beginning(
         event.train_samples, limits.epochs(state.rules), event.least, event.epoch
     )

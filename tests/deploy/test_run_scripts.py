@@ -40,7 +40,7 @@ model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 with gradwire.connect(**({"compressor": "topk:ratio=2"} if sys.argv[1] == "own" else {})) as job:
     model, optimizer = job.attach(model, optimizer)
-    for epoch in job.epochs():
+    for epoch in job.epochs(2 if sys.argv[1] == "names" else None):
         for x, y in job.batches(data):
             loss = torch.nn.functional.mse_loss(model(x), y)
             loss.backward()
@@ -73,16 +73,17 @@ def pids_of(directory: Path) -> list[int]:
 def test_a_script_is_reported_as_a_task_is_and_compared_on_request(
     script: Callable[[str], str], tmp_path: Path
 ) -> None:
-    arguments = ["--script", script("fine"), "--epochs", "2", "--baseline", "--out", "here"]
+    """The script names the number of epochs."""
+    arguments = ["--script", script("names"), "--baseline", "--out", "here"]
     assert main([*SMALL, *arguments], dict(os.environ)) == Exit.DONE
     report = json.loads((tmp_path / "here/report.json").read_text())
-    assert (report["task"], report["steps"], report["epochs"]) == (script("fine"), 8, 2)
+    assert (report["task"], report["steps"], report["epochs"]) == (script("names"), 8, 2)
     assert (report["compressor"], report["baseline"]["compressor"]) == ("4bit", "none")
     assert (report["finished"], report["baseline"]["finished"]) == (True, True)
     assert (report["validation_loss"], report["evaluations"][1]["metrics"].keys()) == (None, {"loss"})
     assert (tmp_path / "here/plot.png").exists()
     assert (tmp_path / "here/run/parameters.safetensors").exists()
-    assert "argument fine" in (tmp_path / "here/baseline/worker-1.log").read_text()
+    assert "argument names" in (tmp_path / "here/baseline/worker-1.log").read_text()
     (said,) = re.findall(r"^metrics (.*)$", (tmp_path / "here/baseline/worker-0.log").read_text(), re.M)
     metrics = json.loads(said)
     assert {type(value) for value in metrics.values()} == {float}

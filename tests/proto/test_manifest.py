@@ -84,9 +84,10 @@ def test_the_fingerprint_tells_models_apart() -> None:
         Manifest(GOOD.tensors, 10, (m.Group(optimizer="sgd:momentum=0.9"),)),
         Manifest(GOOD.tensors, 10, (m.Group(optimizer="sgd", learning_rate=0.1),)),
         Manifest(GOOD.tensors, 10, clip_norm=1.0),
+        Manifest(GOOD.tensors, 10, epochs=3),
         *(Manifest(GOOD.tensors, 10, entries=(dataclasses.replace(BASE, digest=each),)) for each in DIGESTS),
     ]
-    assert len({manifest.fingerprint for manifest in (GOOD, *others)}) == 12
+    assert len({manifest.fingerprint for manifest in (GOOD, *others)}) == 13
     # The number of samples is compared apart, so that a refusal names it.
     assert Manifest(GOOD.tensors, 11).fingerprint == GOOD.fingerprint
 
@@ -154,6 +155,7 @@ W, B = "parameter 'w' of float32 [8, 6]", "parameter 'b' of float32 [8]"
         (described(WEIGHT, BIAS, groups=("sgd",)), "no parameter group", "parameter group 0 with sgd"),
         (described(WEIGHT, BIAS), "", ""),
         (replace(described(WEIGHT, BIAS), clip_norm=2.0), "clip_norm=0", "clip_norm=2"),
+        (replace(described(WEIGHT, BIAS), epochs=3), "epochs=0", "epochs=3"),
         (
             described(WEIGHT, BIAS, entries=(BASE,)),
             "no entry",

@@ -37,9 +37,8 @@ class Server(Script):
         """saves: version at which workers write down their state. begins: the one that there is, of another
         server."""
         super().__init__()
-        self.job = job_message(
-            JobTerms(id="j", work="gradients", script=True, batch_size=BATCH, epochs=EPOCHS, **terms)
-        )
+        given: dict[str, Any] = {"batch_size": BATCH, "epochs": EPOCHS, **terms}
+        self.job = job_message(JobTerms(id="j", work="gradients", script=True, **given))
         self.asks, self.address = False, ""
         self.interrupts, self.total_steps = -1, EPOCHS * STEPS
         self.manifest: Manifest | None = None

@@ -115,6 +115,7 @@ class Attached:
             *(self._model, train_samples, groups, data),
             masters=not self._steps_here,
             frozen_here=self._frozen_here,
+            epochs=terms.epochs,
         )
         if member.reply.initialize:
             tell_of_frozen(replica)

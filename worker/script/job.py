@@ -34,7 +34,7 @@ from .membership import Membership
 from .part import Part
 from .schedules import Each, Schedules
 from .script_state import Position, State
-from .terms import Frozen, Overlap, ScriptError, Steps, check_batch_size, check_epochs
+from .terms import Frozen, Overlap, ScriptError, Steps, check_batch_size
 
 log = logging.getLogger("gradwire.worker")
 
@@ -139,8 +139,8 @@ class Job:
 
     @property
     def total_epochs(self) -> int:
-        """Number of epochs of the whole job (`gc-server --epochs`); 0 if another limit ends it."""
-        return self._member.terms.epochs
+        """Number of epochs of the whole job; 0 if another limit ends it."""
+        return self._length.total_epochs
 
     @property
     def total_steps(self) -> int:
@@ -283,18 +283,18 @@ class Job:
         number is yielded again.
 
         Args:
-            total: number of epochs that the script expects; None for the job's. It must equal the job's.
+            total: number of all epochs of the job; None for the server's. The first worker's counts, as with
+                the optimizer. Name it before `total_steps` is read.
             start: number of epochs that the script has trained before, according to a file of its own. The
                 first worker's `start` decides where a new job begins; a running job stays where it is.
 
         Raises:
-            ScriptError: `total` is not the job's number of epochs, or `start` is out of range.
+            ScriptError: `total` contradicts the server or comes late, or `start` is out of range.
         """
+        self._member.terms = self._length.choose_epochs(total, start, begun=self._begun)
         driver = self._driver
-        check_epochs(self._member.terms.epochs, total, start)
         if driver.assignments is None and not self._member.reply.version:
-            driver.start = start
-            driver.first_epoch = max(driver.first_epoch, start)
+            driver.start, driver.first_epoch = start, max(driver.first_epoch, start)
         return self._epochs()
 
     def _epochs(self) -> Generator[int]:

@@ -11,19 +11,21 @@ present assignment. After the loop it is the number that there were.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ...common.spec import parse_spec
 from ...proto import messages as m
 from ...proto.shares import assigned_samples, draws
 from ...settings import JobTerms
-from .terms import ScriptError
+from .terms import ScriptError, epochs_of
 
 
 class JobLength:
     """The length of one job, from its options, its data set and its assignments.
 
     Attributes:
+        terms: the job's options.
         samples: number of samples in an epoch; 0 before the script has given a data set or a loader.
         least: smallest number of samples that a batch may have.
         done: fraction of the last assignment's samples that come before the present optimizer step, 0 to 1.
@@ -36,7 +38,7 @@ class JobLength:
             workers: number of members that share a step, as known at the join.
             single: True if each push becomes a version by itself.
         """
-        self._terms, self._single = terms, single
+        self.terms, self._single = terms, single
         self._workers = max(1, workers)
         self._assignment: m.Assignment | None = None  # the last assignment
         self._total_steps = 0  # the last total from the server; 0 before the first
@@ -47,6 +49,7 @@ class JobLength:
         self.least = 1
         self.done = 0.0
         self.accumulate = 0
+        self._used = ""  # use of the number of epochs
 
     def declare(self, call: str, samples: int, accumulate: int, *, begun: bool) -> None:
         """Note the number of samples of an epoch, and that of batches of an optimizer step.
@@ -67,6 +70,16 @@ class JobLength:
                 f"{self.accumulate or 'none'}; give every call the same number"
             )
         self.samples, self.accumulate = samples, accumulate or self.accumulate
+
+    def choose_epochs(self, total: int | None, start: int, *, begun: bool) -> JobTerms:
+        """Return the job's terms with the number of epochs that the script names, as `Job.epochs` says.
+
+        Raises:
+            ScriptError: `total` contradicts the job's options or comes too late, or `start` is out of range.
+        """
+        epochs = epochs_of(self.terms.epochs, total, start, "batches have begun" if begun else self._used)
+        self.terms = replace(self.terms, epochs=epochs)
+        return self.terms
 
     def update(self, assignment: m.Assignment) -> None:
         """Update the numbers from an assignment."""
@@ -101,7 +114,7 @@ class JobLength:
 
     def _divided(self, samples: int, workers: int) -> int:
         """Return the number of each worker's batches of `samples` samples."""
-        at_once, enough = self._terms.batch_size * workers, self.least * workers
+        at_once, enough = self.terms.batch_size * workers, self.least * workers
         whole, rest = divmod(samples, at_once)
         if self._single or not whole or not 0 < rest < enough:
             return draws(samples, at_once, self.least)
@@ -109,10 +122,16 @@ class JobLength:
         return whole + (rest >= self.least or (at_once + rest) // 2 >= enough)
 
     @property
+    def total_epochs(self) -> int:
+        """Number of epochs of the whole job; 0 if another limit ends it."""
+        self._used = "job.total_epochs was read"
+        return self.terms.epochs
+
+    @property
     def total_steps(self) -> int:
         """Number of steps of the whole job, in local mode of local steps. Raises ScriptError while it is
         unknown, or if only time ends the job."""
-        terms = self._terms
+        self._used, terms = "job.total_steps was read", self.terms
         if self._total_steps:
             return self._total_steps
         if not terms.epochs and not terms.max_steps:
@@ -137,7 +156,7 @@ class JobLength:
         Raises:
             ScriptError: the rounds of a job of local mode have different numbers of steps.
         """
-        mode = parse_spec("mode", self._terms.mode)
+        mode = parse_spec("mode", self.terms.mode)
         if mode.name != "local":
             return 1
         steps = mode.options.get("steps", "adaptive")
@@ -156,7 +175,7 @@ class JobLength:
         It is the same for all workers that compute the same step, and in local mode differs by less than one
         local step.
         """
-        assignment, terms = self._assignment, self._terms
+        assignment, terms = self._assignment, self.terms
         if assignment is None:
             return 0.0
         if assignment.finished:

@@ -191,19 +191,37 @@ def check_batch_size(of_job: int, batch_size: int | None) -> None:
         )
 
 
-def check_epochs(of_job: int, total: int | None, start: int) -> None:
-    """Raise ScriptError for arguments of `job.epochs` that contradict the job's number of epochs."""
-    if total not in (None, of_job):
-        raise ScriptError(
-            f"job.epochs({total}): the job has {of_job} epochs; start gc-server with --epochs {total}, "
-            "or leave the number out"
-        )
+def epochs_of(of_job: int, total: int | None, start: int, used: str) -> int:
+    """Return a job's number of epochs: `total`, which the script names, where the server has the default.
+
+    Args:
+        of_job: the job's number of epochs so far; 0 if other limits end it.
+        used: description of an earlier use of that number, after which it may not change; empty for none.
+
+    Raises:
+        ScriptError: `total` contradicts the server's option or the earlier use, or `start` is out of range.
+    """
+    if total is not None and total != of_job:
+        if not 1 <= total < 2**32:
+            raise ScriptError(f"job.epochs({total}): expected a number of epochs, 1 or more")
+        if of_job != JobSettings().epochs:
+            raise ScriptError(
+                f"job.epochs({total}): the job has {of_job} epochs; start gc-server with --epochs {total}, "
+                "or leave out that option or the number"
+            )
+        if used:
+            raise ScriptError(
+                f"job.epochs({total}): {used} with {of_job} epochs, the default; write epochs = "
+                f"job.epochs({total}) before it, and loop over epochs"
+            )
+        of_job = total
     if start < 0 or (of_job and start > of_job):
         most = f"0 to {of_job}, the job's number of epochs" if of_job else "0 or more"
         raise ScriptError(
             f"job.epochs(start={start}): expected {most}; start gc-server with --epochs that include "
-            "earlier epochs"
+            "earlier epochs, or name them all, as in job.epochs(20, start=10)"
         )
+    return of_job
 
 
 def overlaps(terms: JobTerms, overlap: str | None) -> bool:

@@ -108,6 +108,7 @@ class Replica:
         *,
         masters: bool = False,
         frozen_here: bool = False,
+        epochs: int = 0,
     ) -> None:
         """Move the model's parameters into one buffer. Raises ModelError if a parameter has an unsupported
         dtype, no shape yet, or memory of another one; or the model has no trainable parameter.
@@ -118,6 +119,7 @@ class Replica:
             masters: True if bfloat16 parameters are allowed: the buffer has float32 masters of them. False
                 where workers step the parameters themselves.
             frozen_here: True if frozen parameters stay at the workers.
+            epochs: number of epochs of a script's job; 0 if the server knows it.
         """
         for name, each in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(each):
@@ -146,7 +148,7 @@ class Replica:
         self.state = ModelEntries(model, named, frozen_here=frozen_here)
         sent = groups.groups if groups.at_server else ()
         self.manifest = Manifest(
-            tuple(tensors), train_samples, sent, data, self.state.entries, groups.clip_norm
+            tuple(tensors), train_samples, sent, data, self.state.entries, groups.clip_norm, epochs
         )
         self._versions: list[int | None] = []
         self._early: set[int] = set()

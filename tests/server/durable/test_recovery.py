@@ -81,7 +81,7 @@ class Kept(Wired):
         for worker in self.workers:
             self.conductor.happen(e.Joined(worker, 1, compressor="none"))
             self.attach(worker)
-        opened = e.Initialized("a", 1, fingerprint=b"m", train_samples=400)
+        opened = e.Initialized("a", 1, fingerprint=b"m", train_samples=400, epochs=90)
         conductor = self.conductor
 
         async def keep(image: Any, plan: Plan) -> None:
@@ -107,6 +107,7 @@ class Kept(Wired):
         moments = image["optimizer"]["runs"]
         return {
             "core": without(self.core.save(), "heard_at"),
+            "epochs": self.core.state.rules.epochs,
             "stored": sorted(
                 (*member, part.seq, part.part) for member, part, _, _ in self.conductor.ledger.stored_parts(0)
             ),

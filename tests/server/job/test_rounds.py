@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from jobs import LEASE_S, MODEL, Job
@@ -108,12 +109,12 @@ def test_an_epoch_of_another_length_is_refused_by_both_numbers_and_the_others_he
 
 
 def test_a_job_that_a_script_begins_later_counts_epochs_and_steps_from_there() -> None:
-    job = Job(epochs=3, samples=16)
+    job = Job(epochs=30, samples=16)
     for worker in "ab":
         job.join(worker)
         job.attach(worker)
-    opened = e.Initialized(worker="a", incarnation=1, fingerprint=MODEL, train_samples=16, epoch=2, steps=9)
-    job.step(opened)
+    names: dict[str, Any] = {"worker": "a", "incarnation": 1, "fingerprint": MODEL, "train_samples": 16}
+    job.step(e.Initialized(**names, epoch=2, steps=9, epochs=3))
     job.ready("b")
     told = job.told["b"]
     assert (told.epoch, told.progress, told.earlier_steps, told.evaluate_epoch) == (2, 2.0, 9, 0)

@@ -252,17 +252,24 @@ def test_a_script_whose_file_has_all_epochs_of_the_job_is_told_so(
     )
 
 
-def test_a_script_that_wants_other_epochs_than_the_job_is_refused(connect: Connect) -> None:
-    _, job = connect()
-    with pytest.raises(
-        gradwire.ScriptError, match=r"job.epochs\(5\): the job has 2 epochs; start gc-server with"
-    ):
-        job.epochs(5)
-    with pytest.raises(gradwire.ScriptError, match="expected 0 to 2"):
-        job.epochs(start=-1)
-    with pytest.raises(gradwire.ScriptError, match=r"start=3\): expected 0 to 2, the job's number of epochs"):
-        job.epochs(start=3)
-    assert list(job.epochs(start=2)) == []
+def test_a_script_names_the_number_of_epochs_before_it_is_used(connect: Connect) -> None:
+    server, job = connect(epochs=30)
+    model, optimizer = attached(job)
+    loop, batches = job.epochs(EPOCHS), job.batches(DATA)
+    assert (job.total_epochs, job.total_steps) == (EPOCHS, EPOCHS * STEPS)
+    parts: list[float] = []
+    for _ in loop:
+        for (inputs,) in batches:
+            parts.append(job.progress)
+            take(model, optimizer, inputs)
+    assert parts == [step / (EPOCHS * STEPS) for step in range(EPOCHS * STEPS)]
+    assert server.manifest is not None
+    assert server.manifest.epochs == EPOCHS
+    _, late = connect(epochs=30)
+    attached(late)
+    assert late.total_epochs == 30
+    with pytest.raises(gradwire.ScriptError, match=r"job.epochs\(5\): job.total_epochs was read with 30"):
+        late.epochs(5)
 
 
 def test_a_job_that_is_not_as_far_as_the_script_is_refused(connect: Connect) -> None:

@@ -19,6 +19,7 @@ from gradwire.worker.script.terms import (
     check_attached,
     check_model,
     check_optimizer,
+    epochs_of,
     overlaps,
     script_work,
 )
@@ -51,6 +52,28 @@ def test_a_script_may_do_without_the_jobs_overlap(job: Any, wished: str | None, 
 def test_more_overlap_than_the_jobs_is_refused(job: Any, wished: str, words: str) -> None:
     with pytest.raises(ScriptError, match=words):
         overlaps(terms(overlap=job), wished)
+
+
+@pytest.mark.parametrize(
+    ("of_job", "total", "start", "used", "expected"),
+    [
+        *((7, None, 0, "", 7), (7, 7, 0, "batches have begun", 7), (30, 5, 5, "", 5), (0, None, 9, "", 0)),
+        (7, 5, 0, "", "the job has 7 epochs; start gc-server with --epochs 5, or leave out"),
+        (0, 5, 0, "", "the job has 0 epochs"),
+        (30, 0, 0, "", "expected a number of epochs, 1 or more"),
+        (30, 5, 0, "job.total_steps was read", "was read with 30 epochs.* write epochs = job.epochs\\(5\\)"),
+        (30, 5, 6, "", "expected 0 to 5, the job's number of epochs"),
+        (7, None, -1, "", "expected 0 to 7"),
+    ],
+)
+def test_the_number_of_epochs_is_the_scripts_where_nothing_contradicts_it(
+    of_job: int, total: int | None, start: int, used: str, expected: int | str
+) -> None:
+    if isinstance(expected, int):
+        assert epochs_of(of_job, total, start, used) == expected
+        return
+    with pytest.raises(ScriptError, match=expected):
+        epochs_of(of_job, total, start, used)
 
 
 @pytest.mark.parametrize(
