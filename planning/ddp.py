@@ -35,7 +35,8 @@ BUCKET_BYTES = 25 << 20  # of a bucket's gradients as float32
 COLLECTIVE = 1.08  # time of gloo's collectives, by that of their bytes on the link
 VISIBLE = 0.3  # share of the shorter time, of link and processors, that a step takes longer
 # Seconds of one core per element, besides compressing.
-GATHERED_S, OWNED_S, PROJECTED_S = 9e-9, 10.8e-9, 6.8e-9
+GATHERED_S, OWNED_S, PROJECTED_S = 9e-9, 10.8e-9, 6.2e-9
+STEP_S = 6e-3  # fixed seconds of a step of `gradwire.ddp`
 
 FACTORS = LowRankOptions(rank=4)  # torch's PowerSGD sends the same tensors as factors
 HOOKS: Mapping[str, CompressionCosts] = {
@@ -94,9 +95,13 @@ def predict_ddp(profile: JobProfile, chosen: StepOptions) -> DdpStep:
         carried *= sent.up.packed
     sharing = ranks / profile.cores if profile.cores else 1.0
     processors_s = elements * element_s + packing_bytes / PACKING_BYTES_PER_S
+    fixed_s = 0.0
+    if chosen.mode != TORCH:
+        costs, tensors, fixed_s = profile.costs, len(profile.shapes), STEP_S
+        processors_s += tensors * costs.tensor_s + sent.up.runs(profile.shapes) * costs.worker_run_s
     link_s, processors_s = carried * COLLECTIVE / rate, processors_s * max(1.0, sharing)
     shorter, longer = sorted((link_s, processors_s))
-    exchange_s = longer + VISIBLE * shorter + messages * (ranks - 1) * profile.rtt_s / 2
+    exchange_s = longer + VISIBLE * shorter + fixed_s + messages * (ranks - 1) * profile.rtt_s / 2
     buckets = max(1, math.ceil(4 * elements / BUCKET_BYTES))
     backward_s = sum(profile.backward_s)
     behind_s = max(backward_s + exchange_s / buckets, backward_s / buckets + exchange_s)

@@ -61,11 +61,11 @@ class Costs:
     reduce_s: float = 0.06e-9
     update_s: float = 0.13e-9
     tensor_s: float = 110e-6
-    worker_run_s: float = 670e-6
+    worker_run_s: float = 500e-6
     server_run_s: float = 52e-6
     part_s: float = 340e-6
     byte_s: float = 1.35e-9
-    step_s: float = 11.4e-3
+    step_s: float = 7e-3
     early_s: float = 200e-6
     expand_s: float = 1e-9
 

@@ -152,6 +152,18 @@ def test_steps_without_a_server_take_about_as_long_as_measured(name: str, mode: 
         assert predict(known, chosen).step_s == pytest.approx(measured_s, rel=0.15)
 
 
+# The same with 200x4096 at 100 Mbit/s, where each tensor counts, and with 4x1000 at 10, where the step does.
+MEASURED_SMALL = {"4bit": (0.094, 0.0093), "topk:ratio=100": (0.064, 0.0080), "lowrank": (0.269, 0.0134)}
+
+
+@pytest.mark.parametrize("name", MEASURED_SMALL)
+def test_small_steps_without_a_server_take_about_as_long_as_measured(name: str) -> None:
+    chosen = StepOptions(compressor=parse_compressor(name).compression(), mode=GATHER)
+    for model, mbit, measured_s in zip(("200x4096", "4x1000"), (100, 10), MEASURED_SMALL[name], strict=True):
+        known = replace(profile(model, seconds=0.0, mbit=mbit), rtt_s=0.3e-3, cores=2)
+        assert predict(known, chosen).step_s == pytest.approx(measured_s, rel=0.15)
+
+
 def test_without_a_server_buckets_travel_while_backward_continues() -> None:
     known = profile("16x1638400", seconds=3.0)  # 100 MiB
     found = predict(known, StepOptions(compressor=HOOKS["fp16 hook"], mode=TORCH))
