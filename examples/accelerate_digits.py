@@ -47,7 +47,7 @@ def main() -> None:
     job: Any = None
     if given.form == "job":
         job = gradwire.connect()  # + job
-        model, optimizer = job.attach(model, optimizer)  # + job
+        model, optimizer = job.attach(model, optimizer, clip_norm=1.0)  # + job
     parts = model, optimizer, loader
     if given.form == "ddp":
         model, optimizer, loader = prepare(accelerator, *parts, compressor=given.compressor)  # +
@@ -60,7 +60,8 @@ def main() -> None:
         for x, y in loader:
             with accelerator.accumulate(model):
                 accelerator.backward(functional.cross_entropy(model(x), y))
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                if given.form != "job":
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
 

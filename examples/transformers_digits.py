@@ -48,8 +48,9 @@ def main() -> None:
     shuffled = torch.Generator().manual_seed(0)
     train, valid = torch.utils.data.random_split(samples, [1437, 360], generator=shuffled)
     sizes: Any = dict(  # noqa: C408
-        image_size=8, patch_size=2, num_channels=1, hidden_size=32, num_hidden_layers=1,
+        image_size=8, patch_size=4, num_channels=1, hidden_size=32, num_hidden_layers=1,
         num_attention_heads=2, intermediate_size=64, num_labels=10, hidden_dropout_prob=0.0,
+        initializer_range=0.2,
     )  # fmt: skip
     backend = None if given.form == "job" else "gloo"
     arguments = TrainingArguments(

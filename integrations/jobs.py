@@ -19,6 +19,10 @@ from ..worker.script.job import Job
 from ..worker.script.length import Batches
 from ..worker.script.terms import ScriptError, Steps
 
+ONCE = (
+    "this trainer has trained in its job before, and joins a job once; train in a new process, with a new "
+    "gc-server"
+)
 _EPOCH, _OVER = object(), object()  # in place of a batch, at the end of an epoch and of the job
 
 
@@ -155,6 +159,8 @@ def single(optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer
     if len(optimizers) != 1:
         raise ScriptError(
             f"gradwire.integrations: expected one optimizer, got {len(optimizers)}; a job steps one: give it "
-            "the parameters of all models in groups"
+            "the parameters of all models in groups, and train the models in turn, batch by batch, by "
+            "requires_grad_; for both on the same batch pass job.steps(loader, per_epoch=...) of a loader "
+            "that gives each batch twice"
         )
     return optimizers[0]

@@ -9,11 +9,16 @@ Lightning's own `ddp_comm_hook` is registered on GPUs alone.
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
+from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import DDPStrategy as LightningDDPStrategy
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -23,7 +28,27 @@ from ..ddp import HookState, Options
 from ..worker.script.job import Job
 from ..worker.script.terms import ScriptError, Steps
 from .hooks import read, registered, write
-from .jobs import JobLoader, attach, follow, single
+from .jobs import ONCE, JobLoader, attach, follow, single
+
+
+class _OfDevice(TypedDict, total=False):
+    accelerator: Accelerator | None
+    checkpoint_io: CheckpointIO | None
+    precision_plugin: Precision | None
+
+
+class _OfDDP(Options, _OfDevice, total=False):
+    parallel_devices: list[torch.device] | None
+    cluster_environment: ClusterEnvironment | None
+    process_group_backend: str | None
+    timeout: timedelta | None
+    start_method: Literal["popen", "spawn", "fork", "forkserver"]
+    # These go to DistributedDataParallel.
+    broadcast_buffers: bool
+    bucket_cap_mb: int
+    find_unused_parameters: bool
+    gradient_as_bucket_view: bool
+    static_graph: bool
 
 
 class DDPStrategy(LightningDDPStrategy):
@@ -34,7 +59,7 @@ class DDPStrategy(LightningDDPStrategy):
         hook_state: state of the hook; None before `fit`.
     """
 
-    def __init__(self, compressor: str = "4bit", **options: Any) -> None:
+    def __init__(self, compressor: str = "4bit", **options: Unpack[_OfDDP]) -> None:
         """
         Args:
             compressor: `name[:key=value,...]`, as for `gradwire.ddp.state`.
@@ -42,8 +67,9 @@ class DDPStrategy(LightningDDPStrategy):
                 Lightning's strategy.
         """
         own = Options.__optional_keys__ - {"optimizer", "process_group"}
-        self._own: Any = {name: options.pop(name) for name in own & options.keys()}
-        super().__init__(**options)
+        given: dict[str, Any] = {**options}
+        self._own: Any = {name: given.pop(name) for name in own & given.keys()}
+        super().__init__(**given)
         self.hook_state: HookState | None = None
         self._compressor, self._resumed = compressor, ""
 
@@ -96,6 +122,29 @@ class DDPStrategy(LightningDDPStrategy):
         return Path(f"{checkpoint}.gradwire-{self.global_rank}")
 
 
+def _unsuited(trainer: Any) -> dict[str, str]:
+    """Return the settings of a trainer that a job cannot have, with the reason and the way that works."""
+    found: dict[str, str] = {}
+    if trainer.reload_dataloaders_every_n_epochs:
+        found["reload_dataloaders_every_n_epochs"] = "a job has one data set; leave it out"
+    if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
+        found["gradient_clip_algorithm='value'"] = "a job clips by the norm; choose 'norm'"
+    if trainer._accelerator_connector._layer_sync is not None:
+        found["sync_batchnorm"] = "each worker normalizes by its own batch; leave it out"
+    if any(each.frequency != 1 for each in trainer.strategy.lr_scheduler_configs):
+        found["frequency of a scheduler"] = (
+            "a worker that joins late could not count its steps; use 1, and a LambdaLR of step // frequency"
+        )
+    for each in trainer.callbacks:
+        if isinstance(each, StochasticWeightAveraging):
+            found["StochasticWeightAveraging"] = (
+                "it replaces the scheduler that the job follows; use Lightning's WeightAveraging callback"
+            )
+        if isinstance(each, (LearningRateFinder, BatchSizeFinder)):
+            found[type(each).__name__] = "it trains, and goes back; run it in a trainer without JobStrategy"
+    return found
+
+
 class JobStrategy(SingleDeviceStrategy):
     """Lightning in a process that is a worker of a job.
 
@@ -103,7 +152,9 @@ class JobStrategy(SingleDeviceStrategy):
     the numbers that a validation logs.
     """
 
-    def __init__(self, job: Job, *, steps: Steps = "server", device: Any = "cpu", **options: Any) -> None:
+    def __init__(
+        self, job: Job, *, steps: Steps = "server", device: Any = "cpu", **options: Unpack[_OfDevice]
+    ) -> None:
         """
         Args:
             job: job of this process, from `gradwire.connect`.
@@ -127,18 +178,16 @@ class JobStrategy(SingleDeviceStrategy):
         """Make the optimizers and schedulers as Lightning does, and attach them to the job.
 
         Raises:
-            ScriptError: there are several optimizers, precision is "16-mixed", gradients are clipped by
-                value, a scheduler follows a metric, or the loader is made anew; and as `Job.attach`.
+            ScriptError: there are several optimizers, precision is "16-mixed", a scheduler follows a metric,
+                the trainer has a setting or callback that a job cannot have, or fits twice; and as
+                `Job.attach`.
             ModelError: as `Job.attach`.
         """
         super().setup_optimizers(trainer)
-        any_trainer: Any = trainer  # annotated only in part
-        if any_trainer.reload_dataloaders_every_n_epochs:
-            raise ScriptError(
-                "JobStrategy: a job has one data set; leave out reload_dataloaders_every_n_epochs"
-            )
-        if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
-            raise ScriptError("JobStrategy: a job clips by the norm; set gradient_clip_algorithm='norm'")
+        if self._loader is not None:
+            raise ScriptError(f"JobStrategy: {ONCE}")
+        for setting, why in _unsuited(trainer).items():
+            raise ScriptError(f"JobStrategy: {setting}: {why}")
         optimizer, clips = attach(
             self._job,
             self.lightning_module,  # type: ignore[arg-type]
@@ -157,11 +206,16 @@ class JobStrategy(SingleDeviceStrategy):
         """Replace the training loader by the job's batches.
 
         Raises:
-            ScriptError: as `JobLoader`.
+            ScriptError: there are several training loaders; and as `JobLoader`.
         """
         trainer: Any = self.lightning_module.trainer  # type: ignore[union-attr]
         if not trainer.training:
             return dataloader
+        if self._loader is not None:
+            raise ScriptError(
+                "JobStrategy: several training loaders: a job divides one data set; join them in a "
+                "torch.utils.data.StackDataset or ConcatDataset"
+            )
         epochs = trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None
         self._loader = JobLoader(
             self._job, dataloader, epochs=epochs, accumulate=trainer.accumulate_grad_batches

@@ -6,6 +6,7 @@ trainer.add_callback(gradwire.integrations.transformers.JobCallback(trainer, gra
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -16,7 +17,7 @@ from ..ddp import HookState, Options
 from ..worker.script.job import Job
 from ..worker.script.terms import ScriptError, Steps
 from .hooks import read, registered, write
-from .jobs import JobLoader, attach, follow
+from .jobs import ONCE, JobLoader, attach, follow
 
 
 class DDPCallback(TrainerCallback):
@@ -123,10 +124,12 @@ class JobCallback(TrainerCallback):
 
     def _batches(self) -> Any:
         arguments = self._trainer.args
+        if self._loader is not None:
+            raise ScriptError(f"JobCallback: {ONCE}")
         self._loader = JobLoader(
             self._job,
             self._make_loader(),
-            epochs=None if arguments.max_steps > 0 else int(arguments.num_train_epochs),
+            epochs=None if arguments.max_steps > 0 else math.ceil(arguments.num_train_epochs),
             accumulate=arguments.gradient_accumulation_steps,
         )
         return self._loader.batches

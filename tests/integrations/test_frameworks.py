@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,24 +83,32 @@ def offline(folder: Path) -> dict[str, str]:
     }
 
 
-def logs(processes: list[Daemon]) -> str:
-    codes = [each.wait() for each in processes]
+def logs(processes: list[Daemon], *, killed: int = 0) -> str:
+    codes = sorted(each.wait() for each in processes)
     said = "\n".join(each.log for each in processes)
-    assert codes == [0] * len(processes), said
+    assert codes == [-signal.SIGKILL] * killed + [0] * (len(processes) - killed), said
     return said
 
 
-def of_job(daemons: Daemons, folder: Path, program: str, *arguments: str, server: str) -> tuple[str, Daemon]:
-    """The lines of two workers, which have to end without an error, and the server."""
-    of = daemons.server("--script", "--min-workers", str(RANKS), *server.split())
-    workers = [
+def of_job(
+    daemons: Daemons,
+    folder: Path,
+    program: str,
+    *arguments: str,
+    server: str,
+    workers: int = RANKS,
+    killed: int = 0,
+) -> tuple[str, Daemon]:
+    """The lines of the workers, which have to end without an error unless they are killed; and the server."""
+    of = daemons.server("--script", "--min-workers", str(workers), *server.split())
+    started = [
         daemons.plain(
             *(program, *arguments),
             environ={**offline(folder), "GC_SERVER": of.address, "GC_WORKER_ID": f"w{number}"},
         )
-        for number in range(RANKS)
+        for number in range(workers)
     ]
-    return logs(workers), of
+    return logs(started, killed=killed), of
 
 
 @pytest.mark.xdist_group("frameworks")
@@ -162,6 +171,89 @@ def test_a_worker_in_a_framework_trains_as_the_framework_alone(
         ]
         metric = "valid_loss" if framework == "lightning" else "eval_loss"
         server.wait_for(rf"5( epochs)?, version 5: .*{metric} 0\.")
+
+
+@pytest.mark.xdist_group("frameworks")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_others_train_to_the_end_when_a_worker_is_killed(
+    daemons: Daemons, tmp_path: Path, framework: str
+) -> None:
+    options = "--epochs 5 --batch-size 4 --compressor none --lease-seconds 3"
+    arguments = "in_job", framework, str(tmp_path), "1"
+    said, server = of_job(daemons, tmp_path, *arguments, server=options, workers=3, killed=1)
+    found = dict(re.findall(r"^rank (\d) has (\S+)$", said, re.M))
+    assert found.keys() == {"0", "2"}
+    assert len({*found.values()}) == 1, "the same model on both"
+    server.wait_for("rank 1 .* is lost")
+    server.wait_for("the job is finished")
+
+
+# Each setting with the end of its training, or what the refusal says.
+SETTINGS: dict[str, dict[str, str]] = {
+    "lightning": {
+        "callbacks": "as alone",
+        "manual": "as alone",
+        "in turn": "as alone",
+        "averaging": "ScriptError: .*StochasticWeightAveraging.*WeightAveraging callback",
+        "by value": "ScriptError: .*gradient_clip_algorithm='value'.*choose 'norm'",
+        "finder": "ScriptError: .*LearningRateFinder.*in a trainer without JobStrategy",
+        "frequency": "ScriptError: .*frequency of a scheduler.*use 1",
+        "length": r"ScriptError: job.epochs\(5\): the job has 4",
+        "loaders": "ScriptError: .*several training loaders.*StackDataset",
+        "plateau": "ScriptError: .*ReduceLROnPlateau",
+        "reload": "ScriptError: .*reload_dataloaders_every_n_epochs.*leave it out",
+        "resume": "ScriptError: .*ckpt_path.*--state",
+        "several optimizers": "ScriptError: .*expected one optimizer, got 2.*in turn",
+        "sync_batchnorm": "ScriptError: .*sync_batchnorm.*leave it out",
+        "twice": "ScriptError: .*trained in its job before",
+    },
+    "accelerate": {
+        "saved": "as alone",
+        "continued": "as alone",
+        "after": r"ScriptError: .*AcceleratedOptimizer wraps SGD.*attach the SGD \(.optimizer\) itself",
+    },
+    "transformers": {
+        "callbacks": "as alone",
+        "part of an epoch": "as alone",
+        "adafactor": "ScriptError: .*Adafactor.*steps='local'",
+        "batch size": "ScriptError: .*auto_find_batch_size",
+        "best": "ScriptError: .*load_best_model_at_end.*--keep",
+        "devices": "ScriptError: .*several GPUs in a process.*CUDA_VISIBLE_DEVICES",
+        "length": r"ScriptError: job.epochs\(5\): the job has 4",
+        "plateau": "ScriptError: .*ReduceLROnPlateau",
+        "resume": "ScriptError: .*resume_from_checkpoint.*--state",
+        "twice": "ScriptError: .*trained in its job before",
+    },
+}
+
+
+@pytest.mark.xdist_group("frameworks")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_setting_trains_as_in_the_framework_alone_or_is_refused_by_name(
+    daemons: Daemons, tmp_path: Path, framework: str
+) -> None:
+    settings = SETTINGS[framework]
+
+    def server() -> str:
+        job = ("--epochs", "4", "--batch-size", "8", "--compressor", "none")
+        return daemons.server("--script", *job).address
+
+    refusing = server()  # no job of it begins, unless a trainer trains twice
+    addresses = {
+        name: refusing if ends.startswith("ScriptError") and name != "twice" else server()
+        for name, ends in settings.items()
+    }
+    each = [f"{name}={address}" for name, address in addresses.items()]
+    said = logs([daemons.plain("of_settings", framework, str(tmp_path), *each, environ=offline(tmp_path))])
+    for name, ends in settings.items():
+        assert re.search(rf"^{name}: {ends}", said, re.M), said
+
+
+@pytest.mark.xdist_group("frameworks")
+def test_two_optimizers_step_on_each_batch_as_the_refusal_says(daemons: Daemons, tmp_path: Path) -> None:
+    said = outputs(daemons, tmp_path, "two_optimizers")
+    assert said.count("the same as Lightning's DDP: True") == RANKS
+    assert len(re.findall(r"refused: .*got 2.*gradwire\.ddp\.register\(model, compressor\)", said)) == RANKS
 
 
 @pytest.mark.xdist_group("frameworks")

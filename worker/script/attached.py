@@ -30,8 +30,8 @@ from ..session.session import Session
 from ..training.gradients import GradientStrategy
 from ..training.local import LocalStrategy
 from ..training.work import Local
-from .forward import after_forward
 from .membership import Membership
+from .model_hooks import after_forward, separate_state
 from .moments import moments_of, state_of
 from .optimizer import JobOptimizer, averaging_groups, check_kind, parameter_groups
 from .terms import Frozen, Overlap, ScriptError, Steps, check_attached, check_model, check_optimizer, overlaps
@@ -117,6 +117,7 @@ class Attached:
             frozen_here=self._frozen_here,
             epochs=terms.epochs,
         )
+        separate_state(self._model)
         if member.reply.initialize:
             tell_of_frozen(replica)
         local = self._steps_here

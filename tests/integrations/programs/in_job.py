@@ -1,12 +1,15 @@
 """Trains in a framework as a worker of a job, then in the framework alone with all samples in each step.
 
 `python in_job.py FRAMEWORK FOLDER` says whether both have the same parameters. Both accumulate, clip, follow
-a schedule and recompute activations, as the framework has it.
+a schedule and recompute activations, as the framework has it. `python in_job.py FRAMEWORK FOLDER RANK` kills
+the worker of that rank in the middle; the others say the sum of their parameters.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +29,7 @@ checkpoint: Any = torch.utils.checkpoint.checkpoint  # pyright: ignore[reportUnk
 SAMPLES, BATCH, ACCUMULATED, WORKERS = 16, 4, 2, 2
 STEPS = 5  # one in each epoch
 CLIP = 0.5
+PASSES = 3  # forward passes of a worker before it is killed
 
 
 class Network(nn.Module):
@@ -122,9 +126,10 @@ def transformers(job: gradwire.Job | None, folder: Path, batch: int) -> nn.Modul
     from gradwire.integrations.transformers import JobCallback
 
     arguments = TrainingArguments(
-        str(folder / "hf"), max_steps=STEPS, per_device_train_batch_size=batch, optim="sgd",
-        learning_rate=1.0, gradient_accumulation_steps=ACCUMULATED, max_grad_norm=CLIP, use_cpu=True,
-        report_to=[], disable_tqdm=True, dataloader_pin_memory=False, eval_strategy="epoch", seed=0,
+        str(folder / "hf"), max_steps=STEPS, per_device_train_batch_size=batch,
+        learning_rate=0.1, weight_decay=0.1, warmup_steps=2, gradient_accumulation_steps=ACCUMULATED,
+        max_grad_norm=CLIP, use_cpu=True, report_to=[], disable_tqdm=True, dataloader_pin_memory=False,
+        eval_strategy="epoch", seed=0,
         save_strategy="no" if job is None else "epoch",
     )  # fmt: skip
     model = Network()
@@ -137,13 +142,30 @@ def transformers(job: gradwire.Job | None, folder: Path, batch: int) -> nn.Modul
     return model
 
 
+def dying(passes: int) -> Callable[..., None]:
+    """A forward hook of all modules that kills this process after some passes of the network."""
+    left = iter(range(passes))
+
+    def hook(module: nn.Module, *_: object) -> None:
+        if isinstance(module, Network) and next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
 def main() -> None:
     framework: Callable[..., nn.Module] = {
         "lightning": lightning, "accelerate": accelerate, "transformers": transformers,
     }[sys.argv[1]]  # fmt: skip
     folder = Path(sys.argv[2])
     job = gradwire.connect()
+    if sys.argv[3:4] == [str(job.rank)]:
+        torch.nn.modules.module.register_module_forward_hook(dying(PASSES))
     found = framework(job, folder, BATCH)
+    if sys.argv[3].isdecimal():
+        total = sum(float(each.double().sum()) for each in found.parameters())
+        print(f"rank {job.rank} has {total!r}", file=sys.stderr)
+        return
     alone = framework(None, folder / "alone", WORKERS * BATCH)
     began, trained, expected = (
         torch.cat([each.detach().flatten() for each in model.parameters()])

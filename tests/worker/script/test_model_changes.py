@@ -97,6 +97,16 @@ def saved(model: Network) -> None:
     assert flat(other).tolist() == flat(model).tolist()
 
 
+def with_storages_of_their_own(model: Network) -> None:
+    """Check what such writers tell tied tensors by."""
+    state = model.state_dict()
+    assert [each.untyped_storage().nbytes() for each in state.values()] == [
+        each.nbytes for each in state.values()
+    ]
+    addresses = {name: each.data_ptr() for name, each in model.state_dict(keep_vars=True).items()}
+    assert addresses == {name: each.data_ptr() for name, each in state.items()}
+
+
 def compiled(model: Network) -> nn.Module:
     return cast(nn.Module, torch.compile(model, backend="eager"))
 
@@ -218,6 +228,7 @@ ROWS = [
     Row("`load_state_dict(…)` before the first batch", "works", loads_before),
     Row("`copy.deepcopy(model)`", "works", deep_copied),
     Row("`torch.save(model)`, `pickle`", "works", saved),
+    Row("`save_model` of safetensors, `save_state` of Accelerate", "works", with_storages_of_their_own),
     Row("`torch.optim.swa_utils.AveragedModel(model)`", "works", averaged),
     Row("averages swapped in by `p.data.copy_(…)`, and back", "works", swapped_by_copy),
     Row("`torch.compile(model)` after `attach`", "works", compiled),
