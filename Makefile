@@ -16,7 +16,7 @@ unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint mypy pyright check-stubs check-protobuf check-ray check-install stubs house docs format constraints clean
+.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint mypy pyright check-stubs check-protobuf check-ray check-slurm check-install stubs house docs format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -129,6 +129,10 @@ $(CACHE)/ray/.installed: .venv/.dev
 	rm -rf $(CACHE)/ray
 	$(BIN)/pip install -q -c constraints.txt --target $(CACHE)/ray '$(RAY)'
 	@touch $@
+
+# Debian: apt install slurmctld slurmd slurm-client munge. As root, as each emulated node has namespaces of its own.
+check-slurm: kernels ## run deploy/slurm on a real Slurm with three emulated nodes; takes minutes
+	$(BIN)/pytest -n0 -m slow tests/deploy/test_slurm.py
 
 check-install: $(CACHE)/pins/.installed ## resolve constraints.txt against the package index, for every Python and extra
 	$(CACHE)/pins/bin/python tests/packaging/pins.py

@@ -45,7 +45,10 @@ VARIABLES = {
     *(f"GC_{field.name.upper()}" for cls in COMMANDS for field in dataclasses.fields(cls)),
 }
 # Options of other programs that the pages name without their program.
-FOREIGN = frozenset({"--index-url", "--plain"})  # of pip, and of examples/ddp_digits.py
+_SLURM = "batch chdir cpus-per-task dependency gres job-name jobid ntasks ntasks-per-node signal time"
+FOREIGN = frozenset(
+    {"--index-url", "--plain", *(f"--{name}" for name in _SLURM.split())}  # of pip and examples/ddp_digits.py
+)
 # Where the code is; tests and examples have names of their own.
 ROOMS = ("benchmarks", "coded", "compressors", "ddp", "deploy", "planning", "proto", "server", "worker")
 
