@@ -194,7 +194,7 @@ class _Metrics:
 
     def of(self, name: str) -> float:
         """Return the last value of the server's metric `name`, without its prefix; 0 if there was none."""
-        found = re.search(rf"^gradwire_server_{name} (\S+)$", self._text, re.M)
+        found = re.search(rf"^gradwire_server_{name}(?:{{.*}})? (\S+)$", self._text, re.M)
         return float(found[1]) if found else 0.0
 
 

@@ -125,11 +125,9 @@ class Declared(Generic[M]):
         self.name, self.text, self.labels = name, text, labels
         self._options = options
 
-    def make(self, prefix: str, registry: CollectorRegistry) -> M:
-        """Create the metric as `<prefix>_<name>` in `registry` and return it."""
-        metric = self._kind(f"{prefix}_{self.name}", self.text, self.labels, **self._options)
-        registry.register(metric)
-        return metric
+    def make(self, prefix: str) -> M:
+        """Create the metric as `<prefix>_<name>` and return it."""
+        return self._kind(f"{prefix}_{self.name}", self.text, self.labels, **self._options)
 
     def row(self, prefix: str) -> str:
         """Return the metric's row in docs/reference/metrics.md: name, kind, labels, help text."""
@@ -159,7 +157,7 @@ def histogram(name: str, text: str, buckets: Sequence[float] = SECONDS) -> Decla
     return Declared(Histogram, name, text, (), buckets=buckets)
 
 
-class MetricSet:
+class MetricSet(Collector):
     """Base class of a set of metrics, declared as class attributes, with a registry of its own.
 
     The registry also holds the metrics of the process and the Python version.
@@ -167,6 +165,8 @@ class MetricSet:
     Attributes:
         registry: registry that /metrics exports.
         made: the metrics by declared name.
+        job_id: id of the job, the label `job_id` of all series, so that two jobs that use one port after
+            another have series of their own; empty while unknown, for no such label.
     """
 
     prefix: ClassVar[str]
@@ -178,9 +178,17 @@ class MetricSet:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
-        self.made: dict[str, Any] = {
-            each.name: each.make(self.prefix, self.registry) for each in self._declared()
-        }
+        self.made: dict[str, Any] = {each.name: each.make(self.prefix) for each in self._declared()}
+        self.job_id = ""
+        self.registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric of the set as the registry exports it."""
+        job = {"job_id": self.job_id} if self.job_id else {}
+        for each in self.made.values():
+            for family in each.collect():
+                family.samples = [one._replace(labels={**one.labels, **job}) for one in family.samples]
+                yield family
 
     @classmethod
     def _declared(cls) -> list[Declared[Any]]:

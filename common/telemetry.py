@@ -26,6 +26,7 @@ from .naming import printable
 LOG_FIELDS = ("job", "worker", "rank", "version")
 
 _WARNINGS = logging.WARNING - 1  # a level that `keep_warnings` recognises as its own
+MOST_SCRAPE_S = 60.0  # a longer interval between two scrapes is not regular
 MOST_REQUESTS = 64  # connections over HTTP at a time; peers that send no request cannot take more
 
 LogFields = Callable[[], Mapping[str, object]]
@@ -149,7 +150,11 @@ class _QuietHandler(WSGIRequestHandler):
 
 
 class HttpEndpoint:
-    """HTTP endpoint that serves /metrics, /livez and /readyz from its own thread until `close`."""
+    """HTTP endpoint that serves /metrics, /livez and /readyz from its own thread until `close`.
+
+    Attributes:
+        scrapes: number of requests of /metrics.
+    """
 
     def __init__(
         self,
@@ -179,6 +184,8 @@ class HttpEndpoint:
         """
         self._servers: list[_Server] = []
         self._threads: list[threading.Thread] = []
+        self.scrapes = 0
+        self._scraped_at: deque[float] = deque(maxlen=2)
         port = effective.settings.http_port
         if port < 0:
             return
@@ -188,6 +195,8 @@ class HttpEndpoint:
         def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
             path = environ.get("PATH_INFO", "/")
             if path == "/metrics":
+                self.scrapes += 1
+                self._scraped_at.append(time.monotonic())
                 return cast("Iterable[bytes]", metrics(environ, start_response))
             status, text = "200 OK", "alive"
             if path == "/livez" and (why := hung()):
@@ -224,6 +233,16 @@ class HttpEndpoint:
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def next_scrape_s(self) -> float:
+        """Longest time in which a program that scrapes regularly will have come again, in seconds; 0 if none
+        does."""
+        if len(self._scraped_at) < 2:
+            return 0.0
+        last = self._scraped_at[-1]
+        every = last - self._scraped_at[0]
+        return max(0.0, last + 1.5 * every - time.monotonic()) if every <= MOST_SCRAPE_S else 0.0
 
     def close(self) -> None:
         """Stop serving and wait for the threads to end; do nothing if there is no endpoint."""

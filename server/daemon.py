@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import uuid
@@ -34,7 +35,7 @@ from ..proto.manifest import Manifest
 from ..proto.service import generic_handler
 from ..proto.standard import Health, reflect
 from ..settings import ServerSettings, parse_evaluate_every
-from ..storage.backends import shown
+from ..storage.backends import is_url, shown
 from .calls.access import Access, TokenFileError
 from .calls.service import Service
 from .conductor import Conductor
@@ -50,6 +51,7 @@ from .metrics import ServerMetrics
 from .plans.planner import Planner
 from .recovery.checkpoints import checkpoint, first_checkpoint, pause
 from .recovery.recovery import recover
+from .reporting import set_targets, watch_space
 from .shard.local import LocalShard
 from .shard.making import SteppedStore, StepRules
 from .shard.store import Float32
@@ -61,6 +63,7 @@ COUNT_S = 2.0  # between two counts of the open descriptors
 RENEW_S = 60.0  # between two looks at the certificates' files
 GRACE_S = 5.0  # Longest wait for calls and streams to end.
 LINGER_S = 5.0  # Time for clients to fetch the parameters and the status of a finished job.
+SCRAPED_S = 0.25  # between two looks whether /metrics has shown the end
 
 
 def run(effective: Effective[ServerSettings]) -> int:
@@ -249,7 +252,9 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     del resumed  # frees the memory once the service has used it
     metrics = conductor.metrics
     curves = Curves(options.tensorboard, conductor.core, metrics) if options.tensorboard else None
-    metrics.info.labels(__version__, options.mode, service.job.id).set(1)
+    metrics.info.labels(__version__, options.mode).set(1)
+    metrics.job_id = service.job.id
+    set_targets(metrics, conductor.core)
 
     most = descriptors.most_connections(limit)
     server = grpc.aio.server(options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most)])
@@ -284,12 +289,14 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         )
 
     watching = [asyncio.create_task(_watch_descriptors(limit))]
+    if options.state and not is_url(options.state):
+        watching.append(asyncio.create_task(watch_space(options.state, metrics)))
     if curves is not None:
         watching.append(asyncio.create_task(curves.draw()))
     if certificates is not None:
         watching.append(asyncio.create_task(_renew(certificates, metrics)))
     conductor.start()
-    await _until_stopped(conductor, stopping, stay=options.stay)
+    await _until_stopped(conductor, stopping, http, stay=options.stay)
     for task in watching:
         task.cancel()
     await health.stopping()  # report "not ready" before anything else ends
@@ -387,11 +394,13 @@ def _handle_signals(stopping: asyncio.Event) -> list[signal.Signals]:
     return received
 
 
-async def _until_stopped(conductor: Conductor, stopping: asyncio.Event, *, stay: bool) -> None:
+async def _until_stopped(
+    conductor: Conductor, stopping: asyncio.Event, http: HttpEndpoint, *, stay: bool
+) -> None:
     """Wait for a signal, for a failure of the job or, unless `stay` is set, for its end."""
     waits = [asyncio.create_task(event.wait()) for event in (stopping, conductor.tasks.failed)]
     if not stay:
-        waits.append(asyncio.create_task(_over(conductor)))
+        waits.append(asyncio.create_task(linger(conductor, http)))
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
@@ -400,12 +409,17 @@ async def _until_stopped(conductor: Conductor, stopping: asyncio.Event, *, stay:
         log.error("%s", conductor.tasks.failure)
 
 
-async def _over(conductor: Conductor) -> Literal[True]:
-    """Return once the job is finished, all members have left, and clients had `LINGER_S` to fetch the
-    parameters."""
+async def linger(conductor: Conductor, http: HttpEndpoint) -> Literal[True]:
+    """Return once the job is finished, all members have left, clients had `LINGER_S` to fetch the parameters,
+    and a program that scrapes /metrics regularly has seen the end."""
     await conductor.dispersed()
     log.info("the job is finished, and the server ends in %g s; use --stay to keep it running", LINGER_S)
     await asyncio.sleep(LINGER_S)
+    seen, longest_s = http.scrapes, http.next_scrape_s
+    for _ in range(math.ceil(longest_s / SCRAPED_S)):
+        if http.scrapes > seen:
+            break
+        await asyncio.sleep(SCRAPED_S)
     return True
 
 

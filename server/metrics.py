@@ -47,7 +47,7 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         loss_history: losses of the job by version, which Status returns.
     """
 
-    info = gauge("info", "always 1; the labels name version, mode and job", "version", "mode", "job")
+    info = gauge("info", "always 1; the labels name version and mode", "version", "mode")
     _wire_bytes = counter(
         "wire_bytes",
         "bytes on the wire without those of Status; `unattributed` outside of a worker's stream",
@@ -103,11 +103,18 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
     checkpoint_version = gauge(
         "checkpoint_version", "with --state: version of the last checkpoint; NaN before the first"
     )
+    checkpoint_timestamp = gauge(
+        "checkpoint_timestamp_seconds",
+        "with --state: time of the last checkpoint, since the epoch; NaN before the first",
+    )
     checkpoint_bytes = gauge("checkpoint_bytes", "with --state: size of the last checkpoint, in bytes")
     journal_bytes = gauge(
         "journal_bytes", "with --state: size of the journal since the last whole checkpoint, in bytes"
     )
     checkpoint_failures = counter("checkpoint_failures", "checkpoints that could not be written")
+    state_free_bytes = gauge(
+        "state_free_bytes", "free space of the disk of --state, in bytes; NaN without, and for a URL"
+    )
     local_steps = gauge("local_steps", "local mode: local steps of the last opened round; 1 in other modes")
     redundancy = gauge("redundancy", "coded mode: workers that computed each block in the last round")
     uncoded_exchanges = counter(
@@ -129,12 +136,15 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
     link_part_seconds = gauge("link_part_seconds", "upload time of a part of any size (alpha)")
     link_byte_seconds = gauge("link_byte_seconds", "additional upload time of each byte of a part (beta)")
     members = gauge("members", "members that hold a lease")
+    min_workers = gauge("min_workers", "workers that `--min-workers` expects")
     missing = gauge(
         "round_missing_members",
         "members that others wait for",
     )
     version = gauge("version", "parameter version")
     epoch = gauge("epoch", "completed epochs, with the fraction of the running one")
+    target_version = gauge("target_version", "version at which the job ends; NaN without `--max-steps`")
+    target_epoch = gauge("target_epoch", "number of epochs after which the job ends; NaN for no limit")
     phase = gauge("phase", "1 for the present phase of the job, 0 for all others", "phase")
     gradient_norm = gauge(
         "gradient_norm",
@@ -164,8 +174,8 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         self.loss_history = LossHistory()
         self.accepted = self.refused = 0
         self.train_loss = float("nan")
-        self.staleness_bound.set(float("nan"))
-        self.gradient_norm.set(float("nan"))
+        for unknown in (self.staleness_bound, self.gradient_norm, self.state_free_bytes):
+            unknown.set(float("nan"))
         for direction in ("up", "down"):
             self._wire_bytes.labels(direction, "unattributed" if direction == "up" else downlink)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
+import os
 import re
 
 from ..proto.messages import Phase, Waiting
-from .durable.recorder import Recorder
+from .durable.recorder import Recorder, run_on_daemon_thread
 from .job.core import Core
 from .job.events import Apply, LossReported, Note, Report
 from .job.loss_history import mean_loss
@@ -18,6 +20,7 @@ log = logging.getLogger("gradwire.server")
 
 Told = Report | LossReported | Note  # actions that only inform people or members
 LINE_CHARACTERS = 120
+SPACE_S = 5.0  # between two looks at the free space of --state
 MORE = " and others"
 LOST = " is lost: "
 
@@ -53,6 +56,14 @@ def inform(action: Told, metrics: ServerMetrics, phase: Phase, uploaded: str) ->
             log.log(logging.INFO if action.usual else logging.WARNING, "%s", shortened(text))
             return Waiting(ranks=action.ranks, seconds=action.seconds, text=text)
     return None
+
+
+def set_targets(metrics: ServerMetrics, core: Core) -> None:
+    """Set the gauges of the workers that the job expects, and of the version and epoch at which it ends."""
+    rules = core.state.rules
+    metrics.min_workers.set(rules.min_workers)
+    metrics.target_version.set(rules.max_steps or math.nan)
+    metrics.target_epoch.set(rules.epochs or math.nan)
 
 
 def update_gauges(metrics: ServerMetrics, core: Core, parts: int, now: float) -> None:
@@ -101,9 +112,19 @@ def count_version(
 def update_durability(metrics: ServerMetrics, recorder: Recorder) -> None:
     """Update the metrics of checkpoints and journal."""
     metrics.checkpoint_version.set(math.nan if recorder.version is None else recorder.version)
+    metrics.checkpoint_timestamp.set(recorder.written_at)
     metrics.checkpoint_bytes.set(recorder.bytes)
     metrics.journal_bytes.set(recorder.journal_bytes)
     metrics.follow(metrics.checkpoint_failures, recorder.failures)
+
+
+async def watch_space(folder: str, metrics: ServerMetrics) -> None:
+    """Export the free space of a folder's disk, as a user without privileges may use it. A disk that hangs
+    holds up only this task."""
+    while True:
+        found = await run_on_daemon_thread(os.statvfs, folder)
+        metrics.state_free_bytes.set(found.f_bavail * found.f_frsize)
+        await asyncio.sleep(SPACE_S)
 
 
 def count_waiting(metrics: ServerMetrics, core: Core, now: float, tick_s: float) -> None:

@@ -225,7 +225,8 @@ def _train(
             "joined job %s as %s, rank %d: %s, mode %s, %d epochs",
             *(job.id, connection.worker, reply.rank, job.task, job.mode, job.epochs),
         )
-        metrics.info.labels(__version__, job.mode, job.id).set(1)
+        metrics.info.labels(__version__, job.mode).set(1)
+        metrics.job_id = job.id
         check_preset(settings, job)
         if isinstance(parse_work(job.work), CodedExchange):
             compressor, auto = _without_compressor(settings.compressor), False

@@ -21,9 +21,7 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
         payload_up, payload_down: counters of the bytes of their payloads.
     """
 
-    info = gauge(
-        "info", "1 once the worker has joined; labels name release, mode and job", "version", "mode", "job"
-    )
+    info = gauge("info", "1 once the worker has joined; labels name release and mode", "version", "mode")
     _wire = counter(
         "wire_bytes",
         "bytes sent (up) and received (down)",

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -59,6 +60,7 @@ class Recorder:
         failing: reason for which the last checkpoint could not be written; empty if it could.
         failures: number of checkpoints that could not be written.
         bytes: size of the last checkpoint; 0 before the first.
+        written_at: time of the last checkpoint, in seconds since the epoch; NaN before this process wrote
         version: version of the last checkpoint. It is None until this process has written one, unless it
             resumed from a folder without a journal.
         patience_s: seconds after which a backend that writes a checkpoint counts as hanging.
@@ -90,6 +92,7 @@ class Recorder:
         self.patience_s = PATIENCE_S
         self.failing, self.failures = "", 0
         self.bytes = 0
+        self.written_at = math.nan
         self.version: int | None = None
 
     @property
@@ -348,6 +351,7 @@ class Recorder:
         """Write a checkpoint. Raises OSError."""
         self.bytes = await self._in_folder(self._held.write, version, tree)
         self.version, self._bytes_before = version, 0
+        self.written_at = time.time()
 
     async def write_best(self, version: int, tree: Any) -> None:
         """Write the best version, model and optimizer state, in place of the previous one. Raises OSError."""

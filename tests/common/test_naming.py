@@ -112,13 +112,13 @@ def test_metrics_are_read_again_as_they_were_exported(names: list[str]) -> None:
     metrics = ServerMetrics("none")
     measured = {name: float(place) for place, name in enumerate(names)}
     metrics.evaluated(measured)
-    metrics.info.labels("0", "sync", 'a"b\\c\nd').set(1)
+    metrics.job_id = 'a"b\\c\nd'
     families = {
         each.name: each for each in text_string_to_metric_families(generate_latest(metrics.registry).decode())
     }
     found = {each.labels["metric"]: each.value for each in families["gradwire_server_validation"].samples}
     assert found == measured
-    assert families["gradwire_server_info"].samples[0].labels["job"] == 'a"b\\c\nd'
+    assert families["gradwire_server_members"].samples[0].labels["job_id"] == 'a"b\\c\nd'
 
 
 def run_that_measured(name: str) -> RunResult:

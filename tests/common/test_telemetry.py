@@ -11,11 +11,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from gradwire.common import telemetry
 from gradwire.common.addresses import listening_addresses, numeric
 from gradwire.common.configuration import Effective, UsageError
 from gradwire.common.telemetry import LOG_FIELDS, HttpEndpoint, add_log_fields, keep_warnings, set_up_logging
@@ -96,6 +98,23 @@ def test_a_process_that_hangs_is_alive_no_more_and_ready_all_the_same(
             assert response.read() == b"running\n"
     finally:
         http.close()
+
+
+def test_the_next_scrape_is_due_after_the_interval_of_the_last_two(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    http = endpoint(0, "flag")
+    now = [0.0]
+    monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    due = [http.next_scrape_s]
+    try:
+        for now[0] in (100.0, 115.0, 1000.0):
+            urllib.request.urlopen(f"http://127.0.0.1:{caplog.messages[-1].split()[-1]}/metrics").close()
+            due.append(http.next_scrape_s)
+    finally:
+        http.close()
+    assert due == [0, 0, 22.5, 0]  # none, one, every 15 s, not regularly
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "[::]"])

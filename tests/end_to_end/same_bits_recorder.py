@@ -217,7 +217,7 @@ class Job:
                 text: str = reply.read().decode()
         except OSError:
             return False  # it does not listen yet
-        found = re.search(rf"^gradwire_server_{metric} (\S+)$", text, re.MULTILINE)
+        found = re.search(rf"^gradwire_server_{metric}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
         return found is not None and float(found[1]) >= value
 
 

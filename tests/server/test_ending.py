@@ -9,6 +9,7 @@ import signal
 import tempfile
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +18,28 @@ from safetensors import safe_open
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from gradwire.common.exits import Exit
+from gradwire.server import daemon
 from gradwire.server.daemon import exit_code
 from gradwire.server.durable.output import written
 from gradwire.server.shard import writing
 
 DOCS = Path(__file__).parents[2] / "docs"
 TERM = signal.SIGTERM
+
+
+async def test_a_finished_server_stays_for_the_scrape_that_shows_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon, "LINGER_S", 0.0)
+    monkeypatch.setattr(daemon, "SCRAPED_S", 0.001)
+    conductor: Any = SimpleNamespace(dispersed=lambda: asyncio.sleep(0))
+    http: Any = SimpleNamespace(scrapes=2, next_scrape_s=3600.0)
+    over = asyncio.create_task(daemon.linger(conductor, http))
+    assert (await asyncio.wait({over}, timeout=0.1))[1] == {over}
+    http.scrapes += 1
+    await over
+    http.next_scrape_s = 0.0  # not scraped regularly
+    await daemon.linger(conductor, http)
 
 
 @pytest.mark.parametrize(

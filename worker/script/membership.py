@@ -84,7 +84,8 @@ class Membership:
                 )
                 raise JobFinished(error.refusal) from None
             raise
-        self.metrics.info.labels(__version__, self.terms.mode, self.terms.id).set(1)
+        self.metrics.info.labels(__version__, self.terms.mode).set(1)
+        self.metrics.job_id = self.terms.id
 
     @property
     def owner(self) -> Mapping[str, Any]:
