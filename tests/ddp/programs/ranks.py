@@ -297,8 +297,8 @@ def main(folder: str, compressors: list[str]) -> None:
         for scenario in (small_bundles, spike, packed):
             found[exchange][scenario.__name__] = scenario(exchange)
     for way in WAYS:
-        for scenario in (one_bucket, static, views, half, accumulated, not_finite, unused, interrupted):
-            found.setdefault(way, {})[scenario.__name__] = scenario(way)
+        for of_way in (one_bucket, static, views, half, accumulated, not_finite, unused, interrupted):
+            found.setdefault(way, {})[of_way.__name__] = of_way(way)
     for alone in (nameless, defaults, scattered, errors, at_another_step):
         found[alone.__name__] = alone()
     found["threads"] = threads._pool.threads  # pyright: ignore[reportPrivateUsage]
