@@ -136,24 +136,27 @@ class Driver:
         def earlier() -> Earlier:
             return Earlier(attached.moments(), epoch=self.start, steps=self._schedules.steps)
 
-        session, strategy = attached.begin(
-            train_samples, data(), forward_passed=self._forward_passed, earlier=earlier
-        )
-        session.accumulate = self._length.accumulate
-        session.saving.keep(image, by_owner=True)
-        if member.restored is not None:
-            owner, (version, tree) = member.owner, member.restored
-            session.saving.restore(version, tree, member.reply.version)
-            strategy.restore(owner["strategy"])
-            self._logged = dict(owner["logged"])
-            for parameter, gradient in zip(session.replica.parameters, owner["gradients"], strict=False):
-                parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype)
-            self._unstepped = owner["unstepped"]
-            member.restored = None  # frees memory: the state is as large as the model
-        self.assignments = Assignments(
-            member, session, strategy, self._length, epoch=self.first_epoch, logged=self._logged
-        )
-        session.begin()
+        with process.whole():  # an interrupted upload could not be continued
+            session, strategy = attached.begin(
+                train_samples, data(), forward_passed=self._forward_passed, earlier=earlier
+            )
+            session.accumulate = self._length.accumulate
+            session.saving.keep(image, by_owner=True)
+            if member.restored is not None:
+                owner, (version, tree) = member.owner, member.restored
+                session.saving.restore(version, tree, member.reply.version)
+                strategy.restore(owner["strategy"])
+                self._logged = dict(owner["logged"])
+                for parameter, gradient in zip(session.replica.parameters, owner["gradients"], strict=False):
+                    parameter.grad = (
+                        None if gradient is None else gradient.to(parameter.device, parameter.dtype)
+                    )
+                self._unstepped = owner["unstepped"]
+                member.restored = None  # frees memory: the state is as large as the model
+            self.assignments = Assignments(
+                member, session, strategy, self._length, epoch=self.first_epoch, logged=self._logged
+            )
+            session.begin()
         return self.assignments
 
     # ---- the loop over batches

@@ -5,7 +5,7 @@
 | SIGTERM, if the script has no handler | each pushes its residual with its next step; SystemExit(143) |
 | a second SIGTERM | the process ends at once |
 | the interpreter exits | each leaves; after an exception since its last step, as a failed worker |
-| Ctrl-C within a push or an update | KeyboardInterrupt once that is whole; a second one at once |
+| Ctrl-C in the first upload, a push, an update | KeyboardInterrupt once it is whole; a second one at once |
 | `connect` to the same server as the same worker | the earlier membership leaves, with a warning |
 | a fork | the child has no part in them |
 

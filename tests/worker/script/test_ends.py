@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from looping import DATA, EPOCHS, STEPS, Connect, Server, attached, part_of_an_epoch
+from looping import DATA, EPOCHS, STEPS, Connect, Server, attached, part_of_an_epoch, take
 
 from gradwire import ScriptError
 from gradwire.worker.script import part, process
@@ -239,3 +239,28 @@ def test_a_forked_child_has_no_part_in_the_job(connect: Connect) -> None:
         os._exit(0 if not server.ended and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert not server.ended
+
+
+def test_ctrl_c_while_a_job_begins_lets_the_loop_begin_again(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, job = connect()
+    model, optimizer = attached(job)
+    uploads: list[int] = []
+
+    def initialize(*_: Any) -> bool:
+        uploads.append(1)
+        signal.raise_signal(signal.SIGINT)
+        return True
+
+    monkeypatch.setattr(server, "initialize", initialize)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(job.batches(DATA)))
+        for _ in job.epochs():
+            for (inputs,) in job.batches(DATA):
+                take(model, optimizer, inputs)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (len(uploads), len(server.pushed), job.done) == (1, EPOCHS * STEPS, True)
