@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
 
 ROOT = Path(__file__).parents[2]
 SBATCH = ROOT / "deploy" / "slurm" / "gradwire.sbatch"
@@ -200,7 +200,7 @@ def stand_in(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     fixed = {
         **{"PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)},
         **{f"SLURM_{name}": value for name, value in slurm.items()},
-        **{"GC_THREADS": "1", "GC_HTTP_PORT": "-1", "OTHER": ""},
+        **{"GC_THREADS": "1", "GC_HTTP_PORT": "-1", "GC_GIVE_UP_SECONDS": "5", "OTHER": ""},
     }
 
     def start(**variables: str) -> subprocess.Popen[str]:
@@ -250,6 +250,7 @@ def test_a_job_whose_server_is_killed_is_requeued(
 ) -> None:
     job = stand_in(GC_EPOCHS="10000")
     assert job.stdout is not None
+    line = ""
     for line in job.stdout:
         if "joined with" in line:
             subprocess.run(["pkill", "-KILL", "-f", f"gc-server --state {tmp_path}"], check=True)
