@@ -110,15 +110,6 @@ def test_two_jobs_on_one_port_are_told_apart_and_one_is_dead(
     assert (worker.wait(), server.wait()) == (0, 0)
     server, worker, second = start("second", 60)
     prometheus.ask(f'gradwire_server_phase{{job_id="{second}"}}')
-    for each in (server, worker):
-        each.signal(signal.SIGKILL)
-
-    (labels, seen), *others = prometheus.ask(
-        'max_over_time(gradwire_server_phase{phase="finished"}[1h]) == 1'
-    )
-    assert (labels["job_id"], labels["job"], seen, others) == (first, "training", 1, [])
-    dead = prometheus.ask('ALERTS{alertname="GradwireServerGone"}')
-    assert [labels["job_id"] for labels, _ in dead] == [second]
     for query in (
         "gradwire:progress:ratio",
         "gradwire:upload_compression:ratio5m",
@@ -128,3 +119,12 @@ def test_two_jobs_on_one_port_are_told_apart_and_one_is_dead(
         "gradwire_server_min_workers == 1",
     ):
         prometheus.ask(f"last_over_time(({query})[1h:1s])")
+    for each in (server, worker):
+        each.signal(signal.SIGKILL)
+
+    (labels, seen), *others = prometheus.ask(
+        'max_over_time(gradwire_server_phase{phase="finished"}[1h]) == 1'
+    )
+    assert (labels["job_id"], labels["job"], seen, others) == (first, "training", 1, [])
+    dead = prometheus.ask('ALERTS{alertname="GradwireServerGone"}')
+    assert [labels["job_id"] for labels, _ in dead] == [second]
