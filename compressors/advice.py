@@ -116,6 +116,6 @@ def compressor_for(spec: str, specs: Sequence[TensorSpec]) -> tuple[CompressorSp
     fewer = counted[0] < FEWER * counted[1]
     why = "{:.3f} MB per worker and version instead of {:.3f} MB".format(*(each / 1e6 for each in counted))
     if fewer:
-        why += f" with {four_bit}; with SGD it lost nothing on digits, but slowed ResNet-20, as 4bit did not"
+        why += f" with {four_bit}; with SGD it lost nothing on digits, but slowed ResNet-20 more than 4bit"
         return low_rank, why
     return four_bit, f"lowrank would send {why}"
