@@ -41,6 +41,7 @@ from ..proto.announced import NO_BASES, announced_payloads, invalid, names_of
 from ..proto.convert import MalformedError, decode, encode
 from ..proto.manifest import Manifest
 from ..proto.messages import PartHeader
+from ..proto.refusal import Reason, refused
 from ..proto.transfer import filled_payloads, part_header
 from ..proto.wire import crc32c
 
@@ -167,6 +168,14 @@ class Reader:
         announced = announced_payloads(
             headers, self.part, self.manifest, worker=worker, coordinates=coordinates
         )
+        if self.part.elements and not announced:  # a rank without gradients sends absent payloads
+            where, limit = (
+                self.manifest.tensor_at(self.part.start),
+                f"payloads of {self.part.elements} elements",
+            )
+            raise refused(
+                Reason.ELEMENTS, worker=worker, field=f"part from {where}", limit=limit, value="no payloads"
+            )
         self._names = names_of(announced, self.part, self.manifest)
         self._header, self._announced = header, announced
 

@@ -9,7 +9,11 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from gradwire.ddp.exchange import LENGTH, Gather, Group
+from gradwire.compressors import LayerRule, parse_compressor
+from gradwire.ddp.bundle import Bundle, Parameter, Terms
+from gradwire.ddp.exchange import LENGTH, Frame, Gather, Group, to_bytes
+from gradwire.ddp.shares import Shares
+from gradwire.proto.refusal import Reason, Refused
 
 
 @pytest.fixture
@@ -51,3 +55,15 @@ def test_gathers_may_be_on_their_way_together(gather: Gather) -> None:
     flights = [gather.begin(str(place), frame) for place, frame in enumerate(frames)]
     for flight, frame in zip(flights, frames, strict=True):
         assert np.array_equal(gather.end(flight)[0], frame)
+
+
+def test_a_frame_of_elements_without_payloads_is_refused() -> None:
+    """Its mean would never end, or be memory that was never written."""
+    tensors = [Parameter(name="weight", number=0, shape=(512, 64))]
+    terms = Terms(compressor=parse_compressor("4bit"), rule=LayerRule(), seed=1)
+    for reader in (Bundle(terms, tensors, {}, rank=0).reader, *Shares(tensors, 2).readers):
+        with pytest.raises(Refused, match="'rank 1', part from tensor 'weight'") as caught:
+            reader.parse(to_bytes(Frame(()), 7), 7, rank=1)
+        assert caught.value.refusal.reason is Reason.ELEMENTS
+    (unused,) = Shares([Parameter(name="bias", number=0, shape=(0,))], 1).readers
+    assert not unused.parse(to_bytes(Frame(()), 7), 7, rank=0).payloads
