@@ -18,6 +18,12 @@ def name() -> str:
         return f"{uuid.getnode():012x}"
 
 
+def core_numbers() -> list[int]:
+    """Return the cores that this process may use, ascending; all where the system cannot bind processes."""
+    bound = hasattr(os, "sched_getaffinity")
+    return sorted(os.sched_getaffinity(0)) if bound else [*range(os.cpu_count() or 1)]
+
+
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(core_numbers())

@@ -23,6 +23,7 @@ from .indices import seeded_payload as seeded_payload
 from .indices import sparse_payload as sparse_payload
 from .joining.runs import runs_of as runs_of
 from .joining.runs import spanning as spanning
+from .kernels import limit_threads as limit_threads
 from .kernels import set_threads as set_threads
 from .kernels import tell_of_compiling as tell_of_compiling
 from .kernels import warm_up as warm_up

@@ -396,8 +396,8 @@ class Collectives:
         self.gather.agree(terms)
 
     def ranks_here(self) -> int:
-        """Return the number of ranks on this machine."""
-        name = np.frombuffer(machine.name().encode(), np.uint8)
+        """Return the number of ranks that may use the same cores of this machine as this one."""
+        name = np.frombuffer(f"{machine.name()};{machine.core_numbers()}".encode(), np.uint8)
         own = np.frombuffer(AGREED.pack(crc32c((name,))), np.uint8)
         return sum(np.array_equal(row, own) for row in self.gather.rows(own))
 

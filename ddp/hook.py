@@ -26,9 +26,9 @@ from ..compressors import (
     Spike,
     TensorSpec,
     described,
+    limit_threads,
     norm,
     parse_compressor,
-    set_threads,
     tell_of_compiling,
 )
 from .buckets import Bucket, Piece, bundled, check, fill, gradients_of, large
@@ -280,7 +280,7 @@ class HookState:
         """The process group's collectives; at the first use, ranks compare terms and measure the link."""
         if self._joined is None:
             made = self._joined = Collectives(self._process_group, self._terms)
-            set_threads(max(1, cores() // made.ranks_here()))  # a rank that waits for a core delays all
+            limit_threads(max(1, cores() // made.ranks_here()))  # a rank that waits for a core delays all
             cuts = not (self._whole or self._terms.compressor.not_for_means)
             rate = made.link_rate() if cuts or self._terms.entropy == "auto" else math.inf
             self._packs, reason = decide_packing(self._terms, rate)

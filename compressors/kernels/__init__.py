@@ -19,6 +19,7 @@ from . import sparse as sparse
 from .notices import tell_of_compiling as tell_of_compiling
 from .shared import FLOAT32_MAX as FLOAT32_MAX
 from .shared import Magnitudes as Magnitudes
+from .threads import limit_threads as limit_threads
 from .threads import set_threads as set_threads
 
 # Each function compiles the kernels of its module, or loads them from the cache.

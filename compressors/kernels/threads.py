@@ -65,6 +65,11 @@ def set_threads(threads: int) -> None:
     _pool.resize(threads)
 
 
+def limit_threads(threads: int) -> None:
+    """Set the number of `set_threads`, unless it is lower already."""
+    set_threads(min(threads, _pool.threads))
+
+
 def run(kernel: Callable[..., Any], elements: int, *args: Any) -> None:
     """Call `kernel(cursor, *args)` on the calling thread and on helpers, at most one thread per 2**18
     elements.

@@ -9,9 +9,11 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from gradwire.common import machine
 from gradwire.compressors import LayerRule, parse_compressor
+from gradwire.compressors.payload import Bytes
 from gradwire.ddp.bundle import Bundle, Parameter, Terms
-from gradwire.ddp.exchange import LENGTH, Frame, Gather, Group, to_bytes
+from gradwire.ddp.exchange import LENGTH, Collectives, Frame, Gather, Group, to_bytes
 from gradwire.ddp.shares import Shares
 from gradwire.proto.refusal import Reason, Refused
 
@@ -67,3 +69,16 @@ def test_a_frame_of_elements_without_payloads_is_refused() -> None:
         assert caught.value.refusal.reason is Reason.ELEMENTS
     (unused,) = Shares([Parameter(name="bias", number=0, shape=(0,))], 1).readers
     assert not unused.parse(to_bytes(Frame(()), 7), 7, rank=0).payloads
+
+
+def test_only_ranks_of_the_same_cores_divide_them(gather: Gather, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, sent = Collectives(None, "terms"), list[Bytes]()
+
+    def rows(_: Gather, own: Bytes) -> list[Bytes]:  # of ranks that have called so far
+        sent.append(own)
+        return sent
+
+    monkeypatch.setattr(Gather, "rows", rows)
+    for bound, ranks in ([0, 1], 1), ([2, 3], 1), ([0, 1], 2):
+        monkeypatch.setattr(machine, "core_numbers", list[int](bound).copy)
+        assert made.ranks_here() == ranks
