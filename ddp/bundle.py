@@ -374,11 +374,11 @@ def mean(pushes: Sequence[Sequence[Payload]], out: Float32, expand: Expand | Non
 def _mean_coordinates(tensors: Sequence[Sequence[ProjectedPayload]], ranks: int) -> list[Float32 | None]:
     """Return the mean coordinates of each tensor, given its payloads; None for a tensor without any.
 
-    Those of neighbours that all ranks send as linear codes are added in one pass, which takes no more calls
-    than one tensor does.
+    Those of neighbours that all ranks send as linear codes of one form are added in one pass, which takes no
+    more calls than one tensor does.
     """
     found: list[Float32 | None] = []
-    for joins, run in groupby(tensors, lambda sent: len(sent) == ranks and all(map(_is_linear, sent))):
+    for joins, run in groupby(tensors, lambda sent: len(sent) == ranks and _are_linear(sent)):
         members = [*run]
         if not joins:
             for sent in members:
@@ -398,8 +398,11 @@ def _mean_coordinates(tensors: Sequence[Sequence[ProjectedPayload]], ranks: int)
     return found
 
 
-def _is_linear(payload: ProjectedPayload) -> bool:
-    return isinstance(payload.values, LinearPayload)
+def _are_linear(sent: Sequence[ProjectedPayload]) -> bool:
+    """Return True if a tensor's payloads are linear codes with the same bits and buckets."""
+    values = [each.values for each in sent]
+    linear = [each for each in values if isinstance(each, LinearPayload)]
+    return len(linear) == len(values) and len({(each.bits, each.bucket) for each in linear}) == 1
 
 
 def _aligned(pushes: Sequence[Sequence[Payload]]) -> Iterator[tuple[Payload, ...]]:

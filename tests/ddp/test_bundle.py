@@ -14,6 +14,7 @@ from gradwire.compressors import (
     LinearPayload,
     NonFiniteGradient,
     Payload,
+    ProjectedPayload,
     decode,
     dense_payload,
     parse_compressor,
@@ -216,6 +217,21 @@ def test_neighbours_have_no_say_in_means_in_bases(ranks: int) -> None:
     together, alone = means_in_bases([MATRICES], ranks), means_in_bases([[each] for each in MATRICES], ranks)
     assert len(together) == 2 * size
     assert together == alone
+
+
+def test_ranks_may_send_coordinates_in_other_buckets() -> None:
+    made = Bundle(terms("lowrank"), MATRICES[-2:], {}, 0)
+    given = torch.randn(made.elements, generator=torch.Generator().manual_seed(1))
+    own, zeros = made.compress(given, 1, 0, 0.0, ranks=2), list[Payload]()
+    for each in own:
+        assert isinstance(each, ProjectedPayload)
+        values = LinearPayload(elements=each.count, bits=8, bucket=1 << 20, data=np.empty(0, np.uint8))
+        data = np.zeros(4 + each.count, np.uint8)
+        zeros.append(ProjectedPayload(elements=each.elements, values=values, data=data))
+    same, half = (np.empty(made.elements, np.float32) for _ in range(2))
+    made.mean([own, own], same)
+    made.mean([own, zeros], half)
+    np.testing.assert_allclose(half, same / 2, atol=1e-6)
 
 
 def test_a_damaged_frame_names_the_tensor_behind_a_header_that_is_known() -> None:
