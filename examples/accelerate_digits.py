@@ -53,10 +53,11 @@ def main() -> None:
         model, optimizer, loader = prepare(accelerator, *parts, compressor=given.compressor)  # +
     else:
         model, optimizer, loader = accelerator.prepare(*parts)
+    epochs: Any = range(given.epochs)
     if given.form == "job":
-        loader = job.batches(train)  # + job
+        loader, epochs = job.batches(train), job.epochs(given.epochs)  # + job
 
-    for _ in range(given.epochs):
+    for _ in epochs:
         for x, y in loader:
             with accelerator.accumulate(model):
                 accelerator.backward(functional.cross_entropy(model(x), y))

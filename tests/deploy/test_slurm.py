@@ -184,7 +184,7 @@ def wait_until(what: str, holds: object) -> None:
 
 STAND_INS = {
     "srun": 'while [[ $1 == --* ]]; do shift; done; for i in 0 1; do SLURM_PROCID=$i "$@" & done; wait',
-    "squeue": "[ -z $OTHER ] || echo $OTHER",
+    "squeue": '[ "$OTHER" = COMPLETING ] && ! mkdir asked 2>/dev/null || echo $OTHER',
     "scontrol": 'echo "scontrol $*"',
 }
 
@@ -203,10 +203,10 @@ def stand_in(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         **{"GC_THREADS": "1", "GC_HTTP_PORT": "-1", "GC_GIVE_UP_SECONDS": "5", "OTHER": ""},
     }
 
-    def start(**variables: str) -> subprocess.Popen[str]:
+    def start(*command: str, **variables: str) -> subprocess.Popen[str]:
         started.append(
             subprocess.Popen(
-                ["bash", str(SBATCH)],
+                ["bash", str(SBATCH), *command],
                 env={**fixed, **variables},
                 cwd=tmp_path,
                 text=True,
@@ -229,34 +229,36 @@ def stand_in(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 def test_the_script_trains_and_keeps_its_name_and_its_token(
     stand_in: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    job = stand_in(GC_EPOCHS="1")
-    log = job.communicate()[0]
-    assert job.returncode == 0, log
+    both = [stand_in(GC_EPOCHS="1", SLURM_JOB_ID=number, OTHER="RUNNING") for number in "89"]
+    logs = {job.communicate()[0]: job.returncode for job in both}
+    assert sorted(logs.values()) == [0, 2], logs
+    assert "has the same name" in "".join(logs)
     folder = tmp_path / "runs" / "one"
     assert load_file(folder / "parameters.safetensors")
     assert {each.stat().st_mode & 0o077 for each in (folder, folder / "token")} == {0}
-    (folder / "owner").write_text("6")
-    for variables, expected in (
-        ({"OTHER": "6"}, "job 6 has the same name"),
-        ({"GC_MIN_WORKERS": "4"}, "Slurm gave 2 nodes for 2 workers"),
-    ):
-        job = stand_in(**variables)
-        assert expected in job.communicate()[0]
-        assert job.returncode == 2
+    job = stand_in(OTHER="COMPLETING", GC_MIN_WORKERS="4")
+    assert re.search(r"is completing[\s\S]*Slurm gave 2 nodes for 2 workers", job.communicate()[0])
+    assert job.returncode == 2
 
 
 def test_a_job_whose_server_is_killed_is_requeued(
     stand_in: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    job = stand_in(GC_EPOCHS="10000")
+    job = stand_in(GC_EPOCHS="10000", SLURM_RESTART_COUNT="9")  # after other losses
     assert job.stdout is not None
-    line = ""
-    for line in job.stdout:
-        if "joined with" in line:
-            subprocess.run(["pkill", "-KILL", "-f", f"gc-server --state {tmp_path}"], check=True)
-        if "scontrol" in line:
-            break
-    assert line == "scontrol requeue 7\n"
+    assert any("joined with" in line for line in job.stdout)
+    subprocess.run(["pkill", "-KILL", "-f", f"gc-server --state {tmp_path}"], check=True)
+    assert "scontrol requeue 7\n" in job.stdout
+
+
+def test_a_job_whose_workers_end_early_fails(
+    stand_in: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "sleep").write_text("#!/bin/bash\n")  # The script would wait 90 s for the server.
+    (tmp_path / "sleep").chmod(0o755)
+    job = stand_in("true")
+    log = job.communicate()[0]
+    assert (job.returncode, "the workers ended before the job was finished" in log) == (1, True), log
 
 
 @pytest.fixture(scope="module")
