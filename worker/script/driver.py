@@ -136,9 +136,10 @@ class Driver:
         def earlier() -> Earlier:
             return Earlier(attached.moments(), epoch=self.start, steps=self._schedules.steps)
 
+        checksum = data()  # reads the data set: Ctrl-C may interrupt that
         with process.whole():  # an interrupted upload could not be continued
             session, strategy = attached.begin(
-                train_samples, data(), forward_passed=self._forward_passed, earlier=earlier
+                train_samples, checksum, forward_passed=self._forward_passed, earlier=earlier
             )
             session.accumulate = self._length.accumulate
             session.saving.keep(image, by_owner=True)

@@ -246,6 +246,7 @@ def test_ctrl_c_while_a_job_begins_lets_the_loop_begin_again(
 ) -> None:
     server, job = connect()
     model, optimizer = attached(job)
+    reads: list[int] = []
     uploads: list[int] = []
 
     def initialize(*_: Any) -> bool:
@@ -253,9 +254,16 @@ def test_ctrl_c_while_a_job_begins_lets_the_loop_begin_again(
         signal.raise_signal(signal.SIGINT)
         return True
 
+    def interrupt(_: list[Any]) -> Any:
+        reads.append(1)
+        signal.raise_signal(signal.SIGINT)
+
     monkeypatch.setattr(server, "initialize", initialize)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
     try:
+        with pytest.raises(KeyboardInterrupt):  # at once, while the samples are read
+            next(iter(job.batches(DATA, collate_fn=interrupt)))
+        assert (len(reads), len(uploads)) == (1, 0)
         with pytest.raises(KeyboardInterrupt):
             next(iter(job.batches(DATA)))
         for _ in job.epochs():
