@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, Literal
 
 import torch
@@ -199,8 +200,13 @@ def epochs_of(of_job: int, total: int | None, start: int, used: str) -> int:
         used: description of an earlier use of that number, after which it may not change; empty for none.
 
     Raises:
-        ScriptError: `total` contradicts the server's option or the earlier use, or `start` is out of range.
+        ScriptError: `total` contradicts the server's option or the earlier use, `start` is out of range, or
+            one of them is no whole number.
     """
+    try:
+        total, start = None if total is None else operator.index(total), operator.index(start)
+    except TypeError:
+        raise ScriptError(f"job.epochs({total!r}, start={start!r}): expected whole numbers") from None
     if total is not None and total != of_job:
         if not 1 <= total < 2**32:
             raise ScriptError(f"job.epochs({total}): expected a number of epochs, 1 or more")

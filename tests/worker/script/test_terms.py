@@ -64,6 +64,8 @@ def test_more_overlap_than_the_jobs_is_refused(job: Any, wished: str, words: str
         (30, 5, 0, "job.total_steps was read", "was read with 30 epochs.* write epochs = job.epochs\\(5\\)"),
         (30, 5, 6, "", "expected 0 to 5, the job's number of epochs"),
         (7, None, -1, "", "expected 0 to 7"),
+        (30, 20.0, 0, "", r"job.epochs\(20.0, start=0\): expected whole numbers"),
+        (30, None, 2.5, "", r"start=2.5\): expected whole numbers"),
     ],
 )
 def test_the_number_of_epochs_is_the_scripts_where_nothing_contradicts_it(
