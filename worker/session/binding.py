@@ -12,6 +12,7 @@ replica copies updates to it. The user's code can break that between two steps:
 | adds a parameter that requires a gradient, or unfreezes one that the replica lacks | `ModelError` |
 | adds a frozen parameter, or renames one, as `torch.nn.utils.prune` does | a warning |
 | writes to a parameter in place | a warning; the drift check replaces the values later |
+| writes in place to `parameter.data` or a tensor of `state_dict()` | likewise, without a warning |
 
 After running code of the user, and before the next update or forward pass, the caller calls `Replica.check`.
 The trainer does so after backward passes and evaluations, a script's job after it has yielded a batch and in
