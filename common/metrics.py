@@ -190,6 +190,11 @@ class MetricSet(Collector):
                 family.samples = [one._replace(labels={**one.labels, **job}) for one in family.samples]
                 yield family
 
+    def describe(self) -> Iterator[Metric]:
+        """Yield the families of all metrics, by whose names `/metrics?name[]=` selects."""
+        for each in self.made.values():
+            yield from each.collect()
+
     @classmethod
     def _declared(cls) -> list[Declared[Any]]:
         """Return the declarations of the class, in order."""

@@ -26,7 +26,7 @@ from .naming import printable
 LOG_FIELDS = ("job", "worker", "rank", "version")
 
 _WARNINGS = logging.WARNING - 1  # a level that `keep_warnings` recognises as its own
-MOST_SCRAPE_S = 60.0  # a longer interval between two scrapes is not regular
+MOST_SCRAPE_S = 90.0  # a longer interval between two scrapes is not regular; Prometheus' default is 60 s
 MOST_REQUESTS = 64  # connections over HTTP at a time; peers that send no request cannot take more
 
 LogFields = Callable[[], Mapping[str, object]]

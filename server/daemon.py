@@ -51,7 +51,7 @@ from .metrics import ServerMetrics
 from .plans.planner import Planner
 from .recovery.checkpoints import checkpoint, first_checkpoint, pause
 from .recovery.recovery import recover
-from .reporting import set_targets, watch_space
+from .reporting import watch_space
 from .shard.local import LocalShard
 from .shard.making import SteppedStore, StepRules
 from .shard.store import Float32
@@ -227,6 +227,9 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
         every = parse_evaluate_every(options.checkpoint_every)
         recorder = Recorder(kept.folder, every, job=job, recorded=options.durability != "none")
     conductor = _conductor(options, mode, recorder)
+    metrics = conductor.metrics
+    metrics.job_id = job
+    metrics.set_phase(conductor.core.state.phase)
     add_log_fields(lambda: {"job": job, "version": conductor.core.state.version})
     stopping = asyncio.Event()
     received = _handle_signals(stopping)
@@ -234,7 +237,7 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     not_yet = "not listening yet" if kept is None else f"--state {options.state} is being read"
     http = HttpEndpoint(
         *(effective, options.http_host or (options.host if access.remote else "")),
-        conductor.metrics.registry,
+        metrics.registry,
         stopping=stopping.is_set,
         state=lambda: conductor.core.state.phase.name.lower(),
         failing=lambda: not_yet or recorder.failing or (certificates.failing if certificates else ""),
@@ -250,11 +253,8 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     first = first_checkpoint if recorder.keeps else None
     service = Service(conductor, options, mode, job, access, resumed, first)
     del resumed  # frees the memory once the service has used it
-    metrics = conductor.metrics
     curves = Curves(options.tensorboard, conductor.core, metrics) if options.tensorboard else None
     metrics.info.labels(__version__, options.mode).set(1)
-    metrics.job_id = service.job.id
-    set_targets(metrics, conductor.core)
 
     most = descriptors.most_connections(limit)
     server = grpc.aio.server(options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most)])
@@ -414,9 +414,9 @@ async def linger(conductor: Conductor, http: HttpEndpoint) -> Literal[True]:
     and a program that scrapes /metrics regularly has seen the end."""
     await conductor.dispersed()
     log.info("the job is finished, and the server ends in %g s; use --stay to keep it running", LINGER_S)
+    seen = http.scrapes  # a later scrape shows the end
     await asyncio.sleep(LINGER_S)
-    seen, longest_s = http.scrapes, http.next_scrape_s
-    for _ in range(math.ceil(longest_s / SCRAPED_S)):
+    for _ in range(math.ceil(http.next_scrape_s / SCRAPED_S)):
         if http.scrapes > seen:
             break
         await asyncio.sleep(SCRAPED_S)

@@ -154,7 +154,7 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         "certificate_expiry_seconds",
         "end of the validity of `--tls-cert`, since the epoch; NaN without TLS",
     )
-    loss = gauge("train_loss", "sample-weighted mean training loss of the last round")
+    loss = gauge("train_loss", "sample-weighted mean training loss of the last round; NaN before the first")
     learning_rate = gauge("learning_rate", "learning rate of the next step; NaN where scripts set it")
     _validation = gauge("validation", f"metrics of the last evaluation, for at most {NAMES} names", "metric")
 
@@ -174,7 +174,11 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         self.loss_history = LossHistory()
         self.accepted = self.refused = 0
         self.train_loss = float("nan")
-        for unknown in (self.staleness_bound, self.gradient_norm, self.state_free_bytes):
+        for unknown in (
+            *(self.staleness_bound, self.gradient_norm, self.learning_rate, self.loss),
+            *(self.target_version, self.target_epoch, self.certificate_expiry),
+            *(self.checkpoint_version, self.checkpoint_timestamp, self.state_free_bytes),
+        ):
             unknown.set(float("nan"))
         for direction in ("up", "down"):
             self._wire_bytes.labels(direction, "unattributed" if direction == "up" else downlink)

@@ -58,14 +58,6 @@ def inform(action: Told, metrics: ServerMetrics, phase: Phase, uploaded: str) ->
     return None
 
 
-def set_targets(metrics: ServerMetrics, core: Core) -> None:
-    """Set the gauges of the workers that the job expects, and of the version and epoch at which it ends."""
-    rules = core.state.rules
-    metrics.min_workers.set(rules.min_workers)
-    metrics.target_version.set(rules.max_steps or math.nan)
-    metrics.target_epoch.set(rules.epochs or math.nan)
-
-
 def update_gauges(metrics: ServerMetrics, core: Core, parts: int, now: float) -> None:
     """Update the gauges of members, versions and rounds. Called once a tick, because the time it takes grows
     with the number of members or packets.
@@ -74,6 +66,10 @@ def update_gauges(metrics: ServerMetrics, core: Core, parts: int, now: float) ->
         parts: number of parts in the plan; 0 as long as there is none.
         now: seconds of the job's clock.
     """
+    rules = core.state.rules  # a script may name the epochs while the job begins
+    metrics.min_workers.set(rules.min_workers)
+    metrics.target_version.set(rules.max_steps or math.nan)
+    metrics.target_epoch.set(rules.epochs or math.nan)
     metrics.members.set(len(core.state.roster.members))
     metrics.version.set(core.state.version)
     metrics.learning_rate.set(core.learning_rate or math.nan)
@@ -122,8 +118,11 @@ async def watch_space(folder: str, metrics: ServerMetrics) -> None:
     """Export the free space of a folder's disk, as a user without privileges may use it. A disk that hangs
     holds up only this task."""
     while True:
-        found = await run_on_daemon_thread(os.statvfs, folder)
-        metrics.state_free_bytes.set(found.f_bavail * found.f_frsize)
+        try:
+            found = await run_on_daemon_thread(os.statvfs, folder)
+            metrics.state_free_bytes.set(found.f_bavail * found.f_frsize)
+        except OSError:
+            metrics.state_free_bytes.set(math.nan)
         await asyncio.sleep(SPACE_S)
 
 

@@ -195,6 +195,15 @@ class Service:
         manifest = Manifest.from_message(
             header.manifest, worker=header.worker, max_bytes=self._options.max_model_bytes
         )
+        if manifest.epochs and not self._options.script:
+            raise refused(
+                Reason.MODEL,
+                worker=header.worker,
+                field="epochs",
+                limit="0, because gc-server --epochs has the number for its --task",
+                value=str(manifest.epochs),
+                remedy="use gc-worker, or start the server with --script",
+            )
         if manifest.epochs and self._options.epochs not in (JobSettings().epochs, manifest.epochs):
             raise refused(
                 Reason.MODEL,

@@ -52,6 +52,8 @@ def test_the_exported_text_is_the_librarys() -> None:
         return [line for line in text if "some_" in line and "_created" not in line]
 
     assert lines(ours.registry) == lines(registry)
+    (one,) = ours.registry.restricted_registry(["some_version"]).collect()  # /metrics?name[]=
+    assert one.name == "some_version"
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["a folder", "no folder"])

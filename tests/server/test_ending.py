@@ -38,6 +38,12 @@ async def test_a_finished_server_stays_for_the_scrape_that_shows_the_end(
     assert (await asyncio.wait({over}, timeout=0.1))[1] == {over}
     http.scrapes += 1
     await over
+    stepped = daemon.linger(conductor, http)
+    for _ in range(2):
+        stepped.send(None)
+    http.scrapes += 1  # while clients fetch the parameters
+    with pytest.raises(StopIteration):
+        stepped.send(None)
     http.next_scrape_s = 0.0  # not scraped regularly
     await daemon.linger(conductor, http)
 

@@ -11,12 +11,13 @@ import pytest
 from stepping import core_of
 
 from gradwire.proto.messages import Phase
+from gradwire.server import reporting
 from gradwire.server.conductor import TICK_S, Conductor
 from gradwire.server.job import events as e
 from gradwire.server.job.loss_history import POINTS, LossHistory
 from gradwire.server.job.waiting import Awaited
 from gradwire.server.metrics import NAMES, ServerMetrics
-from gradwire.server.reporting import LINE_CHARACTERS, count_waiting, shortened
+from gradwire.server.reporting import LINE_CHARACTERS, count_waiting, shortened, update_gauges
 from gradwire.server.shard.reports import Reported
 
 
@@ -53,6 +54,35 @@ async def test_what_a_worker_sends_updates_no_gauge(monkeypatch: pytest.MonkeyPa
     assert 1 <= len(asked) < 5
     assert value(shell.metrics, "members") == 1
     await shell.stop("it was told to stop")
+
+
+def test_the_target_is_the_number_of_epochs_that_the_script_names() -> None:
+    metrics, core = ServerMetrics("none"), core_of(epochs=30)
+    assert math.isnan(value(metrics, "target_epoch"))
+    assert math.isnan(value(metrics, "certificate_expiry_seconds"))
+    core.step(e.Joined(worker="a", incarnation=1, compressor="none"), 0.0)
+    update_gauges(metrics, core, 0, 0.0)
+    core.step(e.Initialized("a", 1, fingerprint=b"m", train_samples=8, epochs=3), 0.0)
+    update_gauges(metrics, core, 0, 0.0)
+    assert value(metrics, "target_epoch") == 3
+
+
+async def test_free_space_is_unknown_while_the_disk_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[float] = []
+    metrics: Any = SimpleNamespace(state_free_bytes=SimpleNamespace(set=found.append))
+    answers = [OSError(), SimpleNamespace(f_bavail=2, f_frsize=512), asyncio.CancelledError()]
+
+    async def look(*_: object) -> Any:
+        if isinstance(answer := answers.pop(0), BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(reporting, "run_on_daemon_thread", look)
+    monkeypatch.setattr(reporting, "SPACE_S", 0.0)
+    with pytest.raises(asyncio.CancelledError):
+        await reporting.watch_space("", metrics)
+    assert math.isnan(found[0])
+    assert found[1:] == [1024]
 
 
 def waited(metrics: ServerMetrics, seconds: float) -> float:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -197,6 +198,18 @@ def test_the_line_about_a_refused_stream_names_address_and_worker(caplog: pytest
     assert caplog.messages[-1].startswith(
         "refused ipv4:10.0.0.9:7, worker 'w0': no message of this protocol (malformed)"
     )
+
+
+def test_the_worker_of_a_task_names_no_epochs() -> None:
+    service, context = service_of("sync"), cast("Any", SimpleNamespace(invocation_metadata=tuple))
+    join(service, "none")
+
+    async def requests() -> AsyncIterator[Any]:
+        manifest = replace(MANIFEST, epochs=3).to_message()
+        yield m.InitializeHeader(job="job", worker="w0", incarnation=1, manifest=manifest)
+
+    with pytest.raises(Refused, match="epochs"):
+        asyncio.run(service._initialize(requests(), context))  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_stream_that_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
