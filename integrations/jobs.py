@@ -7,7 +7,8 @@ the job's buffers while the trainer evaluates; `finish` makes the end of the tra
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
+from ..settings import JobSettings
 from ..worker.script.job import Job
 from ..worker.script.length import Batches
 from ..worker.script.terms import ScriptError, Steps
@@ -72,13 +74,24 @@ class JobLoader:
         batches: the trainer's loader: an iterable with a length, the batches of an epoch.
     """
 
-    def __init__(self, job: Job, loader: Any, *, epochs: int | None, accumulate: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        loader: Any,
+        *,
+        epochs: int | None,
+        accumulate: int,
+        max_steps: int = 0,
+        over: Callable[[], None] = lambda: None,
+    ) -> None:
         """
         Args:
             loader: the trainer's DataLoader, whose data set the job divides among its workers; or
                 `job.batches(...)` or `job.steps(...)` themselves.
             epochs: number of epochs that the trainer expects; None if another limit ends it.
             accumulate: number of batches of an optimizer step.
+            max_steps: number of optimizer steps after which the trainer ends; 0 if it does not count them.
+            over: called when the trainer asks for a batch after the end of the job.
 
         Raises:
             ScriptError: the loader's batch size or number of epochs is not the job's, or its sampler decides
@@ -87,7 +100,10 @@ class JobLoader:
         self._job = job
         inner = loader if isinstance(loader, Batches) else _divided(job, loader, accumulate)
         self.batches = Batches(self._epoch, lambda: len(inner), inner)
+        if epochs is None and max_steps > 0 and _has_default_epochs(job):
+            epochs = math.ceil(max_steps / math.ceil(len(inner) / accumulate))
         self._of_job = self._items(job.epochs(epochs), inner)
+        self._over = over
         self._ahead: Any = None  # fetched before the trainer has asked for it
 
     @staticmethod
@@ -105,7 +121,10 @@ class JobLoader:
         given, length = 0, len(self.batches)
         while given < length:
             item = self._next()
-            if item is _OVER or (item is _EPOCH and given):
+            if item is _OVER:
+                self._over()
+                return
+            if item is _EPOCH and given:
                 return
             if item is not _EPOCH:
                 given += 1
@@ -132,6 +151,12 @@ class JobLoader:
         if item is not _OVER:
             self._job.stop("the trainer has ended")
         self._job.leave()
+
+
+def _has_default_epochs(job: Any) -> bool:
+    """Return True unless the server's options or an earlier worker chose. `job.total_epochs` would count as
+    a use of the number, after which it may not change."""
+    return bool(job._length.terms.epochs == JobSettings().epochs)
 
 
 def _divided(job: Job, loader: Any, accumulate: int) -> Batches:

@@ -125,6 +125,8 @@ class DDPStrategy(LightningDDPStrategy):
 def _unsuited(trainer: Any) -> dict[str, str]:
     """Return the settings of a trainer that a job cannot have, with the reason and the way that works."""
     found: dict[str, str] = {}
+    if trainer.max_epochs == -1 and trainer.max_steps == -1:
+        found["max_epochs=-1 without max_steps"] = "a job has a number of epochs; set max_epochs or max_steps"
     if trainer.reload_dataloaders_every_n_epochs:
         found["reload_dataloaders_every_n_epochs"] = "a job has one data set; leave it out"
     if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
@@ -218,7 +220,12 @@ class JobStrategy(SingleDeviceStrategy):
             )
         epochs = trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None
         self._loader = JobLoader(
-            self._job, dataloader, epochs=epochs, accumulate=trainer.accumulate_grad_batches
+            self._job,
+            dataloader,
+            epochs=epochs,
+            accumulate=trainer.accumulate_grad_batches,
+            max_steps=trainer.max_steps,
+            over=lambda: setattr(trainer, "should_stop", True),
         )
         return self._loader.batches
 

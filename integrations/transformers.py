@@ -131,6 +131,7 @@ class JobCallback(TrainerCallback):
             self._make_loader(),
             epochs=None if arguments.max_steps > 0 else math.ceil(arguments.num_train_epochs),
             accumulate=arguments.gradient_accumulation_steps,
+            max_steps=arguments.max_steps,
         )
         return self._loader.batches
 

@@ -192,6 +192,7 @@ def test_others_train_to_the_end_when_a_worker_is_killed(
 SETTINGS: dict[str, dict[str, str]] = {
     "lightning": {
         "callbacks": "as alone",
+        "endless": "ScriptError: .*max_epochs=-1 without max_steps.*set max_epochs",
         "manual": "as alone",
         "in turn": "as alone",
         "averaging": "ScriptError: .*StochasticWeightAveraging.*WeightAveraging callback",
@@ -199,6 +200,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "finder": "ScriptError: .*LearningRateFinder.*in a trainer without JobStrategy",
         "frequency": "ScriptError: .*frequency of a scheduler.*use 1",
         "length": r"ScriptError: job.epochs\(5\): the job has 4",
+        "max_steps": "as alone",
         "loaders": "ScriptError: .*several training loaders.*StackDataset",
         "plateau": "ScriptError: .*ReduceLROnPlateau",
         "reload": "ScriptError: .*reload_dataloaders_every_n_epochs.*leave it out",
@@ -220,6 +222,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "best": "ScriptError: .*load_best_model_at_end.*--keep",
         "devices": "ScriptError: .*several GPUs in a process.*CUDA_VISIBLE_DEVICES",
         "length": r"ScriptError: job.epochs\(5\): the job has 4",
+        "max_steps": "as alone",
         "plateau": "ScriptError: .*ReduceLROnPlateau",
         "resume": "ScriptError: .*resume_from_checkpoint.*--state",
         "twice": "ScriptError: .*trained in its job before",
@@ -234,13 +237,13 @@ def test_each_setting_trains_as_in_the_framework_alone_or_is_refused_by_name(
 ) -> None:
     settings = SETTINGS[framework]
 
-    def server() -> str:
-        job = ("--epochs", "4", "--batch-size", "8", "--compressor", "none")
-        return daemons.server("--script", *job).address
+    def server(name: str) -> str:
+        epochs = () if name == "max_steps" else ("--epochs", "4")
+        return daemons.server("--script", *epochs, "--batch-size", "8", "--compressor", "none").address
 
-    refusing = server()  # no job of it begins, unless a trainer trains twice
+    refusing = server("")  # no job of it begins, unless a trainer trains twice
     addresses = {
-        name: refusing if ends.startswith("ScriptError") and name != "twice" else server()
+        name: refusing if ends.startswith("ScriptError") and name != "twice" else server(name)
         for name, ends in settings.items()
     }
     each = [f"{name}={address}" for name, address in addresses.items()]
@@ -351,7 +354,8 @@ ROWS = TensorDataset(torch.zeros(6, 1))
 
 def test_a_trainers_epochs_end_with_those_of_the_job() -> None:
     job: Any = FakeJob()
-    loader = jobs.JobLoader(job, DataLoader(ROWS, batch_size=2, shuffle=True), epochs=2, accumulate=3)
+    rows = DataLoader(ROWS, batch_size=2, shuffle=True)
+    loader = jobs.JobLoader(job, rows, epochs=2, accumulate=3, over=job.over)
     assert {"batch_size": 2, "accumulate": 3}.items() <= job.options.items()
     assert loader.batches.dataset is ROWS
     assert [*loader.batches] == [0, 1, 2]
@@ -361,7 +365,8 @@ def test_a_trainers_epochs_end_with_those_of_the_job() -> None:
     assert [*loader.batches] == [0, 1, 2]
     assert job.calls == [("log", ("valid_loss", 0.5)), "turned over"]
     loader.finish()
-    assert job.calls[2:] == ["turned over", ("leave",)]
+    assert not [*loader.batches]
+    assert job.calls[2:] == ["turned over", ("leave",), ("over",)]
 
 
 def test_the_end_of_a_trainer_is_the_end_of_the_job() -> None:

@@ -43,6 +43,10 @@ def halving(step: int) -> float:
     return 0.5**step
 
 
+def steady(_: int) -> float:
+    return 0.1
+
+
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
 
@@ -89,7 +93,9 @@ def lightning(name: str, job: Job, folder: Path) -> nn.Module:
             optimizer = sgd(self)
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
             scheduler = {
-                "scheduler": plateau if name == "plateau" else LambdaLR(optimizer, halving),
+                "scheduler": plateau
+                if name == "plateau"
+                else LambdaLR(optimizer, steady if name == "max_steps" else halving),
                 "interval": "epoch" if name == "callbacks" else "step",
                 "frequency": 2 if name == "frequency" else 1,
                 "monitor": "loss",
@@ -109,6 +115,8 @@ def lightning(name: str, job: Job, folder: Path) -> nn.Module:
         "reload": {"reload_dataloaders_every_n_epochs": 1},
         "sync_batchnorm": {"sync_batchnorm": True},
         "length": {"max_epochs": EPOCHS + 1},
+        "max_steps": {"max_epochs": None, "max_steps": 32},  # the server has 30 epochs by default
+        "endless": {"max_epochs": -1},
     }
     usual: dict[str, Any] = {"max_epochs": EPOCHS, **settings.get(name, {})}
     trainer = pl.Trainer(
@@ -184,6 +192,7 @@ def transformers(name: str, job: Job, folder: Path) -> nn.Module:
         "plateau": {"lr_scheduler_type": "reduce_lr_on_plateau"},
         "adafactor": {"optim": "adafactor"},
         "length": {"num_train_epochs": EPOCHS + 1},
+        "max_steps": {"max_steps": 32},
     }  # fmt: skip
     usual: dict[str, Any] = {"num_train_epochs": EPOCHS, "eval_strategy": "epoch", "save_strategy": "no"}
     arguments = TrainingArguments(
