@@ -16,33 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import nn
-from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 import gradwire
-from gradwire.tests.integrations.programs.rows import Rows
+from gradwire.tests.integrations.programs.rows import Network, Rows
 
-checkpoint: Any = torch.utils.checkpoint.checkpoint  # pyright: ignore[reportUnknownVariableType]
 SAMPLES, BATCH, ACCUMULATED, WORKERS = 16, 4, 2, 2
 STEPS = 5  # one in each epoch
 CLIP = 0.5
 PASSES = 3  # forward passes of a worker before it is killed
-
-
-class Network(nn.Module):
-    """Layers with their loss, as Transformers calls them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last = nn.Linear(20, 20), nn.Linear(20, 10)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        hidden: Any = checkpoint(self.first, x, use_reentrant=False)
-        return {"loss": functional.mse_loss(self.last(hidden.relu()), labels)}
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:

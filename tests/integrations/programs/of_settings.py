@@ -15,28 +15,15 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 import gradwire
-from gradwire.tests.integrations.programs.rows import Rows
+from gradwire.tests.integrations.programs.rows import Network, Rows
 
 SAMPLES, EPOCHS = 8, 4  # all samples are one batch
 
 Job = gradwire.Job | None
-
-
-class Network(nn.Module):
-    """Layers with their loss, as Transformers calls them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last = nn.Linear(20, 20), nn.Linear(20, 10)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"loss": functional.mse_loss(self.last(self.first(x).relu()), labels)}
 
 
 def halving(step: int) -> float:
