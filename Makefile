@@ -132,6 +132,7 @@ $(CACHE)/ray/.installed: .venv/.dev
 
 # Debian: apt install slurmctld slurmd slurm-client munge. As root, as each emulated node has namespaces of its own.
 check-slurm: kernels ## run deploy/slurm on a real Slurm with three emulated nodes; takes minutes
+	@command -v slurmctld > /dev/null || { echo "check-slurm needs Slurm; the lines above it in Makefile say how" >&2; exit 2; }
 	$(BIN)/pytest -n0 -m slow tests/deploy/test_slurm.py
 
 check-install: $(CACHE)/pins/.installed ## resolve constraints.txt against the package index, for every Python and extra
