@@ -169,13 +169,9 @@ class Reader:
             headers, self.part, self.manifest, worker=worker, coordinates=coordinates
         )
         if self.part.elements and not announced:  # a rank without gradients sends absent payloads
-            where, limit = (
-                self.manifest.tensor_at(self.part.start),
-                f"payloads of {self.part.elements} elements",
-            )
-            raise refused(
-                Reason.ELEMENTS, worker=worker, field=f"part from {where}", limit=limit, value="no payloads"
-            )
+            where = f"part from {self.manifest.tensor_at(self.part.start)}"
+            limit = f"payloads of {self.part.elements} elements"
+            raise refused(Reason.ELEMENTS, worker=worker, field=where, limit=limit, value="no payloads")
         self._names = names_of(announced, self.part, self.manifest)
         self._header, self._announced = header, announced
 

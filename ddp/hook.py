@@ -166,7 +166,8 @@ class HookState:
         self._norms: dict[str, float] = {}
         self._loaded = False
         self._joined: Collectives | None = None
-        self._packs, self._link_rate = False, math.inf  # bytes per second; infinite where nothing is cut
+        self._packs = False
+        self._link_rate = math.inf  # bytes per second; infinite where nothing is cut
         self._waiting: list[Bucket] = []
         self._sent: list[tuple[Travelling, list[Piece]]] = []
         self._unfilled: list[Bucket] = []
