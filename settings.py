@@ -42,7 +42,7 @@ results = partial(option, group="results")
 lasting = partial(option, group="durability")
 
 _MAX_UINT32 = 2**32 - 1
-_HTTP_PORT = "port of /metrics, /livez and /readyz; 0 for a free one, -1 for none"
+_HTTP_PORT = "port of /metrics, /livez, /readyz and a server's page; 0 for a free one, -1 for none"
 _SPEC = "NAME[:KEY=VALUE,...]"
 _TASK = "TASK[:KEY=VALUE,...]"
 

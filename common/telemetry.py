@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from socketserver import TCPServer, ThreadingMixIn
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, exposition
@@ -30,6 +30,15 @@ MOST_SCRAPE_S = 90.0  # a longer interval between two scrapes is not regular; Pr
 MOST_REQUESTS = 64  # connections over HTTP at a time; peers that send no request cannot take more
 
 LogFields = Callable[[], Mapping[str, object]]
+
+
+class Answer(NamedTuple):
+    """The answer to an HTTP request: status line, type and bytes of the content, and further headers."""
+
+    status: str
+    kind: str
+    body: bytes
+    headers: Sequence[tuple[str, str]] = ()
 
 
 class _JsonLines(logging.Formatter):
@@ -150,7 +159,7 @@ class _QuietHandler(WSGIRequestHandler):
 
 
 class HttpEndpoint:
-    """HTTP endpoint that serves /metrics, /livez and /readyz from its own thread until `close`.
+    """HTTP endpoint that serves /metrics, /livez, /readyz and pages from its own threads until `close`.
 
     Attributes:
         scrapes: number of requests of /metrics.
@@ -165,6 +174,7 @@ class HttpEndpoint:
         state: Callable[[], str],
         hung: Callable[[], str] = str,
         failing: Callable[[], str] = str,
+        pages: Mapping[str, Callable[[], Answer]] | None = None,
     ) -> None:
         """
         Args:
@@ -178,6 +188,7 @@ class HttpEndpoint:
                 if alive.
             failing: function that returns why the process is not ready although it runs, for /readyz with
                 status 503; empty if ready.
+            pages: functions that return the answer to a request of further paths; threads call them.
 
         Raises:
             UsageError: cannot listen on the port.
@@ -198,6 +209,10 @@ class HttpEndpoint:
                 self.scrapes += 1
                 self._scraped_at.append(time.monotonic())
                 return cast("Iterable[bytes]", metrics(environ, start_response))
+            if pages and path in pages:
+                page = pages[path]()
+                start_response(page.status, [("Content-Type", page.kind), *page.headers])
+                return [page.body]
             status, text = "200 OK", "alive"
             if path == "/livez" and (why := hung()):
                 status, text = "503 Service Unavailable", why
@@ -226,7 +241,8 @@ class HttpEndpoint:
                 f"--http-port {port} on {error.filename or host}: {error.strerror}; choose another port, 0 "
                 "for a free one, or -1 for none"
             ) from None
-        logging.getLogger("gradwire.http").info("metrics and probes on port %d", self._servers[0].server_port)
+        said = "metrics and probes on port %d" + ("; a browser shows the job there" if pages else "")
+        logging.getLogger("gradwire.http").info(said, self._servers[0].server_port)
         self._threads = [
             threading.Thread(target=server.serve_forever, daemon=True, name="http")
             for server in self._servers

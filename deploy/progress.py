@@ -14,8 +14,9 @@ from rich.text import Text
 
 from ..proto.job import job_terms
 from ..proto.messages import StatusResponse
+from ..proto.status import fraction
 from .engine import Watcher
-from .texts import fraction, members, metrics, reached, speed, traffic, training_loss, when
+from .texts import members, metrics, reached, speed, traffic, training_loss, when
 
 WAITING_SECONDS = 5.0  # without a new version, before a line names the workers that the job waits for
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from rich.table import Table
 
 from ..proto.job import job_terms
 from ..proto.messages import Phase, StatusResponse
+from ..proto.status import json_values
 from ..server.job.modes import registry
 from ..settings import RunSettings
 from .console import add_row, table
@@ -150,15 +150,6 @@ def to_json(result: RunResult, baseline: RunResult | None) -> str:
     content = dataclasses.asdict(result)
     content["baseline"] = None if baseline is None else dataclasses.asdict(baseline)
     return json.dumps(json_values(content), indent=2, allow_nan=False) + "\n"
-
-
-def json_values(value: Any) -> Any:
-    """Convert a value for JSON: keys become strings, NaN and infinities become None."""
-    if isinstance(value, dict):
-        return {str(key): json_values(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if isinstance(value, list | tuple):
-        return [json_values(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -4,36 +4,10 @@ from __future__ import annotations
 
 import math
 
-from ..proto.job import job_terms
 from ..proto.messages import EpochStatus, StatusResponse
+from ..proto.status import seconds_left
 from ..settings import JobTerms, parse_evaluate_every
 from .report import kind_of_metrics, ratio, size
-
-
-def fraction(status: StatusResponse) -> float | None:
-    """Return the finished fraction of a job, 0 to 1, by its nearest limit; None without a limit.
-
-    The limits are epochs, steps and seconds.
-    """
-    job = job_terms(status.job)
-    parts = [
-        done / limit
-        for done, limit in (
-            (status.epoch + status.epoch_progress, job.epochs),
-            (status.version, job.max_steps),
-            (status.training_seconds, job.max_seconds),
-        )
-        if limit
-    ]
-    return min(1.0, max(parts)) if parts else None
-
-
-def seconds_left(status: StatusResponse) -> float | None:
-    """Estimate the seconds until a job's last step, at the mean speed so far; None if unknown or finished."""
-    done = fraction(status)
-    if not done or done >= 1 or not status.training_seconds:
-        return None
-    return status.training_seconds * (1 - done) / done
 
 
 def duration(seconds: float | None) -> str:

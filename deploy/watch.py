@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..common.exits import Exit, command
 from ..common.naming import printable
@@ -95,6 +94,8 @@ Show = Callable[["StatusResponse"], None]
 def showing(*, as_json: bool, live: bool) -> Generator[Show]:
     """Yield a function that prints a status: a line of JSON, or a page, `live` always in its place."""
     if as_json:
+        from ..proto.status import to_json_dict
+
         yield lambda status: print(json.dumps(to_json_dict(status), allow_nan=False), flush=True)
         return
     from rich.live import Live
@@ -109,28 +110,16 @@ def showing(*, as_json: bool, live: bool) -> Generator[Show]:
         yield lambda status: console.print(page(status))
 
 
-def to_json_dict(status: StatusResponse) -> dict[str, Any]:
-    """Return a status as a JSON object, with `steps_per_second` and `seconds_left`, None if unknown."""
-    from .report import json_values
-    from .texts import seconds_left
-
-    found: dict[str, Any] = json_values(dataclasses.asdict(status))
-    del found["padding"], found["departed"]  # gc-status requests none
-    found["phase"] = status.phase.name.lower()
-    found["steps_per_second"] = 1 / status.step_seconds if status.step_seconds else None
-    found["seconds_left"] = seconds_left(status)
-    return found
-
-
 def page(status: StatusResponse) -> RenderableType:
     """Return a status as a page that rich can print: facts, a table of members, and lost workers."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
+    from ..proto.status import printable_texts
     from .texts import traffic
 
-    status = _printable(status)
+    status = printable_texts(status)
     rows = Table.grid(padding=(0, 2))
     for name, value in facts(status):
         rows.add_row(Text(name, style="bold"), Text(value))
@@ -151,20 +140,6 @@ def page(status: StatusResponse) -> RenderableType:
     return Group(*parts)
 
 
-def _printable(value: Any) -> Any:
-    """Return a message in which the unprintable characters of all texts are escaped."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, tuple):
-        return tuple(_printable(each) for each in value)  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, dict):
-        return {_printable(key): each for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {each.name: _printable(getattr(value, each.name)) for each in dataclasses.fields(value)}
-        return dataclasses.replace(value, **fields)
-    return value
-
-
 def _doing(member: MemberStatus) -> Text:
     """Return text with a member's activity, coloured if it makes no progress."""
     from rich.text import Text
@@ -182,7 +157,8 @@ def facts(status: StatusResponse) -> Generator[tuple[str, str]]:
     """Yield the lines about the job as a whole, each as a name and a text."""
     from ..proto.job import job_terms
     from ..proto.messages import Phase
-    from .texts import duration, metrics, seconds_left, training_loss, when
+    from ..proto.status import seconds_left
+    from .texts import duration, metrics, training_loss, when
 
     job = job_terms(status.job)
     yield "job", f"{'scripts' if job.script else job.task}, mode {job.mode}, gradwire {status.software}"

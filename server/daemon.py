@@ -37,6 +37,7 @@ from ..proto.standard import Health, reflect
 from ..settings import ServerSettings, parse_evaluate_every
 from ..storage.backends import is_url, shown
 from .calls.access import Access, TokenFileError
+from .calls.page import Page, look
 from .calls.service import Service
 from .conductor import Conductor
 from .curves import Curves
@@ -59,8 +60,7 @@ from .shard.store import Float32
 log = logging.getLogger("gradwire.server")
 
 PAUSE_S = 15.0  # Longest wait for rounds in progress, if another server may continue the job.
-COUNT_S = 2.0  # between two counts of the open descriptors
-RENEW_S = 60.0  # between two looks at the certificates' files
+COUNT_S, RENEW_S = 2.0, 60.0  # between two counts of the open descriptors, and two looks at certificates
 GRACE_S = 5.0  # Longest wait for calls and streams to end.
 LINGER_S = 5.0  # Time for clients to fetch the parameters and the status of a finished job.
 SCRAPED_S = 0.25  # between two looks whether /metrics has shown the end
@@ -147,8 +147,7 @@ def _conductor(options: ServerSettings, mode: ModeOptions, recorder: Recorder) -
 _MAY_CHANGE = frozenset(
     {
         *("host", "port", "http_host", "http_port", "insecure", "reflection"),
-        *("stay", "threads", "log_format"),
-        "preset",  # its values are compared
+        *("stay", "threads", "log_format", "preset"),  # of a preset the values are compared
         *("tls_ca", "tls_cert", "tls_key", "token_file"),
         *("lease_seconds", "max_model_bytes", "output", "entropy", "tensorboard"),
         *("state", "durability", "checkpoint_every", "resume"),
@@ -235,12 +234,14 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     received = _handle_signals(stopping)
     # Probes are answered while the journal is read, which may take long.
     not_yet = "not listening yet" if kept is None else f"--state {options.state} is being read"
+    page = Page(lambda: not_yet, lambda: look(conductor, service.job))
     http = HttpEndpoint(
         *(effective, options.http_host or (options.host if access.remote else "")),
         metrics.registry,
         stopping=stopping.is_set,
         state=lambda: conductor.core.state.phase.name.lower(),
         failing=lambda: not_yet or recorder.failing or (certificates.failing if certificates else ""),
+        pages={"/": page.html, "/status.json": page.data},
     )
     try:
         continued = kept is not None and await recover(conductor, kept.folder)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter as Counts
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 from ..common.metrics import Counter, MetricSet, counter, gauge, histogram
@@ -20,11 +21,25 @@ from ..compressors import AbsentPayload, DensePayload, Payload, wire_bytes
 from ..compressors.registry import AUTO, BUILT_IN
 from ..proto.messages import Phase, Traffic
 from ..proto.refusal import Reason
+from .history import History
 from .job.loss_history import LossHistory
+from .job.roster import MAX_MEMBERS
 from .plans.planner import Measurements
 
-# Compressor of the worker whose messages the current task reads.
-SENDER: ContextVar[str] = ContextVar("SENDER", default="unattributed")
+
+@dataclass(slots=True)
+class Sender:
+    """A worker of a stream, and the figures that this server has counted of it."""
+
+    compressor: str = "unattributed"  # label
+    wire_bytes_up: int = 0
+    wire_bytes_down: int = 0
+    raw_bytes_up: int = 0
+    refused_pushes: int = 0
+
+
+# The worker whose stream the current task reads or writes.
+SENDER: ContextVar[Sender] = ContextVar("SENDER", default=Sender())  # noqa: B039
 
 NAMES = 32  # most names of metrics that tasks report
 PATIENCE_S = 1.0  # a shorter wait of a round is never overdue
@@ -45,6 +60,8 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         refused: number of refused pushes.
         train_loss: mean loss of the last round; NaN before the first.
         loss_history: losses of the job by version, which Status returns.
+        history: time and bytes by version, since this server started.
+        senders: figures of workers that have opened a stream to this server.
     """
 
     info = gauge("info", "always 1; the labels name version and mode", "version", "mode")
@@ -171,7 +188,8 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         self._apart: deque[float] = deque(maxlen=32)  # seconds between the ends of the last rounds
         self._closed_at: float | None = None
         self._names: set[str] = set()
-        self.loss_history = LossHistory()
+        self.loss_history, self.history = LossHistory(), History()
+        self.senders: OrderedDict[str, Sender] = OrderedDict()  # the last `MAX_MEMBERS`
         self.accepted = self.refused = 0
         self.train_loss = float("nan")
         for unknown in (
@@ -186,11 +204,14 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
     def received(self, wire_bytes: int) -> None:
         """Count received bytes on the wire."""
         self._traffic["wire_bytes_up"] += wire_bytes
-        self._wire_bytes.labels("up", SENDER.get()).inc(wire_bytes)
+        sender = SENDER.get()
+        sender.wire_bytes_up += wire_bytes
+        self._wire_bytes.labels("up", sender.compressor).inc(wire_bytes)
 
     def sent(self, wire_bytes: int) -> None:
         """Count sent bytes on the wire."""
         self._traffic["wire_bytes_down"] += wire_bytes
+        SENDER.get().wire_bytes_down += wire_bytes
         self._wire_bytes.labels("down", self._downlink).inc(wire_bytes)
 
     def sent_raw(self, raw_bytes: int) -> None:
@@ -207,7 +228,9 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
     def received_raw(self, raw_bytes: int) -> None:
         """Count the bytes that received elements take as float32."""
         self._traffic["raw_bytes_up"] += raw_bytes
-        self._raw_bytes.labels("up", SENDER.get()).inc(raw_bytes)
+        sender = SENDER.get()
+        sender.raw_bytes_up += raw_bytes
+        self._raw_bytes.labels("up", sender.compressor).inc(raw_bytes)
 
     def image(self) -> dict[str, Any]:
         """Return the figures that belong to the job, which a checkpoint keeps, as opposed to those of this
@@ -236,7 +259,7 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         compressed = [each for each in payloads if not isinstance(each, DensePayload | AbsentPayload)]
         self._traffic["compressed_payload_bytes_up"] += sum(map(wire_bytes, compressed))
         self._traffic["compressed_raw_bytes_up"] += 4 * sum(each.elements for each in compressed)
-        self._pushes.labels(SENDER.get()).inc()
+        self._pushes.labels(SENDER.get().compressor).inc()
         self.staleness_versions.observe(versions_stale)
         self._most_versions = max(self._most_versions, versions_stale)
         self.staleness_largest.set(self._most_versions)
@@ -250,16 +273,30 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
     def _received_push(self, raw_bytes: int, payload_bytes: int) -> None:
         self.received_raw(raw_bytes)
         self._traffic["payload_bytes_up"] += payload_bytes
-        self._payload_bytes.labels("up", SENDER.get()).inc(payload_bytes)
+        self._payload_bytes.labels("up", SENDER.get().compressor).inc(payload_bytes)
 
     def push_refused(self, reason: Reason) -> None:
         """Count a refused push."""
         self.refused += 1
+        SENDER.get().refused_pushes += 1
         self.refusal(reason)
 
     def refusal(self, reason: Reason) -> None:
         """Count a refused push or call by its reason."""
         self._refusals.labels(reason.label).inc()
+
+    def refusals(self) -> dict[str, float]:
+        """Return the numbers of refused pushes and calls by reason."""
+        return {reason: each.value for (reason,), each in self._refusals.series()}
+
+    def sender(self, worker: str, compressor: str) -> Sender:
+        """Return the figures of a worker, which uses `compressor` from now on."""
+        found = self.senders.setdefault(worker, Sender())
+        found.compressor = compressor_label(compressor)
+        self.senders.move_to_end(worker)
+        if len(self.senders) > MAX_MEMBERS:
+            self.senders.popitem(last=False)
+        return found
 
     def clocks_stale(self, clocks: int) -> None:
         """Record the staleness of an applied push in stale mode. clocks: number of clocks that it was behind
@@ -319,6 +356,7 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
             self._apart.append(now - last)
         self._closed_at = now
         self._recent.append(seconds)
+        self.history.add(version, now, self._traffic["wire_bytes_up"], self._traffic["wire_bytes_down"])
         self._rounds.inc()
         self._samples.inc(samples)
         self.round_seconds.observe(seconds)

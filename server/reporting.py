@@ -13,6 +13,7 @@ from .durable.recorder import Recorder, run_on_daemon_thread
 from .job.core import Core
 from .job.events import Apply, LossReported, Note, Report
 from .job.loss_history import mean_loss
+from .job.waiting import seconds_of
 from .metrics import ServerMetrics
 from .shard.reports import Applied
 
@@ -137,6 +138,5 @@ def count_waiting(metrics: ServerMetrics, core: Core, now: float, tick_s: float)
     waiting = core.waiting(now)
     if core.state.phase is not Phase.RUNNING or not waiting.text or not waiting.for_others:
         return
-    since = now if core.state.waiting_since is None else core.state.waiting_since
-    if metrics.overdue(now - since if waiting.seconds is None else waiting.seconds):
+    if metrics.overdue(seconds_of(core.state, waiting, now)):
         metrics.waiting_seconds.inc(tick_s)

@@ -22,7 +22,7 @@ from ...proto.service import Malformed
 from ..conductor import Conductor
 from ..job import events as e
 from ..job import refusals
-from ..metrics import SENDER, compressor_label
+from ..metrics import SENDER
 from ..reporting import shortened
 from ..streams.arriving import ArrivingParts
 from ..streams.outbox import Context, Outbox, WorkerStream, differences
@@ -61,7 +61,8 @@ class WorkerCall:
         if previous is not None:
             text = f"worker {hello.worker!r} has opened another stream"
             previous.outbox.end(Refusal(reason=Reason.FENCED, worker=hello.worker, message=text), final=False)
-        SENDER.set(compressor_label(self._core.state.roster.members[hello.worker].compressor))
+        compressor = self._core.state.roster.members[hello.worker].compressor
+        SENDER.set(self._metrics.sender(hello.worker, compressor))
         stream.outbox.send(replace(attached.reply, stored=self._conductor.ledger.stored(stream.id)))
         self._conductor.perform(attached.actions)
         link = self._conductor.packing.open_link()

@@ -29,9 +29,15 @@ class Awaited:
     seconds: float | None = None  # of waiting so far; None for the time since `JobState.waiting_since`
 
 
+def seconds_of(state: JobState, waiting: Awaited, now: float) -> float:
+    """Return the seconds for which the job has waited for a condition."""
+    since = now if state.waiting_since is None else state.waiting_since
+    return now - since if waiting.seconds is None else waiting.seconds
+
+
 def report(state: JobState, waiting: Awaited, now: float) -> list[e.Action]:
     """Report a condition that the job has waited for too long, unless it was reported lately."""
-    waited = now - (state.waiting_since or now) if waiting.seconds is None else waiting.seconds
+    waited = seconds_of(state, waiting, now)
     if not waiting.text or waited < (REPORT_AFTER_S if waiting.for_others else REPORT_EVERY_S):
         return []
     if state.reported is not None:

@@ -34,6 +34,7 @@ from ..conductor import Conductor
 from ..durable import recorder as r
 from ..durable.folder import StateError, StateFolder
 from ..durable.journal import JournalError, Record
+from ..history import History
 from ..job import events as e
 from ..shard.model_state import Deposit
 from .image import restore
@@ -116,6 +117,7 @@ class _Replay:
         began = time.monotonic()
         conductor.clock = lambda: self._now + time.monotonic() - began
         conductor.applied, conductor.tell = self._live
+        conductor.metrics.history = History()  # the journal's pushes were no traffic
         conductor.recorder.resume(
             conductor.core.state.version, self._now, conductor.core.state.samples.progress
         )

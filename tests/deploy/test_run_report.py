@@ -18,7 +18,7 @@ from gradwire.deploy.live import LiveJob
 from gradwire.deploy.plot import PlotError, shown_metric, write_plot
 from gradwire.deploy.progress import LineProgress, LiveProgress, progress
 from gradwire.deploy.report import RunResult, ratio, result_of, size, table_of, to_json, write_atomically
-from gradwire.deploy.texts import fraction, seconds_left, when
+from gradwire.deploy.texts import when
 from gradwire.deploy.worth import rate, remark
 from gradwire.planning.job import JobProfile, StepOptions
 from gradwire.proto.job import job_message
@@ -31,6 +31,7 @@ from gradwire.proto.messages import (
     StatusResponse,
     Traffic,
 )
+from gradwire.proto.status import fraction, seconds_left
 from gradwire.settings import JobTerms, RunSettings
 
 PROMISED_KEYS = {

@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from gradwire.deploy.texts import duration, seconds_left
-from gradwire.deploy.watch import page, to_json_dict
+from gradwire.deploy.texts import duration
+from gradwire.deploy.watch import page
 from gradwire.proto.job import job_message
 from gradwire.proto.messages import EpochStatus, LostStatus, MemberStatus, Phase, StatusResponse, Traffic
+from gradwire.proto.status import seconds_left, to_json_dict
 from gradwire.settings import JobTerms
 
 STATUS = StatusResponse(

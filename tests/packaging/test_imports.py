@@ -49,7 +49,7 @@ SERVER_LAYERS = (
     {"cli", "daemon", "checks"},
     {"calls", "recovery"},
     {"conductor"},
-    {"plans", "streams", "reporting", "metrics", "tasks", "curves"},
+    {"plans", "streams", "reporting", "metrics", "history", "tasks", "curves"},
     {"durable"},
     {"shard", "job"},
 )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 
 # Folders of the checkout that are no part of the package.
 OUTSIDE = {"docs", "examples", "papers", "records", "tests", "build", "dist"}
-DATA = {".json", ".proto", ".pyi", ".typed"}
+DATA = {".html", ".json", ".proto", ".pyi", ".typed"}
 
 
 def files_of(wheel: Path) -> set[str]:
