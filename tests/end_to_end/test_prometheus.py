@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ from same_bits_recorder import free_port
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "gradwire.rules.yml"
+DASHBOARD = ROOT / "deploy" / "grafana" / "gradwire.json"
 
 
 def test_every_alert_fires_where_it_should_and_nowhere_else() -> None:
@@ -27,6 +29,20 @@ def test_every_alert_fires_where_it_should_and_nowhere_else() -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def queries_of_dashboard(job: str) -> list[str]:
+    """The queries of each panel for one job, and one for the list of jobs."""
+    board = json.loads(DASHBOARD.read_text())
+    source, jobs = board["templating"]["list"]
+    assert (source["type"], jobs["name"]) == ("datasource", "job_id")
+    metric = re.fullmatch(r"label_values\((\w+), job_id\)", jobs["query"]["query"])
+    assert metric
+    found = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    return [
+        f'{metric[1]}{{job_id="{job}"}}',
+        *(each.replace("$job_id", job).replace("$__rate_interval", "5m") for each in found),
+    ]
 
 
 class Prometheus:
@@ -111,9 +127,7 @@ def test_two_jobs_on_one_port_are_told_apart_and_one_is_dead(
     server, worker, second = start("second", 60)
     prometheus.ask(f'gradwire_server_phase{{job_id="{second}"}}')
     for query in (
-        "gradwire:progress:ratio",
-        "gradwire:upload_compression:ratio5m",
-        "gradwire:waiting:ratio5m",
+        *queries_of_dashboard(first),
         "gradwire_server_state_free_bytes > 0",
         "time() - gradwire_server_checkpoint_timestamp_seconds < 600",
         "gradwire_server_min_workers == 1",
