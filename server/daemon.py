@@ -54,15 +54,15 @@ from .recovery.checkpoints import checkpoint, first_checkpoint, pause
 from .recovery.recovery import recover
 from .reporting import watch_space
 from .shard.local import LocalShard
-from .shard.making import SteppedStore, StepRules
+from .shard.making import SteppedStore
+from .shard.pending import StepRules
 from .shard.store import Float32
 
 log = logging.getLogger("gradwire.server")
 
 PAUSE_S = 15.0  # Longest wait for rounds in progress, if another server may continue the job.
 COUNT_S, RENEW_S = 2.0, 60.0  # between two counts of the open descriptors, and two looks at certificates
-GRACE_S = 5.0  # Longest wait for calls and streams to end.
-LINGER_S = 5.0  # Time for clients to fetch the parameters and the status of a finished job.
+GRACE_S, LINGER_S = 5.0, 5.0  # for calls and streams to end, and for clients to fetch a finished job's result
 SCRAPED_S = 0.25  # between two looks whether /metrics has shown the end
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -89,32 +89,26 @@ def holds_coordinates(pushes: Sequence[Payloads]) -> bool:
     return any(isinstance(payload, ProjectedPayload) for push in pushes for payload in push)
 
 
-def add_up_in_bases(
+def mean_coordinates(
     bases: Bases,
     starts: Sequence[int],
     start: int,
     pushes: Sequence[Payloads],
     factors: Sequence[float],
-    out: Float32,
     key: Sequence[int],
 ) -> dict[int, MeanCoordinates]:
-    """Overwrite `out` with the weighted sum of pushes, some of which hold tensors as coordinates.
+    """Return the mean coordinates of each tensor that some push holds as such, by its index.
 
     Args:
         starts: first element of each tensor in flat order, and the number of all elements.
-        start: first element of the range, in flat order.
+        start: first element of a range, in flat order.
         pushes: payloads of the range from each push, end to end, in rank order.
         factors: factor of each push.
-        out: receives the sum: float32, shape (elements of the range,).
         key: numbers that, with a tensor's index, seed the rounding of its mean.
-
-    Returns:
-        The mean coordinates of each tensor that some push holds as such, by its index.
 
     Raises:
         FloatingPointError: mean coordinates are not finite; the message names the tensor.
     """
-    out.fill(0.0)
     among: dict[int, list[tuple[ProjectedPayload, float]]] = {}
     otherwise: set[int] = set()
     for payloads, factor in zip(pushes, factors, strict=True):
@@ -137,14 +131,37 @@ def add_up_in_bases(
         payload = rounded(bases.specs[tensor].elements, total, context if coded else None)
         sum_coordinates([payload], [1.0], total)
         found[tensor] = MeanCoordinates(payload, total, tensor not in otherwise)
-        bases.expand(tensor, total, out[starts[tensor] - start : starts[tensor + 1] - start])
+    return found
+
+
+def expand_mean(
+    bases: Bases,
+    starts: Sequence[int],
+    start: int,
+    means: Mapping[int, MeanCoordinates],
+    pushes: Sequence[Payloads],
+    factors: Sequence[float],
+    out: Float32,
+) -> None:
+    """Overwrite `out` with the weighted sum of pushes, some of which hold tensors as coordinates.
+
+    Args:
+        means: those that `mean_coordinates` returned; of tensors without one, only other payloads count.
+        out: receives the sum: float32, shape (elements of the range,).
+    """
+    tensors = range(bisect_left(starts, start), bisect_left(starts, start + out.size))
+    inside = [tensor for tensor in tensors if tensor in means]
+    if sum(starts[tensor + 1] - starts[tensor] for tensor in inside) < out.size:
+        out.fill(0.0)
+    for tensor in inside:
+        here = out[starts[tensor] - start : starts[tensor + 1] - start]
+        bases.expand(tensor, means[tensor].values, here)
     for payloads, factor in zip(pushes, factors, strict=True):
         at = 0
         for payload in payloads:
             first, at = at, at + payload.elements
             if not isinstance(payload, ProjectedPayload):
                 reduce_payloads([payload], [factor], out[first:at], keep=True)
-    return found
 
 
 def rounded(elements: int, coordinates: Float32, context: StepContext | None = None) -> ProjectedPayload:

@@ -212,7 +212,8 @@ class Downlink:
         changed: bool,
         means: Mapping[int, MeanCoordinates] = NO_MEANS,
     ) -> list[PartUpdate]:
-        """Return the updates of some parts after their step. `replica` has them once the version is complete.
+        """Return the updates of some parts after their step; tensors of which the update has the mean's
+        coordinates alone may be stepped later. `replica` has the updates once the version is complete.
 
         Args:
             encodings: encodings of the parts' elements, from `choose`.
@@ -226,12 +227,12 @@ class Downlink:
             if idle or encoding.compressor is None:
                 done.append((AbsentPayload(elements=encoding.end - encoding.start), Content.DELTA))
                 continue
-            scratch = self._scratch(encoding.start, encoding.end)
             if encoding.stepped:
                 done.append((self._mean_gradient(encoding, means), Content.GRADIENT))
                 values = values_of(self._parameters[encoding.start : encoding.end])
-                self.copy.change(put_update, values, encoding.start, scratch)
+                self.copy.change_later(values, encoding.start)
                 continue
+            scratch = self._scratch(encoding.start, encoding.end)
             content = Content.VALUES if encoding.compressor.lossless else Content.DELTA
             take = put_update if content is Content.VALUES else add_update
             at = encoding.start

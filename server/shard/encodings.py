@@ -132,6 +132,14 @@ def held_by(pushes: Sequence[Placed], borders: Int64) -> Held:
     return Held(indices, among, whole, formats)
 
 
+def held_elements(encodings: Sequence[DownlinkEncoding]) -> Int64 | None:
+    """Return the elements that a step of sparse pushes can change, in flat order, ascending; None if it may
+    change all of them."""
+    encodings = [each for each in encodings if each.compressor is not None]
+    held = [each.held.astype(np.int64) + each.start for each in encodings if each.held is not None]
+    return np.concatenate(held) if held and len(held) == len(encodings) else None
+
+
 def _merged(held: Sequence[Indices]) -> Indices:
     """Return the distinct elements of several lists, ascending."""
     if len(held) == 1:

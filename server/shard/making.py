@@ -7,8 +7,11 @@ States of a part while a version is made (`PendingVersion`):
 
     | state   | meaning                                                                     | next          |
     |---------|-----------------------------------------------------------------------------|---------------|
-    | open    | Its pushes have not been given; `add` or `apply` will bring them.           | waiting, done |
-    | waiting | Its unit is encoded as one, and some part of that unit is still open.       | done          |
+    | open    | Its pushes have not been given; `add` or `apply` will bring them.           | waiting, sent,|
+    |         |                                                                             | done          |
+    | waiting | Its unit is encoded as one, and some part of that unit is still open.       | sent, done    |
+    | sent    | Its update has left. Tensors of which it has the mean coordinates alone are | done          |
+    |         | stepped after all known parts have left, so that no worker waits for that.  |               |
     | done    | It is summed, stepped, encoded and sent.                                    |               |
     | failed  | A value is not finite. No other part is stepped, and `apply` raises.        |               |
 
@@ -22,7 +25,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -30,50 +32,26 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...common.parts import Part, Plan
-from ...compressors import Bases, CompressorSpec, Payload, finite
+from ...common.parts import Plan
+from ...compressors import CompressorSpec, Payload, finite
 from ...planning import NORM_VERSIONS, is_measured
 from ...proto.manifest import Manifest
 from ...proto.replicas import checksum, is_checked
 from ...proto.transfer import Pack
-from ..job.aggregation import Aggregation, Krum, Mean
+from ..job.aggregation import Krum, Mean
 from ..job.events import Apply
 from .aggregation import combine, least_far
 from .clipping import clip, clip_factor
 from .compensation import DelayCompensation
-from .coordinates import add_up_in_bases, holds_coordinates
-from .encodings import DownlinkEncoding
+from .coordinates import expand_mean, holds_coordinates, mean_coordinates
+from .encodings import DownlinkEncoding, held_elements
 from .mean import Push, Share, add_up, weights
-from .missing import Stretch, absent, filled, ranges, stretches
+from .missing import Stretch, absent, filled, ranges, stretches, without
 from .norms import SquareNorms
-from .pending import PendingVersion
+from .pending import RULES, PendingVersion, StepRules
 from .store import BuildOptimizer, DivergedError, Float32, Send, Store
 
 Int64 = npt.NDArray[np.int64]
-MEAN = Mean()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepRules:
-    """How a version is made from pushes.
-
-    Attributes:
-        aggregation: rule that combines the gradients of a round.
-        delay_compensation: λ of `compensation`; 0 for none.
-        clip_norm: largest Euclidean norm of the whole model's gradient that a step takes, 0 for no limit.
-            With a limit, no part is stepped before all are summed.
-        takes_norms: measure the square norms of the mean gradient at the versions that `is_measured` names.
-        keep_last: keep a copy of the replica from before each step, to roll back to if the step fails.
-    """
-
-    aggregation: Aggregation = MEAN
-    delay_compensation: float = 0.0
-    clip_norm: float = 0.0
-    takes_norms: bool = False
-    keep_last: bool = False
-
-
-RULES = StepRules()
 
 
 class SteppedStore(Store):
@@ -139,7 +117,7 @@ class SteppedStore(Store):
         self._optimizer.follow(rate_factor)
         if learning_rates:
             self._optimizer.learning_rates = list(learning_rates)
-        self._step.before = self._before()
+        self.settle()  # before the changes of this version are noted
 
     def add(self, part: int, shares: Sequence[Share], send: Send) -> None:
         """Sum and step one part of the version that `begin` started, before the other parts. The step is
@@ -154,6 +132,7 @@ class SteppedStore(Store):
             return
         try:
             self._add(step, part, shares, send)
+            self._take_due(step)
         except Exception as failure:
             step.failure = failure
 
@@ -210,6 +189,7 @@ class SteppedStore(Store):
             del pushes, pairs  # the payloads of a part are freed once it is stepped
             for number in list(shares):
                 self._add(step, number, shares.pop(number), send)
+            self._take_due(step)
         except Exception:
             self._roll_back(step.before)
             raise
@@ -230,13 +210,15 @@ class SteppedStore(Store):
         """Roll back to the last version, if parts of the next one have been stepped and a copy of the
         previous values is kept."""
         step, self._step = self._step, None
-        if step is not None and step.taken and step.before is not self._flat:
+        if step is not None and step.before is not self._flat:
             self._roll_back(step.before)
 
-    def _roll_back(self, before: torch.Tensor) -> None:
-        """Overwrite parameters and replica with the values from before a failed step. No other step
-        follows."""
+    def _roll_back(self, before: torch.Tensor | None) -> None:
+        """Overwrite parameters and replica with the values from before a failed step; None if nothing was
+        stepped. No other step follows."""
         self._downlink.copy.drop()
+        if before is None:
+            return
         replica = self._downlink.replica
         self._flat.copy_(replica if before is self._flat else before)
         if before is not replica:
@@ -265,51 +247,73 @@ class SteppedStore(Store):
         self._recall(start, end)
         known = [(self.plan.parts[part].start, payloads) for part in group for _, payloads in group[part]]
         encodings = self._downlink.choose(unit, start, end, known)
-        changed, touched = False, self._touched(encodings)
+        needs_all = self._rules.delay_compensation or self._rules.clip_norm
+        sparse = isinstance(self._aggregation, Mean) and not needs_all
+        touched = held_elements(encodings) if sparse else None
         for part in group:
-            changed |= self._step_part(part, group[part], step, touched)
+            if step.clip is None:
+                self._find(part, group[part], step)
+        step.due[number] = unit, self._stepped_later(encodings, step)
+        for part in group:
+            self._step_part(part, group[part], step, touched)
+        changed = any(step.found[part] for part in group)
         for update in self._downlink.encode(
             encodings, list(group), step.version, changed=changed, means=step.means
         ):
             send(self._encode(step.version, update, clip=step.clip))
 
-    def _touched(self, encodings: Sequence[DownlinkEncoding]) -> Int64 | None:
-        """Return the elements that a step can change, in flat order, ascending; None if it may change all of
-        them."""
-        encodings = [each for each in encodings if each.compressor is not None]
-        held = [each.held.astype(np.int64) + each.start for each in encodings if each.held is not None]
-        if (
-            not held
-            or len(held) < len(encodings)
-            or self._rules.delay_compensation
-            or not isinstance(self._aggregation, Mean)
-        ):
-            return None
-        if self._rules.clip_norm:  # the norm needs all elements
-            return None
-        return np.concatenate(held)
+    def _stepped_later(self, encodings: Sequence[DownlinkEncoding], step: PendingVersion) -> Sequence[int]:
+        """Return the tensors of which the update has the mean coordinates alone, so that it need not wait for
+        their step. Such a tensor is never divided into parts."""
+        if step.clip is not None or self._rules.delay_compensation or step.norms is not None:
+            return ()  # these need the gradient itself
+        stepped = (each.first for each in encodings if each.stepped)
+        return [tensor for tensor in stepped if tensor in step.means and step.means[tensor].alone]
+
+    def _take_due(self, step: PendingVersion) -> None:
+        """Step the tensors whose updates have been sent before."""
+        for number, (unit, tensors) in step.due.items():
+            self._begin_unit(unit)
+            for tensor in tensors:
+                assert self.bases is not None, "mean coordinates are of tensors with bases"
+                gradient = self._gradient_of(*self.plan.starts[tensor : tensor + 2])
+                self.bases.expand(tensor, step.means[tensor].values, gradient.numpy())
+            self._optimize(number, self._due_in(number, step), step)
+        step.due.clear()
+
+    def _due_in(self, number: int, step: PendingVersion) -> list[tuple[int, int]]:
+        """Return the ranges of a part's tensors that are due, counted from the beginning of the part."""
+        start, (_, tensors) = self.plan.parts[number].start, step.due[number]
+        bounds = (self.plan.starts[tensor : tensor + 2] for tensor in tensors)
+        return ranges([Stretch(first - start, end - start, ()) for first, end in bounds])
+
+    def _optimize(self, number: int, among: Sequence[tuple[int, int]], step: PendingVersion) -> None:
+        """Take the optimizer's step for ranges of a part that have a gradient."""
+        if not among:
+            return
+        if step.before is None:
+            step.before = self._before()
+        self._optimizer.step(number, among)
+        start = self.plan.parts[number].start
+        if not all(finite(self._flat[start + first : start + end]) for first, end in among):
+            self._refuse(step.version)
 
     def _step_part(
-        self, number: int, shares: Sequence[Share], step: PendingVersion, touched: Int64 | None = None
-    ) -> bool:
-        """Sum a part and take the optimizer's step for the elements that have a gradient. Return True when
-        there were enough pushes for a step.
+        self, number: int, shares: Sequence[Share], step: PendingVersion, touched: Int64 | None
+    ) -> None:
+        """Sum a part and take the optimizer's step for the elements that have a gradient, but not of tensors
+        that are due.
 
         touched: elements that the step can change, in flat order; only these are computed. None for all."""
-        found = step.summed[number] if number in step.summed else self._stretches(shares)
-        if not found:
-            return False
-        part = self.plan.parts[number]
-        if touched is not None:
+        part, found = self.plan.parts[number], ranges(step.found[number])
+        if touched is not None and found:
             first, last = np.searchsorted(touched, (part.start, part.end))
-            self._step_elements(number, touched[first:last] - part.start, shares, found, step)
-            return True
-        if number not in step.summed:
-            self._sum_part(part, shares, found, step)
-        self._optimizer.step(number, ranges(found))
-        if not finite(self._flat[part.start : part.end]):
-            self._refuse(step.version)
-        return True
+            self._step_elements(number, touched[first:last] - part.start, shares, step)
+            return
+        among = without(found, self._due_in(number, step) if number in step.due else ())
+        if among and step.clip is None:
+            self._sum_part(number, shares, step)
+        self._optimize(number, among, step)
 
     def _stretches(self, shares: Sequence[Share]) -> list[Stretch]:
         """Return the ranges of a part that have a gradient; empty if the pushes are too few for a step."""
@@ -323,16 +327,32 @@ class SteppedStore(Store):
         among = step.contributions if sliced else None
         return weights([each for each, _ in shares], step.weight, among)
 
-    def _sum_part(
-        self, part: Part, shares: Sequence[Share], found: Sequence[Stretch], step: PendingVersion
-    ) -> None:
-        """Write the sum of a part's pushes into the gradient, for the elements that have one."""
-        factors = self._factors(shares, step)
-        for stretch in found:
-            here = slice(part.start + stretch.start, part.start + stretch.end)
+    def _find(self, number: int, shares: Sequence[Share], step: PendingVersion) -> None:
+        """Keep the ranges of a part that have a gradient, and the mean coordinates of its tensors."""
+        factors, key = self._factors(shares, step), (self._seed, 0, step.version)
+        step.found[number] = self._stretches(shares)
+        for stretch in step.found[number]:
+            if self.bases is None or not holds_coordinates(stretch.pushes):
+                continue
+            start = self.plan.parts[number].start + stretch.start
+            given = self.bases, self.plan.starts, start, stretch.pushes, factors, key
+            try:
+                step.means |= mean_coordinates(*given)
+            except FloatingPointError as error:
+                raise DivergedError(f"{error} at version {step.version}") from None
+
+    def _sum_part(self, number: int, shares: Sequence[Share], step: PendingVersion) -> None:
+        """Write the sum of a part's pushes into the gradient, for the elements that have one and are not due;
+        call it after `_find`."""
+        start, factors = self.plan.parts[number].start, self._factors(shares, step)
+        due = {tensor for _, tensors in step.due.values() for tensor in tensors}
+        means = {tensor: mean for tensor, mean in step.means.items() if tensor not in due}
+        for stretch in step.found[number]:
+            here = slice(start + stretch.start, start + stretch.end)
             gradient = self._gradient_of(here.start, here.stop)
             if self.bases is not None and holds_coordinates(stretch.pushes):
-                self._sum_in_bases(self.bases, here.start, stretch, factors, step, gradient.numpy())
+                given = means, stretch.pushes, factors, gradient.numpy()
+                expand_mean(self.bases, self.plan.starts, here.start, *given)
             else:
                 self._sum(stretch, factors, gradient.numpy())
             if step.norms is not None:
@@ -341,58 +361,39 @@ class SteppedStore(Store):
                 replica, base = self._downlink.replica[here], step.base_version
                 self._compensation.correct(gradient, replica, here, base, step.weight)
 
-    def _sum_in_bases(
-        self,
-        bases: Bases,
-        start: int,
-        stretch: Stretch,
-        factors: Sequence[float],
-        step: PendingVersion,
-        out: Float32,
-    ) -> None:
-        """Write the sum of a range from `start` on into `out` where pushes hold tensors as coordinates, and
-        keep the mean coordinates."""
-        try:
-            key = self._seed, 0, step.version
-            step.means |= add_up_in_bases(bases, self.plan.starts, start, stretch.pushes, factors, out, key)
-        except FloatingPointError as error:
-            raise DivergedError(f"{error} at version {step.version}") from None
-
     def _clip(self, step: PendingVersion, shares: Mapping[int, Sequence[Share]]) -> None:
         """Sum all parts, and clip the gradient of the whole model."""
         for number, of_part in shares.items():
-            part, found = self.plan.parts[number], self._stretches(of_part)
-            if sum(each.end - each.start for each in found) < part.elements:
+            part = self.plan.parts[number]
+            self._find(number, of_part, step)
+            if sum(each.end - each.start for each in step.found[number]) < part.elements:
                 self._gradient[part.start : part.end] = 0.0
-            self._sum_part(part, of_part, found, step)
-            step.summed[number] = found
+            self._sum_part(number, of_part, step)
         self.gradient_norm = clip(self._gradient, self.plan.starts, self._rules.clip_norm, step.weight)
         step.clip = clip_factor(self.gradient_norm, self._rules.clip_norm)
 
     def _step_elements(
-        self,
-        number: int,
-        places: Int64,
-        shares: Sequence[Share],
-        found: Sequence[Stretch],
-        step: PendingVersion,
+        self, number: int, places: Int64, shares: Sequence[Share], step: PendingVersion
     ) -> None:
         """Sum and step only the elements of a part that sparse pushes hold, with the same bits as a step of
         the whole part.
 
         places: these elements, ascending, counted from the beginning of the part."""
         part, factors = self.plan.parts[number], self._factors(shares, step)
+        found = ranges(step.found[number])
         gradient = self._gradient_of(part.start, part.end).numpy()
         values = self._flat[part.start : part.end].numpy()
         gradient[places] = 0.0
-        for stretch in found:
+        for stretch in step.found[number]:
             self._sum(stretch, factors, gradient[stretch.start : stretch.end], keep=True)
             if step.norms is not None:
                 first, last = np.searchsorted(places, (stretch.start, stretch.end))
                 held = gradient[places[first:last]], stretch.pushes, places[first:last] - stretch.start
                 step.norms.add(part.start + stretch.start, *held)
         stepped = torch.from_numpy(values[places])
-        self._optimizer.step_apart(number, stepped, torch.from_numpy(gradient[places]), places, ranges(found))
+        if step.before is None:
+            step.before = self._before()
+        self._optimizer.step_apart(number, stepped, torch.from_numpy(gradient[places]), places, found)
         values[places] = stepped.numpy()
         if not finite(stepped):
             self._refuse(step.version)

@@ -68,6 +68,19 @@ def ranges(found: Sequence[Stretch]) -> list[tuple[int, int]]:
     return merged
 
 
+def without(among: Sequence[tuple[int, int]], taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the (start, end) of ranges without others that lie in them. Both are ascending."""
+    left: list[tuple[int, int]] = []
+    for start, end in among:
+        at = start
+        for first, last in taken:
+            if start <= first < end:
+                left.append((at, first))
+                at = last
+        left.append((at, end))
+    return [(start, end) for start, end in left if start < end]
+
+
 def absent(payloads: Payloads) -> bool:
     """Return True when all payloads are absent, which means that there is no gradient."""
     return all(isinstance(payload, AbsentPayload) for payload in payloads)

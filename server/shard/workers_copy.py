@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ...compressors import Payload
+from ...compressors import Payload, put_update
 
 Take = Callable[[Payload, torch.Tensor], None]  # changes elements by a payload
 
@@ -36,7 +36,7 @@ class WorkersCopy:
         """The copy, after the changes of a version that is complete."""
         if self._complete:
             self._changes()
-            for take, payload, at in self._due:
+            for take, payload, at in self._due if self.separate else ():
                 take(payload, self.last[at : at + payload.elements])
             self.drop()
         return self.last
@@ -55,6 +55,11 @@ class WorkersCopy:
         """Take other values, which belong to this object afterwards; None for the parameters."""
         self.drop()
         self.last = self._parameters if values is None else values
+
+    def change_later(self, values: Payload, at: int) -> None:
+        """Note that the elements from `at` on become the parameters: `values`, which share their memory and
+        may not have taken their step yet. The copy may take memory of its own before they do."""
+        self._due.append((put_update, values, at))
 
     def change(self, take: Take, payload: Payload, at: int, scratch: torch.Tensor) -> None:
         """Note a change of the elements from `at` on. scratch: memory that the payload must not share."""

@@ -16,8 +16,9 @@ from gradwire.proto.transfer import Assembly, encode_chunks
 from gradwire.proto.updates import NOTHING_SHARED, SharedSizes, update_assembly
 from gradwire.proto.wire import CHUNK_BYTES, decode_envelope
 from gradwire.server.job.events import Apply, Contribution, PushKey
-from gradwire.server.shard.making import SteppedStore, StepRules
+from gradwire.server.shard.making import SteppedStore
 from gradwire.server.shard.mean import Payloads, Push
+from gradwire.server.shard.pending import StepRules
 from gradwire.server.shard.store import Float32
 from gradwire.server.streams.push_ledger import PushLedger
 from gradwire.server.streams.updates import Broadcast

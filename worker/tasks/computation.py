@@ -76,8 +76,11 @@ class Computation:
         return total
 
     def _draw(self, seeds: Sequence[int]) -> None:
-        words = np.random.SeedSequence([self._seed, *seeds]).generate_state(1)
-        torch.manual_seed(int(words[0]))
+        (word,) = np.random.SeedSequence([self._seed, *seeds]).generate_state(1).tolist()
+        if self._device.type == "cpu" and not torch.cuda.is_initialized():
+            torch.default_generator.manual_seed(word)  # without a record of the call's stack for CUDA
+        else:
+            torch.manual_seed(word)
 
     def _forward(self, indices: Indices, *, onto: bool = False) -> torch.Tensor:
         """Return the mean loss over some samples; `onto` keeps the gradients of earlier passes."""

@@ -26,8 +26,10 @@ from gradwire.compressors.registry import BUILT_IN
 from gradwire.optim.optimizer import Optimizer, OptimizerGroup, parse_optimizer
 from gradwire.proto import messages as m
 from gradwire.server.shard.coordinates import rounded
-from gradwire.server.shard.making import SteppedStore, StepRules
+from gradwire.server.shard.making import SteppedStore
 from gradwire.server.shard.mean import Float32
+from gradwire.server.shard.pending import StepRules
+from gradwire.server.shard.store import DivergedError, Encoded
 from gradwire.server.streams.updates import Broadcast
 from gradwire.worker.session.groups import ParameterGroups
 from gradwire.worker.session.replica import Replica
@@ -56,6 +58,17 @@ class Calm(Random):
 
     def random(self) -> float:
         return 1.0
+
+
+class Lacking(Calm):
+    """Draws that no worker has a gradient of some of the five tensors, and no other exception."""
+
+    def __init__(self, *tensors: int) -> None:
+        super().__init__()
+        self.drawn = [float(tensor not in tensors) for tensor in range(5)]
+
+    def random(self) -> float:
+        return self.drawn.pop(0) if self.drawn else 1.0
 
 
 def values_of(payload: ProjectedPayload) -> Float32:
@@ -186,6 +199,39 @@ def test_an_update_has_the_coordinates_of_the_mean_and_no_change() -> None:
     assert len(projected) == 3
     assert {each.content for each in projected} == {m.Content.GRADIENT}
     assert not header.beside
+
+
+def test_coordinates_leave_before_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do so, too, where the copy that workers have takes memory of its own between the two, and where
+    the step then fails: the server returns to the version before."""
+    job = Job("sgd")
+    sizes = [spec.elements for spec in job.manifest.specs]
+    plan, matrices = arrange(sizes, [1] * len(sizes), [], 2), (0, 2, 4)
+    replica = job.replica()
+    replica.version = 0
+    adopting: list[SteppedStore | Replica | ModelCompressor] = [job.store, replica, *job.workers]
+    for subject in adopting:
+        subject.adopt(plan)
+    before = [each.clone() for each in job.store.parameters]
+    moved = list[set[int]]()
+
+    def add(update: Applied, part: Encoded) -> None:
+        pairs = enumerate(zip(before, job.store.parameters, strict=True))
+        moved.append({tensor for tensor, (old, new) in pairs if not torch.equal(old, new)})
+        Broadcast.add(update, part)
+
+    monkeypatch.setattr(Applied, "add", add)
+    assert job.store.replica[0].data_ptr() == job.store.parameters[0].data_ptr()
+    take(replica, job.version(Calm()))
+    assert job.store.replica[0].data_ptr() != job.store.parameters[0].data_ptr()
+    assert not set[int]().union(*moved).intersection(matrices)
+    assert all(not torch.equal(before[tensor], job.store.parameters[tensor]) for tensor in matrices)
+    job.assert_alike(replica)
+    before, only = [each.clone() for each in job.store.parameters], Lacking(1, 3)
+    with pytest.raises(DivergedError):
+        apply(job.store, version=2, shares=job.shares(only, 2), learning_rates=(3e38, 3e38))
+    assert all(torch.equal(before[tensor], job.store.parameters[tensor]) for tensor in matrices)
+    job.assert_alike(replica)
 
 
 def test_coordinates_of_coded_pushes_are_rounded_to_eight_bits_without_bias() -> None:

@@ -33,7 +33,8 @@ from gradwire.compressors import (
 from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.messages import Content
 from gradwire.server.job.aggregation import Trimmed
-from gradwire.server.shard.making import SteppedStore, StepRules
+from gradwire.server.shard.making import SteppedStore
+from gradwire.server.shard.pending import StepRules
 from gradwire.server.streams.updates import Broadcast
 from gradwire.worker.session.replica import Replica
 

@@ -18,7 +18,8 @@ from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
 from gradwire.server.job.aggregation import parse_aggregation
 from gradwire.server.shard.clipping import clip
-from gradwire.server.shard.making import SteppedStore, StepRules
+from gradwire.server.shard.making import SteppedStore
+from gradwire.server.shard.pending import StepRules
 
 SHAPES = ((7, 5), (5,), (300, 30), (30,), (20, 30), (), (100, 90))
 GROUP_OF = (0, 1, 0, 1, 0, 1, 1)

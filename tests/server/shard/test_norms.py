@@ -21,7 +21,8 @@ from gradwire.planning import NORM_VERSIONS, is_measured
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.server.job.aggregation import Median
-from gradwire.server.shard.making import SteppedStore, StepRules
+from gradwire.server.shard.making import SteppedStore
+from gradwire.server.shard.pending import StepRules
 
 Array = npt.NDArray[np.float64]
 

@@ -31,8 +31,9 @@ from gradwire.optim.optimizer import Optimizer, parse_optimizer
 from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.server.job.aggregation import Aggregation, Krum, Median, Trimmed
-from gradwire.server.shard.making import MEAN, SteppedStore, StepRules
+from gradwire.server.shard.making import SteppedStore
 from gradwire.server.shard.missing import absent, filled, ranges, stretches
+from gradwire.server.shard.pending import MEAN, StepRules
 from gradwire.worker.session.replica import Replica
 
 SIZES = (40, 3, 5000, 0, 17, 9000, 64)

@@ -16,7 +16,8 @@ from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.server.job.aggregation import Trimmed
 from gradwire.server.shard.downlink import Downlink
-from gradwire.server.shard.making import SteppedStore, StepRules
+from gradwire.server.shard.making import SteppedStore
+from gradwire.server.shard.pending import StepRules
 from gradwire.server.shard.store import DivergedError
 from gradwire.server.shard.writing import write_model
 from gradwire.worker.session.replica import Replica

@@ -20,8 +20,9 @@ from gradwire.proto.manifest import Manifest
 from gradwire.proto.messages import Tensor
 from gradwire.server.job.aggregation import Aggregation, Krum, Median, Trimmed
 from gradwire.server.job.events import Apply
-from gradwire.server.shard.making import MEAN, SteppedStore, StepRules
+from gradwire.server.shard.making import SteppedStore
 from gradwire.server.shard.mean import add_up
+from gradwire.server.shard.pending import MEAN, StepRules
 from gradwire.worker.session.replica import Replica
 
 TENSORS = ((3, 2), (17,), (130, 101), (5,), (40, 500), (260, 200), (300,), (9,))
