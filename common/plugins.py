@@ -1,4 +1,5 @@
-"""Things that other distributions bring, such as compressors and tasks, by the entry points they declare.
+"""Things that other distributions bring, such as compressors and tasks, by the entry points they declare, and
+functions of the user's own modules.
 
 The group of `kind` is `gradwire.{kind}s`. A built-in name always means the built-in thing. Names are listed
 from the metadata of installed distributions; code is loaded only for a name that a user has given.
@@ -6,8 +7,11 @@ from the metadata of installed distributions; code is loaded only for a name tha
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Collection
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from .spec import SpecError, known
 
@@ -33,3 +37,28 @@ def find(kind: str, name: str) -> EntryPoint | None:
 def giver(point: EntryPoint) -> str:
     """Return the name of the distribution that declares an entry point."""
     return point.dist.name if point.dist else point.value
+
+
+def imported(module: str, name: str) -> object:
+    """Import a module, for which the working directory is searched first, and return its member `name`.
+
+    Raises:
+        SpecError: there is no such module, or no such member.
+        Exception, SystemExit: the module's code raised it.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:  # `python -m` adds the working directory, an installed command does not
+        sys.path.insert(0, here)
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # a module that this one imports
+        raise SpecError(
+            f"there is no module {error.name!r} in {here} or among the installed packages; run in the "
+            "module's folder, or add that folder to PYTHONPATH"
+        ) from None
+    member: object = getattr(found, name, None)
+    if member is None:
+        raise SpecError(f"{getattr(found, '__file__', None) or module} has no {name!r}")
+    return member

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import struct
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+from ..common.plugins import imported
 from ..common.spec import SpecError
 from ..planning import models
 from ..planning.models import ModelTensor, Shape
@@ -70,16 +70,15 @@ def _shapes_made_by(model: str) -> list[tuple[str, Sequence[int]]]:
     """Return name and shape of each parameter of the module that a function returns, on no device."""
     import torch  # takes seconds, and only this form needs it
 
-    module_name, _, function_name = model.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # `python -m` adds the working directory, an installed command does not
-        sys.path.insert(0, here)
+    module, _, name = model.partition(":")
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
+        function: Any = imported(module, name)
         with torch.device("meta"):  # shapes alone: a large model needs no memory
             made = function()
         return [(name, each.shape) for name, each in made.named_parameters() if each.requires_grad]
-    except Exception as error:  # anything that a user's code raises
+    except SpecError as error:
+        raise SpecError(f"--model {model}: {error}") from None
+    except (Exception, SystemExit) as error:  # anything that a user's code raises
         raised = f"{type(error).__name__}: {error}"
         raise SpecError(
             f"--model {model}: expected a function without arguments that returns a torch.nn.Module and runs "

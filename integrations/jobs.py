@@ -16,7 +16,6 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
-from ..settings import JobSettings
 from ..worker.script.job import Job
 from ..worker.script.length import Batches
 from ..worker.script.terms import ScriptError, Steps
@@ -100,7 +99,7 @@ class JobLoader:
         self._job = job
         inner = loader if isinstance(loader, Batches) else _divided(job, loader, accumulate)
         self.batches = Batches(self._epoch, lambda: len(inner), inner)
-        if epochs is None and max_steps > 0 and _has_default_epochs(job):
+        if epochs is None and max_steps > 0 and job.has_default_epochs:
             epochs = math.ceil(max_steps / math.ceil(len(inner) / accumulate))
         self._of_job = self._items(job.epochs(epochs), inner)
         self._over = over
@@ -151,12 +150,6 @@ class JobLoader:
         if item is not _OVER:
             self._job.stop("the trainer has ended")
         self._job.leave()
-
-
-def _has_default_epochs(job: Any) -> bool:
-    """Return True unless the server's options or an earlier worker chose. `job.total_epochs` would count as
-    a use of the number, after which it may not change."""
-    return bool(job._length.terms.epochs == JobSettings().epochs)
 
 
 def _divided(job: Job, loader: Any, accumulate: int) -> Batches:

@@ -125,13 +125,19 @@ class DDPStrategy(LightningDDPStrategy):
 def _unsuited(trainer: Any) -> dict[str, str]:
     """Return the settings of a trainer that a job cannot have, with the reason and the way that works."""
     found: dict[str, str] = {}
+    connector = trainer._accelerator_connector
+    processes = len(connector._parallel_devices) * connector._num_nodes_flag
+    if processes > 1:
+        found["devices and num_nodes"] = (
+            f"Lightning would start {processes} processes; set both to 1, and start a worker for each device"
+        )
     if trainer.max_epochs == -1 and trainer.max_steps == -1:
         found["max_epochs=-1 without max_steps"] = "a job has a number of epochs; set max_epochs or max_steps"
     if trainer.reload_dataloaders_every_n_epochs:
         found["reload_dataloaders_every_n_epochs"] = "a job has one data set; leave it out"
     if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
         found["gradient_clip_algorithm='value'"] = "a job clips by the norm; choose 'norm'"
-    if trainer._accelerator_connector._layer_sync is not None:
+    if connector._layer_sync is not None:
         found["sync_batchnorm"] = "each worker normalizes by its own batch; leave it out"
     if any(each.frequency != 1 for each in trainer.strategy.lr_scheduler_configs):
         found["frequency of a scheduler"] = (
@@ -188,8 +194,8 @@ class JobStrategy(SingleDeviceStrategy):
         super().setup_optimizers(trainer)
         if self._loader is not None:
             raise ScriptError(f"JobStrategy: {ONCE}")
-        for setting, why in _unsuited(trainer).items():
-            raise ScriptError(f"JobStrategy: {setting}: {why}")
+        if unsuited := _unsuited(trainer):
+            raise ScriptError("JobStrategy: " + "; ".join(f"{name}: {why}" for name, why in unsuited.items()))
         optimizer, clips = attach(
             self._job,
             self.lightning_module,  # type: ignore[arg-type]

@@ -409,4 +409,5 @@ def finished(worker: str, how: str) -> Refusal:
 def stopping(worker: str, reason: str) -> Refusal:
     """Return the refusal of a message while the server shuts down."""
     text = f"the server is shutting down: {reason}"
-    return Refusal(reason=Reason.STOPPING, worker=worker, message=text)
+    remedy = "start gc-server again, then this worker; with --state the server continues its job"
+    return Refusal(reason=Reason.STOPPING, worker=worker, message=text, remedy=remedy)

@@ -181,7 +181,7 @@ def code_of(arguments: list[str]) -> object:
         ("--model resnet50 --bandwidth 1gbit --compressors 4bti", "did you mean '4bit'?"),
         ("--model resnet50 --bandwidth 1gbit --compressors auto", "it chooses by measuring"),
         ("--model own.safetensors --bandwidth 1gbit", "--model own.safetensors: No such file"),
-        ("--model no_module:make --bandwidth 1gbit", "No module named 'no_module'"),
+        ("--model no_module:make --bandwidth 1gbit", "there is no module 'no_module'"),
         ("--model resnet50 --bandwidth 1gbit --optimizer adma", "did you mean 'adam'?"),
         ("--model resnet50 --bandwidth 1gbit --json /nowhere/at/all", "expected a file in a folder"),
     ],

@@ -76,6 +76,41 @@ def test_a_script_that_was_away_at_the_end_goes_on_after_its_loop(daemons: Daemo
     catching.wait_for("caught: the job has finished: all of its 2 epochs are done")
 
 
+# Script, its option, and its last words. The file TOKEN has the job's token. The first one trains until
+# the server is killed.
+EXPECTED = [
+    ("slow", "--token-file TOKEN", r"UnreachableError: .*: is gc-server running, on this port"),
+    ("slow", "--token-file NOWHERE", r"UsageError: --token-file .*NOWHERE: cannot be read: No such file"),
+    ("slow", "--token-file WRONG", r"Refused: token: .* start the worker with --token-file FILE"),
+    ("slow", "--tls-ca TOKEN", r"UnreachableError: .*check that --tls-ca, .* are PEM files"),
+    ("slow", "--connect-seconds soon", r"UsageError: connect_seconds .*: expected .*number, got 'soon'"),
+    ("other_data", "--token-file TOKEN", r"Refused: .*, epoch: .*; give every worker the same data set"),
+    ("other_release", "--token-file TOKEN", r"Refused: protocol: .*install the same release of gradwire"),
+]
+
+
+def test_an_expected_end_is_one_line_with_its_remedy(daemons: Daemons, tmp_path: Path) -> None:
+    for name in ("TOKEN", "WRONG"):
+        (tmp_path / name).write_text(name * 8)
+    server = serve(daemons, 1, "--token-file", str(tmp_path / "TOKEN"), epochs=10**6)
+    started = list[Daemon]()
+    for loop, given, _ in EXPECTED:
+        option, value = given.split()
+        value = str(tmp_path / value) if value.isupper() else value
+        more = (option, value, "--give-up-seconds", "1")
+        started.append(daemons.program("script_ends", loop, server.address, *more))
+        if len(started) == 1:
+            started[0].wait_for("stepped")
+    for script in started[1:]:
+        assert script.wait() == 1, script.log
+    server.signal(signal.SIGKILL)
+    for script, (_, _, words) in zip(started, EXPECTED, strict=True):
+        assert script.wait() == 1, script.log
+        assert "Traceback" not in script.log
+        (line,) = [each for each in script.messages if each.startswith("gradwire.")]
+        assert re.search(rf"^gradwire\.{words}.* \(script_ends.py, line \d+\)$", line.strip()), line
+
+
 @pytest.mark.parametrize("mode", ["sync", "local:steps=2", "stale:bound=1", "async"])
 def test_a_script_ends_the_job_for_all(daemons: Daemons, mode: str, tmp_path: Path) -> None:
     output = tmp_path / "model.safetensors"

@@ -7,7 +7,9 @@ cause in other code, are shown as before. All can be caught: `gradwire` exports 
 
 from __future__ import annotations
 
+import os
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +24,8 @@ from .terms import ScriptError
 
 ERRORS = (BackendError, ModelError, Refused, ScriptError, UnreachableError, UsageError)
 _PACKAGE = f"{__name__.partition('.')[0]}."
+# Folders of Python and of installed packages, such as torch, whose frames lie between a script and a hook.
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
 
 
 def in_one_line(error: BaseException) -> str:
@@ -30,7 +34,9 @@ def in_one_line(error: BaseException) -> str:
     for frame, line in traceback.walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__", "").startswith(_PACKAGE):
             break
-        place = f" ({Path(frame.f_code.co_filename).name}, line {line})"
+        file = frame.f_code.co_filename
+        if not file.startswith(_INSTALLED) and "<frozen " not in file:
+            place = f" ({Path(file).name}, line {line})"
     notes: list[str] = getattr(error, "__notes__", [])
     return "\n".join([f"gradwire.{type(error).__name__}: {error}{place}", *notes])
 

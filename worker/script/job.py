@@ -20,7 +20,7 @@ from ...common.addresses import parse_address
 from ...common.configuration import Effective
 from ...common.naming import own_name
 from ...common.telemetry import keep_warnings
-from ...settings import WorkerSettings
+from ...settings import JobSettings, WorkerSettings
 from ..session.model_state import least_samples
 from ..training.data import batch_checksum, data_checksum
 from ..training.sharding import Shards
@@ -136,6 +136,12 @@ class Job:
         assignments = self._driver.assignments
         version = None if assignments is None else assignments.session.replica.version
         return self._member.reply.version if version is None else version
+
+    @property
+    def has_default_epochs(self) -> bool:
+        """True while the number of epochs is the server's default, so that `epochs` may name it. Unlike
+        `total_epochs` this is no use of the number."""
+        return self._length.terms.epochs == JobSettings().epochs
 
     @property
     def total_epochs(self) -> int:

@@ -15,12 +15,14 @@ import contextlib
 import queue
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...common.addresses import parse_address
+from ...common.configuration import UsageError
 from ...common.naming import own_name
 from ...compressors import Payload
 from ...proto import messages as m
@@ -267,7 +269,21 @@ class Connection(Calls):
 
 
 def connection_of(settings: WorkerSettings, metrics: WorkerMetrics) -> Connection:
-    """Create a connection from a worker's options; it has not joined a job yet."""
+    """Create a connection from a worker's options; it has not joined a job yet.
+
+    Raises:
+        UsageError: a file for access cannot be read, or there is a certificate without its key.
+    """
+
+    files = access_files(settings)
+    for name, path in files.items():
+        try:
+            if path:
+                Path(path).read_bytes()
+        except OSError as error:
+            raise UsageError(f"--{name.replace('_', '-')} {path}: cannot be read: {error.strerror}") from None
+    if bool(files["tls_cert"]) != bool(files["tls_key"]):
+        raise UsageError("--tls-cert and --tls-key: expected both or neither")
 
     def sent(count: int) -> None:
         metrics.wire_up.inc(count)  # looked up each time: its label may change
@@ -283,5 +299,5 @@ def connection_of(settings: WorkerSettings, metrics: WorkerMetrics) -> Connectio
         give_up_s=settings.give_up_seconds,
         sent=sent,
         received=received,
-        files=access_files(settings),
+        files=files,
     )

@@ -9,9 +9,7 @@ one of a module that the spec names.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
-import sys
 import traceback
 import types
 import typing
@@ -134,7 +132,7 @@ def _find(spec: str, name: str) -> Callable[..., object]:
     if colon:
         function = _imported(spec, module, attribute)
     elif name in BUILT_IN_TASKS:
-        function = _imported(spec, f".{name}", name)
+        function = _imported(spec, f"{__package__}.{name}", name)
     else:
         function = _offered(spec, name)
     if not callable(function):
@@ -155,29 +153,13 @@ def _offered(spec: str, name: str) -> object:
         ) from error
 
 
-def _imported(spec: str, module_name: str, name: str) -> object:
-    here = str(Path.cwd())
-    if here not in sys.path:  # `python -m` adds the working directory, an installed command does not
-        sys.path.insert(0, here)
+def _imported(spec: str, module: str, name: str) -> object:
     try:
-        module = importlib.import_module(module_name, __package__)
-        function: object = getattr(module, name, None)
+        return plugins.imported(module, name)
+    except SpecError as error:
+        raise TaskSpecError(f"task {spec!r}: {error}") from None
     except _RAISED as error:
-        if isinstance(error, ModuleNotFoundError) and _is_or_is_above(error.name, module_name):
-            raise TaskSpecError(
-                f"task {spec!r}: there is no module {error.name!r} in {here} or among the installed packages"
-                "; run in the module's folder, or add that folder to PYTHONPATH"
-            ) from None
-        raise TaskError(f"task {spec!r}: importing {module_name} raised {_describe(error)}") from error
-    if function is None:
-        file = getattr(module, "__file__", None) or module_name
-        raise TaskSpecError(f"task {spec!r}: {file} has no {name!r}")
-    return function
-
-
-def _is_or_is_above(missing: str | None, module: str) -> bool:
-    """True if the missing module is `module` or a package above it, rather than a module that it imports."""
-    return missing is not None and f"{module}.".startswith(f"{missing}.")
+        raise TaskError(f"task {spec!r}: importing {module} raised {_describe(error)}") from error
 
 
 def _arguments(spec: str, function: Callable[..., object], options: Mapping[str, str]) -> dict[str, Any]:

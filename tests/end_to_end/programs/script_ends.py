@@ -13,8 +13,10 @@ from script_loops import data, network, sgd
 from torch import nn
 from torch.nn.functional import mse_loss, softplus
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import ConcatDataset
 
 import gradwire
+import gradwire.proto.service as gradwire_service
 
 Step = Callable[[Any], None]
 
@@ -83,6 +85,20 @@ def slow(server: str, **options: Any) -> None:
                 say("stepped")
                 time.sleep(0.1)
     say("ended", done=job.done, progress=job.progress)
+
+
+def other_data(server: str, **options: Any) -> None:
+    with gradwire.connect(server=server, **options) as job:
+        model = network()
+        job.attach(model, sgd(model))
+        next(iter(job.batches(ConcatDataset([data(), data()]))))
+
+
+def other_release(server: str, **options: Any) -> None:
+    service: Any = gradwire_service
+    path = service._path
+    service._path = lambda method: path(method).replace(".", "_1.", 1)
+    slow(server, **options)
 
 
 def catching(server: str, **options: Any) -> None:
@@ -197,6 +213,8 @@ LOOPS: dict[str, Callable[..., None]] = {
     "zipped": zipped,
     "without_epochs": without_epochs,
     "slow": slow,
+    "other_data": other_data,
+    "other_release": other_release,
     "catching": catching,
     "early": early,
     "plateau": plateau,

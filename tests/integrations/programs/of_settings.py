@@ -98,16 +98,16 @@ def lightning(name: str, job: Job, folder: Path) -> nn.Module:
             ],
         },
         "averaging": {"callbacks": [callbacks.StochasticWeightAveraging(swa_lrs=0.1)]},
-        "by value": {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"},
+        "several": {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value", "devices": 2},
         "reload": {"reload_dataloaders_every_n_epochs": 1},
         "sync_batchnorm": {"sync_batchnorm": True},
         "length": {"max_epochs": EPOCHS + 1},
         "max_steps": {"max_epochs": None, "max_steps": 32},  # the server has 30 epochs by default
         "endless": {"max_epochs": -1},
     }
-    usual: dict[str, Any] = {"max_epochs": EPOCHS, **settings.get(name, {})}
+    usual: dict[str, Any] = {"max_epochs": EPOCHS, "devices": 1, **settings.get(name, {})}
     trainer = pl.Trainer(
-        accelerator="cpu", devices=1, strategy="auto" if job is None else JobStrategy(job), logger=False,
+        accelerator="cpu", strategy="auto" if job is None else JobStrategy(job), logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         default_root_dir=folder, **usual,
     )  # fmt: skip
