@@ -18,6 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, exposition
 
+from . import ports
 from .addresses import listening_addresses
 from .configuration import Effective, UsageError
 from .naming import printable
@@ -243,6 +244,7 @@ class HttpEndpoint:
             ) from None
         said = "metrics and probes on port %d" + ("; a browser shows the job there" if pages else "")
         logging.getLogger("gradwire.http").info(said, self._servers[0].server_port)
+        ports.announce("http", self._servers[0].server_port)
         self._threads = [
             threading.Thread(target=server.serve_forever, daemon=True, name="http")
             for server in self._servers

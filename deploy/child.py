@@ -2,10 +2,11 @@
 
     python -m gradwire.deploy.child MODULE [ARGUMENT ...]
 
-Standard input is the lifeline: a pipe whose other end only the parent holds, and never writes to. The kernel
-closes it when the parent ends, also by SIGKILL. Then this process sends itself SIGTERM, so that the module
-can shut down, and after `GRACE_SECONDS` SIGKILL. Processes that the module has started, such as a task's data
-loaders, are in the same process group and end with it.
+Standard input is the lifeline: a socket whose other end only the parent holds, and never writes to. The
+kernel closes it when the parent ends, also by SIGKILL. Then this process sends itself SIGTERM, so that the
+module can shut down, and after `GRACE_SECONDS` SIGKILL. Processes that the module has started, such as a
+task's data loaders, are in the same process group and end with it. The other way the socket carries the
+ports that the module listens on, in lines of name and number.
 
 PR_SET_PDEATHSIG is not used. It exists on Linux alone, and ends the child when the parent's *thread* that
 started it ends. It also has to be set between fork and exec, where a process with gRPC threads must not run
@@ -14,6 +15,7 @@ Python.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import os
@@ -22,6 +24,8 @@ import sys
 import threading
 import time
 
+from ..common import ports
+
 GRACE_SECONDS = 5.0
 
 
@@ -29,11 +33,12 @@ def hold(lifeline: int, orphaned: threading.Event) -> None:
     """Wait until the parent ends, then end this process and its process group.
 
     Args:
-        lifeline: file descriptor of a pipe whose other end the parent holds open.
+        lifeline: file descriptor of a socket whose other end the parent holds open.
         orphaned: set once the parent has ended.
     """
-    while os.read(lifeline, 1):  # returns no bytes at the end of the pipe
-        pass
+    with contextlib.suppress(ConnectionResetError):  # the parent has ended without reading a port
+        while os.read(lifeline, 1):  # returns no bytes once the parent has closed its end
+            pass
     orphaned.set()
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # the default would end us before the group
         signal_group(signal.SIGTERM)
@@ -62,6 +67,12 @@ def main() -> int:
     for stream in (sys.stdout, sys.stderr):  # the log, which the parent reads as UTF-8
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+    def announce(name: str, port: int) -> None:
+        with contextlib.suppress(OSError):  # the parent has ended
+            os.write(lifeline, f"{name} {port}\n".encode())
+
+    ports.announce = announce
     module, *arguments = sys.argv[1:]
     try:
         code: int = importlib.import_module(module).main(arguments)

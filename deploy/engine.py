@@ -48,7 +48,6 @@ UNANSWERED_SECONDS = 120.0  # the same while the server does not answer at all
 SILENCE_SECONDS = 2.0
 START_SILENCE_SECONDS = 10.0  # while the server starts
 PARAMETERS = "parameters.safetensors"
-LISTENING = r"listening on \S+:(\d+)\b"  # in the log of a server
 
 SCRIPT_FAILED = "the script failed"  # a worker's reason to leave: `worker/script/part`
 
@@ -130,12 +129,12 @@ def _start_worker(plan: RunPlan, children: Children, port: int, index: int) -> C
 def _addresses(children: Sequence[Child]) -> str:
     """Return a line with the addresses of all processes' metrics.
 
-    It is empty until every running process has logged its own.
+    It is empty until every running process has told its own.
     """
     found: list[str] = []
     for child in children:
-        if said := child.logged(r"metrics and probes on port (\d+)"):
-            found.append(f"{child.name} http://{at(int(said[1]))}/metrics")
+        if port := child.ports.get("http"):
+            found.append(f"{child.name} http://{at(port)}/metrics")
         elif child.code is None:
             return ""
     return f"metrics: {', '.join(found)}" if found else ""
@@ -356,8 +355,8 @@ def _start_server(
     silence = _Silence(server, watcher, limit_s=START_SILENCE_SECONDS)
     deadline = time.monotonic() + START_SECONDS
     while server.code is None and time.monotonic() < deadline:
-        if listening := server.logged(LISTENING):
-            return server, int(listening[1])
+        if port := server.ports.get("grpc"):
+            return server, port
         silence.asked(answered=False)
         interrupt.pause(POLL_SECONDS)
     if server.code is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -65,11 +65,14 @@ class Child:
         """
         self.name = name
         self.log = log
-        with log.open("wb") as output:
+        self._lifeline, theirs = socket.socketpair()
+        self._lifeline.setblocking(False)
+        self._told = b""
+        with log.open("wb") as output, theirs:
             # -P: modules in the working directory, which is the user's, must not shadow ours.
             self._process = subprocess.Popen(
                 [*prefix, sys.executable, "-P", "-m", "gradwire.deploy.child", module, *arguments],
-                stdin=subprocess.PIPE,  # the lifeline: its end tells the child that the parent has ended
+                stdin=theirs.fileno(),  # the lifeline: its end tells the child that the parent has ended
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -107,9 +110,14 @@ class Child:
         with self.log.open(encoding="utf-8", errors="replace") as lines:
             return "".join(deque(lines, maxlen=count)).rstrip()
 
-    def logged(self, pattern: str) -> re.Match[str] | None:
-        """Return the first match of a pattern in the process's log; None if there is none."""
-        return re.search(pattern, self.log.read_text(encoding="utf-8", errors="replace"))
+    @property
+    def ports(self) -> dict[str, int]:
+        """Ports that the process has begun to listen on: `grpc` of a server, and `http`."""
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):
+            while data := self._lifeline.recv(1024):
+                self._told += data
+        lines = self._told.decode().split("\n")[:-1]
+        return {name: int(port) for name, port in map(str.split, lines)}
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process and its whole group, if the process still runs."""
@@ -117,8 +125,9 @@ class Child:
             os.killpg(self.pid, number)
 
     def close(self) -> None:
-        """Close the pipe that ends the child with its parent. Call it once the child has ended."""
-        self._process.communicate()
+        """Close the socket that ends the child with its parent. Call it once the child has ended."""
+        self._lifeline.close()
+        self._process.wait()
 
 
 class Children:

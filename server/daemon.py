@@ -17,7 +17,7 @@ import grpc.aio
 import torch
 import uvloop
 
-from ..common import descriptors, machine
+from ..common import descriptors, machine, ports
 from ..common.addresses import listening_addresses
 from ..common.configuration import Effective, UsageError
 from ..common.exits import Exit
@@ -272,12 +272,12 @@ async def _serve(effective: Effective[ServerSettings]) -> int:
     await server.start()
     not_yet = ""
     await health.serving()
-
     log.info(
         "gc-server %s listening on %s:%d; job %s: %s, mode %s",
         *(__version__, options.host, port),
         *(service.job.id, "scripts" if options.script else options.task, options.mode),
     )
+    ports.announce("grpc", port)
     if not access.remote:
         log.info(
             "protected mode: only peers on this machine are answered; to admit others, use TLS with a token "

@@ -245,16 +245,9 @@ class Job:
                 "job.attach: this job already has a model; attach one torch.nn.ModuleDict of all models, "
                 "with one optimizer that has their parameters in groups"
             )
-        self._driver.attached = attached = Attached(
-            self._member,
-            model,
-            optimizer,
-            self._driver.push,
-            clip_norm=clip_norm,
-            steps=steps,
-            overlap=overlap,
-            frozen=frozen,
-        )
+        options: Any = {"clip_norm": clip_norm, "steps": steps, "overlap": overlap, "frozen": frozen}
+        attached = Attached(self._member, model, optimizer, self._driver.push, **options)
+        self._driver.attached = attached
         self._length.least = least_samples(model)
         return model, attached.optimizer
 

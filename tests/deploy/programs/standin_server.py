@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc.aio
 
+from gradwire.common import ports
 from gradwire.common.configuration import from_text
 from gradwire.proto.channel import SERVER_OPTIONS
 from gradwire.proto.job import job_message
@@ -61,7 +62,7 @@ async def serve(arguments: dict[str, str]) -> int:
         print(error, file=sys.stderr)
         return 2
     await server.start()
-    print(f"gc-server 0 listening on {arguments['host']}:{port}; job standin", flush=True)
+    ports.announce("grpc", port)
     await server.wait_for_termination()
     return 0
 

@@ -12,11 +12,14 @@ import sys
 import time
 from collections.abc import Sequence
 
+from gradwire.common import ports
+
 
 def main(argv: Sequence[str]) -> int:
     arguments = dict(argument.removeprefix("--").split("=", 1) for argument in argv)
     behaviour, _, code = arguments["compressor"].partition("-")
     print(f"pid {os.getpid()}", flush=True)
+    ports.announce("http", 1)  # the parent may end without having read it
     if behaviour == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if behaviour == "all" or arguments["worker-id"] == "worker-0":

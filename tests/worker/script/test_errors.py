@@ -23,6 +23,7 @@ def raised(error: Exception, cause: Exception | None = None) -> Exception:
         future.result()
     except Exception as found:
         return found
+    raise AssertionError("no error")
 
 
 @pytest.fixture
