@@ -16,7 +16,7 @@ unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint mypy pyright check-stubs check-protobuf check-ray check-slurm check-install stubs house docs format constraints clean
+.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint mypy pyright check-stubs check-protobuf check-ray check-slurm check-machines check-install stubs house docs format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -122,8 +122,8 @@ $(CACHE)/oldest/.installed: .venv/.dev
 # Its packages take 600 MB and half a minute, more than all others together.
 RAY := ray[train]==2.60.0
 
-check-ray: kernels $(CACHE)/ray/.installed ## train in Ray Train, whose packages take 600 MB
-	PYTHONPATH="$(CURDIR)/$(CACHE)/ray" $(BIN)/pytest -n0 tests/integrations/test_ray.py
+check-ray: kernels $(CACHE)/ray/.installed ## train in Ray Train and on a Ray cluster that loses nodes; its packages take 600 MB
+	PYTHONPATH="$(CURDIR)/$(CACHE)/ray" $(BIN)/pytest -n0 tests/integrations/test_ray.py tests/integrations/test_ray_cluster.py
 
 $(CACHE)/ray/.installed: .venv/.dev
 	rm -rf $(CACHE)/ray
@@ -134,6 +134,11 @@ $(CACHE)/ray/.installed: .venv/.dev
 check-slurm: kernels ## run deploy/slurm on a real Slurm with three emulated nodes; takes minutes
 	@command -v slurmctld > /dev/null || { echo "check-slurm needs Slurm; the lines above it in Makefile say how" >&2; exit 2; }
 	$(BIN)/pytest -n0 -m slow tests/deploy/test_slurm.py
+
+# Debian: apt install openssh-server iproute2. As root, as each emulated machine has namespaces of its own.
+check-machines: kernels ## run deploy/ssh on five emulated machines
+	@command -v sshd > /dev/null || { echo "check-machines needs sshd; the lines above it in Makefile say how" >&2; exit 2; }
+	$(BIN)/pytest -n0 -m slow tests/deploy/test_machines.py
 
 check-install: $(CACHE)/pins/.installed ## resolve constraints.txt against the package index, for every Python and extra
 	$(CACHE)/pins/bin/python tests/packaging/pins.py

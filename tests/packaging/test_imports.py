@@ -25,7 +25,7 @@ ARROWS = {
     "planning": {"", "common", "compressors", "planning"},
     "proto": {*BASE, "compressors", "proto"},
     "ddp": {*BASE, "compressors", "proto", "ddp"},
-    "integrations": {*BASE, "ddp", "worker", "integrations"},
+    "integrations": {*BASE, "ddp", "server", "worker", "integrations"},
     "server": {*BASE, "storage", "coded", "planning", "compressors", "proto", "server"},
     "worker": {*BASE, "storage", "coded.arithmetic", "planning", "compressors", "proto", "worker"},
     "deploy": {*BASE, "storage", "planning", "compressors", "proto", "server", "worker", "deploy"},

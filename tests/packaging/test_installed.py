@@ -90,7 +90,7 @@ sys.meta_path.insert(0, Hidden)
 
 import gradwire
 extra = {"gradwire.compressors.kernels.cuda", "gradwire.compressors.kernels.triton_loops"}
-extra |= {f"gradwire.integrations.{name}" for name in ("accelerate", "lightning", "transformers")}
+extra |= {f"gradwire.integrations.{name}" for name in ("accelerate", "lightning", "ray", "transformers")}
 for module in pkgutil.walk_packages(gradwire.__path__, "gradwire."):
     if module.name not in extra and not module.name.endswith("__main__"):
         importlib.import_module(module.name)
