@@ -22,13 +22,14 @@ for name in GC_TOKEN_FILE GC_TLS_CA; do
 done
 
 there() { # on each host, where the lock is held as long as the command runs
-    umask 077 && mkdir -p "$HOME/gradwire/$job" && cd "$HOME/gradwire/$job" || return
+    mask=$(umask) && umask 077 && mkdir -p "$HOME/gradwire/$job" && cd "$HOME/gradwire/$job" || return
     flock --nonblock lock true && runs=no || runs=yes
     case $action-$runs in
         start-no)
             export PATH=$venv/bin:$PATH GC_STATE=$PWD/state
             for each in "${files[@]}"; do echo "${each#*=}" > "${each%%=*}" && export "${each%%=*}=$PWD/${each%%=*}"; done
             command -v "${command[0]}" > /dev/null || { echo "$venv/bin has no ${command[0]}; install it, or set VENV" && return 2; }
+            umask "$mask" # a script keeps its own
             setsid flock lock "${command[@]}" > log 2>&1 < /dev/null &
             echo $! > pid && echo "started as $GC_WORKER_ID, log in $PWD/log" ;;
         start-yes) echo "job $job runs here already; stop it, or choose another name" && return 2 ;;
