@@ -50,19 +50,19 @@ def run_on_ray(
     """Train with a server and workers on the Ray cluster that this process is connected to.
 
     Args:
-        train: what each worker does: it calls `gradwire.connect()`, which finds the server by itself. Ray
-            pickles it, and what it returns.
+        train: the script of each worker, which calls `gradwire.connect()` without an address. Ray pickles it,
+            and its result.
         options: those of gc-server, such as `["--epochs", "10"]`.
         state: folder that all nodes share, or URL, from which a job resumes; empty for none.
-        server_resources, worker_resources: what Ray reserves for each, such as `{"GPU": 1}`; one CPU if None.
+        server_resources, worker_resources: resources of Ray for each, such as `{"GPU": 1}`; one CPU if None.
         wait_seconds: time in which the cluster must have room for all, and later for one worker.
 
     Returns:
-        What `train` returned at each worker, in order; None for a worker that was lost near the end.
+        The result of `train` at each worker, in order; None for a worker that was lost near the end.
 
     Raises:
         ScriptError: the cluster has no room, the server has failed or is lost, or the job cannot end.
-        Exception: what `train` raised at the first worker that failed.
+        Exception: the first one that `train` raised.
     """
     if taken := OURS & {each.partition("=")[0] for each in options}:
         raise ScriptError(f"run_on_ray: options={sorted(taken)!r} are set by it; leave them out")
@@ -102,7 +102,7 @@ class _Attempt:
         }
 
     def run(self, train: Callable[[], Any], options: list[str], state: str) -> list[Any]:
-        """Return what the workers returned. Raises RayActorError if the server is lost."""
+        """Return the results of the workers. Raises RayActorError if the server is lost."""
         try:
             self._check(self._group.wait(self._wait_s))
             token = secrets.token_hex(32)
@@ -133,7 +133,7 @@ class _Attempt:
             )
 
     def _watch(self, over: Any, tasks: list[Any]) -> None:
-        """Wait until server and workers have ended. Raises what ends the job earlier."""
+        """Wait until server and workers have ended. Raises the exception that ends the job earlier."""
         left, room = [over, *tasks], time.monotonic()
         while left:
             done, left = ray.wait(left, timeout=TICK_S)

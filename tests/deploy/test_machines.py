@@ -32,7 +32,7 @@ HOME=$HOMES/$1; shift; exec env -i HOME="$HOME" PATH="$PATH" "$@"
 
 
 class Machines:
-    """What the operator's machine sees: a list of hosts, and the script. environ: of the operator."""
+    """The script on the operator's machine, with a list of hosts. environ: variables of the operator."""
 
     def __init__(self, folder: Path, hosts: list[str], **environ: str) -> None:
         self.folder, self.environ = folder, {**os.environ, "VENV": str(BIN.parent), **environ}
