@@ -255,5 +255,5 @@ def test_a_job_on_five_machines_outlives_one_of_them(emulated: Emulated) -> None
     emulated.lose(5)
     (folder / "continue").touch()
     assert server.wait(PATIENCE_S) == 0, (folder / "1.log").read_text()
-    said = machines.wait_for("digits", "does not run; trained", 3)
-    assert re.search(r"10\.77\.0\.5: ssh: connect to host .*\n[\s\S]*1 of 4 hosts failed", said), said
+    listed = machines.wait_for("digits", "does not run; trained", 3)
+    assert re.search(r"10\.77\.0\.5: ssh: connect to host .*\n[\s\S]*1 of 4 hosts failed", listed), listed
