@@ -76,6 +76,7 @@ ENTRY_POINTS = {
     PurePosixPath("deploy/watch.py"),
     PurePosixPath("deploy/certs.py"),
     PurePosixPath("deploy/reference.py"),
+    PurePosixPath("integrations/ray.py"),  # sets variables in the processes of Ray's workers
     PurePosixPath("worker/script/api.py"),
 }
 
