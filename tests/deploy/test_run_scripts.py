@@ -93,6 +93,7 @@ def test_a_script_is_reported_as_a_task_is_and_compared_on_request(
     assert metrics["payload_bytes_down"] > 0
     assert metrics["ratio_up"] == metrics["raw_bytes_up"] / metrics["bytes_up"]
     assert metrics["step_seconds"] > 0
+    assert metrics["computing_seconds"] > 0
 
 
 def test_the_example_runs_by_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

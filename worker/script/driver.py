@@ -182,7 +182,8 @@ class Driver:
             at = step.at
             self._unstepped += 1
             self._given = True
-            yield assignment, step.batch
+            with self._member.metrics.during("computing"):  # by the script
+                yield assignment, step.batch
             self.assignments.session.replica.check()
             if step.open and step.at == at and not self._member.left:  # the script has not stepped
                 self._pass_over(self.assignments, step)
