@@ -146,9 +146,6 @@ def test_every_command_and_benchmark_and_each_of_their_options_has_a_row() -> No
         assert command in ("gc-bench", "gc-paper") or f"options of {command}" in asked_for
 
 
-BASE_ROOMS = "common", "storage", "optim"
-
-
 def test_every_base_module_is_in_the_architecture_and_two_modules_are_at_the_root() -> None:
     assert {path.stem for path in ROOT.glob("*.py")} == {"__init__", "settings"}
     text = (ROOT / "ARCHITECTURE.md").read_text()

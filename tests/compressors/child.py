@@ -1,10 +1,9 @@
-"""Runs a kernel in a child process, started as its argument says. A program of its own: a fork of the tests'
+"""Runs a kernel in a forked process. A program of its own: a fork of the tests'
 process could inherit a lock that its threads hold."""
 
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import threading
 
 import numpy as np
@@ -23,5 +22,5 @@ def magnitudes(values: npt.NDArray[np.float32]) -> tuple[Magnitudes, bool]:
 if __name__ == "__main__":
     values = np.random.default_rng(1).standard_normal(2 * CHUNK, np.float32)
     expected = cpu.magnitudes(values)  # makes the pool, which a forked child inherits without threads
-    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply_async(magnitudes, (values,)).get(timeout=60) == (expected, True)

@@ -75,7 +75,7 @@ def started(tmp_path: Path) -> Iterator[list[Started]]:
 
 
 def test_each_kernel_is_compiled_once_also_when_the_first_process_is_killed(
-    started: list[Started], tmp_path: Path
+    started: list[Started],
 ) -> None:
     lines = {each: each.line() for each in started}
     (first,) = (each for each in started if lines[each] == COMPILING)
@@ -88,7 +88,6 @@ def test_each_kernel_is_compiled_once_also_when_the_first_process_is_killed(
         each.go()
     compiled, loaded = zip(*(each.end() for each in others), strict=True)
     assert sum(compiled) == sum(loaded) > 0
-    assert Started(tmp_path).end() == (0, sum(compiled))
 
 
 def test_without_a_folder_each_process_says_that_it_compiles_for_itself(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -68,11 +69,13 @@ def test_select(elements: int) -> None:
         "ties": np.round(np.random.default_rng(0).standard_normal(elements)).astype(np.float32),
     }
     for name, array in layouts.items():
-        for keep in {0, 1, elements // 10, elements}:
-            for center in (0.0, 0.25):
-                expected = plain_selection.select(array, keep, center=center)
-                indices = cuda.select(on_device(array), keep, center=center)
-                assert np.array_equal(indices.cpu().numpy(), expected.indices), (name, keep, center)
+        # The interpreter takes long: all numbers to keep of the first layout, and one of each other.
+        for keep, center in product(
+            {0, 1, elements // 10, elements} if name == "mixed" else {elements // 10}, (0.0, 0.25)
+        ):
+            expected = plain_selection.select(array, keep, center=center)
+            indices = cuda.select(on_device(array), keep, center=center)
+            assert np.array_equal(indices.cpu().numpy(), expected.indices), (name, keep, center)
 
 
 @pytest.mark.parametrize("elements", SIZES)

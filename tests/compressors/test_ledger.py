@@ -108,10 +108,6 @@ def delivered(sent: Compressed) -> npt.NDArray[np.float32]:
     return out
 
 
-def content(sent: Compressed) -> list[bytes]:
-    return [payload.data.tobytes() for payload in sent.payloads]
-
-
 def state(subject: Subject) -> list[object]:
     """All of it, to the bit."""
     velocity = subject.ledger.velocity
@@ -120,39 +116,6 @@ def state(subject: Subject) -> list[object]:
         None if velocity is None else velocity.numpy().tobytes(),
         list(subject.ledger.states),
     ]
-
-
-@pytest.mark.parametrize("spec", WITH_FEEDBACK)
-@pytest.mark.parametrize("slices", [1, 2])
-def test_sent_and_residual_are_gradient_and_old_residual(spec: str, slices: int) -> None:
-    subject = Subject(spec)
-    subject.divide(slices - 1, slices)
-    for version in range(4):
-        old = subject.owed()
-        sent = subject.step(version)
-        np.testing.assert_allclose(
-            delivered(sent) + subject.owed(), subject.computed(version) + old, rtol=1e-5, atol=1e-5
-        )
-
-
-@pytest.mark.parametrize("spec", [*WITH_FEEDBACK, *MOMENTUM, "none", "qsgd"])
-def test_an_abandoned_step_leaves_the_exact_state_of_before_it(spec: str) -> None:
-    """Residual, velocity and running statistics; the step that follows sends the same bytes."""
-    subject, calm = Subject(spec), Subject(spec)
-    for version in range(3):
-        subject.step(version)
-        calm.step(version)
-    expected = state(subject)
-    subject.begun(77)
-    subject.compressor.begin(PushTerms(samples=8, version=78)).add(
-        1, gradients(78)[1]
-    )  # the others never came
-    assert state(subject) == expected
-    ours, theirs = subject.step(3), calm.step(3)
-    assert [each.data.tobytes() for each in ours.payloads] == [
-        each.data.tobytes() for each in theirs.payloads
-    ]
-    assert state(subject) == state(calm)
 
 
 @pytest.mark.parametrize("spec", [*WITH_FEEDBACK, *MOMENTUM, "none", "qsgd", "signsgd"])
@@ -274,18 +237,6 @@ def test_a_group_sends_what_one_would_send_alone(spec: str) -> None:
             total += delivered(member.step(0, flush=flush)) / 4
         flat = torch.cat([each.reshape(-1) for each in gradients(0)]).numpy()
         np.testing.assert_array_equal(total, flat if flush else sent)
-
-
-def test_the_residual_is_one_flat_buffer_in_manifest_order() -> None:
-    subject = Subject("topk:ratio=8,values=float32")
-    buffer = subject.ledger.residual
-    subject.step(0)
-    draft, buffer = buffer, subject.ledger.residual
-    subject.step(1)
-    assert subject.ledger.residual is draft  # the two take turns
-    assert buffer.shape == (ELEMENTS,)
-    flat = torch.cat([each.reshape(-1) for each in gradients(0)])
-    assert int((buffer[:99] == flat[:99]).sum()) == 99 - 99 // 8
 
 
 def test_a_compressor_without_feedback_takes_no_memory_until_something_is_owed() -> None:

@@ -4,7 +4,6 @@ lost."""
 from __future__ import annotations
 
 import dataclasses
-import math
 import tracemalloc
 from typing import Any, cast
 
@@ -13,7 +12,6 @@ import numpy.typing as npt
 import plain_codes
 import plain_linear
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,13 +27,9 @@ from gradwire.compressors import (
     PayloadError,
     ProjectedPayload,
     QuantizedPayload,
-    Random,
     SparsePayload,
-    StepContext,
-    TensorSpec,
     ValuePayload,
     check_announcement,
-    create,
     decode,
     pack_codes,
     payload_bytes,
@@ -44,7 +38,6 @@ from gradwire.compressors import (
     unpack_codes,
     validate,
 )
-from gradwire.compressors.feedback import FeedbackState
 from gradwire.compressors.indices import decode_indices, seeded_payload
 from gradwire.compressors.kernels import sparse
 from gradwire.proto import messages as m
@@ -59,7 +52,6 @@ from gradwire.proto.wire import decode_envelope
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[np.float32]
 
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 NO_BYTES = np.empty(0, np.uint8)
 CHUNK = 64  # bytes, so that small transfers take several
 
@@ -249,7 +241,6 @@ def changed(header: Any, draw: st.DataObject) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=100)
 @given(st.integers(1, 70), st.integers(0, 1 << 30), st.data())
 def test_whatever_arrives_is_refused_or_decodes(
     kind: str, elements: int, seed: int, draw: st.DataObject
@@ -370,7 +361,7 @@ def test_votes_are_not_values_of_a_sparse_payload() -> None:
         check_announcement(dataclasses.replace(SMALL, values=votes))
 
 
-# Nothing is lost
+# Specs of any compressor
 
 PLAIN = ["1bit", "2bit", "4bit", "4bit:levels=groups", "8bit", "bf16", "fp16", "signsgd", "terngrad"]
 MORE = [
@@ -383,7 +374,6 @@ MORE = [
 ]
 SPARSE = ["topk", "l1", "gcac", "randk", "dgc", "krngc", "krngc:reading=literal"]
 CODERS = ["bf16", "fp16", "float32", "8bit", "4bit", "1bit"]
-FINITE = st.floats(-FLOAT32_MAX, FLOAT32_MAX, width=32) | st.floats(-4, 4, width=32)
 
 
 @st.composite
@@ -393,32 +383,3 @@ def specs(draw: st.DrawFn) -> str:
     if name in SPARSE:
         options.append(f"ratio={draw(st.sampled_from([1, 2, 5]))},values={draw(st.sampled_from(CODERS))}")
     return f"{name}{',' if ':' in name else ':'}feedback=on,{','.join(options)}"
-
-
-@settings(max_examples=200)
-@given(specs(), st.integers(0, 40), st.data())
-def test_what_was_sent_and_what_is_left_is_what_was_there(
-    spec: str, elements: int, draw: st.DataObject
-) -> None:
-    """velocity + decay * residual, but for one rounding of the sum and one of the difference."""
-    compressor = create(spec)
-    state = compressor.init(TensorSpec(name="w", shape=(elements,)))
-    for step in range(3):
-        numbers = draw.draw(st.lists(FINITE, min_size=elements, max_size=elements))
-        gradient = torch.tensor(numbers, dtype=torch.float32)
-        assert isinstance(state, FeedbackState)
-        old = state.residual.numpy() * np.float32(0.5 if "decay=0.5" in spec else 1)
-        total = gradient.numpy().astype(np.float64)
-        if state.velocity is not None:
-            velocity = (state.velocity * 0.5 + gradient).clamp(-FLOAT32_MAX, FLOAT32_MAX)
-            total = velocity.numpy().astype(np.float64)
-        total = np.clip(total + old, -FLOAT32_MAX, FLOAT32_MAX)
-        context = StepContext(
-            samples=4, version=step, epoch=math.inf, random=Random((step,)), shared=Random((step,))
-        )
-        payload, state = compressor.compress(gradient, state, context)
-        validate(payload)
-        sent, left = decode(payload).astype(np.float64), state.residual.numpy()
-        assert np.isfinite(left).all()
-        size = np.abs(total) + np.abs(sent)
-        assert (np.abs(sent + left - total) <= np.maximum(size * 2.0**-23, 2.0**-149)).all()

@@ -25,7 +25,7 @@ CODES = """
 import sys; sys.path.insert(0, sys.argv[1])
 import numpy as np
 import test_kernels as k, test_linear_kernels as l, test_selection as s, test_sparse_kernels as p
-import test_one_pass as o, test_low_rank as r
+import test_blocks as b, test_one_pass as o, test_low_rank as r
 from gradwire.compressors import CodeFormat, DenseFormat, warm_up
 from gradwire.compressors.kernels import cpu
 
@@ -35,27 +35,23 @@ def codes_and_selection():
         s.test_median_is_the_lower_one_in_the_middle(elements)
     for elements in (1, 16, 17, 257, 8193):
         k.test_magnitudes(elements)
-        for format in k.SIGNED:
-            k.test_quantize(format, 1.0, elements)
-            k.test_quantize(k.SIGNED[0], 0.75, elements)
-            k.test_add_quantized(format, elements, False)
-            k.test_add_quantized(format, elements, True)
         k.test_encode_dense(DenseFormat.FLOAT16, elements)
-    sizes = [5, 0, 4099, 16, 300]
+    sizes = [5, 0, 4099, 1, 16, 17, 257, 8193, 300]
     for format in k.SIGNED:
+        b.check_sums(format, sizes)
         for in_place in (False, True):
             o.check(format, o.gradients_of(sizes), o.residual_of(sum(sizes)), in_place=in_place)
     o.test_levels_each_double_the_next(0.04, 1.0)
     o.test_levels_each_double_the_next(0.04, 0.75)
-    r.check_products(67, 35, 5)
-    r.check_bases(3, 20)
-    r.check_correction(3, 20, 33)
 """
 EVERYTHING = """
 from numba.core import event
 warm_up()
 with event.install_recorder("numba:compile") as compiled:
     codes_and_selection()
+    r.check_products(67, 35, 5)
+    r.check_bases(3, 20)
+    r.check_correction(3, 20, 33)
     for format in k.SIGNED:
         cpu.has_forbidden_code(format, np.zeros(format.code_bytes(300), np.uint8))
     for format in DenseFormat:

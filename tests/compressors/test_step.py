@@ -62,33 +62,6 @@ def kept(subject: ModelCompressor) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("spec", EVERY)
-def test_the_bits_depend_neither_on_the_plan_nor_on_the_order_of_gradients(spec: str) -> None:
-    """The bits are those of payloads and residuals, over steps of which one comes back and the last is a
-    flush."""
-    small, middle, whole = 4 * ALIGNMENT, 16 * ALIGNMENT, 1 << 30
-    results: list[list[object]] = []
-    for part_bytes, order in [(whole, "01234"), (small, "43210"), (small, "20413"), (middle, "31402")]:
-        subject, seen = compressor_of(spec, part_bytes), list[object]()
-        for version in range(4):
-            given = large(version)
-            step = subject.begin(PushTerms(samples=8, version=version, workers=2, flush=version == 3))
-            for place in map(int, order):
-                step.add(place, given[place])
-            step.finish()
-            in_order = sorted(step.sent, key=lambda part: subject.plan.parts[part].start)
-            payloads = [payload for part in in_order for payload in step.sent[part]]
-            for payload in payloads:
-                assert payload.elements
-                validate(payload)
-            seen += [np.concatenate([decode(each) for each in payloads]).tobytes()] if payloads else []
-            if version == 1:
-                subject.ledger.put_back(as_push(payloads))
-            seen += kept(subject)
-        results.append(seen)
-    assert all(result == results[0] for result in results[1:])
-
-
 def test_a_part_is_there_as_soon_as_its_last_gradient_is() -> None:
     tensors = [range(unit.first, unit.last) for unit in CUT.units]
     assert tensors == [range(4, 5), range(3, 4), range(1, 3), range(1)]

@@ -15,7 +15,6 @@ from gradwire.common.spec import SpecError
 from gradwire.compressors import (
     LayerRule,
     ModelCompressor,
-    NonFiniteGradient,
     Payload,
     Random,
     SparsePayload,
@@ -172,47 +171,6 @@ def test_any_other_order_would_send_something_else(mistake: str) -> None:
     assert not alike(ours(21), reference(21, mistake))
 
 
-def test_momentum_and_decay_to_the_bit_over_twenty_steps() -> None:
-    """With powers of two and values of few bits, the definition leaves nothing to rounding for some steps."""
-    rng = np.random.default_rng(2)
-    steps = [rng.integers(-64, 65, 50).astype(np.float32) for _ in range(20)]
-    sent, state = one_tensor(
-        "topk:ratio=5,values=float32,momentum=0.5,decay=0.5", [torch.from_numpy(g) for g in steps]
-    )
-    u, e = np.zeros(50, np.float32), np.zeros(50, np.float32)
-    for g, out in zip(steps, sent, strict=True):
-        u = np.float32(0.5) * u + g
-        r = u + np.float32(0.5) * e
-        chosen = np.argsort(-np.abs(r), kind="stable")[:10]
-        assert np.flatnonzero(out).tolist() == sorted(chosen.tolist())
-        assert out[chosen].tolist() == r[chosen].tolist()
-        e, u = r - out, np.where(out != 0, np.float32(0), u)
-    assert state.velocity is not None
-    assert state.residual.tolist() == e.tolist()
-    assert state.velocity.tolist() == u.tolist()
-
-
-def test_without_masking_momentum_is_equation_4_13_of_the_thesis() -> None:
-    """u = m u + g, v = v + u, send sparse(v): nothing of u is cleared, and v keeps what was not sent."""
-    rng = np.random.default_rng(3)
-    steps = [rng.integers(-64, 65, 50).astype(np.float32) for _ in range(12)]
-    sent, state = one_tensor(
-        "topk:ratio=5,values=float32,momentum=0.5,masking=off", [torch.from_numpy(g) for g in steps]
-    )
-    u, v = np.zeros(50, np.float32), np.zeros(50, np.float32)
-    for g, out in zip(steps, sent, strict=True):
-        u = np.float32(0.5) * u + g
-        v = v + u
-        sparse = np.zeros_like(v)
-        chosen = np.argsort(-np.abs(v), kind="stable")[:10]
-        sparse[chosen] = v[chosen]
-        assert out.tolist() == sparse.tolist()
-        v = v - sparse
-    assert state.velocity is not None
-    assert state.residual.tolist() == v.tolist()
-    assert state.velocity.tolist() == u.tolist()
-
-
 def test_without_masking_a_model_is_the_reference_that_leaves_it_out() -> None:
     compressor, pushes = model(f"{FULL},masking=off"), list[list[Array] | None]()
     for version in range(21):
@@ -227,16 +185,6 @@ def test_without_masking_a_model_is_the_reference_that_leaves_it_out() -> None:
 def test_masking_is_refused_without_momentum(spec: str) -> None:
     with pytest.raises(SpecError, match="masking: off needs a velocity to keep; set momentum"):
         create(spec)
-
-
-@pytest.mark.parametrize("spec", ["topk:ratio=1,values=float32", "randk:ratio=1,values=float32"])
-def test_where_everything_is_sent_masking_leaves_no_momentum(spec: str) -> None:
-    """The rule is DGC's: the velocity of elements that have been sent is 0, so at ratio 1 the gradient itself
-    goes."""
-    sent, state = one_tensor(f"{spec},momentum=0.9", vectors(5))
-    assert all(np.array_equal(out, g.numpy()) for out, g in zip(sent, vectors(5), strict=True))
-    assert state.velocity is not None
-    assert not state.velocity.any()
 
 
 @pytest.mark.parametrize("spec", ["8bit", "bf16", "4bit", "1bit", "1bit:block=32", "qsgd:feedback=on"])
@@ -282,27 +230,7 @@ def test_clipping_is_to_the_norm_of_the_whole_model_over_the_root_of_the_workers
             np.testing.assert_allclose(decode(payload), g * factor, rtol=rel)
 
 
-def test_what_was_clipped_off_does_not_come_back() -> None:
-    compressor = model("topk:ratio=1,values=float32,clip=1")
-    compressor.compress(gradients(0, 100.0), 8, version=0)
-    payloads = compressor.compress([torch.zeros(spec.shape) for spec in SPECS], 8, version=1)
-    assert norm([decode(payload) for payload in payloads]) < 2.0**-8
-
-
 # Delay
-
-
-def test_what_is_held_back_is_in_the_next_push_as_a_sum() -> None:
-    """Small tensors wait as the large ones do."""
-    compressor, total = model("topk:ratio=1,values=float32,delay=4"), [np.zeros(s.elements) for s in SPECS]
-    for version in range(12):
-        total = [t + g.numpy().reshape(-1) for t, g in zip(total, gradients(version), strict=True)]
-        payloads = compressor.compress(gradients(version), 8, version=version)
-        assert len(payloads) == (3 if version in (3, 7, 11) else 0)
-        for payload, place in zip(payloads, range(3), strict=False):
-            total[place] -= decode(payload)
-            bound = 1e-5 if place in WEIGHTS else np.abs(decode(payload)).max() * 2.0**-8
-            assert np.abs(total[place]).max() <= bound
 
 
 @pytest.mark.parametrize("spec", ["bf16:delay=3", "1bit:delay=3", "krngc:delay=3", "randk:delay=3"])
@@ -314,14 +242,6 @@ def test_the_version_decides_when_a_push_is_due_and_not_how_many_steps_were_take
     assert [sum(each.elements for each in payloads) for payloads in sent] == [
         *(0, elements, 0, 0, elements, elements)
     ]
-
-
-def test_the_velocity_goes_on_while_a_push_is_held_back() -> None:
-    compressor = model("topk:ratio=1,values=float32,momentum=0.5,delay=2")
-    assert compressor.compress(gradients(0), 8, version=0) == []
-    first = decode(compressor.compress(gradients(1), 8, version=1)[0])
-    g0, g1 = (gradients(v)[0].numpy().reshape(-1) for v in (0, 1))
-    np.testing.assert_allclose(first, g0 + (0.5 * g0 + g1), atol=1e-6)
 
 
 # Small tensors, and none of all this
@@ -387,25 +307,6 @@ def test_a_refused_push_joins_the_residual(spec: str, extra: str) -> None:
     assert compressor.ledger.norm() == pytest.approx(
         norm([version * g.numpy().reshape(-1) for g in gradients(0)]), rel=1e-5
     )
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize(
-    "spec",
-    ["krngc:ratio=4,delay=2", "krngc:ratio=4", "dgc:ratio=4", FULL, "gcac:values=4bit,momentum=0.5", "qsgd"],
-)
-def test_a_gradient_that_is_not_finite_changes_nothing(spec: str, bad: float) -> None:
-    """Neither at a version that is held back nor at one that is sent."""
-    touched, untouched = model(spec), model(spec)
-    for version in range(6):
-        poisoned = gradients(version)
-        poisoned[2][1, 1] = bad
-        with pytest.raises(NonFiniteGradient, match=r"b\.weight"):
-            touched.compress(poisoned, 8, version=version)
-        one = touched.compress(gradients(version), 8, version=version)
-        other = untouched.compress(gradients(version), 8, version=version)
-        assert [p.data.tobytes() for p in one] == [p.data.tobytes() for p in other]
-        assert touched.ledger.norm() == untouched.ledger.norm()
 
 
 @pytest.mark.parametrize("spec", [FULL, "dgc:ratio=4", "krngc:ratio=4", "8bit:momentum=0.9,decay=0.9"])

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.timeout(300)  # a busy machine starts five processes sl
 
 WaitUntilGone = Callable[[list[int], float], None]  # the fixture in conftest.py
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = ("--workers", "2", "--epochs", "2")
 ALONE = ("--workers", "1", "--epochs", "1")  # where the number does not matter: each starts an interpreter
 LONG = ("--workers", "2", "--epochs", "2000", "--no-baseline")
@@ -128,26 +127,6 @@ def test_a_run_that_took_longer_says_on_which_links_compression_pays(ran: Ran) -
 def test_it_says_where_the_metrics_of_every_process_are(ran: Ran) -> None:
     addresses = re.findall(r"(server|worker-\d) (http://127\.0\.0\.1:\d+/metrics)", ran.printed)
     assert {name for name, _ in addresses} == {"server", "worker-0", "worker-1"}
-
-
-def test_the_same_seed_ends_with_the_same_bits(ran: Ran, tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    done = subprocess.run(
-        command(*SMALL, "--no-baseline", "--json", str(report)), cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == Exit.DONE, done.stderr
-    again = json.loads(report.read_text())
-    assert again["baseline"] is None
-    assert again["parameters_sha256"] == ran.report["parameters_sha256"]
-
-
-def test_a_task_of_ones_own_is_found_in_the_working_directory(tmp_path: Path) -> None:
-    arguments = ["--task", "spirals:task:points=640,width=16", "--compressor", "bf16", "--no-baseline"]
-    done = subprocess.run(
-        command(*ALONE, *arguments, "--out", str(tmp_path)), cwd=EXAMPLES, capture_output=True, text=True
-    )
-    assert done.returncode == Exit.DONE, done.stderr
-    assert json.loads((tmp_path / "report.json").read_text())["steps"] == 20
 
 
 def children_of(pid: int) -> dict[str, int]:

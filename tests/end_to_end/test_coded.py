@@ -251,18 +251,6 @@ def test_killed_workers_come_back_and_the_training_goes_on(daemons: Daemons) -> 
     assert reply.refused_pushes < 10
 
 
-def test_a_worker_that_is_told_to_stop_leaves_and_nobody_waits(daemons: Daemons) -> None:
-    task = ("--task", "small_tasks:slow_digits:slow=0.02")
-    server = coded_job(daemons, *task, "--mode", "coded:redundancy=2", epochs=5)
-    workers = daemons.workers(server, 4)
-    server.wait_for("after 2 epochs,")
-    workers[1].signal(signal.SIGTERM)
-    assert workers[1].wait() == 128 + signal.SIGTERM
-    reply = ended(server, [worker for worker in workers if worker is not workers[1]])
-    assert reply.epoch == 5
-    assert reply.lost == ()
-
-
 def test_when_everybody_is_told_to_stop_the_server_gets_a_copy(daemons: Daemons) -> None:
     task = ("--task", "small_tasks:slow_digits:slow=0.05")
     server = coded_job(daemons, *task, workers=2, epochs=4)

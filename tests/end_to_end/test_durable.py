@@ -171,25 +171,6 @@ def test_probes_are_answered_while_the_journal_is_read(daemons: Daemons, tmp_pat
     assert [worker.wait() for worker in workers] == [0, 0]
 
 
-def test_a_damaged_checkpoint_is_told_of_and_the_one_before_leads_to_the_same_state(
-    daemons: Daemons, tmp_path: Path
-) -> None:
-    server = begun(daemons, tmp_path, "--checkpoint-every", "4steps")
-    workers = joined(daemons, server, "--compressor", "4bit")
-    poll(
-        lambda: len(list(tmp_path.glob("checkpoint-*"))) == 2 and asked(server).version > 8, "no checkpoints"
-    )
-    server.signal(signal.SIGKILL)
-    server.wait()
-    newest = max(tmp_path.glob("checkpoint-*")) / "tensors.safetensors"
-    data = bytearray(newest.read_bytes())
-    data[-1] ^= 1
-    newest.write_bytes(data)
-    server = begun(daemons, tmp_path, "--checkpoint-every", "4steps", port=server.port)
-    server.wait_for("cannot use a checkpoint, so the previous one is read: .*its checksum differs")
-    assert result(server, workers) == calm(daemons)
-
-
 @pytest.mark.parametrize("of", ["a file", "a checkpoint"])
 def test_a_new_job_begins_with_the_parameters_of_a_file(daemons: Daemons, tmp_path: Path, of: str) -> None:
     output, state = tmp_path / "model.safetensors", tmp_path / "state"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
@@ -190,28 +189,6 @@ async def test_members_of_a_round_that_disagree_on_a_learning_rate_are_told_apar
         assert again.decision is m.Decision.ACCEPTED
 
 
-async def test_a_push_without_samples_is_accepted(address: str) -> None:
-    async for raw in in_training(address):
-        assert (await pushed(raw, [], samples=0)).decision is m.Decision.ACCEPTED
-        assert (await raw.receive(m.Assignment)).version == 1
-
-
-async def test_a_damaged_chunk_is_refused_and_the_same_bytes_are_accepted(address: str) -> None:
-    async for raw in in_training(address):
-        chunk, commit = await raw.push(gradient())
-        damaged = bytearray(chunk)
-        damaged[-1] ^= 1
-        await raw.send(bytes(damaged))
-        await raw.send(commit)
-        outcome = await raw.receive(m.Outcome)
-        assert outcome.refusal.reason is Reason.CHECKSUM
-        assert (outcome.seq, outcome.part) == (1, 0)
-        again, _ = await raw.push(gradient())
-        assert again == chunk
-        await raw.send(again)  # the commit has come
-        assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
-
-
 async def test_a_push_that_is_not_what_was_committed_comes_again_whole(address: str) -> None:
     async for raw in in_training(address):
         before = state_of(await status(raw))
@@ -221,37 +198,6 @@ async def test_a_push_that_is_not_what_was_committed_comes_again_whole(address: 
         assert outcome.part is None
         assert state_of(await status(raw)) == before
         assert (await pushed(raw, gradient())).decision is m.Decision.ACCEPTED
-
-
-async def test_an_abandoned_push_leaves_nothing_behind(address: str) -> None:
-    """Later messages of the push change nothing; its assignment is answered by the next."""
-    async for raw in in_training(address):
-        before = state_of(await status(raw))
-        chunk, commit = await raw.push(gradient(seed=1))
-        await raw.send(chunk)
-        await raw.send(m.Abandon(seq=1))
-        late, _ = await raw.push(gradient(seed=1))
-        for message in (late, commit):
-            await raw.send(message)
-        assert state_of(await status(raw)) == before
-        outcome = await raw.receive(m.Outcome)
-        assert (outcome.seq, outcome.refusal.reason) == (1, Reason.SEQUENCE)
-        assert (await pushed(raw, gradient(), seq=2)).decision is m.Decision.ACCEPTED
-        assert (await status(raw)).pushes == 1
-
-
-async def test_the_welcome_says_what_is_stored(address: str) -> None:
-    async for raw in in_training(address):
-        chunk, commit = await raw.push(gradient())
-        await raw.send(chunk)
-        await raw.push(gradient(seed=1), seq=2)  # its chunks are never sent
-        await status(raw)
-        await asyncio.sleep(0.2)
-        await raw.attach()
-        welcome = await raw.receive(m.Welcome)
-        assert {each.seq: each.parts for each in welcome.stored}[1] == (0,)
-        await raw.send(commit)
-        assert (await raw.receive(m.Outcome)).decision is m.Decision.ACCEPTED
 
 
 async def test_chunks_that_belong_nowhere_end_the_stream(address: str) -> None:

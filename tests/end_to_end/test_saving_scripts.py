@@ -3,7 +3,6 @@ continues from them to the bit. Also what scripts are told of the lengths of epo
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -86,33 +85,3 @@ def test_a_new_job_continues_from_a_scripts_file_to_the_bit(daemons: Daemons, tm
         for name, value in remembered.items():
             assert torch.equal(once["optimizer"]["state"][place][name], value)
     assert once["schedule"] == never["schedule"]
-
-
-def test_loaders_of_different_lengths_are_refused_by_both_numbers(daemons: Daemons) -> None:
-    server = job(daemons, 2, "--lease-seconds", "60")
-    workers = daemons.programs("script_loops", "uneven", server.address, count=2)
-    refused = server.wait_for(
-        r"worker '(w\d)', epoch: expected (40|56) samples \([57] batches of 8\), got (40|56) samples .*"
-        r"the same number to job.steps\(loader, per_epoch=\)"
-    )
-    assert {refused[2], refused[3]} == {"40", "56"}
-    name = refused[1]
-    assert workers[int(name[1])].wait() == 1
-    server.wait_for(rf"\({name}\) is lost: refused: epoch: {refused[3]} samples .* expected {refused[2]}")
-
-
-def test_a_script_is_told_the_rank_that_it_comes_back_with(daemons: Daemons) -> None:
-    server = job(daemons, 1, "--lease-seconds", "2", "--epochs", "1000")
-
-    def ranked(name: str, rank: int) -> Daemon:
-        worker = daemons.program("script_loops", "ranked", server.address, "--worker-id", name)
-        worker.wait_for(rf"as rank {rank}, first sample {rank}")
-        return worker
-
-    first = ranked("a", 0)
-    ranked("b", 1)
-    first.signal(signal.SIGSTOP)
-    server.wait_for(r"\(a\) is lost")
-    ranked("c", 0)
-    first.signal(signal.SIGCONT)
-    first.wait_for("as rank 2, first sample 2")

@@ -51,11 +51,9 @@ def small_job(daemons: Daemons, *arguments: str, workers: int, task: str = SMALL
     ("compressor", "downlink"),
     [
         ("4bit", "auto"),
-        ("4bit", "bf16"),
         ("qsgd:bits=2", "topk:ratio=4"),
         ("krngc:ratio=4,delay=2", "auto"),
         ("randk:ratio=4", "qsgd"),
-        ("signsgd", "1bit"),
         ("1bit:block=32,decay=0.9", "auto"),
     ],
 )
@@ -171,18 +169,6 @@ async def test_a_partial_push_of_a_worker_that_dies_changes_nothing_and_the_roun
     server.wait_for(r"rank 1 \(dying\) is lost: no message for")
 
 
-def test_a_killed_worker_is_given_up_after_its_lease_and_the_run_goes_on(daemons: Daemons) -> None:
-    server = small_job(daemons, "--lease-seconds", "1.5", workers=3, task=f"{SMALL}:slow=0.1,samples=192")
-    workers = daemons.workers(server, 3)
-    server.wait_for("after 1 epoch, version 8")
-    workers[1].signal(signal.SIGKILL)
-    reply = finished(server)
-    assert [workers[0].wait(), workers[2].wait()] == [0, 0]
-    assert [lost.worker for lost in reply.lost] == ["w1"]
-    assert reply.epoch == 2
-    server.wait_for(r"version \d+ has waited 1\.\d s for rank \d \(w1, disconnected")
-
-
 def test_when_the_last_evaluator_is_killed_another_evaluates(daemons: Daemons) -> None:
     task = f"{SMALL}:evaluation=1.5"
     server = small_job(daemons, "--lease-seconds", "2", "--epochs", "1", workers=2, task=task)
@@ -207,18 +193,6 @@ def test_a_worker_that_is_ready_only_when_the_job_is_over_may_go(daemons: Daemon
     assert slow.wait() == 0
 
 
-def test_a_worker_that_joins_late_takes_part_from_the_next_round_on(daemons: Daemons) -> None:
-    server = small_job(daemons, workers=1, task=f"{SMALL}:slow=0.1,samples=480")
-    first = daemons.worker(server.address, "--worker-id", "first")
-    first.wait_for("connected")
-    late = daemons.worker(server.address, "--worker-id", "late")
-    reply = finished(server)
-    assert [first.wait(), late.wait()] == [0, 0]
-    late.wait_for("the job has ended at version")
-    assert reply.version < 120
-    assert reply.refused_pushes == 0
-
-
 def test_after_the_job_a_worker_has_nothing_to_do(daemons: Daemons) -> None:
     server = small_job(daemons, workers=1)
     daemons.worker(server.address)
@@ -231,17 +205,14 @@ def test_after_the_job_a_worker_has_nothing_to_do(daemons: Daemons) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("compressor", "task"),
-    [("4bit", f"{SMALL}:slow=0.02,samples=320"), ("none", f"{SMALL}:width=20000,slow=0.02,samples=160")],
-)
-def test_connections_that_break_cost_nothing(daemons: Daemons, compressor: str, task: str) -> None:
-    """Every connection is cut again and again, also in pushes of several chunks; the bits are the same."""
+def test_connections_that_break_cost_nothing(daemons: Daemons) -> None:
+    """Every connection is cut again and again, in pushes of several chunks; the bits are the same."""
+    task = f"{SMALL}:width=20000,slow=0.02,samples=160"
     replies: list[m.StatusResponse] = []
     for disturbed in (False, True):
         server = small_job(daemons, "--learning-rate", "0.01", workers=2, task=task)
         relay = Relay(server.port)
-        arguments = ("--give-up-seconds", "60", "--compressor", compressor)
+        arguments = ("--give-up-seconds", "60", "--compressor", "none")
         workers = [
             daemons.worker(f"127.0.0.1:{relay.port}", "--worker-id", f"w{i}", *arguments) for i in range(2)
         ]
@@ -323,15 +294,6 @@ def test_when_the_server_is_gone_a_worker_gives_up_with_a_reason(daemons: Daemon
     server.signal(signal.SIGKILL)
     assert worker.wait() == 4
     worker.wait_for(r"cannot reach 127\.0\.0\.1:\d+ after 2 s and \d attempts: .*is gc-server running")
-
-
-def test_new_interpreters_end_as_forked_ones_do(plain_daemons: Daemons) -> None:
-    """Every other daemon here is forked, and leaves out the end of the interpreter."""
-    server = small_job(plain_daemons, workers=1)
-    worker = plain_daemons.worker(server.address)
-    finished(server)
-    assert worker.wait() == 0
-    assert stop(server) == 0
 
 
 def test_a_diverged_job_ends_with_a_reason(daemons: Daemons) -> None:

@@ -7,8 +7,7 @@ import torch
 
 from gradwire.proto.entries import ITEM_BYTES
 from gradwire.proto.messages import Entry, EntryKind
-from gradwire.proto.state import EntryValues, bytes_of, encode_values, tensor_of
-from gradwire.proto.transfer import Bytes
+from gradwire.proto.state import bytes_of, tensor_of
 
 
 def entry(dtype: str, shape: tuple[int, ...]) -> Entry:
@@ -33,12 +32,3 @@ def test_a_value_that_torch_keeps_as_a_conjugate_or_a_negative_is_resolved() -> 
     for lazy in (value.conj(), value.conj().imag):
         name = str(lazy.dtype).removeprefix("torch.")
         assert torch.equal(tensor_of(entry(name, (2,)), bytes_of(lazy)), lazy.clone())
-
-
-def test_a_transfer_of_nothing_is_complete_at_once() -> None:
-    entries = [entry("float32", (0, 3))]
-    values: dict[str, Bytes] = {"b": bytes_of(torch.empty(0, 3))}
-    assert [*encode_values(entries, values)] == []
-    arrived = EntryValues(entries, worker="w0")
-    assert arrived.complete
-    assert {name: value.size for name, value in arrived.finish().items()} == {"b": 0}

@@ -109,17 +109,6 @@ async def test_an_abandoned_push_never_counts_whatever_overtakes_its_abandon(bef
         await job.reach(1)
 
 
-async def test_a_push_that_waits_for_a_part_survives_that_a_later_one_is_given_up() -> None:
-    async with wired("sync", "a") as job:
-        job.arrive("a", [*job.part(0), *job.part(1, damaged=True), *job.part(2)])
-        job.arrive("a", [job.commit("a"), *job.part(0, seq=2), m.Abandon(seq=2)])
-        stored = job.conductor.ledger.stored(("a", 1))
-        assert stored == (m.Stored(seq=1, parts=(0, 2)),)
-        assert job.arrive("a", [job.commit("a")]) == [], "told again, it is no more complete"
-        assert accepted(job.arrive("a", job.part(1))) == [1]
-        assert await job.reach(1) == [-1, -1, -1]
-
-
 async def test_a_part_has_the_time_of_a_lease_to_go_on() -> None:
     """The link takes minutes for a chunk, between two of which there are no heartbeats."""
     async with wired("sync", "a", lease_seconds=3 * STALLED_S) as job:
@@ -147,16 +136,6 @@ async def test_a_part_of_which_nothing_follows_ends_its_stream_and_comes_again()
         assert accepted(job.arrive("a", [header, chunk, *job.part(1), *job.part(2), job.commit("a")])) == [1]
         end_stalled(job.conductor.streams.values(), 10.0, began + 1000)
         assert job.conductor.streams["a"].outbox.ended_with is None, "nothing is on its way"
-        await job.reach(1)
-
-
-async def test_a_push_with_other_bytes_than_it_committed_has_to_come_again() -> None:
-    async with wired("sync", "a") as job:
-        *parts, _ = job.push("a")
-        wrong, right = job.commit("a", (1.0, 2.0, 1.0)), job.commit("a")
-        assert reasons(job.arrive("a", [*parts, wrong])) == [(1, None, Reason.CHECKSUM)]
-        assert len(held(job.conductor.ledger)) == 0
-        assert accepted(job.arrive("a", [*parts, right])) == [1]
         await job.reach(1)
 
 

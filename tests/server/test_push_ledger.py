@@ -8,7 +8,6 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 from pushes import held
-from wired import accepted, wired
 
 from gradwire.proto import messages as m
 from gradwire.proto.refusal import Reason, Refusal, Refused
@@ -105,20 +104,6 @@ def test_a_push_is_handed_on_with_its_last_part_wherever_its_commit_comes(when: 
         assert ledger.declare(7) is not None
     assert ledger.handed_on() == [7]
     assert (ledger.through, ledger.stored(MEMBER)) == (7, ())
-
-
-@pytest.mark.parametrize("before", range(4))
-def test_an_abandoned_push_is_over_whatever_comes_of_it_before_or_after(before: int) -> None:
-    """Before its parts, after half of them, and after the last."""
-    ledger = Ledger()
-    ledger.send(1, *range(before))
-    ledger.abandon(key(1))
-    assert not any(ledger.needs(1, part) for part in range(3))
-    ledger.store(ledger.stream, header(2), 33, [])  # it was being scanned meanwhile
-    assert (ledger.open(MEMBER), ledger.stored(MEMBER), held(ledger)) == ({}, (), [])
-    ledger.send(2, 0, 1, 2)
-    ledger.declare(2)
-    assert ledger.handed_on() == [2]
 
 
 def test_duplicates_of_parts_and_commits_are_of_no_use_and_do_no_harm() -> None:
@@ -264,47 +249,6 @@ def test_an_accepted_push_keeps_its_parts_until_an_order_takes_them() -> None:
     assert held(ledger) == []
 
 
-@pytest.mark.parametrize("committed", [False, True])
-def test_an_unwanted_push_keeps_nothing_and_is_handed_on_without_parts(committed: bool) -> None:
-    ledger = Ledger()
-    ledger.send(1, 0, 1)
-    if committed:
-        ledger.declare(1)
-    ledger.control.state.unwanted.return_value = True
-    assert not ledger.needs(1, 2)
-    assert not ledger.needs(1, 2)
-    assert (ledger.open(MEMBER), held(ledger)) == ({1: PushLife.UNWANTED}, [])
-    due = ledger.declare(1)
-    assert due is not None
-    assert due.refusal is None
-    ledger.control.state.unwanted.return_value = False
-    due = ledger.declare(1)
-    assert due is not None
-    assert due.refusal is not None
-    assert due.refusal.reason is Reason.CHUNK, "all of it has to come again"
-    assert ledger.open(MEMBER) == {1: PushLife.OPEN}
-    ledger.send(1, 0, 1, 2)
-    ledger.declare(1)
-    assert ledger.handed_on() == [1]
-
-
-def test_the_image_of_a_ledger_and_the_parts_carried_over_make_the_same_ledger() -> None:
-    ledger, other = Ledger(), Ledger()
-    ledger.send(1, 0, 1, 2)
-    ledger.declare(1)
-    assert ledger.handed_on() == [1]
-    assert ledger.needs(2, 1, learning_rates=(0.5,))
-    ledger.store(ledger.stream, header(1, seq=2), 22, [])
-    ledger.send(3, 0)
-    ledger.mark_unwanted(key(3), 1)
-    other.restore(ledger.image())
-    for stored in ledger.stored_parts(1):
-        other.restore_part(*stored)
-    assert other.open(MEMBER) == ledger.open(MEMBER) == {2: PushLife.OPEN, 3: PushLife.UNWANTED}
-    assert other.stored(MEMBER) == ledger.stored(MEMBER)
-    assert (other.image(), held(other)) == (ledger.image(), [key(1), key(2)])
-
-
 def test_parts_that_count_are_remembered_until_their_push_is_applied_as_a_whole() -> None:
     ledger = Ledger()
     parts = ledger.parts
@@ -317,37 +261,3 @@ def test_parts_that_count_are_remembered_until_their_push_is_applied_as_a_whole(
     ledger.take(Apply(version=1, contributions=(contribution,), rate_factor=1.0, opened_at=0.0))
     assert (parts.of(key(1)), parts.of(key(2))) == ((), (0, 2))
     assert parts.asked(9) == (), "its round is closed"
-
-
-async def test_an_ordinary_push_asks_the_ledger_six_questions() -> None:
-    """A push lives from its first header to its version; three parts ask two of them three times."""
-    async with wired("sync", "a") as job:
-        ledger, asked, inside = job.conductor.ledger, list[str](), list[str]()
-
-        def counted(name: str) -> Any:
-            method = getattr(ledger, name)
-
-            def call(*arguments: Any, **named: Any) -> Any:
-                if not inside:
-                    asked.append(name)
-                inside.append(name)
-                try:
-                    return method(*arguments, **named)
-                finally:
-                    inside.pop()
-
-            return call
-
-        async def applied(version: int) -> None:
-            upto.append(list(asked))
-            await publish(version)
-
-        upto, publish = list[list[str]](), job.conductor.applied
-        job.conductor.applied = applied
-        with pytest.MonkeyPatch.context() as patch:
-            for name in dir(PushLedger):
-                if not name.startswith("_") and callable(getattr(PushLedger, name)):
-                    patch.setattr(ledger, name, counted(name))
-            assert accepted(job.arrive("a", job.push("a"))) == [1]
-            await job.reach(1)
-        assert upto == [["arrive", "store"] * 3 + ["commit", "decided", "take", "next"]]

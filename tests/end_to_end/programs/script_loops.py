@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import gradwire
 from gradwire.proto.refusal import Refused
@@ -29,7 +29,6 @@ from gradwire.proto.refusal import Refused
 SAMPLES = 96
 LONG = 40  # epochs in which a killed worker has time to come back
 Optimizer = torch.optim.Optimizer
-Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def data() -> TensorDataset:
@@ -381,35 +380,6 @@ def saved(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
         say(f"epoch {epoch}, {job.total_steps} steps", sums=sums)
 
 
-def uneven(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
-    """Loaders of different lengths, of which the epoch's length is not said."""
-    model, step = job.attach(model, optimizer)
-    some = torch.utils.data.Subset(data(), range(40 if job.rank else 56))
-    for _ in job.epochs():
-        for inputs, targets in job.steps(DataLoader(some, 8)):
-            mse_loss(model(inputs), targets).backward()
-            step.step()
-            step.zero_grad()
-
-
-def ranked(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
-    """A sampler that follows the worker's rank: what it goes by is set anew with each epoch."""
-    model, step = job.attach(model, optimizer)
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        data(), num_replicas=4, rank=job.rank, shuffle=False
-    )
-    loader = DataLoader(data(), batch_size=8, sampler=sampler)
-    for epoch in job.epochs():
-        sampler.set_epoch(epoch)
-        sampler.rank = job.rank
-        say(f"epoch {epoch} as rank {job.rank}, first sample {next(iter(sampler))}")
-        for inputs, targets in job.steps(loader, per_epoch=4 * len(loader)):
-            time.sleep(0.03)
-            mse_loss(model(inputs), targets).backward()
-            step.step()
-            step.zero_grad()
-
-
 def other_defaults(job: gradwire.Job, model: nn.Module, optimizer: Optimizer) -> None:
     """Train like `trained` after the script has changed torch's defaults."""
     torch.set_default_dtype(torch.bfloat16)
@@ -444,8 +414,6 @@ LOOPS: dict[str, tuple[Loop, Callable[[nn.Module], Optimizer]]] = {
     "saved_adam": (saved, lambda model: torch.optim.Adam(model.parameters(), lr=0.01)),
     "saved_adamw": (saved, adamw),
     "saved_adagrad": (saved, adagrad),
-    "uneven": (uneven, sgd),
-    "ranked": (ranked, sgd),
     "hanging": (hanging, sgd),
     "evaluated": (evaluated, sgd),
 }

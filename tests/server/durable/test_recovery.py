@@ -248,13 +248,12 @@ class Story:
 
 @pytest.mark.parametrize(("mode", "rules"), MODES, ids=lambda each: str(each))
 @pytest.mark.parametrize("every", ["100000steps", "3steps"])
-@pytest.mark.parametrize("seed", range(2))
 async def test_a_server_that_is_killed_goes_on_as_it_was(
-    tmp_path: Path, mode: str, rules: dict[str, Any], every: str, seed: int
+    tmp_path: Path, mode: str, rules: dict[str, Any], every: str
 ) -> None:
     job = Kept(tmp_path / "0", mode, "abcd" if "redundancy" in mode else "abc", every, **rules)
     await job.open()
-    story, kills = Story(job, seed), 0
+    story, kills = Story(job, seed=1), 0
     for step in range(100):
         await story.act()
         assert not job.conductor.tasks.failed.is_set(), job.conductor.tasks.failure

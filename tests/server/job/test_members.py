@@ -11,19 +11,6 @@ from gradwire.proto.refusal import Reason
 from gradwire.server.job import events as e
 
 
-def test_a_lost_members_round_closes_without_it_after_its_lease() -> None:
-    job = Job(3)
-    job.push("w0")
-    job.push("w2")
-    job.tick(LEASE_S - 1)
-    job.heartbeat("w0", "w2")
-    assert not job.all(e.Apply)
-    job.tick(1.5)
-    assert [c.rank for c in job.one(e.Apply).contributions] == [0, 2]
-    assert "rank 1 (w1)" in job.one(e.LossReported).name
-    assert [lost.worker for lost in job.core.state.lost] == ["w1"]
-
-
 def test_what_a_lost_member_had_pushed_is_still_applied() -> None:
     job = Job(3)
     job.push("w1")
@@ -34,16 +21,6 @@ def test_what_a_lost_member_had_pushed_is_still_applied() -> None:
     assert not job.all(e.Apply)
     job.push("w2")
     assert [c.key.worker for c in job.one(e.Apply).contributions] == ["w0", "w1", "w2"]
-
-
-def test_a_member_that_comes_back_within_its_lease_hears_what_to_do_again() -> None:
-    job = Job(2)
-    job.step(e.Detached(worker="w1", incarnation=1))
-    job.attach("w1")
-    job.ready("w1", version=0)
-    assign = job.one(e.Assign)
-    assert (assign.worker, assign.assignment.version, assign.has) == ("w1", 0, 0)
-    assert assign.assignment.position == 1
 
 
 def test_a_round_counts_on_a_member_that_is_reconnecting_when_it_opens() -> None:
@@ -155,19 +132,6 @@ def test_of_two_live_workers_with_one_id_the_second_is_refused() -> None:
     assert state(job.core) == before
 
 
-def test_when_everyone_is_lost_the_job_waits_and_goes_on_with_who_comes() -> None:
-    job = Job(2)
-    job.round(["w0", "w1"])
-    job.tick(LEASE_S + 1)
-    assert not job.all(e.Apply)
-    assert job.phase() is Phase.GATHERING
-    job.bring("new")
-    assert job.phase() is Phase.RUNNING
-    assert job.told["new"].ranges == (Range(start=8, count=4),)
-    job.round(["new"])
-    assert job.core.state.version == 2
-
-
 def test_samples_that_are_drawn_again_are_for_another_push() -> None:
     """The old division among two and the new one for whoever comes back first do not mix."""
     job = Job(2)
@@ -181,21 +145,6 @@ def test_samples_that_are_drawn_again_are_for_another_push() -> None:
     assert job.outcome().decision is Decision.REFUSED
     job.push("w1", to=new)
     assert job.outcome().decision is Decision.ACCEPTED
-
-
-def test_what_a_lost_member_did_not_answer_for_goes_to_others_in_the_same_epoch() -> None:
-    job = Job(2, epochs=1, samples=16)
-    lost = job.told["w1"].ranges
-    job.push("w0")
-    job.step(e.Left(worker="w1", incarnation=1, failed=True, reason="crashed"))
-    job.publish()
-    assert job.told["w0"].ranges == lost
-    job.round(["w0"])
-    job.round(["w0"])
-    assert job.phase() is Phase.RUNNING
-    job.round(["w0"])
-    assert job.phase() is Phase.FINISHING
-    assert job.core.state.epoch == 1
 
 
 def test_who_comes_back_with_its_push_before_its_samples_are_given_to_others_takes_them_back() -> None:

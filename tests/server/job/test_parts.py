@@ -11,7 +11,6 @@ from jobs import LEASE_S, Job
 from stepping import copied, core_of
 
 from gradwire.proto.messages import Phase, Range
-from gradwire.proto.refusal import Reason
 from gradwire.proto.shares import assigned_samples
 from gradwire.server.job import events as e
 
@@ -225,94 +224,7 @@ def test_a_round_that_everybody_leaves_before_anything_is_final_gives_its_sample
     assert opened == [] or opened[0].version == 1
 
 
-@pytest.mark.parametrize("is_final", [False, True])
-def test_who_comes_back_before_its_place_is_given_goes_on(is_final: bool) -> None:
-    job = both(2)
-    if is_final:
-        begin(job)
-    lose(job, "w1")
-    come_back(job, "w1")
-    (again,) = job.all(e.Substitute)
-    assert (again.lost, again.assignment, again.worker) == (told(job, "w1"), told(job, "w1"), "w1")
-    assert job.assignments["w1"] == job.told["w1"]
-    job.push("w0")
-    assert not job.all(e.Apply)
-    job.push("w1")
-    assert job.outcome().version == 1
-    assert [each.key.worker for each in job.one(e.Apply).contributions] == ["w0", "w1"]
-
-
 # ---- a lost member's place
-
-
-@pytest.mark.parametrize("is_final", [False, True])
-def test_a_member_of_the_round_that_has_pushed_computes_what_a_lost_one_left(is_final: bool) -> None:
-    job = both(3)
-    left = job.told["w1"]
-    job.push("w0")
-    if is_final:
-        begin(job)
-    lose(job, "w1")
-    order = [type(each) for each in job.actions if isinstance(each, e.Substitute | e.Assign)]
-    assert order == [e.Substitute, e.Assign], "the shard has to know what is missing"
-    taken, given = job.one(e.Substitute), job.one(e.Assign)
-    assert (taken.lost, taken.assignment, taken.worker) == (left.id, told(job, "w0"), "w0")
-    assert given.assignment.ranges == left.ranges
-    assert (given.assignment.version, given.has, given.assignment.position) == (0, 0, left.position)
-    job.push("w2")
-    assert not job.all(e.Apply)
-    job.push("w0")
-    assert [(each.key.worker, each.rank) for each in job.one(e.Apply).contributions] == [
-        ("w0", 0),
-        ("w0", 1),
-        ("w2", 2),
-    ]
-
-
-def test_who_comes_back_after_its_place_was_given_is_not_needed() -> None:
-    """The final parts of its push stay sent; another worker computes the others."""
-    job = both(2, epochs=1, samples=8)
-    late = job.told["w1"]
-    job.push("w0")
-    begin(job)
-    lose(job, "w1")
-    come_back(job, "w1")
-    assert not job.assignments
-    assert job.core.state.unwanted("w1", 1, late.id)
-    job.push("w1", to=late)
-    refusal = job.outcome().refusal
-    assert refusal is not None
-    assert refusal.reason is Reason.REDUNDANT
-    assert len(job.all(e.Drop)) == 1
-    job.push("w0")
-    job.publish()
-    assert job.core.state.samples.done
-    assert job.phase() is Phase.FINISHING
-    assert job.core.state.repeated_samples == 0
-
-
-def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
-    job = both(3, epochs=1, samples=12)
-    left = job.told["w1"]
-    job.push("w0")
-    begin(job)
-    lose(job, "w1")
-    second = job.told["w0"]
-    assert second.ranges == left.ranges
-    job.push("w2")
-    lose(job, "w0")
-    third = job.told["w2"]
-    assert (third.ranges, job.one(e.Substitute).lost) == (left.ranges, second.id)
-    for worker, assignment in (("w1", left), ("w0", second)):
-        come_back(job, worker)
-        job.push(worker, to=assignment)
-        refusal = job.outcome().refusal
-        assert refusal is not None
-        assert refusal.reason is Reason.REDUNDANT, "its place was given to somebody else"
-    job.push("w2")
-    assert [each.key.worker for each in job.one(e.Apply).contributions] == ["w0", "w2", "w2"]
-    job.publish()
-    assert job.core.state.samples.done
 
 
 def test_a_newcomer_cannot_take_a_place_because_it_cannot_get_the_version() -> None:
@@ -341,18 +253,6 @@ def test_a_place_waits_for_a_member_that_is_reconnecting() -> None:
     assert job.one(e.Substitute).worker == "w0"
 
 
-def test_nothing_is_left_to_compute_of_a_member_that_is_lost_when_all_parts_are_final() -> None:
-    """Its commit alone has not come."""
-    job = both(2, epochs=1, samples=8)
-    job.push("w0")
-    whole(job)
-    lose(job, "w1")
-    assert not job.all(e.Substitute)
-    assert [each.key.worker for each in job.one(e.Apply).contributions] == ["w0"]
-    job.publish()
-    assert job.core.state.samples.done
-
-
 # ---- parts are final
 
 
@@ -365,16 +265,6 @@ def test_a_round_that_has_begun_closes_when_nobody_is_left_in_it() -> None:
     job.publish()
     assert job.core.state.version == 1
     assert job.core.state.samples.done, "what parts may hold of them cannot be taken out"
-
-
-def test_what_was_pushed_counts_although_its_worker_is_lost_before_the_round_closes() -> None:
-    job = both(2)
-    job.push("w0")
-    begin(job)
-    lose(job, "w0")
-    assert vacant(job) == []
-    job.push("w1")
-    assert [each.key.worker for each in job.one(e.Apply).contributions] == ["w0", "w1"]
 
 
 def test_a_member_that_has_the_next_version_already_is_told_nothing_again() -> None:

@@ -9,7 +9,7 @@ from jobs import Job
 from stepping import core_of
 
 from gradwire.common.liveness import FIRST, TIMES, limit_s
-from gradwire.proto.messages import Decision, Phase
+from gradwire.proto.messages import Phase
 from gradwire.proto.refusal import Reason
 from gradwire.server.job import events as e
 
@@ -34,42 +34,6 @@ def test_the_limit_is_what_was_stated_unless_the_same_took_long_before() -> None
     assert limit_s(STATED_S, STATED_S, first=False) == TIMES * STATED_S
     assert limit_s(STATED_S, 0.0, first=True) == FIRST * STATED_S
     assert limit_s(0.0, 9.0, first=True) == float("inf")
-
-
-def test_a_member_that_hangs_with_its_work_loses_it_to_others_and_its_stream() -> None:
-    job = stepped()
-    given = job.told["w1"]
-    hang(job, "w1", STATED_S + 1)
-    cut = job.one(e.Disconnect)
-    assert (cut.worker, cut.final, cut.refusal.reason) == ("w1", False, Reason.NOT_A_MEMBER)
-    assert "601 s (computing)" in str(cut.refusal)
-    assert "--progress-seconds" in str(cut.refusal)
-    assert "no progress for 601 s (computing)" in job.one(e.LossReported).reason
-    job.push("w0")
-    job.publish()
-    assert job.assignments["w0"].ranges == given.ranges
-
-
-def test_a_member_that_hangs_is_not_given_work_until_it_is_ready_and_its_push_is_stale() -> None:
-    job = stepped()
-    late = job.told["w1"]
-    hang(job, "w1", STATED_S + 1)
-    job.attach("w1")
-    hang(job, "w1", STATED_S + 4)
-    assert not job.all(e.Disconnect)
-    job.push("w0")
-    job.publish()
-    assert set(job.assignments) == {"w0"}
-    job.ready("w1", version=1)
-    assert any("progress again" in note.text for note in job.all(e.Note))
-    job.push("w1", to=late)
-    outcome = job.one(e.Decided).outcome
-    assert outcome.decision is Decision.REFUSED
-    assert outcome.refusal is not None
-    assert outcome.refusal.reason is Reason.STALE
-    job.push("w0")
-    job.publish()
-    assert set(job.assignments) == {"w0", "w1"}
 
 
 def test_an_evaluation_that_hangs_is_made_by_another_one() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -135,30 +134,6 @@ def test_the_first_round_waits_for_enough_workers_and_says_so() -> None:
 # ---- rounds
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(["w0", "w1", "w2"])))
-def test_contributions_are_applied_in_rank_order_whatever_order_they_came_in(order: tuple[str, ...]) -> None:
-    job = Job(3)
-    apply = job.round(order)
-    assert [contribution.key.worker for contribution in apply.contributions] == ["w0", "w1", "w2"]
-    assert apply.version == 1
-
-
-def test_a_round_closes_when_every_member_has_pushed_and_not_before() -> None:
-    job = Job(3)
-    job.push("w2")
-    assert not job.all(e.Apply)
-    job.push("w0")
-    assert not job.all(e.Apply)
-    job.push("w1")
-    assert job.one(e.Apply).version == 1
-
-
-def test_the_next_round_opens_when_the_version_is_published() -> None:
-    job = Job(2)
-    job.round(["w0", "w1"])
-    assert {assignment.version for assignment in job.assignments.values()} == {1}
-
-
 @pytest.mark.parametrize(
     ("samples", "workers", "batch"), [(40, 3, 4), (41, 3, 4), (7, 4, 2), (5, 2, 50), (3, 5, 1)]
 )
@@ -201,25 +176,6 @@ def test_who_comes_back_while_its_round_is_applied_is_told_the_next_one() -> Non
     assert not job.assignments
     job.publish()
     assert {name: a.version for name, a in job.assignments.items()} == {"w0": 1, "w1": 1}
-
-
-def test_who_joins_during_a_round_takes_part_from_the_next_one_on() -> None:
-    job = Job(2)
-    job.bring("late")
-    assert not job.assignments
-    job.push("late")
-    assert job.outcome().decision is Decision.REFUSED
-    job.round(["w0", "w1"])
-    assert set(job.assignments) == {"w0", "w1", "late"}
-    assert [a.position for a in job.assignments.values()] == [0, 1, 2]
-    assert next(a for a in job.all(e.Assign) if a.worker == "late").has is None
-
-
-def test_a_push_without_samples_counts_as_having_pushed() -> None:
-    job = Job(2)
-    job.push("w0", samples=0)
-    job.push("w1")
-    assert [c.samples for c in job.one(e.Apply).contributions] == [0, 4]
 
 
 def test_a_worker_with_other_data_is_refused_and_nothing_changes() -> None:

@@ -133,21 +133,6 @@ def test_a_wait_is_a_warning_once_a_member_is_away_or_has_made_a_step() -> None:
 # ---- the end
 
 
-def test_after_the_last_epoch_rank_0_evaluates_and_then_everybody_may_go() -> None:
-    job = Job(2, epochs=1, samples=8)
-    job.round(["w0", "w1"])
-    assert job.phase() is Phase.FINISHING
-    told = job.assignments
-    assert set(told) == {"w0"}
-    assert (told["w0"].evaluate_epoch, told["w0"].finished, told["w0"].ranges) == (1, False, ())
-    job.step(e.EvaluationReported(worker="w0", incarnation=1, version=1, epoch=1, metrics={"accuracy": 0.5}))
-    assert job.all(e.Finish)
-    assert job.phase() is Phase.FINISHED
-    assert {worker: a.finished for worker, a in job.assignments.items()} == {"w0": True, "w1": True}
-    job.join("w9")
-    assert job.refused().reason is Reason.JOB_FINISHED
-
-
 def test_who_gets_ready_when_the_job_is_over_may_go() -> None:
     job = Job(1, epochs=1, samples=4)
     job.join("slow")
@@ -189,26 +174,6 @@ def test_an_epochs_evaluation_is_asked_of_the_first_position_at_its_start() -> N
     job = Job(2, epochs=2, samples=8)
     job.round(["w0", "w1"])
     assert [a.evaluate_epoch for a in job.assignments.values()] == [1, 0]
-
-
-def test_when_the_evaluator_is_lost_the_next_one_evaluates() -> None:
-    job = Job(2, epochs=1, samples=8)
-    job.round(["w0", "w1"])
-    job.step(e.Left(worker="w0", incarnation=1, failed=True, reason="crashed"))
-    assert job.assignments["w1"].evaluate_epoch == 1
-    job.step(e.Left(worker="w1", incarnation=1, failed=True, reason="crashed"))
-    assert job.all(e.Finish)
-
-
-def test_an_evaluator_that_reconnects_is_told_again() -> None:
-    job = Job(2, epochs=1, samples=8)
-    job.round(["w0", "w1"])
-    job.step(e.Detached(worker="w0", incarnation=1))
-    job.attach("w0")
-    job.ready("w0", version=1)
-    assert job.assignments["w0"].evaluate_epoch == 1
-    assert job.one(e.Assign).has == 1
-    assert not job.core.state.lost
 
 
 def test_a_member_that_hangs_while_it_loads_does_not_keep_the_job_from_ending() -> None:

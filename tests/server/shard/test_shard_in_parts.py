@@ -151,19 +151,6 @@ def test_a_member_that_is_given_up_counts_in_the_parts_that_were_final_and_in_no
     in_parts(test)
 
 
-def test_parts_that_waited_for_nobody_else_are_final_when_that_member_is_given_up() -> None:
-    async def test(steps: Steps) -> None:
-        steps.put(0, 1, 3)
-        steps.put(2, 1, 3)
-        steps.put(1, 1)
-        steps.shard.change_round(Exclude(assignments=(2,)))
-        assert await steps.settled() == [0, 2]
-        steps.put(1, 3)
-        assert await steps.close(1, 3) == near(WITHOUT_B, WITHOUT_B, WITHOUT_B)
-
-    in_parts(test)
-
-
 def test_of_members_who_are_given_up_at_once_nothing_is_stepped() -> None:
     """The round may be given up with them, and their samples go out again."""
 
@@ -236,43 +223,6 @@ def test_who_takes_a_lost_members_place_pushes_what_is_not_final_in_its_rank(bef
     in_parts(test)
 
 
-def test_if_the_next_one_is_lost_too_another_takes_its_place() -> None:
-    async def test(steps: Steps) -> None:
-        one, other = PushKey("a", 1, 2), PushKey("c", 1, 2)
-        for part in range(3):
-            steps.put(part, 1, 3)
-        steps.shard.change_round(MemberLost(assignments=(2,)))
-        steps.shard.change_round(Substitute(lost=2, assignment=8, worker="a", incarnation=1))
-        steps.shard.put(one, 1, [dense(2)], 8)
-        steps.shard.change_round(MemberLost(assignments=(8,)))
-        steps.shard.change_round(Substitute(lost=8, assignment=9, worker="c", incarnation=1))
-        assert steps.missing == (0, 2)
-        for part in (0, 2):
-            steps.shard.put(other, part, [dense(2)], 9)
-        steps.shard.drop(one)
-        assert steps.counted(one) == {1}
-        steps.keys[2] = other
-        assert await steps.close(1, 2, 3) == near(ALL, ALL, ALL)
-
-    in_parts(test)
-
-
-def test_a_place_that_nobody_takes_is_given_up() -> None:
-    async def test(steps: Steps) -> None:
-        steps.put(0, 1, 2, 3)
-        steps.shard.change_round(MemberLost(assignments=(2,)))
-        for part in (1, 2):
-            steps.put(part, 1, 3)
-        assert await steps.settled() == [0]
-        steps.shard.change_round(Exclude(assignments=(2,)))
-        steps.shard.change_round(Substitute(lost=2, assignment=2, worker="b", incarnation=1))
-        assert await steps.settled() == [0, 1, 2]
-        steps.shard.drop(B)
-        assert await steps.close(1, 3) == near(ALL, WITHOUT_B, WITHOUT_B)
-
-    in_parts(test)
-
-
 def test_an_empty_part_contributes_nothing_and_its_weight_goes_to_the_others() -> None:
     async def test(steps: Steps) -> None:
         for part in range(3):
@@ -282,54 +232,6 @@ def test_an_empty_part_contributes_nothing_and_its_weight_goes_to_the_others() -
             steps.shard.put(B, part, [], 2)
         assert await steps.settled() == [0, 1, 2]
         assert await steps.close(1, 2, 3) == near(ALL, WITHOUT_B, WITHOUT_B)
-
-    in_parts(test)
-
-
-def test_a_part_of_which_everybody_sends_nothing_stays_as_it_is() -> None:
-    async def test(steps: Steps) -> None:
-        for key, assignment in ((A, 1), (B, 2), (C, 3)):
-            steps.shard.put(key, 1, [], assignment)
-        for part in (0, 2):
-            steps.put(part, 1, 2, 3)
-        assert await steps.close(1, 2, 3) == near(ALL, 0, ALL)
-
-    in_parts(test)
-
-
-def test_a_push_that_is_dropped_counts_in_the_parts_that_were_final_alone() -> None:
-    """Dropping what is stored, and not final, has the part wait for what comes in its place."""
-
-    async def test(steps: Steps) -> None:
-        steps.put(0, 1, 2, 3)
-        steps.put(1, 2)
-        steps.shard.drop(B)
-        steps.put(1, 1, 3)
-        assert await steps.settled() == [0]
-        later = PushKey("b", 1, 2)
-        for part in range(3):
-            steps.shard.put(later, part, [dense(20)], 2)
-        steps.put(2, 1, 3)
-        assert await steps.settled() == [0, 1, 2]
-        assert steps.counted(B) == {0}
-        assert steps.counted(later) == {1, 2}
-        steps.keys[2] = later
-        other = (1 * 1 + 20 * 2 + 3 * 5) / 8
-        assert await steps.close(1, 2, 3) == near(ALL, other, other)
-
-    in_parts(test)
-
-
-def test_what_is_not_final_when_the_round_closes_is_stepped_then() -> None:
-    """The parts are those of an excluded member that had pushed everything before."""
-
-    async def test(steps: Steps) -> None:
-        steps.put(1, 1, 2, 3)
-        steps.put(0, 1, 3)
-        steps.put(2, 1, 3)
-        assert await steps.settled() == [1]
-        assert await steps.close(1, 3) == near(WITHOUT_B, ALL, WITHOUT_B)
-        steps.shard.drop(B)
 
     in_parts(test)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -103,29 +102,6 @@ def update(subject: Session, version: int) -> Received:
     values = [np.full(value.size // 4, version, np.float32) for value in subject.replica.values()]
     (received,) = updates(subject.replica, version, values)
     return received
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations((1, 2))))
-@pytest.mark.parametrize("outcomes", list(itertools.product(["accepted", "stale", "redundant"], repeat=2)))
-def test_two_open_pushes_are_settled_in_any_order(order: tuple[int, int], outcomes: tuple[str, str]) -> None:
-    """Accepted pushes and residual are together all gradients but those that others have sent."""
-    script = Script()
-    subject = session(script)
-    subject.begin()
-    for id in (1, 2):  # another member may make them superfluous, as in a round with a straggler code
-        push(subject, assignment(id, stragglers=1), id)
-    assert subject.open_pushes == 2
-    for seq in order:
-        what = outcomes[seq - 1]
-        script.messages.append(accepted(seq) if what == "accepted" else refused(seq, Reason[what.upper()]))
-        assert subject.next(0) is None
-    assert subject.open_pushes == 0
-    total = np.zeros(ELEMENTS, np.float32)
-    owed = np.zeros(ELEMENTS, np.float32)
-    for seq, what in zip((1, 2), outcomes, strict=True):
-        total += sent(script, seq) if what == "accepted" else 0.0
-        owed += flat(seq) if what != "redundant" else 0.0
-    np.testing.assert_allclose(total + residual(subject), owed, rtol=1e-5, atol=1e-5)
 
 
 def test_an_outcome_that_comes_twice_counts_once() -> None:
