@@ -97,7 +97,11 @@ def other_data(server: str, **options: Any) -> None:
 def other_release(server: str, **options: Any) -> None:
     service: Any = gradwire_service
     path = service._path
-    service._path = lambda method: path(method).replace(".", "_1.", 1)
+
+    def older(method: Any) -> str:
+        return str(path(method)).replace(".", "_1.", 1)
+
+    service._path = older
     slow(server, **options)
 
 
