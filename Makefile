@@ -16,7 +16,7 @@ unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint mypy pyright check-stubs check-protobuf check-ray check-slurm check-machines check-install stubs house docs format constraints clean
+.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint mypy pyright check-stubs check-protobuf check-ray check-slurm check-machines image-check check-install stubs house docs format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -139,6 +139,19 @@ check-slurm: kernels ## run deploy/slurm on a real Slurm with three emulated nod
 check-machines: kernels ## run deploy/ssh on five emulated machines
 	@command -v sshd > /dev/null || { echo "check-machines needs sshd; the lines above it in Makefile say how" >&2; exit 2; }
 	$(BIN)/pytest -n0 -m slow tests/deploy/test_machines.py
+
+# Debian: apt install buildah podman runc. As root. BASE is an image with Python, or the root of one as NAME.tar:
+#     mmdebstrap --variant=minbase --include=python3-venv,python-is-python3,ca-certificates bookworm base.tar
+BASE ?= python:3.11-slim-bookworm
+
+image-check: .venv/.dev $(CACHE)/compose/.installed ## build the image, and run deploy/compose.yaml with it; takes minutes
+	@{ command -v buildah && command -v podman && command -v runc; } > /dev/null || { echo "image-check needs buildah, podman and runc; the lines above it in Makefile say how" >&2; exit 2; }
+	IMAGE_BASE=$(BASE) $(BIN)/pytest -n0 -m slow tests/deploy/test_containers.py
+
+$(CACHE)/compose/.installed:
+	$(PYTHON) -m venv $(CACHE)/compose
+	$(CACHE)/compose/bin/pip install -q podman-compose==1.6.0
+	@touch $@
 
 check-install: $(CACHE)/pins/.installed ## resolve constraints.txt against the package index, for every Python and extra
 	$(CACHE)/pins/bin/python tests/packaging/pins.py

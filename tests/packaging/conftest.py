@@ -67,7 +67,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
     tests of the folders read them.
     """
     root = tmp_path_factory.mktemp("image")
-    build, _ = stages()
+    build, *_ = stages()
     source = context(root / "src")
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(root / "gradwire")}))
     packages.mkdir(parents=True)
@@ -75,7 +75,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
         if not re.match(r"__editable__|__pycache__|_?gradwire|pip\b", installed.name):
             (packages / installed.name).symlink_to(installed)
     for command in values(build, "RUN"):
-        moved = re.sub(r"(?<![\w.])/(gradwire|wheels|kernels)\b", rf"{root}/\1", command)
+        without_mounts = re.sub(r"^(--mount=\S+ )+", "", command)
+        moved = re.sub(r"(?<![\w.])/(gradwire|wheels|kernels)\b", rf"{root}/\1", without_mounts)
         subprocess.run(["sh", "-euc", moved], cwd=source, check=True, env={**os.environ, "NUMBA_OPT": "0"})
     (wheel,) = (root / "wheels").glob("*.whl")
     return Image(environment=root / "gradwire", wheel=wheel, kernels=root / "kernels")

@@ -26,25 +26,27 @@ def pod_specs() -> list[dict[str, Any]]:
     return [document["spec"]["template"]["spec"] for document in documents if "template" in document["spec"]]
 
 
-def test_two_stages_of_one_python() -> None:
-    build, final = stages()
+def test_stages_of_one_python() -> None:
+    assert [values(stage, "FROM") for stage in stages()] == [
+        ["${PYTHON} AS build"],
+        ["build AS sbom"],
+        ["${PYTHON}"],
+    ]
 
-    assert values(build, "FROM") == ["${PYTHON} AS build"]
-    assert values(final, "FROM") == ["${PYTHON}"]
 
-
-def test_nothing_of_the_build_is_left_but_the_environment_and_the_kernels() -> None:
-    _, final = stages()
+def test_nothing_of_the_build_is_left_but_the_environment_the_kernels_and_the_list_of_packages() -> None:
+    *_, final = stages()
 
     assert [value.split()[-2:] for value in values(final, "COPY")] == [
+        ["/sbom.cdx.json", "/usr/share/gradwire/sbom.cdx.json"],
         ["/gradwire", "/gradwire"],
         ["/kernels", "/var/cache/gradwire"],
     ]
-    assert all("--from=build" in value for value in values(final, "COPY"))
+    assert all(value.startswith(("--from=build", "--from=sbom")) for value in values(final, "COPY"))
 
 
 def test_runs_as_the_user_that_kubernetes_expects() -> None:
-    _, final = stages()
+    *_, final = stages()
     (user,) = values(final, "USER")
     for spec in pod_specs():
         security = spec["securityContext"]
@@ -55,7 +57,7 @@ def test_runs_as_the_user_that_kubernetes_expects() -> None:
 
 
 def test_kernels_are_where_kubernetes_copies_them_from() -> None:
-    _, final = stages()
+    *_, final = stages()
     (environment,) = values(final, "ENV")
     (cache,) = [word.partition("=")[2] for word in environment.split() if word.startswith("NUMBA_CACHE_DIR=")]
     for spec in pod_specs():
