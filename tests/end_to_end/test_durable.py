@@ -99,12 +99,9 @@ def test_a_job_whose_server_is_killed_ends_with_the_same_bits(
     assert len(list(tmp_path.glob("checkpoint-*"))) <= 2
 
 
-@pytest.mark.parametrize("every", ["1000steps", "3steps"])
-def test_a_job_that_measures_norms_ends_with_the_same_bits(
-    daemons: Daemons, tmp_path: Path, every: str
-) -> None:
+def test_a_job_that_measures_norms_ends_with_the_same_bits(daemons: Daemons, tmp_path: Path) -> None:
     """The server is killed while it measures. One tensor is sparse, so that no plan changes the bits."""
-    options = ("--fusion", "seamgs", "--replan", "10", "--checkpoint-every", every)
+    options = ("--fusion", "seamgs", "--replan", "10", "--checkpoint-every", "3steps")
     compressor = ("--compressor", "randk:ratio=4", "--dense-layers", "0.*")
     calm = begun(daemons, None, *options[:4])
     expected = result(calm, joined(daemons, calm, *compressor))

@@ -119,8 +119,14 @@ def test_one_worker_trains_as_torch_does(
             assert torch.equal(parameter, value)
 
 
-@pytest.mark.parametrize("aggregation", [MEAN, Median(), Trimmed(wrong=1), Krum(wrong=1)], ids=repr)
-@pytest.mark.parametrize("spec", ["none", "4bit", "topk:ratio=4", "signsgd", "8bit", "qsgd"])
+@pytest.mark.parametrize(
+    ("spec", "aggregation"),
+    [
+        *((spec, MEAN) for spec in ("none", "4bit", "topk:ratio=4", "signsgd", "8bit", "qsgd")),
+        *(("4bit", each) for each in (Median(), Trimmed(wrong=1), Krum(wrong=1))),
+    ],
+    ids=repr,
+)
 def test_a_round_passes_over_what_nobody_has(spec: str, aggregation: Aggregation) -> None:
     """And has the same bits with every plan."""
     results: list[list[bytes]] = []
@@ -194,7 +200,7 @@ def test_votes_are_counted_whatever_neighbours_are_absent() -> None:
     torch.testing.assert_close(ours.parameters[2], before - 0.1 * (1 + 1 + 9 + 5) / 4)
 
 
-@pytest.mark.parametrize("downlink", ["auto", "none", "bf16", "4bit", "topk:ratio=4"])
+@pytest.mark.parametrize("downlink", ["auto", "none", "4bit"])
 @pytest.mark.parametrize("spec", ["none", "4bit", "topk:ratio=4", "1bit", "1bit:block=32", "8bit", "fp16"])
 def test_replicas_follow(spec: str, downlink: str) -> None:
     """With the same bits in one part and in several; by `auto` what no push has stays as it is."""

@@ -143,11 +143,8 @@ def test_the_plans_of_these_tests_cut_tensors_and_join_them() -> None:
     ("kind", "more"),
     [
         *((kind, {}) for kind in KINDS),
-        *(
-            (kind, {"downlink": each})
-            for each in ("none", "4bit", "8bit", "topk:ratio=50", "fp16")
-            for kind in ("mixed", "topk of values")
-        ),
+        *(("mixed", {"downlink": each}) for each in ("none", "4bit", "8bit", "topk:ratio=50", "fp16")),
+        ("topk of values", {"downlink": "none"}),
         *(("mixed", {"aggregation": each}) for each in (Median(), Trimmed(wrong=1), Krum(wrong=1))),
     ],
     ids=str,
@@ -177,7 +174,7 @@ def test_the_size_of_parts_has_no_say_in_the_bits(kind: str, more: dict[str, Any
 def test_nor_has_the_order_in_which_parts_become_final(kind: str, more: dict[str, Any]) -> None:
     size = PART_BYTES["optimizer" in more]
     expected = trained(size, KINDS[kind], **more)
-    for seed in range(1 if more else 3):
+    for seed in range(1 if more else 2):
         assert trained(size, KINDS[kind], early=random.Random(seed), **more) == expected
 
 
