@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, TypeGuard
 
@@ -27,7 +28,7 @@ import numpy.typing as npt
 import torch
 
 from .kernels import Magnitudes
-from .payload import Float32, Payload
+from .payload import Float32, Payload, ProjectedPayload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +57,12 @@ class Random:
     @cached_property
     def generator(self) -> np.random.Generator:
         return np.random.default_rng(self.key)
+
+    @property
+    def seed(self) -> int:
+        """Seed below 2**64, many times faster than a generator."""
+        text = ",".join(map(str, self.key)).encode()
+        return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,6 +279,49 @@ class Shared(Protocol):
         ...
 
 
+class SharedByMany(Shared, Protocol):
+    """A compressor with bases that serves many tensors in one call, to the same bits as a call for each."""
+
+    def expand_each(
+        self,
+        specs: Sequence[TensorSpec],
+        bases: Sequence[Float32],
+        coordinates: Sequence[Float32],
+        out: Float32,
+        starts: Sequence[int],
+    ) -> None:
+        """Write each tensor as `expand` does, from its element in `starts` on."""
+        ...
+
+    def advance_each(
+        self, specs: Sequence[TensorSpec], bases: Sequence[Float32], coordinates: Sequence[Float32]
+    ) -> list[Float32]:
+        """Return the bases of the next version of each tensor."""
+        ...
+
+    def compress_each(
+        self,
+        specs: Sequence[TensorSpec],
+        gradients: Sequence[torch.Tensor],
+        starts: Sequence[int],
+        bases: Sequence[Float32],
+        seeds: Sequence[int],
+        residual: torch.Tensor,
+        left: torch.Tensor,
+    ) -> tuple[Sequence[ProjectedPayload], Sequence[bool]]:
+        """Compress each gradient plus its residual, on the host, and write the new residual to `left`.
+
+        Args:
+            starts: first element of each tensor in `residual` and `left`.
+            seeds: seed of each tensor (`Random.seed`).
+
+        Returns:
+            Payload of each tensor; and False for each whose gradient is not finite, which makes its other
+                results invalid.
+        """
+        ...
+
+
 class Stateless:
     """A base for compressors that keep no state between steps."""
 
@@ -300,6 +350,10 @@ def as_array(residual: torch.Tensor | None) -> Float32 | None:
 def is_fused(compressor: object) -> TypeGuard[FusedFeedback]:
     # Not by `isinstance`, which takes 40 µs with a protocol: this is called for every tensor in every step.
     return hasattr(compressor, "compress_with_residual")
+
+
+def serves_many(compressor: Shared) -> TypeGuard[SharedByMany]:
+    return hasattr(compressor, "compress_each")
 
 
 def is_out_of_place(compressor: Compressor) -> TypeGuard[OutOfPlace]:

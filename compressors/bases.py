@@ -14,13 +14,13 @@ A compressor that uses bases has the methods of `base.Shared`, and its `Compress
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 
-from .base import Compressor, Shared, TensorSpec
+from .base import Compressor, Shared, TensorSpec, serves_many
 from .feedback import without_feedback
 from .layers import LayerRule
 from .payload import Float32, ProjectedPayload
@@ -85,6 +85,19 @@ class Bases:
         """Write the tensor `index` with these coordinates to `out`: float32, shape (elements,)."""
         self.compressors[index].expand(self.specs[index], self.values[index], coordinates, out)
 
+    def expand_each(
+        self, coordinates: Mapping[int, Float32], starts: Mapping[int, int], out: Float32
+    ) -> None:
+        """Write each tensor with these coordinates to `out`, from its element in `starts` on."""
+        for compressor, indices in self._by_compressor(coordinates):
+            at, given = [starts[index] for index in indices], [coordinates[index] for index in indices]
+            if serves_many(compressor):
+                specs, bases = self._of(indices)
+                compressor.expand_each(specs, bases, given, out, at)
+                continue
+            for index, start, each in zip(indices, at, given, strict=True):
+                self.expand(index, each, out[start : start + self.specs[index].elements])
+
     def decode(self, index: int, payload: ProjectedPayload) -> Float32:
         """Return the values of a valid payload of tensor `index`: float32, shape (elements,)."""
         coordinates, out = np.empty(payload.count, np.float32), np.empty(payload.elements, np.float32)
@@ -98,6 +111,23 @@ class Bases:
         The bases of other tensors stay as they are.
         """
         values = dict(self.values)
-        for index, mean in means.items():
-            values[index] = self.compressors[index].advance(self.specs[index], values[index], mean)
+        for compressor, indices in self._by_compressor(means):
+            specs, bases = self._of(indices)
+            given = [means[index] for index in indices]
+            if serves_many(compressor):
+                following = compressor.advance_each(specs, bases, given)
+            else:
+                following = [*map(compressor.advance, specs, bases, given)]
+            values.update(zip(indices, following, strict=True))
         return replace(self, values=values)
+
+    def _by_compressor(self, indices: Iterable[int]) -> Iterator[tuple[Shared, list[int]]]:
+        """Yield the tensors of each compressor."""
+        found: dict[int, list[int]] = {}
+        for index in indices:
+            found.setdefault(id(self.compressors[index]), []).append(index)
+        for each in found.values():
+            yield self.compressors[each[0]], each
+
+    def _of(self, indices: Sequence[int]) -> tuple[list[TensorSpec], list[Float32]]:
+        return [self.specs[index] for index in indices], [self.values[index] for index in indices]

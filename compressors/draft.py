@@ -108,12 +108,11 @@ class Draft:
     def context(self, index: int) -> StepContext:
         """Return the context in which a tensor is compressed."""
         model, terms = self.model, self.terms
-        rank = model.rank if terms.rank is None else terms.rank
         return StepContext(
             samples=terms.samples,
             version=terms.version,
             epoch=terms.epoch,
-            random=Random((model.seed, rank, terms.version, model.numbers[index])),
+            random=self.random(index),
             shared=Random((model.seed, terms.version, model.numbers[index])),
             magnitudes=self.magnitudes.get(index),
             density=model.densities.get(index),
@@ -121,6 +120,12 @@ class Draft:
             bases=self.bases.values.get(index),
             alone=self.measured and model.drawn[index],
         )
+
+    def random(self, index: int) -> Random:
+        """Return the random numbers of a tensor in this step, on this rank."""
+        model, terms = self.model, self.terms
+        rank = model.rank if terms.rank is None else terms.rank
+        return Random((model.seed, rank, terms.version, model.numbers[index]))
 
     def compress_as_one(
         self,

@@ -38,9 +38,11 @@ from .reduction import decode as decode
 from .reduction import put_update as put_update
 from .reduction import reduce_payloads as reduce_payloads
 from .reduction import sum_coordinates as sum_coordinates
+from .reduction import sums_of_coordinates as sums_of_coordinates
 from .spikes import Spike as Spike
 from .spikes import described as described
 from .step import Step as Step
 from .validation import check_announcement as check_announcement
 from .validation import check_data as check_data
+from .validation import check_projected_data as check_projected_data
 from .validation import validate as validate

@@ -24,7 +24,9 @@ factors lag by one version, both projections are sent, and they are quantized.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -32,19 +34,19 @@ import torch
 from ..common.stored import stored
 from .base import Fused, StepContext, TensorSpec, as_array
 from .dense import dense_payload
-from .kernels import FLOAT32_MAX, devices, linear, low_rank
+from .kernels import devices, linear, low_rank
+from .kernels.low_rank import Matrices, Sources
 from .payload import (
     EXPONENTS,
     NO_BYTES,
     DenseFormat,
+    DensePayload,
     Float32,
     LinearPayload,
     ProjectedPayload,
-    ValuePayload,
-    code_bytes,
 )
 from .projections import BUCKET, Factors, LowRankOptions
-from .reduction import reduce_payloads
+from .reduction import sums_of_coordinates
 
 
 @stored("matrix-rows")
@@ -53,22 +55,6 @@ class MatrixRows:
     """The state of `LowRank` for one tensor, which never changes: the rows of its matrix."""
 
     rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Vectors:
-    """Vectors over rows and columns, (rank, rows) and (rank, columns): bases, or coordinates in them."""
-
-    rows: Float32
-    columns: Float32
-
-    @staticmethod
-    def of(flat: Float32, rank: int, rows: int) -> Vectors:
-        """Return the vectors that lie end to end in `flat`, those over rows first."""
-        return Vectors(flat[: rank * rows].reshape(rank, -1), flat[rank * rows :].reshape(rank, -1))
-
-    def flat(self) -> Float32:
-        return np.concatenate([self.rows.reshape(-1), self.columns.reshape(-1)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,20 +71,36 @@ class LowRank(Fused):
         return MatrixRows(spec.shape[0])
 
     def start(self, spec: TensorSpec, seed: int) -> Float32:
-        rank, rows = self.options.rank, spec.shape[0]
         # Integers, because the functions of normal numbers may round differently on another machine.
         drawn = np.random.default_rng(seed).integers(
             -(1 << 20), 1 << 20, self.options.coordinates(spec.shape)
         )
-        given = Vectors.of(drawn.astype(np.float32), rank, rows)
-        return self._orthonormal(given, Vectors(np.zeros_like(given.rows), np.zeros_like(given.columns)))
+        given = drawn.astype(np.float32)
+        return self.advance(spec, np.zeros_like(given), given)
 
     def advance(self, spec: TensorSpec, bases: Float32, coordinates: Float32) -> Float32:
-        rank, rows = self.options.rank, spec.shape[0]
-        return self._orthonormal(Vectors.of(coordinates, rank, rows), Vectors.of(bases, rank, rows))
+        return self.advance_each([spec], [bases], [coordinates])[0]
+
+    def advance_each(
+        self, specs: Sequence[TensorSpec], bases: Sequence[Float32], coordinates: Sequence[Float32]
+    ) -> list[Float32]:
+        matrices = self._matrices(specs)
+        made = low_rank.orthonormal(matrices, np.concatenate(bases), np.concatenate(coordinates))
+        return matrices.split(made)
 
     def expand(self, spec: TensorSpec, bases: Float32, coordinates: Float32, out: Float32) -> None:
-        low_rank.expand(*self._factors(bases, coordinates, spec.shape[0]), out)
+        self.expand_each([spec], [bases], [coordinates], out, [0])
+
+    def expand_each(
+        self,
+        specs: Sequence[TensorSpec],
+        bases: Sequence[Float32],
+        coordinates: Sequence[Float32],
+        out: Float32,
+        starts: Sequence[int],
+    ) -> None:
+        given = np.concatenate(bases), np.concatenate(coordinates)
+        low_rank.expand(self._matrices(specs), *given, out, starts)
 
     def compress_with_residual(
         self,
@@ -110,60 +112,106 @@ class LowRank(Fused):
     ) -> tuple[ProjectedPayload, MatrixRows]:
         if context.bases is None:
             raise ValueError("lowrank: expected the job's bases in the context, got None")
-        bases = Vectors.of(context.bases, self.options.rank, state.rows)
-        vectors, left = (bases.rows, bases.columns), residual if left is None else left
+        matrices = Matrices(self.options.rank, ((state.rows, gradient.numel() // state.rows),))
+        left, seeds = residual if left is None else left, [context.random.seed]
         if devices.on_gpu(gradient):
-            matrix, over_columns, over_rows = low_rank.project_there(gradient, residual, *vectors)
-            payload, sent = self._payload(Vectors(over_columns, over_rows).flat(), gradient.numel(), context)
-            if left is not None:
-                low_rank.subtract_there(matrix, *self._factors(context.bases, sent, state.rows), left)
-            return payload, state
-        values, before, out = gradient.numpy(), as_array(residual), as_array(left)
-        over_columns, over_rows, finite = low_rank.project(values, before, *vectors)
+            return self._compress_there(matrices, gradient, residual, context, left), state
+        sources = Sources([gradient], as_array(residual), [0])
+        (payload,), (finite,) = self._compress(matrices, sources, context.bases, seeds, as_array(left))
         if not finite:
             raise FloatingPointError("gradient with an infinity or a NaN")
-        payload, sent = self._payload(Vectors(over_columns, over_rows).flat(), gradient.numel(), context)
-        if out is not None:
-            low_rank.expand(*self._factors(context.bases, sent, state.rows), out, values, before)
         return payload, state
 
-    def _payload(
-        self, coordinates: Float32, elements: int, context: StepContext
-    ) -> tuple[ProjectedPayload, Float32]:
-        """Return the coordinates in the format that the options name, and as a receiver decodes them."""
-        exponent, sent = 0, np.empty_like(coordinates)
-        values: ValuePayload
+    def compress_each(
+        self,
+        specs: Sequence[TensorSpec],
+        gradients: Sequence[torch.Tensor],
+        starts: Sequence[int],
+        bases: Sequence[Float32],
+        seeds: Sequence[int],
+        residual: torch.Tensor,
+        left: torch.Tensor,
+    ) -> tuple[list[ProjectedPayload], list[bool]]:
+        sources, before = Sources(gradients, residual.numpy(), starts), np.concatenate(bases)
+        return self._compress(self._matrices(specs), sources, before, seeds, left.numpy())
+
+    def _matrices(self, specs: Sequence[TensorSpec]) -> Matrices:
+        return _matrices(self.options.rank, tuple(spec.shape for spec in specs))
+
+    def _compress(
+        self,
+        matrices: Matrices,
+        sources: Sources,
+        bases: Float32,
+        seeds: Sequence[int],
+        left: Float32 | None,
+    ) -> tuple[list[ProjectedPayload], list[bool]]:
+        """Return payload of each matrix, and whether its gradient is finite; write the rest of `sources`
+        to `left`."""
+        coordinates, finite = low_rank.project(matrices, sources, bases)
+        payloads = self._payloads(matrices, coordinates, seeds)
+        if left is not None:
+            sent = sums_of_coordinates([[each] for each in payloads], 1.0)
+            low_rank.expand(matrices, bases, np.concatenate(sent), left, sources.starts, sources)
+        return payloads, finite
+
+    def _compress_there(
+        self,
+        matrices: Matrices,
+        gradient: torch.Tensor,
+        residual: torch.Tensor | None,
+        context: StepContext,
+        left: torch.Tensor | None,
+    ) -> ProjectedPayload:
+        """Compress on the gradient's device, as `_compress` does on the host."""
+        assert context.bases is not None
+        rank, ((rows, _),) = matrices.rank, matrices.shapes
+        over_rows, over_columns = _vectors(context.bases, rank, rows)
+        matrix, *products = low_rank.project_there(gradient, residual, over_rows, over_columns)
+        coordinates = np.concatenate([each.reshape(-1) for each in products])
+        (payload,) = self._payloads(matrices, coordinates, [context.random.seed])
+        if left is not None:
+            (sent,) = sums_of_coordinates([[payload]], 1.0)
+            rest = _vectors(low_rank.corrected(matrices, context.bases, sent), rank, rows)[1]
+            given = np.concatenate([_vectors(sent, rank, rows)[0], over_rows])
+            low_rank.subtract_there(matrix, given, np.concatenate([over_columns, rest]), left)
+        return payload
+
+    def _payloads(
+        self, matrices: Matrices, coordinates: Float32, seeds: Sequence[int]
+    ) -> list[ProjectedPayload]:
+        """Return the coordinates of each matrix in the format that the options name."""
+        bits, numbers = self.options.values.bits, matrices.split(coordinates)
+        elements = [rows * columns for rows, columns in matrices.shapes]
         if self.options.values is Factors.FLOAT16:
-            largest = float(np.abs(coordinates).max())
-            # The largest coordinate is then from 2**14 to 2**15.
-            exponent = min(max(math.frexp(largest)[1] - 15, EXPONENTS[0]), EXPONENTS[1]) if largest else 0
-            values = dense_payload(DenseFormat.FLOAT16, np.ldexp(coordinates, -exponent))
-        else:
-            values = _rounded(coordinates, self.options.values.bits, int(context.rng.integers(2**63)))
-        reduce_payloads([values], [math.ldexp(1.0, exponent)], sent)
-        form = replace(values, data=NO_BYTES)
-        return ProjectedPayload(elements=elements, values=form, exponent=exponent, data=values.data), sent
-
-    def _factors(self, bases: Float32, coordinates: Float32, rows: int) -> tuple[Float32, Float32]:
-        """Return [S A]^T and [Q, R - Q C^T]^T: the factors of rec(S, R)."""
-        basis = Vectors.of(bases, self.options.rank, rows)
-        given = Vectors.of(coordinates, self.options.rank, rows)
-        rest = low_rank.corrected(basis.rows, given.rows, basis.columns, given.columns)
-        return np.concatenate([given.rows, basis.rows]), np.concatenate([basis.columns, rest])
-
-    def _orthonormal(self, vectors: Vectors, old: Vectors) -> Float32:
-        """Return the bases of the next version: the right one from products with the left one, and the
-        reverse."""
-        rows = low_rank.orthonormal(vectors.rows, old.rows)
-        return Vectors(rows, low_rank.orthonormal(vectors.columns, old.columns)).flat()
+            return [_halves(size, each) for size, each in zip(elements, numbers, strict=True)]
+        forms = [_form(each.size, bits) for each in numbers]
+        datas = linear.round_each(bits, BUCKET, coordinates, [each.size for each in numbers], seeds)
+        return [
+            ProjectedPayload(elements=size, values=form, data=data)
+            for size, form, data in zip(elements, forms, datas, strict=True)
+        ]
 
 
-def _rounded(values: Float32, bits: int, seed: int) -> LinearPayload:
-    """Return values as integers times the scale of their bucket, rounded at random without bias."""
-    most = np.float32(FLOAT32_MAX / np.float32(2 ** (bits - 1)))
-    levels = np.float32(2 ** (bits - 1) - 1)
-    scales = np.minimum(linear.bucket_maxima(values, None, BUCKET) / levels, most)
-    data = np.empty(scales.nbytes + code_bytes(bits, values.size), np.uint8)
-    data[: scales.nbytes] = scales.view(np.uint8)
-    linear.quantize_linear(bits, BUCKET, values, None, scales, data[scales.nbytes :], seed=seed)
-    return LinearPayload(elements=values.size, bits=bits, bucket=BUCKET, data=data)
+@lru_cache(256)
+def _matrices(rank: int, shapes: tuple[tuple[int, ...], ...]) -> Matrices:
+    return Matrices(rank, tuple((shape[0], math.prod(shape[1:])) for shape in shapes))
+
+
+@lru_cache(256)
+def _form(count: int, bits: int) -> LinearPayload:
+    return LinearPayload(elements=count, bits=bits, bucket=BUCKET, data=NO_BYTES)
+
+
+def _halves(elements: int, coordinates: Float32) -> ProjectedPayload:
+    """Return coordinates as float16, with an exponent that takes the largest to between 2**14 and 2**15."""
+    largest = float(np.abs(coordinates).max())
+    exponent = min(max(math.frexp(largest)[1] - 15, EXPONENTS[0]), EXPONENTS[1]) if largest else 0
+    values = dense_payload(DenseFormat.FLOAT16, np.ldexp(coordinates, -exponent))
+    form = DensePayload(format=values.format, elements=values.elements, data=NO_BYTES)
+    return ProjectedPayload(elements=elements, values=form, exponent=exponent, data=values.data)
+
+
+def _vectors(numbers: Float32, rank: int, rows: int) -> tuple[Float32, Float32]:
+    """Return the vectors over rows, (rank, rows), and over columns, (rank, columns)."""
+    return numbers[: rank * rows].reshape(rank, -1), numbers[rank * rows :].reshape(rank, -1)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 import torch
@@ -169,6 +169,36 @@ def sum_coordinates(
     pairs = zip(payloads, weights, strict=True)
     scaled = [math.ldexp(weight, payload.exponent) for payload, weight in pairs]
     reduce_payloads([payload.value_payload() for payload in payloads], scaled, out, keep=keep)
+
+
+def sums_of_coordinates(tensors: Sequence[Sequence[ProjectedPayload]], weight: float) -> list[Float32]:
+    """Return the sum of each tensor's payloads, at least one, times `weight`, as `sum_coordinates` does.
+
+    Tensors whose payloads are linear codes of one form take one call together.
+    """
+    found = [np.empty(0, np.float32)] * len(tensors)
+    alike: dict[tuple[int, int, int], list[int]] = {}
+    for index, sent in enumerate(tensors):
+        forms = [each.values for each in sent]
+        first = forms[0]
+        if isinstance(first, LinearPayload) and all(
+            each is first
+            or (isinstance(each, LinearPayload) and (each.bits, each.bucket) == (first.bits, first.bucket))
+            for each in forms
+        ):
+            alike.setdefault((len(sent), first.bits, first.bucket), []).append(index)
+        else:
+            found[index] = np.empty(sent[0].count, np.float32)
+            sum_coordinates(sent, [weight] * len(sent), found[index])
+    for (payloads, bits, bucket), indices in alike.items():
+        counts = [tensors[index][0].count for index in indices]
+        datas = [
+            np.concatenate([tensors[index][number].data for index in indices]) for number in range(payloads)
+        ]
+        sums = kernels.linear.add_each(bits, bucket, counts, datas, np.full(payloads, weight, np.float32))
+        for index, (start, end) in zip(indices, pairwise(accumulate(counts, initial=0)), strict=True):
+            found[index] = sums[start:end]
+    return found
 
 
 # Neighbours with equal keys are added in one pass. For codes the key is the format and the sizes of blocks,

@@ -6,6 +6,8 @@ the payload. The scan of the data is one read pass at memory speed, a small frac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -95,6 +97,23 @@ def check_data(payload: Payload) -> None:
             check_data(payload.value_payload())
         case AbsentPayload():
             pass
+
+
+def check_projected_data(payloads: Sequence[ProjectedPayload]) -> None:
+    """Raise `PayloadError` as `check_data` does for each payload; linear codes of one form are checked in one
+    call, if all are valid. payloads: their data are contiguous uint8 of `payload_bytes`."""
+    alike: dict[tuple[int, int], list[ProjectedPayload]] = {}
+    for payload in payloads:
+        values = payload.values
+        if isinstance(values, LinearPayload):
+            alike.setdefault((values.bits, values.bucket), []).append(payload)
+        else:
+            check_data(payload)
+    for (bits, bucket), group in alike.items():
+        counts, data = [each.count for each in group], np.concatenate([each.data for each in group])
+        if not kernels.linear.are_valid(bits, bucket, counts, data):
+            for payload in group:
+                check_data(payload)
 
 
 def _check_sizes(payload: QuantizedPayload) -> int:

@@ -13,17 +13,15 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import accumulate, chain, groupby, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..common.parts import Part, arrange
 from ..compressors import (
     CompressorSpec,
     LayerRule,
-    LinearPayload,
     ModelCompressor,
     Payload,
     ProjectedPayload,
@@ -32,16 +30,15 @@ from ..compressors import (
     Step,
     TensorSpec,
     cut_at,
-    join,
     reduce_payloads,
-    sum_coordinates,
+    sums_of_coordinates,
 )
 from ..compressors.payload import Float32
 from ..proto.manifest import DTYPE, Manifest
 from ..proto.messages import Tensor
 from .exchange import Reader
 
-Expand = Callable[[Float32, int, Float32], None]
+Expand = Callable[[Mapping[int, Float32], Float32], None]
 PROBED = 256  # first elements of a tensor; only if all of them are 0 is the whole tensor searched
 
 
@@ -201,10 +198,9 @@ class Bundle:
         self._means = {}
         mean(pushes, out, self._expanded)
 
-    def _expanded(self, coordinates: Float32, at: int, out: Float32) -> None:
-        index = bisect_right(self._starts, at) - 1
-        self._means[index] = coordinates
-        self._model.bases.expand(index, coordinates, out)
+    def _expanded(self, coordinates: Mapping[int, Float32], out: Float32) -> None:
+        self._means = {bisect_right(self._starts, at) - 1: each for at, each in coordinates.items()}
+        self._model.bases.expand_each(self._means, dict(enumerate(self._starts)), out)
 
     def finish(self) -> list[Spike]:
         """Make the residuals of the compressed step permanent, once its payloads have reached all ranks;
@@ -354,55 +350,26 @@ def mean(pushes: Sequence[Sequence[Payload]], out: Float32, expand: Expand | Non
     """Write the mean of all ranks' payloads, which cover `out` end to end, to `out`; ranks are added in their
     order.
 
-    expand: function that writes a tensor; it takes its mean coordinates, its first element and its range of
-        `out`. A rank that sends the tensor otherwise is added last.
+    expand: function that writes tensors to `out`; it takes the mean coordinates of each, by its first
+        element. A rank that sends the tensor otherwise is added last.
     """
     share, at = 1 / len(pushes), 0
-    ranges = [*_aligned(pushes)]
-    projected = [[each for each in aligned if isinstance(each, ProjectedPayload)] for aligned in ranges]
-    for aligned, found in zip(ranges, _mean_coordinates(projected, len(pushes)), strict=True):
-        end = at + aligned[0].elements
-        others = [payload for payload in aligned if not isinstance(payload, ProjectedPayload)]
-        if found is not None:
-            assert expand is not None, "only bundles of tensors with bases have coordinates"
-            expand(found, at, out[at:end])
-        if others:
-            reduce_payloads(others, [share] * len(others), out[at:end], keep=found is not None)
-        at = end
-
-
-def _mean_coordinates(tensors: Sequence[Sequence[ProjectedPayload]], ranks: int) -> list[Float32 | None]:
-    """Return the mean coordinates of each tensor, given its payloads; None for a tensor without any.
-
-    Those of neighbours that all ranks send as linear codes of one form are added in one pass, which takes no
-    more calls than one tensor does.
-    """
-    found: list[Float32 | None] = []
-    for joins, run in groupby(tensors, lambda sent: len(sent) == ranks and _are_linear(sent)):
-        members = [*run]
-        if not joins:
-            for sent in members:
-                mean = np.empty(sent[0].count, np.float32) if sent else None
-                if mean is not None:
-                    sum_coordinates(sent, [1 / ranks] * len(sent), mean)
-                found.append(mean)
-            continue
-        counts = [sent[0].count for sent in members]
-        means, at = np.empty(sum(counts), np.float32), 0
-        joined = [join(each.value_payload() for each in of_rank) for of_rank in zip(*members, strict=True)]
-        for aligned in zip(*joined, strict=True):
-            end = at + aligned[0].elements
-            reduce_payloads(aligned, [1 / ranks] * ranks, means[at:end])
-            at = end
-        found += np.split(means, np.cumsum(counts)[:-1])
-    return found
-
-
-def _are_linear(sent: Sequence[ProjectedPayload]) -> bool:
-    """Return True if a tensor's payloads are linear codes with the same bits and buckets."""
-    values = [each.values for each in sent]
-    linear = [each for each in values if isinstance(each, LinearPayload)]
-    return len(linear) == len(values) and len({(each.bits, each.bucket) for each in linear}) == 1
+    projected: dict[int, list[ProjectedPayload]] = {}
+    rest: list[tuple[int, list[Payload]]] = []
+    for aligned in _aligned(pushes):
+        sent = [each for each in aligned if isinstance(each, ProjectedPayload)]
+        if sent:
+            projected[at] = sent
+        if len(sent) < len(aligned):
+            rest.append((at, [each for each in aligned if not isinstance(each, ProjectedPayload)]))
+        at += aligned[0].elements
+    if projected:
+        assert expand is not None, "only bundles of tensors with bases have coordinates"
+        sums = sums_of_coordinates([*projected.values()], share)
+        expand(dict(zip(projected, sums, strict=True)), out)
+    for at, others in rest:
+        here = out[at : at + others[0].elements]
+        reduce_payloads(others, [share] * len(others), here, keep=at in projected)
 
 
 def _aligned(pushes: Sequence[Sequence[Payload]]) -> Iterator[tuple[Payload, ...]]:

@@ -28,7 +28,7 @@ from ..compressors import (
     SparsePayload,
     ValuePayload,
     check_data,
-    join,
+    check_projected_data,
     payload_bytes,
 )
 from ..compressors.packing import unpack
@@ -254,14 +254,17 @@ def filled_payloads(
         raise refused(Reason.CHUNK, worker=worker, field="payloads", limit=limit, value=value)
     ends = [*accumulate(sizes)]
     whole: list[Payload] = [
-        dataclasses.replace(payload, data=data[end - size : end])
+        payload.filled(data[end - size : end])
+        if isinstance(payload, ProjectedPayload)
+        else dataclasses.replace(payload, data=data[end - size : end])
         for payload, size, end in zip(announced, sizes, ends, strict=True)
     ]
-    # Coordinates of many tensors are checked as one payload, and one by one only for the name of a bad one.
-    coordinates = join(each.value_payload() for each in whole if isinstance(each, ProjectedPayload))
+    # Coordinates of many tensors are checked in one call, and one by one only for the name of a bad one.
     try:
-        for payload in (*coordinates, *(each for each in whole if not isinstance(each, ProjectedPayload))):
-            check_data(payload)
+        check_projected_data([each for each in whole if isinstance(each, ProjectedPayload)])
+        for payload in whole:
+            if not isinstance(payload, ProjectedPayload):
+                check_data(payload)
     except PayloadError:
         for name, payload in zip(names, whole, strict=True):
             try:

@@ -8,5 +8,6 @@ decodes to the same bits as its tensors would by themselves.
     elements:    the compressor treats each element alike (`bf16`), and takes the run for one tensor.
     neighbours:  the compressor works on each tensor separately, in one kernel call for all.
     blocks:      levels are known before the gradient (`4bit`, `2bit`), and the call goes block by block.
+    projected:   coordinates in bases (`lowrank`): a payload for each tensor, and one call for all of a unit.
     merged:      the sparsifier chooses from all tensors of a unit as from one, in a merged plan.
 """

@@ -12,6 +12,7 @@ from .alone import compress_alone
 from .blocks import compress_blocks
 from .elements import compress_elements, compress_neighbours
 from .merged import compress_merged
+from .projected import compress_projected
 from .runs import How, Run, split_runs
 
 Way = Callable[[Draft, Run], list[Payload]]
@@ -27,6 +28,10 @@ def payloads_of(draft: Draft, unit: int) -> list[Payload]:
     model, starts = draft.model, draft.plan.starts
     runs = split_runs(model.runs[unit], draft.absent, draft.whole)
     merged = compress_merged(draft, runs) if draft.plan.merged else {}
+    excluded = draft.absent | draft.whole
+    projected = compress_projected(
+        draft, [run.first for run in runs if run.how is None and run.first not in excluded]
+    )
     payloads: list[Payload] = []
     for run in runs:
         start, end = starts[run.first], starts[run.last]
@@ -35,6 +40,8 @@ def payloads_of(draft: Draft, unit: int) -> list[Payload]:
             payloads.append(AbsentPayload(elements=end - start))
         elif run.first in draft.whole:
             payloads += [whole_tensor(draft, index) for index in run.indices]
+        elif run.first in projected:
+            payloads.append(projected[run.first])
         elif run.first in merged:
             payloads += merged[run.first]
         else:

@@ -12,10 +12,11 @@ residual is replaced by the quantization error; None stands for zeros, and the e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from ..payload import BUCKET_STEP, Bytes, CodeFormat, Float32, Float64, check_linear, code_bytes
+from ..payload import BUCKET_STEP, Bytes, CodeFormat, Float32, Float64, Int64, check_linear, code_bytes
 from .checks import address, addresses, check, checked_pair, code_addresses, in_order
 from .lazy import linear_loops, linear_sums
 from .shared import FLOAT32_MAX, SUM_BLOCK
@@ -115,6 +116,66 @@ def add_linear(
         check("scales", scale, np.float32, buckets)
     at = code_addresses(datas, size), size, addresses(scales)
     run(linear_sums.add_linear, out.size, bits, bucket, *at, weights, out, keep)
+
+
+def round_each(
+    bits: int, bucket: int, values: Float32, counts: Sequence[int], seeds: Sequence[int]
+) -> list[Bytes]:
+    """Round several tensors to multiples of each bucket's scale, up or down at random, without bias; return
+    the scales and codes of each.
+
+    A scale takes the largest magnitude of its bucket as the largest integer.
+
+    Args:
+        bits: bits of a code, 2 to 8.
+        values: the tensors, end to end.
+        counts: number of elements of each tensor.
+        seeds: seed of each tensor's random numbers.
+    """
+    check_linear(bits, bucket, fewest=2)
+    check("values", values, np.float32, sum(counts))
+    ends = _ends(bits, bucket, counts)
+    data = np.empty(ends[-1], np.uint8)
+    given = values, _starts(counts), np.array(seeds, np.uint64), data.view(np.float32), data
+    run(linear_loops.round_each, values.size, bits, bucket, *given, ends)
+    return [data[start:end] for start, end in pairwise(ends.tolist())]
+
+
+def add_each(
+    bits: int,
+    bucket: int,
+    counts: Sequence[int],
+    datas: Sequence[Bytes],
+    weights: Float32,
+) -> Float32:
+    """Return the weighted sums of linear payloads of several tensors, end to end; payloads are added in their
+    order.
+
+    Args:
+        bits: bits of a code, 1 to 8.
+        counts: number of elements of each tensor.
+        datas: for each payload, scales and codes of each tensor, end to end.
+        weights: one float32 for each payload.
+    """
+    check_linear(bits, bucket)
+    check("weights", weights, np.float32, len(datas))
+    ends, out = _ends(bits, bucket, counts), np.empty(sum(counts), np.float32)
+    for data in datas:
+        check("data", data, np.uint8, int(ends[-1]))
+    given = bits, bucket, _starts(counts), ends, addresses(datas), weights, out
+    run(linear_sums.add_each, out.size * len(datas), *given)
+    return out
+
+
+def are_valid(bits: int, bucket: int, counts: Sequence[int], data: Bytes) -> bool:
+    """Return False if a scale of these tensors is not from 0 to a finite product with every code, a code is
+    the most negative integer, or padding is not 0. data: scales and codes of each tensor, end to end."""
+    check_linear(bits, bucket)
+    ends, found = _ends(bits, bucket, counts), np.zeros(1, np.uint8)
+    check("data", data, np.uint8, int(ends[-1]))
+    given = bits, bucket, _starts(counts), ends, address(data), found
+    run(linear_sums.find_each, sum(counts), *given)
+    return not found[0]
 
 
 def has_forbidden_linear(bits: int, elements: int, data: Bytes) -> bool:
@@ -218,10 +279,24 @@ def warm_up() -> None:
     add_linear(8, BUCKET_STEP, [data], [scales], scales, np.zeros_like(ones))
     has_forbidden_linear(8, ones.size, data)
     data = np.zeros(code_bytes(1, ones.size), np.uint8)
+    (rounded,) = round_each(8, BUCKET_STEP, ones, [17], [0])
+    add_each(8, BUCKET_STEP, [17], [rounded], scales)
+    are_valid(8, BUCKET_STEP, [17], rounded)
     side_sums(ones, ones)
     quantize_binary(ones, np.zeros_like(ones), -1.0, 1.0, data)
     data = np.zeros(CodeFormat.SIGNED_2BIT.code_bytes(ones.size), np.uint8)
     quantize_ternary(ones, np.zeros_like(ones), 1.0, data, seed=0)
+
+
+def _starts(counts: Sequence[int]) -> Int64:
+    """Return the first element of each tensor, and the end of the last."""
+    return np.array([0, *accumulate(counts)], np.int64)
+
+
+def _ends(bits: int, bucket: int, counts: Sequence[int]) -> Int64:
+    """Return the first byte of the scales and codes of each tensor, and the end of the last."""
+    sizes = [4 * -(-count // bucket) + code_bytes(bits, count) for count in counts]
+    return np.array([0, *accumulate(sizes)], np.int64)
 
 
 def _buckets(bucket: int, elements: int, bits: int = 8) -> int:

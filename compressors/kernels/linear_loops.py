@@ -297,6 +297,48 @@ def _send_at_random(gradient, residual, codes, level, noise):
 NEAREST, AT_RANDOM, SIDES, TERNARY = range(4)
 
 
+@njit
+def _quantize(way, bits, bucket, gradient, residual, lows, highs, data, seed, start, stop, scratch):
+    """Quantize a range of elements from a multiple of `BLOCK` on; the arguments are those of `quantize`.
+
+    scratch: memory for codes, packed codes, errors and random numbers of a block.
+    """
+    codes, packed, errors, noise = scratch
+    last, mask = np.float32(2 ** (bits - 1) - 1), np.uint32(2**bits - 1)
+    for first in range(start, min(stop, gradient.size), BLOCK):
+        end = min(first + BLOCK, gradient.size)
+        if way in (AT_RANDOM, TERNARY):
+            _fill_uniform(seed, first, noise[: end - first])
+        here, index, left = first, first // bucket, residual_slice(residual, errors, first, end)
+        while here < end:
+            high, stop_here = highs[index], min((index + 1) * bucket, end)
+            # Slices, because LLVM knows that an index counted from 0 is not negative.
+            g, c = gradient[here:stop_here], codes[here - first : stop_here - first]
+            e = left[here - first : stop_here - first]
+            if way == SIDES:
+                _send_sides(g, e, c, lows[index], high)
+            elif not high > 0:
+                _round_to_zero(g, e, c)
+            elif way == NEAREST:
+                _round_to_nearest(g, e, c, high, last, mask)
+            elif way == AT_RANDOM:
+                _round_at_random(g, e, c, high, last, mask, noise[here - first : stop_here - first])
+            else:
+                _send_at_random(g, e, c, high, noise[here - first : stop_here - first])
+            here, index = stop_here, index + 1
+        _store(bits, codes, end - first, packed, data, first)
+
+
+@njit
+def _scratch():
+    return (
+        np.empty(BLOCK, np.uint8),
+        np.empty(BLOCK + 8, np.uint8),
+        np.empty(BLOCK, np.float32),
+        np.empty(BLOCK, np.float32),
+    )
+
+
 @kernel
 def quantize(cursor, way, bits, bucket, gradient, residual, lows, highs, data, seed):
     """Quantize gradient + residual bucket by bucket, to codes of `bits` bits.
@@ -307,31 +349,38 @@ def quantize(cursor, way, bits, bucket, gradient, residual, lows, highs, data, s
             `highs` for others; elsewhere `highs` is the scale or level, and one of 0 sends zeros.
         seed: seed of the random numbers, uint64.
     """
-    codes, packed = np.empty(BLOCK, np.uint8), np.empty(BLOCK + 8, np.uint8)
-    scratch, noise = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    last, mask = np.float32(2 ** (bits - 1) - 1), np.uint32(2**bits - 1)
-    start = fetch_add(cursor, CHUNK)
+    scratch, start = _scratch(), fetch_add(cursor, CHUNK)
     while start < gradient.size:
-        for first in range(start, min(start + CHUNK, gradient.size), BLOCK):
-            end = min(first + BLOCK, gradient.size)
-            if way in (AT_RANDOM, TERNARY):
-                _fill_uniform(seed, first, noise[: end - first])
-            here, index, left = first, first // bucket, residual_slice(residual, scratch, first, end)
-            while here < end:
-                high, stop = highs[index], min((index + 1) * bucket, end)
-                # Slices, because LLVM knows that an index counted from 0 is not negative.
-                g, c = gradient[here:stop], codes[here - first : stop - first]
-                e = left[here - first : stop - first]
-                if way == SIDES:
-                    _send_sides(g, e, c, lows[index], high)
-                elif not high > 0:
-                    _round_to_zero(g, e, c)
-                elif way == NEAREST:
-                    _round_to_nearest(g, e, c, high, last, mask)
-                elif way == AT_RANDOM:
-                    _round_at_random(g, e, c, high, last, mask, noise[here - first : stop - first])
-                else:
-                    _send_at_random(g, e, c, high, noise[here - first : stop - first])
-                here, index = stop, index + 1
-            _store(bits, codes, end - first, packed, data, first)
+        _quantize(
+            way, bits, bucket, gradient, residual, lows, highs, data, seed, start, start + CHUNK, scratch
+        )
         start = fetch_add(cursor, CHUNK)
+
+
+@kernel
+def round_each(cursor, bits, bucket, values, starts, seeds, words, data, places):
+    """Round each of several tensors to multiples of the scales of its buckets, up or down at random.
+
+    Args:
+        values, starts: the tensors end to end, and the first element of each and the end of the last.
+        seeds: seed of each tensor's random numbers, uint64.
+        words, data: the same memory as float32 and as bytes, which receives scales and codes of each tensor.
+        places: first byte of each tensor in `data`, and the end of the last.
+    """
+    levels, none = np.float32(2 ** (bits - 1) - 1), values[:0]
+    most, scratch = divide(FLOAT32_MAX, np.float32(2 ** (bits - 1))), _scratch()
+    tensor = fetch_add(cursor, 1)
+    while tensor < seeds.size:
+        given = values[starts[tensor] : starts[tensor + 1]]
+        buckets = -(-given.size // bucket)
+        scales = words[places[tensor] // 4 :][:buckets]
+        for index in range(buckets):
+            largest = np.float32(0.0)
+            for value in given[index * bucket : (index + 1) * bucket]:
+                largest = max(largest, _clip(abs(value), FLOAT32_MAX))
+            scales[index] = min(divide(largest, levels), most)
+        codes = data[places[tensor] + 4 * buckets : places[tensor + 1]]
+        _quantize(
+            AT_RANDOM, bits, bucket, given, none, scales, scales, codes, seeds[tensor], 0, given.size, scratch
+        )
+        tensor = fetch_add(cursor, 1)

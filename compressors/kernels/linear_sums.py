@@ -18,8 +18,8 @@ from . import vectors as v
 from .blocks import CHUNK_PIECES, ELEMENTS, PIECES, WORDS
 from .compiling import block_of, elements_of, fetch_add, kernel
 from .dense import read_float32
-from .linear_loops import BLOCK, load_uint64
-from .shared import CHUNK, LANES
+from .linear_loops import BLOCK, divide, load_uint64
+from .shared import CHUNK, FLOAT32_MAX, LANES
 
 # Load sixteen signed bytes, as float32.
 load_integers = v.load_at(
@@ -137,6 +137,28 @@ def add_linear(cursor, bits, bucket, addresses, size, scales, weights, out, keep
 
 
 @kernel
+def add_each(cursor, bits, bucket, starts, places, addresses, weights, out):
+    """Write the weighted sums of linear payloads of several tensors to `out`, end to end.
+
+    Args:
+        starts: first element of each tensor, and the end of the last.
+        places: first byte of the scales of each tensor, which its codes follow, and the end of the last.
+        addresses, weights: of each payload.
+    """
+    tensor = fetch_add(cursor, 1)
+    while tensor < starts.size - 1:
+        here = out[starts[tensor] : starts[tensor + 1]]
+        here[:] = np.float32(0.0)
+        skipped = 4 * -(-here.size // bucket)
+        size = places[tensor + 1] - places[tensor] - skipped
+        for w in range(weights.size):
+            scales = addresses[w] + np.uint64(places[tensor])
+            codes = scales + np.uint64(skipped)
+            _add_codes(bits, bucket, codes, size, scales, weights[w], here, 0, here.size)
+        tensor = fetch_add(cursor, 1)
+
+
+@kernel
 def add_binary(cursor, addresses, tables, layout, out, keep):
     """Add payloads of one-bit codes to `out`, as `cpu.add_quantized` says. The arguments are those of
     `codes.sum_4bit`, with two entries a table.
@@ -190,9 +212,10 @@ def _read_codes(bits, address, size, group):
     return x
 
 
-@kernel
-def find_code(cursor, bits, address, elements, size, found):
-    """Set found[0] if the code of any element is the one that is never sent, which has only its top bit set.
+@njit
+def _hits(bits, address, size, start, stop):
+    """Return a word with the top bit of a code set if one of the codes of these groups is the one that is
+    never sent, which has only its top bit set.
 
     Eight codes in a word are tested at once: adding ones to all bits below the top carries into it unless
     they were 0.
@@ -201,21 +224,51 @@ def find_code(cursor, bits, address, elements, size, found):
     for k in range(8):
         tops |= np.uint64(1) << np.uint64(bits * k + bits - 1)
         ones |= np.uint64(2 ** (bits - 1) - 1) << np.uint64(bits * k)
+    hits = np.uint64(0)
+    for k in range(start, stop):
+        x = _read_codes(bits, address, size, k)
+        hits |= x & ~((x & ones) + ones)
+    return hits & tops
+
+
+@kernel
+def find_code(cursor, bits, address, elements, size, found):
+    """Set found[0] if the code of any element is the one that is never sent."""
     groups = elements // 8
     start = fetch_add(cursor, CHUNK // 8)
     while start < groups:
-        stop = min(start + CHUNK // 8, groups)
-        hits = np.uint64(0)
-        for k in range(start, stop):
-            x = _read_codes(bits, address, size, k)
-            hits |= x & ~((x & ones) + ones)
-        if hits & tops != 0:
+        if _hits(bits, address, size, start, min(start + CHUNK // 8, groups)) != 0:
             found[0] = 1
         start = fetch_add(cursor, CHUNK // 8)
     # The codes after the last whole group: only the thread whose claim was the first beyond the end tests
     # them.
     if elements % 8 and start < groups + CHUNK // 8:
-        x = _read_codes(bits, address, size, groups)
         valid = (np.uint64(1) << np.uint64(elements % 8 * bits)) - np.uint64(1)
-        if x & ~((x & ones) + ones) & tops & valid != 0:
+        if _hits(bits, address, size, groups, groups + 1) & valid != 0:
             found[0] = 1
+
+
+@kernel
+def find_each(cursor, bits, bucket, starts, places, address, found):
+    """Set found[0] if the scales and codes of any of several tensors break a rule of linear codes.
+
+    Padding is tested, too. starts, places: as for `add_each`.
+    """
+    most, tensor = divide(FLOAT32_MAX, np.float32(2 ** (bits - 1))), fetch_add(cursor, 1)
+    while tensor < starts.size - 1:
+        elements = starts[tensor + 1] - starts[tensor]
+        buckets, scales = -(-elements // bucket), address + np.uint64(places[tensor])
+        codes, size = scales + np.uint64(4 * buckets), places[tensor + 1] - places[tensor] - 4 * buckets
+        sound = True
+        for index in range(buckets):
+            scale = read_float32(scales, index)
+            sound &= scale >= 0 and scale <= most  # both are false for a NaN
+        # A code of padding is 0 if the padding is.
+        sound &= bits == 1 or _hits(bits, codes, size, 0, -(-elements // 8)) == 0
+        used = elements * bits
+        for place in range(used // 8, size):
+            byte = v.load_byte(codes, np.uint64(place))
+            sound &= byte >> (used % 8 if place == used // 8 else 0) == 0
+        if not sound:
+            found[0] = 1
+        tensor = fetch_add(cursor, 1)

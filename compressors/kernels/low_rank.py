@@ -1,8 +1,9 @@
-"""Products of a matrix with few vectors, and the matrix that such products stand for, on several threads.
+"""Products of matrices with few vectors, and the matrices that such products stand for, on several threads.
 
-A matrix M lies row by row, and is the saturating sum of a gradient and a residual. Vectors over its rows or
-columns lie in the rows of an array. The number of threads changes no bit, and neither does the processor:
-each product and each sum is rounded to float32, in a fixed order.
+One call serves matrices of one rank and of any shapes; `matrices` says how their bases and coordinates lie.
+A matrix M lies row by row, and is the saturating sum of a gradient and a residual. The number of threads
+changes no bit, and neither does the processor: each product and each sum is rounded to float32, in a fixed
+order.
 
 Machine code trusts the sizes that it receives, so every array is checked in this file first.
 
@@ -12,73 +13,165 @@ bits: a worker's residual follows from the coordinates that it sends.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from ..payload import Float32
-from .checks import check, checked_pair
+from ..payload import Float32, Int64
+from .checks import check
 from .lazy import low_rank_loops
-from .shared import FLOAT32_MAX, LANES
+from .matrices import CHUNKS, NUMBERS, SUMS, layout_of
+from .shared import FLOAT32_MAX
 from .threads import run
 
-PANEL = 4  # as in `low_rank_loops`, which would import numba
-# Each chunk of rows has sums over rows of its own, which take memory and time: few chunks, none too short.
-MOST_CHUNKS, LEAST_ROWS = 16, 64
 # A vector of which less than this fraction is left after the projections is replaced: the rest is rounding.
 LEAST_LEFT = 1e-5
+NOTHING = np.empty(0, np.float32)
 
 
-def project(
-    gradient: Float32, residual: Float32 | None, left: Float32, right: Float32
-) -> tuple[Float32, Float32, bool]:
-    """Return the products of M = gradient + residual, of shape (rows, columns), with vectors.
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """Matrices that one call serves.
 
-    Args:
-        left, right: vectors over rows and over columns, (vectors, rows) and (vectors, columns).
-
-    Returns:
-        `right` @ M.T and `left` @ M, clipped to finite float32; and False if an element of the gradient is
-            not finite, where the products mean nothing.
+    Attributes:
+        rank: number of basis vectors over rows, and over columns, of each.
+        shapes: rows and columns of each.
     """
-    rows, columns = left.shape[1], right.shape[1]
-    pair = _checked(gradient, residual, rows, columns)
-    tall = _tall(rows)
-    padded_left, padded = _padded(left, 1), _padded(right, LANES)
-    over_columns = np.zeros((len(padded), rows), np.float32)
-    over_rows = np.empty((-(-rows // tall), *padded.shape), np.float32)
-    faults = np.zeros(len(over_rows), np.float32)
-    factors = padded_left.reshape(-1), padded.reshape(-1), over_columns.reshape(-1)
-    run(low_rank_loops.project, gradient.size, gradient, pair, columns, *factors, over_rows, tall, faults)
-    total = over_rows[0]
-    with np.errstate(over="ignore", invalid="ignore"):
-        for more in over_rows[1:]:
-            total += more
-    products = over_columns[: len(right)], total[: len(left), :columns]
-    return _finite(products[0]), _finite(products[1]), bool(np.isfinite(faults).all())
+
+    rank: int
+    shapes: tuple[tuple[int, int], ...]
+
+    @property
+    def layout(self) -> Int64:
+        return layout_of(self.rank, self.shapes)
+
+    @property
+    def elements(self) -> int:
+        return sum(rows * columns for rows, columns in self.shapes)
+
+    def split(self, numbers: Float32) -> list[Float32]:
+        """Return the numbers of each matrix, given those of all, end to end."""
+        ends = self.layout[NUMBERS].tolist()
+        return [numbers[start:end] for start, end in pairwise(ends)]
+
+    def places(self, starts: Sequence[int], size: int) -> Int64:
+        """Return the places of the matrices in an array of `size` elements; raise ValueError if one does not
+        fit."""
+        for start, (rows, columns) in zip(starts, self.shapes, strict=True):
+            if not 0 <= start <= size - rows * columns:
+                raise ValueError(
+                    f"matrix of {rows} x {columns} at {start}: expected it within {size} elements"
+                )
+        return np.array(starts, np.int64)
+
+    def check(self, name: str, numbers: Float32) -> None:
+        """Raise ValueError unless these can be the bases or coordinates of all matrices, end to end."""
+        check(name, numbers, np.float32, int(self.layout[NUMBERS, -1]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sources:
+    """The sums gradient + residual that are the matrices of a call.
+
+    Attributes:
+        gradients: gradient of each matrix: contiguous float32 of one dimension, on the host.
+        residual: holds the residuals; None for zeros.
+        starts: index of the first element of each matrix in `residual`.
+    """
+
+    gradients: Sequence[torch.Tensor]
+    residual: Float32 | None
+    starts: Sequence[int]
+
+    def checked(self, matrices: Matrices) -> tuple[npt.NDArray[np.uint64], Float32, Int64]:
+        """Return address of each gradient, residual and places, as the loops take them."""
+        for (rows, columns), each in zip(matrices.shapes, self.gradients, strict=True):
+            plain = each.dtype is torch.float32 and each.device.type == "cpu" and each.is_contiguous()
+            if not plain or each.shape != (rows * columns,):
+                expected = f"contiguous float32 of shape ({rows * columns},) on the host"
+                raise ValueError(f"gradient: expected {expected}, got {each.dtype} of {each.shape}")
+        at = np.array([each.data_ptr() for each in self.gradients], np.uint64)
+        if self.residual is None:
+            return at, NOTHING, np.zeros(at.size, np.int64)
+        check("residual", self.residual, np.float32, self.residual.size)
+        return at, self.residual, matrices.places(self.starts, self.residual.size)
+
+
+def project(matrices: Matrices, sources: Sources, bases: Float32) -> tuple[Float32, list[bool]]:
+    """Return the coordinates of all matrices, end to end: of each M the products with the vectors over
+    columns and over rows of its bases, clipped to finite float32.
+
+    The second value is False for each matrix of whose gradient an element is not finite. Its products mean
+    nothing. bases: those of all matrices, end to end.
+    """
+    layout = matrices.layout
+    coordinates, sums = np.empty(layout[NUMBERS, -1], np.float32), np.empty(layout[SUMS, -1], np.float32)
+    faults = np.zeros(layout[CHUNKS, -1], np.float32)
+    matrices.check("bases", bases)
+    given = *sources.checked(matrices), bases, coordinates, sums
+    run(low_rank_loops.project, matrices.elements, layout, matrices.rank, *given, faults)
+    run(low_rank_loops.combine, sums.size, layout, matrices.rank, sums, coordinates)
+    return coordinates, np.logical_and.reduceat(np.isfinite(faults), layout[CHUNKS, :-1]).tolist()
 
 
 def expand(
-    left: Float32,
-    right: Float32,
+    matrices: Matrices,
+    bases: Float32,
+    coordinates: Float32,
     out: Float32,
-    gradient: Float32 | None = None,
-    residual: Float32 | None = None,
+    starts: Sequence[int],
+    sources: Sources | None = None,
 ) -> None:
-    """Write `left`.T @ `right`, of shape (rows, columns), to `out`; or gradient + residual minus it.
+    """Write the matrices with these coordinates to `out`, or `sources` minus them: S Q^T + A (R - C Q)^T with
+    C = (A S^T + R Q^T) / 2, clipped to finite float32.
 
     Args:
-        left, right: vectors over rows and over columns, (vectors, rows) and (vectors, columns).
-        out: receives the matrix, clipped to finite float32; it may be `residual`.
-        gradient: None for the product itself.
+        bases: A, over rows, and Q, over columns, of all matrices, end to end.
+        coordinates: S, over rows, and R, over columns, of all matrices, end to end.
+        out: receives each matrix from its index in `starts` on; it may be the residual of `sources`, and
+            has its places.
     """
-    rows, columns = left.shape[1], right.shape[1]
-    check("out", out, np.float32, rows * columns, written=True)
-    nothing = np.empty(0, np.float32)
-    given = nothing if gradient is None else gradient
-    pair = nothing if gradient is None else _checked(gradient, residual, rows, columns)
-    factors, padded = np.ascontiguousarray(left).reshape(-1), _padded(right, LANES)[: len(right)]
-    shape = padded.shape[1], _tall(rows)
-    run(low_rank_loops.expand, out.size, given, pair, columns, factors, padded.reshape(-1), *shape, out)
+    check("out", out, np.float32, out.size, written=True)
+    places = matrices.places(starts, out.size)
+    gradients, residual = np.empty(0, np.uint64), NOTHING
+    if sources is not None:
+        gradients, residual, at = sources.checked(matrices)
+        if residual.size and not np.array_equal(places, at):
+            raise ValueError("starts: expected those of the residual")
+    known = bases, coordinates, corrected(matrices, bases, coordinates)
+    given = matrices.layout, matrices.rank, gradients, residual, places, *known, out
+    run(low_rank_loops.expand, matrices.elements, *given)
+
+
+def corrected(matrices: Matrices, bases: Float32, coordinates: Float32) -> Float32:
+    """Return R - C Q of each matrix in the places of R, from float64; other places are undefined."""
+    return _of_numbers(low_rank_loops.correct, matrices, bases, coordinates)
+
+
+def orthonormal(matrices: Matrices, bases: Float32, coordinates: Float32) -> Float32:
+    """Return the coordinates of all matrices, end to end, with their vectors made orthonormal, in their order
+    (modified Gram-Schmidt): those over rows, and those over columns.
+
+    A vector that is 0, or depends on the vectors before, is replaced by one of the orthonormal vectors of
+    `bases` or by a unit vector. The rank is at most the rows and the columns of each matrix.
+    """
+    if any(min(shape) < matrices.rank for shape in matrices.shapes):
+        raise ValueError(f"rank: expected at most the rows and columns, got {matrices}")
+    return _of_numbers(low_rank_loops.orthonormal, matrices, bases, coordinates, LEAST_LEFT)
+
+
+def _of_numbers(
+    kernel: Callable[..., None], matrices: Matrices, bases: Float32, coordinates: Float32, *more: float
+) -> Float32:
+    matrices.check("bases", bases)
+    matrices.check("coordinates", coordinates)
+    out = np.empty_like(coordinates)
+    run(kernel, out.size, matrices.layout, matrices.rank, bases, coordinates, *more, out)
+    return out
 
 
 def project_there(
@@ -106,58 +199,14 @@ def subtract_there(matrix: torch.Tensor, left: Float32, right: Float32, out: tor
     out.copy_(_clipped(rest).view(out.shape))
 
 
-def corrected(a: Float32, s: Float32, q: Float32, r: Float32) -> Float32:
-    """Return r - c @ q with c = (a @ s.T + r @ q.T) / 2, in float64 and then clipped to finite float32.
-
-    a, s: vectors over rows, (vectors, rows). q, r: vectors over columns, (vectors, columns).
-    """
-    out = np.empty(r.shape, np.float64)
-    low_rank_loops.correct(*(each.astype(np.float64) for each in (a, s, q, r)), out)
-    return np.clip(out, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
-
-
-def orthonormal(given: Float32, old: Float32) -> Float32:
-    """Return the rows of `given` made orthonormal, in their order (modified Gram-Schmidt).
-
-    A row that is 0, or depends on the rows before, is replaced by one of the orthonormal rows of `old` or by
-    a unit vector. The rows are at most as many as their elements.
-    """
-    out = np.empty(given.shape, np.float64)
-    arrays = given.astype(np.float64), old.astype(np.float64), LEAST_LEFT, out
-    low_rank_loops.orthonormal(*arrays)
-    return out.astype(np.float32)
-
-
 def warm_up() -> None:
     """Compile every kernel of this module, or load it from the cache."""
-    matrix, left, right = (
-        np.ones(51, np.float32),
-        np.eye(2, 3, dtype=np.float32),
-        np.eye(2, 17, dtype=np.float32),
-    )
-    project(matrix, np.ones_like(matrix), left, right)
-    expand(left, right, np.empty_like(matrix), matrix, matrix)
-    corrected(left, left, right, right)
-    orthonormal(left, left)
-
-
-def _checked(gradient: Float32, residual: Float32 | None, rows: int, columns: int) -> Float32:
-    """Check the arrays of a matrix of this shape; return the residual as the loops take it."""
-    check("gradient", gradient, np.float32, rows * columns)
-    return checked_pair(gradient, residual)
-
-
-def _tall(rows: int) -> int:
-    """Return the number of rows of a chunk, which is even."""
-    return 2 * max(LEAST_ROWS // 2, -(-rows // (2 * MOST_CHUNKS)))
-
-
-def _padded(vectors: Float32, lanes: int) -> Float32:
-    """Return the vectors with zeros up to a multiple of `lanes` elements and of `PANEL` vectors."""
-    count, length = vectors.shape
-    padded = np.zeros((-(-count // PANEL) * PANEL, -(-length // lanes) * lanes), np.float32)
-    padded[:count, :length] = vectors
-    return padded
+    matrices, matrix = Matrices(2, ((3, 17),)), np.ones(51, np.float32)
+    numbers = np.ones(40, np.float32)
+    sources = Sources([torch.ones(51)], matrix.copy(), [0])
+    project(matrices, sources, numbers)
+    expand(matrices, numbers, numbers, np.empty_like(matrix), [0], sources)
+    orthonormal(matrices, numbers, numbers)
 
 
 def _clipped(values: torch.Tensor) -> torch.Tensor:

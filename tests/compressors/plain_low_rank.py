@@ -11,7 +11,8 @@ import numpy.typing as npt
 from plain_codes import add_saturating
 
 from gradwire.compressors.kernels import FLOAT32_MAX
-from gradwire.compressors.kernels.low_rank import LEAST_LEFT, LEAST_ROWS, MOST_CHUNKS
+from gradwire.compressors.kernels.low_rank import LEAST_LEFT
+from gradwire.compressors.kernels.matrices import LEAST_ROWS, MOST_CHUNKS
 from gradwire.compressors.kernels.shared import LANES
 from gradwire.compressors.payload import Float32, Float64
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from dataclasses import replace
+from itertools import accumulate, product
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_kernels import unaligned
 
-from gradwire.compressors import CodeFormat, pack_codes, set_threads, unpack_codes
-from gradwire.compressors.kernels import cpu, linear
+from gradwire.compressors import (
+    CodeFormat,
+    LinearPayload,
+    PayloadError,
+    check_data,
+    pack_codes,
+    reduce_payloads,
+    set_threads,
+    unpack_codes,
+)
+from gradwire.compressors.kernels import FLOAT32_MAX, cpu, linear
 from gradwire.compressors.kernels.shared import CHUNK
 from gradwire.compressors.payload import code_bytes
 
@@ -488,3 +498,45 @@ def test_what_machine_code_would_misread_is_refused(case: str) -> None:
     call, message = MISFITS[case]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("bits", [1, 3, 4, 8])
+def test_many_tensors_have_the_bits_and_the_checks_of_each_alone(bits: int) -> None:
+    counts, bucket, seeds = [33, 1, 4096, 200, 2100], 32, [5, 6, 7, 8, 1 << 63]
+    borders = [0, *accumulate(counts)]
+    values, weights = gradient(borders[-1]), np.array([0.5, -3.0], np.float32)
+    payloads = list[LinearPayload]()
+    for count, start, seed in zip(counts, borders, seeds, strict=False):
+        given = values[start : start + count]
+        scales = linear.bucket_maxima(given, None, bucket) / np.float32(max(1, 2 ** (bits - 1) - 1))
+        scales = np.minimum(scales, FLOAT32_MAX / np.float32(2 ** (bits - 1)))
+        codes = np.zeros(code_bytes(bits, count), np.uint8)
+        if bits > 1:
+            linear.quantize_linear(bits, bucket, given, None, scales, codes, seed=seed)
+        data = np.concatenate([scales.view(np.uint8), codes])
+        payloads.append(LinearPayload(elements=count, bits=bits, bucket=bucket, data=data))
+    together = np.concatenate([each.data for each in payloads])
+    if bits > 1:
+        assert (
+            np.concatenate(linear.round_each(bits, bucket, values, counts, seeds)).tobytes()
+            == together.tobytes()
+        )
+    sums = linear.add_each(bits, bucket, counts, [together, together], weights)
+    for each, start in zip(payloads, borders, strict=False):
+        one = np.empty(each.elements, np.float32)
+        reduce_payloads([each, each], [*weights.tolist()], one)
+        assert sums[start : start + one.size].tobytes() == one.tobytes()
+    assert linear.are_valid(bits, bucket, counts, together)
+    ends = [*accumulate(each.data.size for each in payloads)]
+    for end, payload in zip(ends, payloads, strict=True):
+        for place in (3, 4 * payload.buckets, payload.data.size - 1):  # a scale, the first code, padding
+            for value in (0x80, 0xFF, 0x88):
+                damaged = together.copy()
+                here = damaged[end - payload.data.size : end]
+                here[place] = value
+                try:
+                    check_data(replace(payload, data=here.copy()))
+                    sound = True
+                except PayloadError:
+                    sound = False
+                assert linear.are_valid(bits, bucket, counts, damaged) == sound

@@ -25,6 +25,7 @@ from gradwire.compressors import (
     wire_bytes,
 )
 from gradwire.compressors.kernels import low_rank
+from gradwire.compressors.kernels.low_rank import Matrices, Sources
 from gradwire.compressors.projections import Factors
 
 Array = npt.NDArray[np.float32]
@@ -38,61 +39,88 @@ def normal(shape: tuple[int, ...], seed: int = 0) -> Array:
     return np.random.default_rng([*shape, seed]).standard_normal(shape).astype(np.float32)
 
 
-def check_products(rows: int, columns: int, rank: int, size: float = 1.0) -> None:
-    gradient, residual = (normal((rows, columns), seed) * np.float32(size) for seed in (1, 2))
-    left, right = normal((rank, rows), 3), normal((rank, columns), 4)
-    given = gradient.reshape(-1), residual.reshape(-1)
-    matrix = add_saturating(gradient, residual)
-    with np.errstate(over="ignore", invalid="ignore"):
-        expected = plain.over_columns(matrix, right), plain.over_rows(matrix, left)
-        whole = plain.product(left, right)
-    *found, sound = low_rank.project(*given, left, right)
-    assert sound
-    for one, other in zip(found, expected, strict=True):
-        assert one.tobytes() == other.tobytes()
-    out = np.empty(rows * columns, np.float32)
-    low_rank.expand(left, right, out)
-    assert out.tobytes() == whole.tobytes()
-    subtracted = residual.copy().reshape(-1)
-    low_rank.expand(left, right, subtracted, given[0], subtracted)
-    assert subtracted.tobytes() == add_saturating(matrix, -whole).tobytes()
-    low_rank.expand(left, right, out, given[0])
-    assert out.tobytes() == add_saturating(gradient, -whole).tobytes()
+def flat(*vectors: Array) -> Array:
+    return np.concatenate([each.reshape(-1) for each in vectors])
+
+
+def check_products(shapes: list[tuple[int, int]], rank: int, size: float = 1.0) -> None:
+    """Project matrices of these shapes in one call, and expand and subtract what was found."""
+    matrices, gap = Matrices(rank, tuple(shapes)), 3
+    sizes = [rows * columns for rows, columns in shapes]
+    starts = [sum(sizes[:index]) + gap * index for index in range(len(sizes))]
+    gradients, olds = ([normal(shape, seed) * np.float32(size) for shape in shapes] for seed in (1, 2))
+    a, q = ([normal((rank, shape[side]), 3) for shape in shapes] for side in (0, 1))
+    bases, residual = np.concatenate([*map(flat, a, q)]), normal((sum(sizes) + gap * len(sizes),))
+    for start, old in zip(starts, olds, strict=True):
+        residual[start : start + old.size] = old.reshape(-1)
+    tensors = [torch.from_numpy(each.reshape(-1)) for each in gradients]
+    for kept in (residual, None):
+        found, sound = low_rank.project(matrices, Sources(tensors, kept, starts), bases)
+        assert sound == [True] * len(shapes)
+        totals = [*map(add_saturating, gradients, olds)] if kept is not None else gradients
+        with np.errstate(over="ignore", invalid="ignore"):
+            s, r = [*map(plain.over_columns, totals, q)], [*map(plain.over_rows, totals, a)]
+            rests = [*map(plain.corrected, a, s, q, r)]
+            wholes = [
+                plain.product(np.concatenate([each, base]), np.concatenate([other, rest]))
+                for each, base, other, rest in zip(s, a, q, rests, strict=True)
+            ]
+        assert found.tobytes() == np.concatenate([*map(flat, s, r)]).tobytes()
+        if size > 1.0:  # coordinates at the limit may cancel to a NaN
+            continue
+        out, left = np.zeros_like(residual), np.zeros_like(residual) if kept is None else residual.copy()
+        low_rank.expand(matrices, bases, found, out, starts)
+        # In place where there is a residual.
+        sources = Sources(tensors, None if kept is None else left, starts)
+        low_rank.expand(matrices, bases, found, left, starts, sources)
+        for start, whole, total in zip(starts, wholes, totals, strict=True):
+            here = slice(start, start + whole.size)
+            assert out[here].tobytes() == whole.tobytes()
+            assert left[here].tobytes() == add_saturating(total, -whole).tobytes()
+            assert not out[here.stop : here.stop + gap].any(), "nothing beside the matrices is written"
 
 
 @pytest.mark.parametrize(("rows", "columns", "rank"), SHAPES)
 def test_products_have_the_bits_of_plain_numpy(rows: int, columns: int, rank: int) -> None:
-    check_products(rows, columns, rank)
+    check_products([(rows, columns)], rank)
+
+
+def test_one_call_serves_matrices_of_any_shapes() -> None:
+    check_products([(64, 64), (3, 5), (130, 17), (64, 64)], 3)
 
 
 def test_products_beyond_float32_are_its_limits() -> None:
-    check_products(66, 35, 4, HUGE)
+    check_products([(66, 35)], 4, HUGE)
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
-    rows, columns = 1030, 1031
-    gradient, left, right = normal((rows * columns,)), normal((4, rows)), normal((4, columns))
-    found = []
+    matrices, found = Matrices(4, ((1030, 1031), (600, 1000))), []
+    sources = Sources([torch.from_numpy(normal((a * b,))) for a, b in matrices.shapes], None, [0, 0])
+    bases = normal((4 * (1030 + 1031 + 600 + 1000),))
     for threads in (1, 4):
         set_threads(threads)
-        products, out = low_rank.project(gradient, None, left, right), np.empty_like(gradient)
-        low_rank.expand(left, right, out)
-        found.append([each.tobytes() for each in (products[0], products[1], out)])
+        numbers, out = low_rank.project(matrices, sources, bases)[0], np.empty(matrices.elements, np.float32)
+        low_rank.expand(matrices, bases, numbers, out, [0, 1030 * 1031])
+        found.append([each.tobytes() for each in (numbers, out)])
     assert found[0] == found[1]
 
 
 def check_bases(rank: int, length: int) -> None:
-    old = low_rank.orthonormal(normal((rank, length)), np.zeros((rank, length), np.float32))
-    singular = normal((rank, length), 1)
+    singular, zero = normal((rank, length), 1), np.zeros((rank, length), np.float32)
     singular[rank // 2 :] = singular[0] * np.float32(-2.0)
-    tiny, zero = normal((rank, length), 2) * np.float32(1e-38), np.zeros((rank, length), np.float32)
-    huge = normal((rank, length), 3) * np.float32(1e37)
-    for given in (normal((rank, length), 4), singular, tiny, huge, zero):
-        for olds in (old, zero):
-            found = low_rank.orthonormal(given, olds)
-            assert found.tobytes() == plain.orthonormal(given, olds).tobytes()
-            assert np.abs(found @ found.T - np.eye(rank)).max() < 1e-5
-    assert np.abs(low_rank.orthonormal(zero, old) - old).max() < 1e-6
+    tiny, huge = normal((rank, length), 2) * np.float32(1e-38), normal((rank, length), 3) * np.float32(1e37)
+    old = plain.orthonormal(normal((rank, length)), zero)
+    cases = [
+        (given, olds) for given in (normal((rank, length), 4), singular, tiny, huge) for olds in (old, zero)
+    ]
+    cases += [(zero, old), (zero, zero)]
+    matrices = Matrices(rank, ((length, length),) * len(cases))
+    bases, numbers = (np.concatenate([flat(each[side], each[side]) for each in cases]) for side in (1, 0))
+    made = low_rank.orthonormal(matrices, bases, numbers).reshape(len(cases), 2, rank, length)
+    for (given, olds), (rows, columns) in zip(cases, made, strict=True):
+        assert rows.tobytes() == columns.tobytes() == plain.orthonormal(given, olds).tobytes()
+        assert np.abs(rows @ rows.T - np.eye(rank)).max() < 1e-5
+    assert np.abs(made[-2, 0] - old).max() < 1e-6
 
 
 @pytest.mark.parametrize(("rank", "length"), [(1, 1), (3, 3), (4, 33), (2, 100)])
@@ -100,13 +128,18 @@ def test_bases_are_orthonormal_whatever_the_mean_was(rank: int, length: int) -> 
     check_bases(rank, length)
 
 
-def check_correction(rank: int, rows: int, columns: int) -> None:
-    given = normal((rank, rows)), normal((rank, rows), 1), normal((rank, columns)), normal((rank, columns), 1)
-    assert low_rank.corrected(*given).tobytes() == plain.corrected(*given).tobytes()
-
-
-def test_the_correction_has_the_bits_of_plain_numpy() -> None:
-    check_correction(3, 20, 33)
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    matrices, ones = Matrices(2, ((3, 4),)), np.ones(12, np.float32)
+    bases, gradient = np.ones(14, np.float32), torch.ones(12)
+    for bad in (torch.ones(11), torch.ones(12, dtype=torch.float64), torch.ones(24)[::2]):
+        with pytest.raises(ValueError, match="gradient: expected contiguous float32 of shape"):
+            low_rank.project(matrices, Sources([bad], None, [0]), bases)
+    with pytest.raises(ValueError, match="matrix of 3 x 4 at 1: expected it within 12 elements"):
+        low_rank.project(matrices, Sources([gradient], ones, [1]), bases)
+    with pytest.raises(ValueError, match="bases"):
+        low_rank.expand(matrices, bases[:-1], bases, ones, [0])
+    with pytest.raises(ValueError, match="rank: expected at most the rows"):
+        low_rank.orthonormal(Matrices(4, ((3, 4),)), np.ones(28, np.float32), np.ones(28, np.float32))
 
 
 # The compressor
