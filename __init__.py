@@ -12,7 +12,7 @@ from .common.version import __version__
 if TYPE_CHECKING:
     from .common.spec import SpecError
     from .compressors import NonFiniteGradient, PayloadError
-    from .ddp import RanksDisagree
+    from .ddp import RankLost, RanksDisagree
     from .worker.script.api import (
         BackendError,
         Job,
@@ -33,6 +33,7 @@ __all__ = [
     "ModelError",
     "NonFiniteGradient",
     "PayloadError",
+    "RankLost",
     "RanksDisagree",
     "Refused",
     "ScriptError",
@@ -52,6 +53,7 @@ _ROOMS = "compressors", "ddp", "optim"
 _MODULES = {
     "NonFiniteGradient": ".compressors",
     "PayloadError": ".compressors",
+    "RankLost": ".ddp",
     "RanksDisagree": ".ddp",
     "SpecError": ".common.spec",
 } | dict.fromkeys(("Task", "TaskError", "TaskSpecError", "load_task", "parse_split"), ".worker.tasks")

@@ -14,6 +14,7 @@ from ..compressors import LayerRule as LayerRule
 from .exchange import RanksDisagree as RanksDisagree
 from .hook import HookState as HookState
 from .hook import hook as hook
+from .lost import RankLost as RankLost
 from .registering import Options as Options
 from .registering import register as register
 

@@ -44,6 +44,7 @@ from ..proto.messages import PartHeader
 from ..proto.refusal import Reason, refused
 from ..proto.transfer import filled_payloads, part_header
 from ..proto.wire import crc32c
+from .lost import lost
 
 HEAD = Struct("<IIII")
 DAMAGED = (1 << 32) - 1
@@ -219,6 +220,17 @@ class Group:
         on_host = "cpu:" in dist.get_backend_config(group)
         self.device = torch.device("cpu" if on_host else "cuda")
 
+    def collective(self, start: Callable[..., Any], *args: Any, **options: Any) -> Callable[[], object]:
+        """Start a collective, and return the function that waits for it. Both raise RankLost if it fails."""
+        work = self._checked(lambda: start(*args, group=self.group, async_op=True, **options))
+        return lambda: self._checked(work.wait)
+
+    def _checked(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except RuntimeError as error:
+            raise lost(error, self.group) from error
+
 
 class Gather:
     """Runs the all-gathers of frames. All ranks must begin and end them in the same order.
@@ -280,9 +292,9 @@ class Gather:
         """Start an all-gather of `row`, which has the same size on all ranks."""
         sent = torch.from_numpy(row).to(self._group.device)
         gathered = [torch.empty_like(sent) for _ in range(self._group.ranks)]
-        work = torch_distributed.all_gather(gathered, sent, group=self._group.group, async_op=True)
+        wait = self._group.collective(torch_distributed.all_gather, gathered, sent)
         self.sent += row.size
-        return Flight(bundle, frame, slot, work.wait, gathered, sent)
+        return Flight(bundle, frame, slot, wait, gathered, sent)
 
     def _rows(self, flight: Flight) -> list[Bytes]:
         """Wait for an all-gather and return the ranks' rows in host memory, in rank order."""
@@ -370,11 +382,9 @@ class Scatter:
         sent = torch.from_numpy(np.concatenate(rows)).to(self._group.device)
         received = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=self._group.device)
         splits = sizes.tolist(), [row.size for row in rows]
-        work = torch_distributed.all_to_all_single(
-            received, sent, *splits, group=self._group.group, async_op=True
-        )
+        wait = self._group.collective(torch_distributed.all_to_all_single, received, sent, *splits)
         self.sent += sent.numel() - rows[self._group.rank].size
-        return Scattered(bundle, frames, slots, work.wait, received, sent)
+        return Scattered(bundle, frames, slots, wait, received, sent)
 
     def _rows(self, flight: Scattered, sizes: Int64) -> list[Bytes]:
         """Wait for an all-to-all and return the ranks' rows in host memory, in rank order."""

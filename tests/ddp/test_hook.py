@@ -43,6 +43,7 @@ from gradwire.ddp.shares import for_owners, pieces
 
 PROGRAM = Path(__file__).parent / "programs" / "ranks.py"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ddp_digits.py"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 RANKS, SEED = 3, 3
 SHARE = 1 / RANKS
 # Each compressor with what leaves something to do in tensors of these sizes.
@@ -76,13 +77,12 @@ SPECS = [TensorSpec(name=name, shape=shape) for name, shape in ranks.SHAPES.item
 def torchrun(program: Path, *arguments: str, ranks: int = RANKS) -> str:
     """Run a program under torchrun and return its output."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     ended = subprocess.run(
         [*command, str(program), *arguments],
         stdout=subprocess.PIPE,
         check=True,
         timeout=240,
-        env=environment,
+        env=ENVIRONMENT,
         text=True,
     )
     return ended.stdout
@@ -387,6 +387,13 @@ def test_ranks_at_other_steps_are_told(all_of_it: list[dict[str, Any]]) -> None:
         assert {*found["at_another_step"]} == {*ranks.EXCHANGES}
         for told in found["at_another_step"].values():
             assert told.startswith(f"rank {0 if rank else 1}: expected the same compressor, seed")
+
+
+def test_a_rank_that_dies_is_named_to_all_others(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, PROGRAM, tmp_path, "--killed"], check=True, timeout=240, env=ENVIRONMENT)
+    told = {(way, rank): (tmp_path / f"{way}.{rank}").read_text() for way in ranks.WAYS for rank in (0, 2)}
+    for each in told.values():
+        assert each.startswith("RankLost: rank 1: ended, or out of reach: see its log"), told
 
 
 def test_what_is_saved_is_of_this_rank(ran: list[dict[str, Any]]) -> None:

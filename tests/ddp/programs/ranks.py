@@ -4,12 +4,19 @@
 
 Each rank writes FOLDER/RANK.pt: by exchange and scenario, what it saw. Gradients are what `gradient` says, to
 the bit.
+
+    ranks.py FOLDER --killed
+
+Without torchrun, which would end the others itself: for each way three ranks, of which rank 1 dies in a step;
+the others write FOLDER/WAY.RANK.
 """
 
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -284,6 +291,33 @@ def at_another_step() -> dict[str, str]:
     return told
 
 
+def with_a_death(folder: str, way: str, rank: int) -> None:
+    """Write the error of a rank whose neighbour, rank 1, dies in the third step."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{way}", rank=rank, world_size=3)
+    exchange, _, _, compressor = WAYS[way]
+    model, _ = with_names(compressor, exchange)
+
+    def die(step: int, given: dict[str, Tensor]) -> None:
+        if (rank, step) == (1, 2):  # DDP itself has a collective in the step before
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        steps(model, change=die)
+    except RuntimeError as error:
+        Path(folder, f"{way}.{rank}").write_text(f"{type(error).__name__}: {error}")
+    os._exit(0)  # a destructor of the group would wait for rank 1
+
+
+def killed(folder: str) -> None:
+    forks = multiprocessing.get_context("fork")
+    given = [(folder, way, rank) for way in WAYS for rank in range(3)]
+    processes = [forks.Process(target=with_a_death, args=each) for each in given]
+    for each in processes:
+        each.start()
+    for each in processes:
+        each.join()
+
+
 def main(folder: str, compressors: list[str]) -> None:
     dist.init_process_group("gloo")
     buckets.BUNDLE_BYTES = 0  # each bucket travels by itself
@@ -310,4 +344,7 @@ def main(folder: str, compressors: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    if sys.argv[2:] == ["--killed"]:
+        killed(sys.argv[1])
+    else:
+        main(sys.argv[1], sys.argv[2:])
