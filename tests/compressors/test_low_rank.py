@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,9 @@ from gradwire.compressors import (
     validate,
     wire_bytes,
 )
-from gradwire.compressors.kernels import low_rank
+from gradwire.compressors.kernels import cpu, linear, low_rank
 from gradwire.compressors.kernels.low_rank import Matrices, Sources
+from gradwire.compressors.kernels.threads import run
 from gradwire.compressors.projections import Factors
 
 Array = npt.NDArray[np.float32]
@@ -187,6 +189,24 @@ def test_nothing_is_lost(values: Factors, size: float) -> None:
     owed = worker.ledger.residual.numpy()
     bound = 1e-5 * np.abs(computed).max() + 1e-44
     assert np.abs(computed - received - owed).max() <= bound
+
+
+def test_a_step_passes_over_a_matrix_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products, new residual, mean: all other calls read fewer numbers than a matrix has."""
+    spec, passes = TensorSpec(name="w", shape=(512, 512)), list[int]()
+    worker = model("rank=4", (spec,))
+
+    def counted(kernel: Any, elements: int, *args: Any) -> None:
+        passes.append(elements)
+        run(kernel, elements, *args)
+
+    for module in (cpu, linear, low_rank):
+        monkeypatch.setattr(module, "run", counted)
+    payload, _ = sent(worker, torch.from_numpy(normal(spec.shape)))
+    mean = np.empty(payload.count, np.float32)
+    sum_coordinates([payload], [1.0], mean)
+    worker.bases.advance({0: mean})
+    assert [each for each in passes if each >= spec.elements] == [spec.elements] * 3
 
 
 def test_coordinates_are_rounded_without_bias_and_fp16_takes_their_size() -> None:
