@@ -9,6 +9,7 @@ ARGS ?=
 
 BIN := .venv/bin
 CACHE := .cache
+RELEASE := $(CACHE)/release
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Set for other programs, these put packages into, or take them from, other places than .venv.
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
@@ -16,7 +17,7 @@ unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint mypy pyright check-stubs check-protobuf check-ray check-slurm check-machines image-check check-install stubs house docs format constraints clean
+.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint mypy pyright check-stubs check-protobuf check-ray check-slurm check-machines image-check check-lowest check-newest dist check-install stubs house docs format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -153,15 +154,44 @@ $(CACHE)/compose/.installed:
 	$(CACHE)/compose/bin/pip install -q podman-compose==1.6.0
 	@touch $@
 
-check-install: $(CACHE)/pins/.installed ## resolve constraints.txt against the package index, for every Python and extra
-	$(CACHE)/pins/bin/python tests/packaging/pins.py
+dist: $(RELEASE)/.installed ## build wheel, source distribution and bill of materials (CycloneDX) into dist/
+	rm -rf dist build
+	$(RELEASE)/bin/python -m build
+	$(RELEASE)/bin/python tests/packaging/pins.py --bill dist
+	rm -rf build gradwire.egg-info
 
-constraints: $(CACHE)/pins/.installed ## renew every pin except torch's, then check-install
-	$(CACHE)/pins/bin/python tests/packaging/pins.py --renew
+# A user without a checkout has dist/ and a fresh environment.
+FRESH_EXTRAS := certs,remote,run,tensorboard
+FRESH_TESTS := tests/proto tests/storage tests/common
+TORCH ?=
+define in_fresh_environment
+	rm -rf $(CACHE)/$(1)
+	$(PYTHON) -m venv --without-pip $(CACHE)/$(1)
+	$(RELEASE)/bin/python tests/packaging/pins.py --$(1) $(CACHE)/$(1) $(FRESH_EXTRAS) $(TORCH)
+	$(RELEASE)/bin/pip --python=$(CACHE)/$(1)/bin/python install -q -c $(CACHE)/$(1)/pins.txt \
+		"$$(ls dist/*.whl)[$(FRESH_EXTRAS)]" hypothesis 'pytest<9.2' pytest-timeout pytest-xdist
+	$(CACHE)/$(1)/bin/pytest -n0 -p no:cacheprovider -W default $(FRESH_TESTS)
+	cd $(CACHE)/$(1) && bin/gc-run --workers 2 --epochs 1 --no-baseline
+endef
 
-$(CACHE)/pins/.installed:
-	$(PYTHON) -m venv $(CACHE)/pins
-	$(CACHE)/pins/bin/pip install -q pip==26.3 uv==0.13.9
+check-lowest: dist ## install dist/ with the lowest version of each dependency, and train; TORCH=2.13.0 for another torch
+	$(call in_fresh_environment,lowest)
+
+check-newest: dist ## the same with the newest versions; the default torch of both brings gigabytes of CUDA
+	$(call in_fresh_environment,newest)
+
+check-install: $(RELEASE)/.installed ## resolve constraints.txt for every Python and extra; check what only a host reads
+	$(RELEASE)/bin/python tests/packaging/pins.py
+	$(RELEASE)/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(RELEASE)/bin/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(RELEASE)/bin/check-jsonschema -q --builtin-schema vendor.citation-file-format CITATION.cff
+
+constraints: $(RELEASE)/.installed ## renew every pin except torch's, then check-install
+	$(RELEASE)/bin/python tests/packaging/pins.py --renew
+
+$(RELEASE)/.installed:
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/pip install -q build==1.6.1 check-jsonschema==0.39.0 cyclonedx-bom==7.5.0 pip==26.3 uv==0.13.9
 	@touch $@
 
 clean: ## remove what make made, except runs/

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ..common.exits import Exit, command
 from ..common.spec import SpecError
@@ -38,6 +38,22 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     return parser
 
 
+def parser(chosen: Collection[str] = COMMANDS.keys()) -> argparse.ArgumentParser:
+    """Return the parser of gc-bench. Only the `chosen` commands have arguments; it imports their modules."""
+    found = command_parser("gc-bench", __doc__)
+    commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (summary, module) in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if name in chosen:
+            imported = importlib.import_module(f".{module}", __package__)
+            command.description = imported.__doc__
+            imported.add_arguments(command)
+            command.set_defaults(run=imported.run)
+    return found
+
+
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Run gc-bench with arguments `argv`, by default those of the process; return the exit code."""
@@ -46,18 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         remedy = "pip install ./papers in a checkout of Gradwire brings it"
         print(f"gc-bench paper: is the command gc-paper now; {remedy}", file=sys.stderr)
         return Exit.USAGE
-    parser = command_parser("gc-bench", __doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (summary, module) in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        if arguments[:1] == [name]:
-            chosen = importlib.import_module(f".{module}", __package__)
-            command.description = chosen.__doc__
-            chosen.add_arguments(command)
-            command.set_defaults(run=chosen.run)
-    given = parser.parse_args(arguments)
+    given = parser(arguments[:1]).parse_args(arguments)
     return exit_code(f"gc-bench {given.command}", lambda: given.run(given))
 
 

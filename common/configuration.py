@@ -307,13 +307,8 @@ def parse_named(kind: str, text: str, classes: Mapping[str, type[T]]) -> T:
     return parse_one_of(kind, text, classes, converters)
 
 
-def _parse_flags(
-    cls: type[Any],
-    commands: Mapping[type[Any], str],
-    options: Mapping[str, Option],
-    argv: Sequence[str],
-    epilog: str,
-) -> dict[str, Any]:
+def parser_of(cls: type[Any], commands: Mapping[type[Any], str], epilog: str = "") -> argparse.ArgumentParser:
+    """Make the parser of a command's flags. The arguments are those of `read`."""
     command = commands[cls]
     parser = _Parser(
         prog=command,
@@ -331,7 +326,7 @@ def _parse_flags(
         help="print every option with its value and origin, then exit",
     )
     groups: dict[str, Any] = {}
-    for each in options.values():
+    for each in options_of(cls).values():
         group = groups.get(each.group) or groups.setdefault(each.group, parser.add_argument_group(each.group))
         default = f"default: {each.default_text}" if each.default_text else ""
         said = "; ".join(filter(None, [each.notes, "required" if each.default is REQUIRED else default]))
@@ -341,6 +336,17 @@ def _parse_flags(
             kind = {int: "N", float: "X"}.get(each.kind, "TEXT")
             how = {"metavar": each.metavar or "|".join(each.choices) or each.unit.upper() or kind}
         group.add_argument(each.flag, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **how)
+    return parser
+
+
+def _parse_flags(
+    cls: type[Any],
+    commands: Mapping[type[Any], str],
+    options: Mapping[str, Option],
+    argv: Sequence[str],
+    epilog: str,
+) -> dict[str, Any]:
+    parser = parser_of(cls, commands, epilog)
     found, unknown = parser.parse_known_args(list(argv))
     if unknown:
         flag = unknown[0].partition("=")[0]

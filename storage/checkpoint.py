@@ -94,6 +94,7 @@ def write_files(folder: Path, tree: Any, about: Mapping[str, Any]) -> int:
     tensors: dict[str, torch.Tensor] = {}
     plain = pack(tree, tensors)
     write_private(folder / TREE, json.dumps(plain))
+    (folder / TENSORS).touch(0o600)  # safetensors before 0.8 leaves the mode to the umask
     save_file({name: each.contiguous() for name, each in tensors.items()}, folder / TENSORS)
     failpoints.reached("checkpoint.written")
     files = {name: _about(folder / name) for name in (TREE, TENSORS)}

@@ -19,7 +19,7 @@ settings.load_profile("shared")
 
 # Fixtures that take long to make: all tests of a group run where they have been made, once.
 GROUPS = {
-    **{"built": "packages", "image": "packages", "site": "third party"},
+    **{"built": "packages", "image": "packages", "site": "third party", "completion": "completion"},
     **{"all_of_it": "one run", "ran": "one run", "graph": "imports", "example": "example"},
 }
 

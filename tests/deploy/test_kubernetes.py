@@ -18,6 +18,7 @@ import pytest
 
 from gradwire.common.addresses import parse_address
 from gradwire.common.exits import Exit
+from gradwire.common.version import __version__
 
 from .manifests import (
     BASE,
@@ -77,7 +78,7 @@ def test_the_overlay_in_the_documentation_builds(tmp_path: Path) -> None:
     for manifest in manifests.values():
         validate(manifest, VERSIONS[-1])
     assert manifests["Job"]["spec"]["parallelism"] == manifests["Job"]["spec"]["completions"] == 8
-    assert container(manifests["StatefulSet"])["image"] == "registry.example.com/gradwire:0.1.0"
+    assert container(manifests["StatefulSet"])["image"] == f"registry.example.com/gradwire:{__version__}"
 
 
 def test_the_secure_component_has_every_file_that_its_options_name(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ READS = {"argv", "environ", "getenv"}
 # Programs, beside every cli.py and the benchmarks.
 ENTRY_POINTS = {
     PurePosixPath("deploy/child.py"),
+    PurePosixPath("deploy/completion.py"),
     PurePosixPath("deploy/doctor.py"),
     PurePosixPath("deploy/plan.py"),
     PurePosixPath("deploy/watch.py"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 import zipfile
 from pathlib import Path
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.timeout(600)
 
 # Folders of the checkout that are no part of the package.
 OUTSIDE = {"docs", "examples", "papers", "records", "tests", "build", "dist"}
+ROOT = Path(__file__).resolve().parents[2]
 DATA = {".html", ".json", ".proto", ".pyi", ".typed"}
 
 
@@ -66,6 +68,26 @@ def test_no_test_code_is_shipped(built: Built) -> None:
 def test_licence_is_shipped(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         assert [name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+
+
+def test_every_place_that_names_the_release_names_this_one() -> None:
+    pages = [
+        *(ROOT / "docs").rglob("*.md"),
+        *(path for path in (ROOT / "deploy").rglob("*") if path.is_file()),
+    ]
+    places = [path for path in pages if path.suffix in ("", ".md", ".yaml")]
+    places += [ROOT / "CITATION.cff", ROOT / "pyproject.toml", ROOT / "papers" / "pyproject.toml"]
+    named = {
+        path: set(
+            re.findall(
+                r'(?:\bgradwire:|newTag: "|^version: |^version = ")(\d+\.\d+\.\d+)', path.read_text(), re.M
+            )
+        )
+        for path in places
+    }
+    (version,) = named[ROOT / "pyproject.toml"]
+    assert {path: found for path, found in named.items() if found - {version}} == {}
+    assert sum(map(bool, named.values())) > 4
 
 
 def test_one_process_makes_the_wheel_for_all_tests(built: Built, request: pytest.FixtureRequest) -> None:
