@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
+from typing import cast
 
 from ..common.configuration import parser_of
 from ..common.exits import Exit
@@ -44,7 +45,7 @@ def mark(parser: argparse.ArgumentParser) -> None:
 
     for action in parser._actions:  # pyright: ignore[reportPrivateUsage] (argparse has no other list)
         if isinstance(action.choices, dict):
-            for command in action.choices.values():
+            for command in cast(dict[str, argparse.ArgumentParser], action.choices).values():
                 mark(command)
         shown = str(action.metavar or "")
         if shown:
