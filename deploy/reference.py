@@ -1,4 +1,4 @@
-"""Write the tables of options and metrics into the pages of docs/: `make docs`.
+"""Write the tables of options and metrics into pages of docs/, and the rules into a manifest: `make docs`.
 
     python -m gradwire.deploy.reference [--check]
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -26,7 +27,9 @@ from . import certs, doctor, plan, watch
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 REFERENCE = DOCS / "reference"
+DEPLOY = Path(__file__).parent
 PAGES = (
+    DEPLOY / "kubernetes" / "rules" / "prometheus-rule.yaml",
     REFERENCE / "commands.md",
     REFERENCE / "metrics.md",
     DOCS / "how-to" / "planning.md",
@@ -40,7 +43,9 @@ PARSERS: Mapping[str, Callable[[], argparse.ArgumentParser]] = {
     "gc-plan": plan.parser,
 }
 PARSER_HEAD = "| option | meaning |"
-_TABLE = re.compile(r"(<!-- ((?:options|metrics) of [\w -]+), by make docs -->\n).*?(<!-- end -->)", re.S)
+_TABLE = re.compile(
+    r"(<!-- ((?:options|metrics|rules) of [\w -]+), by make docs -->\n).*?((?:# )?<!-- end -->)", re.S
+)
 
 
 def tables() -> dict[str, str]:
@@ -52,6 +57,8 @@ def tables() -> dict[str, str]:
     found = tables_of(declared, "| option | values | default | meaning |")
     found |= tables_of({name: rows_of(make()) for name, make in PARSERS.items()}, PARSER_HEAD)
     found |= {f"options of mode {name}": _of_mode(mode) for name, mode in registry.MODES.items()}
+    rules = (DEPLOY / "prometheus" / "gradwire.rules.yml").read_text(encoding="utf-8")
+    found["rules of Prometheus"] = textwrap.indent(rules[rules.index("groups:") :].rstrip(), "  ")
     found["options of presets"] = _of_presets()
     found["metrics of gc-server"] = _of_metrics(ServerMetrics)
     found["metrics of gc-worker"] = _of_metrics(WorkerMetrics)

@@ -169,6 +169,11 @@ class Service:
             compressor=compressor if self._core.mode.pushes_parts else "none",
         )
         admission = self._conductor.happen(event)
+        if request.software not in ("", __version__):
+            log.warning(
+                "worker %s has gradwire %s, and this server %s; run the same release on both sides",
+                *(request.worker, shown(request.software), __version__),
+            )
         return m.JoinResponse(
             job=job_message(self.job),
             limits=m.Limits(

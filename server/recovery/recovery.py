@@ -87,6 +87,11 @@ async def recover(conductor: Conductor, folder: StateFolder) -> bool:
         "read the checkpoint of version %d and %d pushes of the journal in %.1f s; resuming at version %d",
         *(found.version, pushes, time.monotonic() - began, conductor.core.state.version),
     )
+    if conductor.core.state.done:
+        text = (
+            "the job in --state %s is finished. To train again, use another folder (Kubernetes: nameSuffix)"
+        )
+        log.warning(text, folder.name)
     return True
 
 

@@ -18,9 +18,9 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 BASE = KUBERNETES / "base"
-POD_MONITOR = json.loads((Path(__file__).parent / "pod_monitor.schema.json").read_text())
+SCHEMAS = json.loads((Path(__file__).parent / "crds.schema.json").read_text())  # of kinds that need a CRD
 # The oldest has backoffLimitPerIndex and podFailurePolicy switched on; the newest is what the checker knows.
-VERSIONS = ("1.29", "1.37")
+VERSIONS = ("1.29", "1.33", "1.37")
 
 Manifest = dict[str, Any]
 
@@ -48,10 +48,18 @@ def documented(words: str) -> str:
 
 
 def by_kind(rendered: list[Manifest]) -> dict[str, Manifest]:
+    """Return the objects by kind; Jobs by component, config maps by name without the hash, and
+    kinds with several objects by kind and the last word of the name."""
     found: dict[str, Manifest] = {}
     for manifest in rendered:
-        name = name_of(manifest)
-        found[name.rpartition("-")[0] if manifest["kind"] == "ConfigMap" else manifest["kind"]] = manifest
+        name, kind = name_of(manifest), manifest["kind"]
+        if kind == "Job":
+            kind = manifest["metadata"]["labels"]["app.kubernetes.io/component"]
+        elif kind == "ConfigMap":
+            kind = name.rpartition("-")[0]
+        elif kind in ("NetworkPolicy", "Certificate", "Issuer"):
+            kind = f"{kind} {name.rpartition('-')[2]}"
+        found[kind] = manifest
     assert len(found) == len(rendered)
     return found
 
@@ -63,10 +71,27 @@ def name_of(manifest: Manifest) -> str:
 
 def validate(manifest: Manifest, version: str) -> None:
     """Raises jsonschema.ValidationError; a kind without a schema is an error too."""
-    if manifest["kind"] == "PodMonitor":
-        jsonschema.validate(manifest, POD_MONITOR)
+    if manifest["kind"] in SCHEMAS["properties"]:
+        jsonschema.validate({manifest["kind"]: manifest}, SCHEMAS)
+        for job in jobs_of(manifest):
+            validate(job, version)
     else:
         kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def jobs_of(manifest: Manifest) -> list[Manifest]:
+    """Return the Jobs that a controller makes of a JobSet or of a TrainingRuntime."""
+    spec = manifest.get("spec", {})
+    spec = spec["template"]["spec"] if manifest["kind"] == "TrainingRuntime" else spec
+    return [
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": each["name"], "labels": pod(each["template"])["metadata"]["labels"]},
+            "spec": each["template"]["spec"],
+        }
+        for each in spec.get("replicatedJobs", ())
+    ]
 
 
 def pod(manifest: Manifest) -> Manifest:

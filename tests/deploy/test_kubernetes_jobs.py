@@ -6,6 +6,7 @@ name. It starts each command as a process, with the rendered variables and a fol
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -43,20 +44,26 @@ class Namespace:
     """Objects that were applied, and the processes of their pods; none outlives the test."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._objects: dict[tuple[str, str], Manifest] = {}
-        self._ports: dict[tuple[str, str], str] = {}  # of servers, by StatefulSet and name of the port
+        self._ports: dict[tuple[str, str], str] = {}  # of first pods, by Job and option
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def apply(self, rendered: list[Manifest]) -> dict[str, Manifest]:
         """Add a job's objects, which replace those of the same names.
 
         Returns:
-            The objects by kind, without the config maps.
+            The objects by kind, Jobs by component, without the config maps.
         """
         for manifest in rendered:
             self._objects[manifest["kind"], name_of(manifest)] = manifest
-        return {each["kind"]: each for each in rendered if each["kind"] != "ConfigMap"}
+        return {
+            each["metadata"]["labels"]["app.kubernetes.io/component"]
+            if each["kind"] == "Job"
+            else each["kind"]: each
+            for each in rendered
+            if each["kind"] != "ConfigMap"
+        }
 
     def named(self, kind: str, name: str) -> Manifest:
         return self._objects[kind, name]
@@ -100,7 +107,7 @@ class Namespace:
         for option in ("GC_PORT", "GC_HTTP_PORT"):  # a pod has an address of its own, a process has not
             if option in variables:
                 variables[option] = self.port(workload, option) if index == 0 else free_port()
-        if workload["kind"] == "Job":
+        if "GC_SERVER" in variables:
             variables["GC_SERVER"] = f"127.0.0.1:{self.port(self.server_of(workload), 'GC_PORT')}"
         folders = {
             each["mountPath"]: self._mounted(workload, each["name"], name)
@@ -108,15 +115,15 @@ class Namespace:
         }
 
         def here(text: str) -> str:
-            mounted = [path for path in folders if text.startswith(f"{path}/")]
+            mounted = [path for path in folders if text == path or text.startswith(f"{path}/")]
             return str(folders[mounted[0]]) + text.removeprefix(mounted[0]) if mounted else text
 
         program, *arguments = container(workload)["command"]
-        with (self._folder / name).open("wb") as log:
+        with (self.folder / name).open("ab") as log:
             self._running[name] = subprocess.Popen(
                 [PROGRAMS / program, *map(here, arguments)],
-                env={**{key: here(value) for key, value in variables.items()}, "HOME": str(self._folder)},
-                cwd=self._folder,
+                env={key: here(value) for key, value in variables.items()},
+                cwd=self.folder,
                 stdout=log,
                 stderr=log,
             )
@@ -126,25 +133,31 @@ class Namespace:
         return self._ports.setdefault((name_of(server), option), free_port())
 
     def volume(self, server: Manifest) -> Path:
-        """Return the folder that stands for the volume of its first pod."""
-        (claim,) = server["spec"]["volumeClaimTemplates"]
-        return self._mounted(server, claim["metadata"]["name"], f"{name_of(server)}-0")
+        """Return the folder that stands for the volume of a server."""
+        return self._mounted(server, "data", "")
 
     def _mounted(self, workload: Manifest, volume: str, name: str) -> Path:
         """The folder that stands for a volume of a pod. Only a claimed volume outlives the pod."""
-        claims = {each["metadata"]["name"] for each in workload["spec"].get("volumeClaimTemplates", ())}
-        folder = self._folder / "volumes" / f"{volume}-{name}"
-        if volume not in claims:
+        (found,) = [each for each in pod(workload)["spec"]["volumes"] if each["name"] == volume]
+        if "persistentVolumeClaim" in found:
+            claim = found["persistentVolumeClaim"]["claimName"]
+            folder = self.folder / "volumes" / name_of(self.named("PersistentVolumeClaim", claim))
+        else:
+            folder = self.folder / "volumes" / f"{volume}-{name}"
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
-        for each in pod(workload)["spec"]["volumes"]:
-            if each["name"] == volume and "configMap" in each:
-                for file, content in self.named("ConfigMap", each["configMap"]["name"])["data"].items():
-                    (folder / file).write_text(content)
+        if "configMap" in found:
+            for file, content in self.named("ConfigMap", found["configMap"]["name"])["data"].items():
+                (folder / file).write_text(content)
         return folder
 
     def exit_code(self, name: str) -> int:
-        return self._running[name].wait(timeout=200)
+        return self._running[name].wait(timeout=400)
+
+    def wait_for(self, name: str, words: str, times: int = 1) -> None:
+        while self.log(name).count(words) < times:
+            assert self._running[name].poll() is None, self.log(name)
+            time.sleep(0.05)
 
     def kill(self, name: str) -> None:
         self._running[name].kill()
@@ -155,7 +168,7 @@ class Namespace:
         return self.exit_code(name)
 
     def log(self, name: str) -> str:
-        return (self._folder / name).read_text()
+        return (self.folder / name).read_text()
 
     def close(self) -> None:
         for process in self._running.values():
@@ -187,21 +200,35 @@ def get(url: str) -> str | None:
         return None
 
 
+# 0.5 s more for a step, until the test lets the job hurry.
+PACED = """
+import dataclasses, pathlib, time
+from gradwire.worker.tasks import load
+def pace():
+    if not pathlib.Path("hurry").exists():
+        time.sleep(0.5)
+def task():
+    digits = load("digits")
+    return dataclasses.replace(digits, loss=lambda *of: (pace(), digits.loss(*of))[1])
+"""
+
 SMALL = """
+namePrefix: {name}-
 configMapGenerator:
   - name: gradwire-server
     behavior: merge
-    literals: [GC_EPOCHS={epochs}, GC_MIN_WORKERS={workers}, GC_THREADS=1]
+    literals: [GC_EPOCHS={epochs}, GC_MIN_WORKERS={workers}, GC_THREADS=1{server}]
   - name: gradwire-worker
     behavior: merge
-    literals: [GC_THREADS=1]
+    literals: [GC_COMPRESSOR=none, GC_THREADS=1{worker}]
 """
 
 
 @pytest.fixture
-def overlays(tmp_path: Path) -> Path:
+def overlays(tmp_path: Path, namespace: Namespace) -> Path:
     """A folder in which overlays find the checkout, as docs/how-to/kubernetes.md has it."""
     (tmp_path / "gradwire").symlink_to(ROOT)
+    (namespace.folder / "paced.py").write_text(PACED)
     return tmp_path
 
 
@@ -216,114 +243,116 @@ def overlay(folder: Path, text: str, **files: str) -> list[Manifest]:
     return found
 
 
-def small(base: str, *, epochs: int, workers: int, more: str = "") -> str:
-    """An overlay on `base` whose job is over soon."""
-    return f"resources: [../gradwire/deploy/kubernetes/{base}]\n{more}" + SMALL.format(
-        epochs=epochs, workers=workers
-    )
-
-
 @pytest.mark.parametrize("more", ["namePrefix: second-\n", "nameSuffix: -run2\n"])
 def test_jobs_of_other_names_share_nothing(more: str, namespace: Namespace, overlays: Path) -> None:
-    rendered = {
-        "one": render(BASE),
-        "other": overlay(overlays / "other", small("base", epochs=30, workers=4, more=more)),
-        "second": render(KUBERNETES / "second") if "second" in more else [],
-    }
-    if rendered["second"]:  # the example is the same but for the options
-        assert {name_of(each) for each in rendered["second"] if each["kind"] != "ConfigMap"} <= {
-            name_of(each) for each in rendered["other"]
-        }
-    one, other = namespace.apply(rendered["one"]), namespace.apply(rendered["other"])
-    names = [{(each["kind"], name_of(each)) for each in rendered[job]} for job in ("one", "other")]
+    base = "resources: [../gradwire/deploy/kubernetes/base]\n"
+    rendered = [render(BASE), overlay(overlays / "other", base + more)]
+    names = [{(each["kind"], name_of(each)) for each in job} for job in rendered]
     assert not names[0] & names[1]
+    one, other = map(namespace.apply, rendered)
     for job in (one, other):
-        workloads = [job["StatefulSet"], job["Job"]]
-        assert namespace.server_of(job["Job"]) is job["StatefulSet"]
-        assert job["StatefulSet"]["spec"]["serviceName"] == name_of(job["Service"])
-        policy = job["NetworkPolicy"]["spec"]
-        (peer,) = policy["ingress"][0]["from"]
-        selected = {
-            "service": namespace.selected(job["Service"]["spec"]["selector"]),
-            "set": namespace.selected(job["StatefulSet"]["spec"]["selector"]["matchLabels"]),
-            "policy": namespace.selected(policy["podSelector"]["matchLabels"]),
-            "peers": namespace.selected(peer["podSelector"]["matchLabels"]),
-            "monitor": namespace.selected(job["PodMonitor"]["spec"]["selector"]["matchLabels"]),
-        }
-        assert selected == {
-            **{selector: [job["StatefulSet"]] for selector in ("service", "set", "policy")},
-            "peers": [job["Job"]],
-            "monitor": workloads,
-        }
-    assert namespace.volume(one["StatefulSet"]) != namespace.volume(other["StatefulSet"])
-    assert {"app.kubernetes.io/instance", "app.kubernetes.io/component"} == set(
-        one["PodMonitor"]["spec"]["podTargetLabels"]
-    )
+        assert namespace.server_of(job["worker"]) is job["server"]
+        assert namespace.selected(job["Service"]["spec"]["selector"]) == [job["server"]]
+    assert namespace.volume(one["server"]) != namespace.volume(other["server"])
 
 
-def test_a_script_and_a_second_job_train_at_the_same_time(namespace: Namespace, overlays: Path) -> None:
-    """The overlay of docs/how-to/kubernetes.md for a script, and beside it `second` with a task."""
+@pytest.mark.timeout(600)  # five starts after each other
+def test_the_path_of_an_operator(namespace: Namespace, overlays: Path) -> None:
+    """The path of docs/how-to/kubernetes.md: two jobs, one with a script of one's own; a server
+    that is killed; an upgrade; a backup that is restored, with the same bits; training again."""
+
+    def digits(name: str, *, more: str = "") -> dict[str, Manifest]:
+        of_task = SMALL.format(
+            **{"name": name, "epochs": 60, "workers": 1},
+            **{"server": ', "GC_TASK=paced:task", GC_BATCH_SIZE=256', "worker": ", GC_ALLOW_TASK=paced"},
+        )
+        base = "resources: [../gradwire/deploy/kubernetes/base]\n"
+        return namespace.apply(overlay(overlays / name, base + of_task + more))
+
     script = (KUBERNETES / "script" / "train.py").read_text() + "print(job.done, torch.get_num_threads())\n"
-    text = documented("name: gradwire-script")
-    overlay(overlays / "my-script", text, **{"train.py": script})
-    first = namespace.apply(
-        overlay(overlays / "first", "resources: [../my-script]\n" + SMALL.format(epochs=1, workers=2))
-    )
-    second = namespace.apply(overlay(overlays / "other", small("second", epochs=2, workers=1)))
-    pods = [
-        namespace.start(first["Job"], 0),
-        namespace.start(second["Job"], 0),
-        namespace.start(first["Job"], 1),
-    ]
-    servers = [namespace.start(job["StatefulSet"]) for job in (first, second)]  # which workers wait for
+    overlay(overlays / "my-script", documented("name: gradwire-script"), **{"train.py": script})
+    of_script = SMALL.format(name="mine", epochs=1, workers=2, server="", worker="")
+    other = namespace.apply(overlay(overlays / "mine", f"resources: [../my-script]\n{of_script}"))
+    job = digits("digits")
+    workers = [namespace.start(other["worker"], 0), namespace.start(other["worker"], 1)]
+    worker, server = namespace.start(job["worker"]), namespace.start(job["server"])
+    others = namespace.start(other["server"])  # which its workers wait for
 
-    assert {name: namespace.exit_code(name) for name in pods} == dict.fromkeys(pods, Exit.DONE), (
-        namespace.log(pods[0])
-    )
-    assert [namespace.log(pods[number]).endswith("True 1\n") for number in (0, 2)] == [True, True]
-    trained = [
-        load_file(namespace.volume(job["StatefulSet"]) / "parameters.safetensors") for job in (first, second)
-    ]
-    of_script, of_task = (each["0.weight"].shape for each in trained)
-    assert of_script == (128, 64)
-    assert of_task == (256, 64)
-    for server, workers in zip(servers, (2, 1), strict=True):
-        assert len({line for line in namespace.log(server).splitlines() if "joined" in line}) == workers
-
-
-def test_a_job_outlives_its_server_and_trains_again_under_another_name(
-    namespace: Namespace, overlays: Path
-) -> None:
-    job = namespace.apply(overlay(overlays / "my-job", small("base", epochs=2, workers=2)))
-    server = namespace.start(job["StatefulSet"])
-    workers = [namespace.start(job["Job"], index) for index in (0, 1)]
-    while "after 1 epoch, version" not in namespace.log(server):
-        time.sleep(0.05)
-    namespace.kill(server)  # its node is lost, and the set starts it anew
-    namespace.start(job["StatefulSet"])
-    codes = {name: namespace.exit_code(name) for name in workers}
-
-    assert codes == dict.fromkeys(workers, Exit.DONE), namespace.log(workers[0]) + namespace.log(server)
-    output = namespace.volume(job["StatefulSet"]) / "parameters.safetensors"
-    assert load_file(output)
-    assert "resuming at version" in namespace.log(server)
-    # The server stays, so that its set does not start it again, and keeps answering.
-    at = f"http://127.0.0.1:{namespace.port(job['StatefulSet'], 'GC_HTTP_PORT')}"
+    namespace.wait_for(server, "after 1 epoch")
+    twin = namespace.start(job["server"], 1)  # of another job by this name
+    assert namespace.exit_code(twin) == Exit.USAGE
+    assert "another gc-server uses this folder" in namespace.log(twin)
+    at = f"http://127.0.0.1:{namespace.port(job['server'], 'GC_HTTP_PORT')}"
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert get(at + container(job["StatefulSet"])[probe]["httpGet"]["path"]) is not None, probe
-    (endpoint,) = job["PodMonitor"]["spec"]["podMetricsEndpoints"]
-    assert "gradwire_" in (get(at + endpoint["path"]) or "")
+        assert get(at + container(job["server"])[probe]["httpGet"]["path"]) is not None, probe
 
-    # The Job alone, deleted and applied again, says what to do instead.
-    again = namespace.start(job["Job"])
-    text = small("base", epochs=1, workers=1, more="nameSuffix: -run2\n")
-    anew = namespace.apply(overlay(overlays / "my-job", text))
-    servers = namespace.start(anew["StatefulSet"])
-    worker = namespace.start(anew["Job"])
-    assert namespace.exit_code(again) == Exit.DONE
-    assert "this worker has trained nothing" in namespace.log(again)
-    assert "another nameSuffix" in namespace.log(again)
-    assert namespace.exit_code(worker) == Exit.DONE, namespace.log(worker) + namespace.log(servers)
-    assert load_file(namespace.volume(anew["StatefulSet"]) / "parameters.safetensors")
-    assert output.exists()
-    assert [namespace.stop(each) for each in (server, servers)] == [Exit.DONE, Exit.DONE]
+    namespace.kill(server)  # its node is lost, and the Job makes the next pod
+    namespace.start(job["server"])
+    namespace.wait_for(server, "resuming at version")
+    namespace.wait_for(server, "accuracy", namespace.log(server).count("accuracy") + 1)
+    codes = {name: namespace.exit_code(name) for name in (*workers, others)}  # the server ends with its job
+    assert codes == dict.fromkeys(codes, Exit.DONE), namespace.log(workers[0]) + namespace.log(others)
+    assert [namespace.log(each).endswith("True 1\n") for each in workers] == [True, True]
+
+    # As upgrade.sh does it. Meanwhile the state is copied to the volume of another job.
+    assert [namespace.stop(each) for each in (server, worker)] == [128 + 15, 128 + 15]
+    copy = digits("copy")
+    shutil.copytree(namespace.volume(job["server"]), namespace.volume(copy["server"]), dirs_exist_ok=True)
+    job = digits("digits", more="images: [{name: gradwire, newTag: 0.1.1}]\n")
+    again = digits("digits", more="nameSuffix: -run2\n")
+    (namespace.folder / "hurry").touch()
+    jobs = (job, copy, again)
+    pods = [namespace.start(each[part]) for each in jobs for part in ("server", "worker")]
+    pods.append(namespace.start(other["server"]))
+    codes = {name: namespace.exit_code(name) for name in pods}
+    assert codes == dict.fromkeys(codes, Exit.DONE), "".join(map(namespace.log, pods))
+    assert namespace.log(server).count("resuming at version") == 2
+    assert "is finished. To train again" in namespace.log(others)
+    one, restored, _ = (
+        load_file(namespace.volume(each["server"]) / "parameters.safetensors") for each in jobs
+    )
+    assert all(one[key].equal(restored[key]) for key in one)
+
+
+# Stands for kubectl, but for rendering: notes each call and the names that it reads; refuses that in REFUSED.
+STAND_IN = """#!/bin/bash
+[ "$1" != kubectl ] || shift
+[ "$1" != kustomize ] || exec {kubectl} "$@"
+[ "${@: -1}" != - ] || read=$(sed -n 's/^  name: / /p' | tr -d '\\n')
+echo "$*$read" >> calls
+case "$*" in
+    *"$REFUSED"*) echo "Error from server (Invalid)" >&2; exit 1 ;;
+    create*) echo "Error from server (AlreadyExists)" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("refused", ["none", "create", "delete -n training Job/digits-gradwire-worker"])
+def test_an_upgrade_stops_the_server_first_and_nothing_that_would_be_refused(
+    refused: str, overlays: Path
+) -> None:
+    """Where the API server would refuse a Job, nothing is stopped; half-way it says so."""
+    base = "resources: [../gradwire/deploy/kubernetes/base]\nnamePrefix: digits-\n"
+    overlay(overlays / "job", base)
+    kubectl = shutil.which("kubectl")
+    (overlays / "kubectl").write_text(STAND_IN.replace("{kubectl}", str(kubectl)))
+    (overlays / "kubectl").chmod(0o755)
+    done = subprocess.run(
+        [KUBERNETES / "upgrade.sh", "job", "-n", "training"],
+        env={"PATH": f"{overlays}:{os.environ['PATH']}", "REFUSED": refused},
+        cwd=overlays,
+        capture_output=True,
+        text=True,
+    )
+    calls = (overlays / "calls").read_text().splitlines()
+    checks, stops = calls[:2], calls[2:]
+    assert [call.split(" ")[0] for call in checks] == ["apply", "create"]
+    assert all("--dry-run=server" in call for call in checks)
+    assert "digits-gradwire-data" in checks[0]
+    assert checks[1].endswith("- digits-gradwire-server digits-gradwire-worker")
+    order = [f"delete -n training Job/digits-gradwire-{each}" for each in ("server", "worker")]
+    expected = {"none": [*order, "apply -n training -k job"], "create": []}.get(refused, order)
+    assert [call.split(" --ignore")[0] for call in stops] == expected
+    assert (done.returncode == 0) is (refused == "none"), done.stderr
+    assert ("nothing was changed" in done.stderr) is (refused == "create")
+    assert ("run this again" in done.stderr) is refused.startswith("delete")

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from gradwire.common.configuration import UsageError
+from gradwire.common.version import __version__
 from gradwire.compressors.registry import BUILT_IN
 from gradwire.proto import messages as m
 from gradwire.proto.manifest import Manifest
@@ -46,7 +47,7 @@ def service_of(mode: str, **rules: Any) -> Service:
     )
 
 
-def join(service: Service, compressor: str, worker: str = "w0") -> Any:
+def join(service: Service, compressor: str, worker: str = "w0", software: str = "") -> Any:
     """The reply. Raises AssertionError with the text of a refusal."""
 
     async def abort(code: Any, text: str, metadata: Any = ()) -> None:
@@ -56,7 +57,7 @@ def join(service: Service, compressor: str, worker: str = "w0") -> Any:
         context: Any = SimpleNamespace(
             peer=lambda: "ipv4:127.0.0.1:7", abort=abort, invocation_metadata=tuple
         )
-        request = m.JoinRequest(worker=worker, incarnation=1, compressor=compressor)
+        request = m.JoinRequest(worker=worker, incarnation=1, compressor=compressor, software=software)
         return await service.handlers()["Join"](request, context)
 
     return asyncio.run(call())
@@ -68,6 +69,13 @@ def test_a_mode_that_multiplies_losses_refuses_lossy_compressors(compressor: str
     with pytest.raises(AssertionError, match="--compressor none"):
         join(service, compressor)
     assert join(service, "none").rank == 0, "who was refused has no rank"
+
+
+def test_a_worker_of_another_release_is_named_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    join(service_of("sync"), "none", software=__version__)
+    assert not caplog.records
+    join(service_of("sync"), "none", software="0.0.9")
+    assert f"w0 has gradwire '0.0.9', and this server {__version__}; run the same release" in caplog.text
 
 
 @pytest.mark.parametrize(("jobs", "own"), [("4bit", "window"), ("window", "4bit")])
