@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -26,18 +27,26 @@ Manifest = dict[str, Any]
 
 
 def render(folder: Path) -> list[Manifest]:
-    if program := shutil.which("kubectl"):
-        command = [program, "kustomize"]
-    elif program := shutil.which("kustomize"):
-        command = [program, "build"]
-    else:
-        pytest.fail(
-            "neither kubectl nor kustomize is on PATH; install one, for example with "
-            "`apt install kubernetes-client` (see CONTRIBUTING.md)"
-        )
-    done = subprocess.run([*command, folder], capture_output=True, text=True, check=False)
+    done = subprocess.run([*kustomize(), folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
+
+
+@functools.cache
+def kustomize() -> list[str]:
+    """The command that renders a folder. The test fails where there is none that knows our components."""
+    old: list[str] = []
+    for name, verb, version in (
+        ("kubectl", "kustomize", "version --client"),
+        ("kustomize", "build", "version"),
+    ):
+        if program := shutil.which(name):
+            said = subprocess.run([program, *version.split()], capture_output=True, text=True).stdout
+            if re.search(r"^(Kustomize Version: )?v([5-9]|[1-9]\d)\.", said, re.MULTILINE):
+                return [program, verb]
+            old.append(program)
+    reason = f"too old: {', '.join(old)}" if old else "neither kubectl nor kustomize is on PATH"
+    pytest.fail(f"{reason}; install kubectl 1.27 or newer, or kustomize 5 or newer (see CONTRIBUTING.md)")
 
 
 def documented(words: str) -> str:
