@@ -12,11 +12,11 @@ shift
 new=$(kubectl kustomize "$overlay")
 
 of() { awk -v RS='---\n' -v ORS='---\n' -v jobs="$1" '(/(^|\n)kind: (Job|JobSet|TrainJob)\n/ ? 1 : 0) == jobs' <<< "$new"; }
-names() { of 1 | awk '/^kind: /{kind = $2} /component: /{part = $2} /^  name: / && kind {print part, kind "/" $2; kind = ""}' | sort; }
+names() { of 1 | awk '/^kind: /{kind = $2; part = "-"} /component: /{part = $2} /^  name: / && kind {print part, kind "/" $2; kind = ""}' | sort; }
 
 [ -n "$(names)" ] || { echo "upgrade.sh: $overlay has no Job" >&2; exit 2; }
 of 0 | kubectl apply "$@" --dry-run=server -f - > /dev/null
-refused=$(of 1 | kubectl create "$@" --dry-run=server -f - 2>&1 > /dev/null | grep -v AlreadyExists || true)
+refused=$(of 1 | kubectl create "$@" --dry-run=server -f - 2>&1 > /dev/null | grep -vE 'AlreadyExists|^Warning:' || true)
 [ -z "$refused" ] || { echo "$refused"$'\n'"upgrade.sh: nothing was changed" >&2; exit 1; }
 
 trap 'echo "upgrade.sh: stopped half-way. The volume has the state: once the reason above is mended, run this again" >&2' ERR

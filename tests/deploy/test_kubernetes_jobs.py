@@ -277,6 +277,20 @@ def test_jobs_of_other_names_share_nothing(more: str, namespace: Namespace, over
     assert namespace.volume(one["server"]) != namespace.volume(other["server"])
 
 
+def test_a_process_has_the_user_and_the_rights_of_its_pod(tmp_path: Path) -> None:
+    """Where this is left out, `test_the_path_of_an_operator` runs with the rights of the tests."""
+    sealed = box(tmp_path, 65532)
+    if not sealed:
+        pytest.skip(
+            "needs unshare and user namespaces: the processes of pods run without uid and read-only root"
+        )
+    ask = f"id -u; touch {tmp_path}/here /there; grep CapBnd: /proc/self/status"
+    done = subprocess.run([*sealed, "sh", "-c", ask], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == ["65532", "CapBnd:", "0" * 16]
+    assert "Read-only" in done.stderr
+    assert (tmp_path / "here").exists()
+
+
 @pytest.mark.timeout(600)  # five starts after each other
 def test_the_path_of_an_operator(namespace: Namespace, overlays: Path) -> None:
     """The path of docs/how-to/kubernetes.md: two jobs, one with a script of one's own; a server
@@ -343,18 +357,33 @@ STAND_IN = """#!/bin/bash
 echo "$*$read" >> calls
 case "$*" in
     *"$REFUSED"*) echo "Error from server (Invalid)" >&2; exit 1 ;;
-    create*) echo "Error from server (AlreadyExists)" >&2; exit 1 ;;
+    create*) printf '%s\n' "Warning: it is old" "Error from server (AlreadyExists)" >&2; exit 1 ;;
 esac
 """
 
 
-@pytest.mark.parametrize("refused", ["none", "create", "delete -n training Job/digits-gradwire-worker"])
+PLAIN = ["Job/digits-gradwire-server", "Job/digits-gradwire-worker"]
+LAYERS = {"jobset": ["JobSet/digits-gradwire-server"], "trainer": ["TrainJob/digits-gradwire-server"]}
+
+
+@pytest.mark.parametrize(
+    ("refused", "layer"),
+    [
+        ("none", None),
+        ("create", None),
+        (f"delete -n training {PLAIN[1]}", None),
+        *(("none", x) for x in LAYERS),
+    ],
+)
 def test_an_upgrade_stops_the_server_first_and_nothing_that_would_be_refused(
-    refused: str, overlays: Path
+    refused: str, layer: str | None, overlays: Path
 ) -> None:
     """Where the API server would refuse a Job, nothing is stopped; half-way it says so."""
     base = "resources: [../gradwire/deploy/kubernetes/base]\nnamePrefix: digits-\n"
-    overlay(overlays / "job", base)
+    overlay(
+        overlays / "job", base + (f"components: [../gradwire/deploy/kubernetes/{layer}]\n" if layer else "")
+    )
+    jobs = LAYERS[layer] if layer else PLAIN
     kubectl = shutil.which("kubectl")
     (overlays / "kubectl").write_text(STAND_IN.replace("{kubectl}", str(kubectl)))
     (overlays / "kubectl").chmod(0o755)
@@ -370,8 +399,8 @@ def test_an_upgrade_stops_the_server_first_and_nothing_that_would_be_refused(
     assert [call.split(" ")[0] for call in checks] == ["apply", "create"]
     assert all("--dry-run=server" in call for call in checks)
     assert "digits-gradwire-data" in checks[0]
-    assert checks[1].endswith("- digits-gradwire-server digits-gradwire-worker")
-    order = [f"delete -n training Job/digits-gradwire-{each}" for each in ("server", "worker")]
+    assert checks[1].endswith(" ".join(["-", *(each.partition("/")[2] for each in jobs)]))
+    order = [f"delete -n training {each}" for each in jobs]
     expected = {"none": [*order, "apply -n training -k job"], "create": []}.get(refused, order)
     assert [call.split(" --ignore")[0] for call in stops] == expected
     assert (done.returncode == 0) is (refused == "none"), done.stderr
