@@ -146,6 +146,10 @@ def test_the_overlay_in_the_documentation_builds(tmp_path: Path) -> None:
     assert manifests["worker"]["spec"]["parallelism"] == manifests["worker"]["spec"]["completions"] == 8
     assert container(manifests["server"])["image"] == f"registry.example.com/gradwire:{__version__}"
 
+    (claim,) = re.findall(r"^(.+awk .+) \| kubectl apply", documented("awk -v RS"), re.MULTILINE)
+    made = subprocess.run(["bash", "-c", claim], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert yaml.safe_load(made.stdout) == manifests["PersistentVolumeClaim"]
+
 
 def test_the_secure_component_has_every_file_that_its_options_name(tmp_path: Path) -> None:
     (tmp_path / "kubernetes").symlink_to(KUBERNETES)
