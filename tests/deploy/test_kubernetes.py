@@ -33,6 +33,7 @@ from .manifests import (
     container,
     documented,
     jobs_of,
+    kustomize,
     pod,
     render,
     validate,
@@ -147,7 +148,8 @@ def test_the_overlay_in_the_documentation_builds(tmp_path: Path) -> None:
     assert container(manifests["server"])["image"] == f"registry.example.com/gradwire:{__version__}"
 
     (claim,) = re.findall(r"^(.+awk .+) \| kubectl apply", documented("awk -v RS"), re.MULTILINE)
-    made = subprocess.run(["bash", "-c", claim], cwd=tmp_path, capture_output=True, text=True, check=True)
+    here = claim.replace("kubectl kustomize", " ".join(kustomize()))
+    made = subprocess.run(["bash", "-c", here], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert yaml.safe_load(made.stdout) == manifests["PersistentVolumeClaim"]
 
 

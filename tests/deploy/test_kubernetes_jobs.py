@@ -31,6 +31,7 @@ from .manifests import (
     Manifest,
     container,
     documented,
+    kustomize,
     name_of,
     pod,
     render,
@@ -352,7 +353,7 @@ def test_the_path_of_an_operator(namespace: Namespace, overlays: Path) -> None:
 # Stands for kubectl, but for rendering: notes each call and the names that it reads; refuses that in REFUSED.
 STAND_IN = """#!/bin/bash
 [ "$1" != kubectl ] || shift
-[ "$1" != kustomize ] || exec {kubectl} "$@"
+[ "$1" != kustomize ] || exec {kustomize} "${@:2}"
 [ "${@: -1}" != - ] || read=$(sed -n 's/^  name: / /p' | tr -d '\\n')
 echo "$*$read" >> calls
 case "$*" in
@@ -384,8 +385,7 @@ def test_an_upgrade_stops_the_server_first_and_nothing_that_would_be_refused(
         overlays / "job", base + (f"components: [../gradwire/deploy/kubernetes/{layer}]\n" if layer else "")
     )
     jobs = LAYERS[layer] if layer else PLAIN
-    kubectl = shutil.which("kubectl")
-    (overlays / "kubectl").write_text(STAND_IN.replace("{kubectl}", str(kubectl)))
+    (overlays / "kubectl").write_text(STAND_IN.replace("{kustomize}", " ".join(kustomize())))
     (overlays / "kubectl").chmod(0o755)
     done = subprocess.run(
         [KUBERNETES / "upgrade.sh", "job", "-n", "training"],
