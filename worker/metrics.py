@@ -77,6 +77,7 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
         self.name_compressor(compressor or "unattributed")
         self._stepped_at: float | None = None
         self._inside = 0.0  # seconds of the blocks nested in the current block
+        self._given: object = None  # identity of the block of `given` whose time counts
 
     def name_compressor(self, compressor: str) -> None:
         """Set the value of the label `compressor` of all bytes that are counted from now on."""
@@ -136,3 +137,22 @@ class WorkerMetrics(MetricSet, prefix="gradwire_worker"):
             taken = time.perf_counter() - started
             self.seconds.labels(activity).inc(taken - self._inside)
             self._inside = outside + taken
+
+    @contextmanager
+    def given(self) -> Generator[None]:
+        """Count the time spent in a `with` block, in which a script has a batch, as computing.
+
+        A generator holds the block. A script may close it late, within other blocks: nothing counts then.
+        """
+        self._given = own = object()
+        started, self._inside = time.perf_counter(), 0.0
+        try:
+            yield
+        finally:
+            if self._given is own:
+                self.seconds.labels("computing").inc(time.perf_counter() - started - self._inside)
+                self.take_back()
+
+    def take_back(self) -> None:
+        """Count no more time of a block of `given` that is still open: another loop over batches begins."""
+        self._given = None

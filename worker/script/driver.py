@@ -167,6 +167,7 @@ class Driver:
         samples. `optimizer.step()` answers each one."""
         assert self.assignments is not None
         keep_warnings()  # in each epoch, because a script may set up its logging at any time
+        self._member.metrics.take_back()
         self._begin_anew()
         self.assignments.turn_over()  # here too, because a script need not use `epochs`
         self._length.begin_loop()
@@ -182,8 +183,7 @@ class Driver:
             at = step.at
             self._unstepped += 1
             self._given = True
-            with self._member.metrics.during("computing"):  # by the script
-                yield assignment, step.batch
+            yield assignment, step.batch
             self.assignments.session.replica.check()
             if step.open and step.at == at and not self._member.left:  # the script has not stepped
                 self._pass_over(self.assignments, step)

@@ -383,7 +383,8 @@ class Job:
             connection.activity = "loading a batch"
             found = collate_fn(loading.fetch(shards.of(assignment)[batch]))
             connection.activity = "computing"
-            yield found
+            with self._member.metrics.given():
+                yield found
 
     def steps(self, loader: Iterable[Any], *, per_epoch: int | None = None, accumulate: int = 0) -> Batches:
         """Return the batches of the script's own loader for as long as the epoch lasts, as an iterable with a
@@ -421,7 +422,8 @@ class Job:
                 if not session.batch and self._compared < COMPARED:
                     self._compared += 1
                     session.batch = batch_checksum(batch)
-                yield batch
+                with self._member.metrics.given():
+                    yield batch
 
     def _image(self) -> dict[str, Any]:
         """Return the script's own part of the state that this worker saves."""

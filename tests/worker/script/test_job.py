@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import gradwire
 from gradwire import ScriptError
+from gradwire.worker import metrics
 from gradwire.worker.script import process
 
 
@@ -350,3 +352,32 @@ def test_batches_of_the_server_are_not_reported(connect: Connect) -> None:
     server, job = connect()
     part_of_an_epoch(job, lambda: None)
     assert not any(commit.batch for commit, _ in server.pushed)
+
+
+def test_computing_is_the_time_between_a_batch_and_the_next_without_loading(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    server, job = connect()
+    model, optimizer = attached(job)
+
+    def collate(samples: list[Any]) -> torch.Tensor:
+        clock.now += 100.0
+        return torch.stack([inputs for (inputs,) in samples])
+
+    def step(inputs: torch.Tensor) -> None:
+        clock.now += 1.0
+        take(model, optimizer, inputs)
+
+    older = iter(job.batches(DATA, collate_fn=collate))
+    step(next(older))
+    for number, inputs in enumerate(job.batches(DATA, collate_fn=collate)):
+        if number:
+            older = None  # closes a loop that has begun before this one
+        step(inputs)
+    assert older is None
+    assert job.metrics["computing_seconds"] == STEPS - 1, "the older loop, which never asked again, has none"
+    for (inputs,) in job.steps(DataLoader(DATA, BATCH, collate_fn=collate)):
+        step(inputs)
+    assert (len(server.pushed), job.metrics["computing_seconds"]) == (2 * STEPS, 2 * STEPS - 1)
