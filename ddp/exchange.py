@@ -221,13 +221,18 @@ class Group:
         self.device = torch.device("cpu" if on_host else "cuda")
 
     def collective(self, start: Callable[..., Any], *args: Any, **options: Any) -> Callable[[], object]:
-        """Start a collective, and return the function that waits for it. Both raise RankLost if it fails."""
+        """Start a collective, and return the function that waits for it.
+
+        Both raise RankLost if it fails, and torch.OutOfMemoryError if this rank's memory is full.
+        """
         work = self._checked(lambda: start(*args, group=self.group, async_op=True, **options))
         return lambda: self._checked(work.wait)
 
     def _checked(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
+        except torch.OutOfMemoryError:  # this rank's own
+            raise
         except RuntimeError as error:
             raise lost(error, self.group) from error
 

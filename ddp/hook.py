@@ -443,7 +443,7 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
     Raises:
         TypeError: a gradient is sparse, or neither float32 nor bfloat16 nor float16.
         RanksDisagree: a rank has another compressor, seed or model, or is at another step.
-        RankLost: a rank has ended or cannot be reached.
+        RankLost: a rank does not answer.
         Refused: a rank's frame was damaged.
         ValueError: `named_parameters` lacks a parameter, or a loaded state does not fit the model.
     """

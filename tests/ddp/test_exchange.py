@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from gradwire.common import machine
 from gradwire.compressors import LayerRule, parse_compressor
 from gradwire.compressors.payload import Bytes
+from gradwire.ddp import lost
 from gradwire.ddp.bundle import Bundle, Parameter, Terms
 from gradwire.ddp.exchange import LENGTH, Collectives, Frame, Gather, Group, to_bytes
 from gradwire.ddp.shares import Shares
@@ -82,3 +87,23 @@ def test_only_ranks_of_the_same_cores_divide_them(gather: Gather, monkeypatch: p
     for bound, ranks in ([0, 1], 1), ([2, 3], 1), ([0, 1], 2):
         monkeypatch.setattr(machine, "core_numbers", list[int](bound).copy)
         assert made.ranks_here() == ranks
+
+
+def test_a_store_that_does_not_answer_holds_up_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = threading.Event()  # rank 0 keeps the store, and is stopped
+    store = SimpleNamespace(set=lambda *_: ends.wait())
+    ranks = SimpleNamespace(get_rank=lambda: 2, get_process_group_ranks=lambda _: [0, 1, 2], group=dist.group)
+    of_torch = SimpleNamespace(distributed_c10d=SimpleNamespace(_get_default_store=lambda: store))
+    for name, value in {"dist": ranks, "torch_distributed": of_torch, "ANSWERS_S": 0.0}.items():
+        monkeypatch.setattr(lost, name, value)
+    monkeypatch.setattr(lost, "LAST_ANSWER_S", 0.0)
+    assert str(lost.lost(RuntimeError("closed"), None)).startswith("rank 0: no answer: see its log")
+    ends.set()
+
+
+def test_a_rank_without_memory_is_not_another_rank_that_is_lost(gather: Gather) -> None:
+    def start(**_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Group(None).collective(start)
