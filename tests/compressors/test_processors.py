@@ -43,14 +43,14 @@ def codes_and_selection():
             o.check(format, o.gradients_of(sizes), o.residual_of(sum(sizes)), in_place=in_place)
     o.test_levels_each_double_the_next(0.04, 1.0)
     o.test_levels_each_double_the_next(0.04, 0.75)
+    r.check_products([(67, 35), (3, 5)], 5)
+    r.check_bases(3, 20)
 """
 EVERYTHING = """
 from numba.core import event
 warm_up()
 with event.install_recorder("numba:compile") as compiled:
     codes_and_selection()
-    r.check_products([(67, 35), (3, 5)], 5)
-    r.check_bases(3, 20)
     for format in k.SIGNED:
         cpu.has_forbidden_code(format, np.zeros(format.code_bytes(300), np.uint8))
     for format in DenseFormat:
@@ -74,6 +74,8 @@ with event.install_recorder("numba:compile") as compiled:
             l.linear.has_forbidden_linear(bits, 64, l.raw(8 * bits))
         l.check_binary(elements)
         l.check_ternary(elements, 1.0)
+    for bits in (1, 3, 4, 8):
+        l.test_many_tensors_have_the_bits_and_the_checks_of_each_alone(bits)
     p.test_gaps(5000, 50, 6)
     p.test_drawn_indices(5000, 50)
     for keep in (False, True):
