@@ -417,8 +417,7 @@ class Job:
                 with explained():
                     batch = next(batches)
                 connection.activity = "computing"
-                # The next commit reports a checksum, by which the server notices that several workers train
-                # on the same batches.
+                # By its checksum the server notices that several workers train on the same batches.
                 if not session.batch and self._compared < COMPARED:
                     self._compared += 1
                     session.batch = batch_checksum(batch)
