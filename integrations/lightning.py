@@ -126,10 +126,10 @@ def _unsuited(trainer: Any) -> dict[str, str]:
     """Return the settings of a trainer that a job cannot have, with the reason and the way that works."""
     found: dict[str, str] = {}
     connector = trainer._accelerator_connector
-    processes = len(connector._parallel_devices) * connector._num_nodes_flag
-    if processes > 1:
-        found["devices and num_nodes"] = (
-            f"Lightning would start {processes} processes; set both to 1, and start a worker for each device"
+    devices, nodes = len(connector._parallel_devices), connector._num_nodes_flag
+    if devices > 1 or nodes > 1:
+        found[f"devices={devices}, num_nodes={nodes}"] = (
+            "a job's worker uses one device; set both to 1, and start a worker for each"
         )
     if trainer.max_epochs == -1 and trainer.max_steps == -1:
         found["max_epochs=-1 without max_steps"] = "a job has a number of epochs; set max_epochs or max_steps"

@@ -178,8 +178,8 @@ def test_a_worker_in_a_framework_trains_as_the_framework_alone(
 def test_others_train_to_the_end_when_a_worker_is_killed(
     daemons: Daemons, tmp_path: Path, framework: str
 ) -> None:
-    options = "--epochs 5 --batch-size 4 --compressor none --lease-seconds 3"
     """Also without rank 0, which writes checkpoints."""
+    options = "--epochs 5 --batch-size 4 --compressor none --lease-seconds 3"
     arguments = "in_job", framework, str(tmp_path), "0"
     said, server = of_job(daemons, tmp_path, *arguments, server=options, workers=3, killed=1)
     found = dict(re.findall(r"^rank (\d) has (\S+)$", said, re.M))
@@ -197,7 +197,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "manual": "as alone",
         "in turn": "as alone",
         "averaging": "ScriptError: .*StochasticWeightAveraging.*WeightAveraging callback",
-        "several": "ScriptError: .*would start 2 processes; set both to 1.*algorithm='value'.*choose 'norm'",
+        "several": "ScriptError: .*devices=2, num_nodes=1: .*one device; set both to 1.*algorithm='value'.*choose 'norm'",
         "finder": "ScriptError: .*LearningRateFinder.*in a trainer without JobStrategy",
         "frequency": "ScriptError: .*frequency of a scheduler.*use 1",
         "length": r"ScriptError: job.epochs\(5\): the job has 4",
