@@ -42,7 +42,7 @@ results = partial(option, group="results")
 lasting = partial(option, group="durability")
 
 _MAX_UINT32 = 2**32 - 1
-_HTTP_PORT = "port of /metrics, /livez, /readyz and a server's page; 0 for a free one, -1 for none"
+_HTTP_PORT = "port of /metrics, /livez and /readyz{}; 0 for a free one, -1 for none"
 _SPEC = "NAME[:KEY=VALUE,...]"
 _TASK = "TASK[:KEY=VALUE,...]"
 
@@ -290,7 +290,7 @@ class ProcessSettings:
     """Options of every daemon. gc-run sets them for the daemons that it starts."""
 
     threads: int = process(0, "CPU threads for computation; 0 for one per core", least=0)
-    http_port: int = process(9464, _HTTP_PORT, least=-1, most=65535)
+    http_port: int = process(9464, _HTTP_PORT.format(", and of the page"), least=-1, most=65535)
     http_host: str = process(
         "",
         "address of the HTTP port; empty for this machine, or on a server for remote peers for --host",
@@ -363,7 +363,7 @@ class ServerSettings(ProcessSettings, ServingSettings, JobSettings):
 class WorkerSettings(ProcessSettings, TrainingSettings):
     """Join a training job: compute gradients, compress them, push them to the server."""
 
-    http_port: int = process(9465, _HTTP_PORT, least=-1, most=65535)
+    http_port: int = process(9465, _HTTP_PORT.format(""), least=-1, most=65535)
     server: str = connection(
         REQUIRED,
         f"address of the server; the port defaults to {DEFAULT_PORT}",

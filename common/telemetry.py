@@ -224,7 +224,8 @@ class HttpEndpoint:
             elif path == "/readyz":
                 text = state()
             elif path != "/livez":
-                status, text = "404 Not Found", "try /metrics, /livez or /readyz"
+                status = "404 Not Found"
+                text = f"try {'/, ' if pages else ''}/metrics, /livez or /readyz"
             start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
             return [f"{text}\n".encode()]
 

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections import Counter as Counts
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass
@@ -289,13 +289,14 @@ class ServerMetrics(MetricSet, prefix="gradwire_server"):
         """Return the numbers of refused pushes and calls by reason."""
         return {reason: each.value for (reason,), each in self._refusals.series()}
 
-    def sender(self, worker: str, compressor: str) -> Sender:
-        """Return the figures of a worker, which uses `compressor` from now on."""
+    def sender(self, worker: str, compressor: str, attached: Container[str] = ()) -> Sender:
+        """Return the figures of a worker, which uses `compressor` from now on. attached: workers that have a
+        stream, whose figures are kept."""
         found = self.senders.setdefault(worker, Sender())
         found.compressor = compressor_label(compressor)
         self.senders.move_to_end(worker)
         if len(self.senders) > MAX_MEMBERS:
-            self.senders.popitem(last=False)
+            del self.senders[next((name for name in self.senders if name not in attached), worker)]
         return found
 
     def clocks_stale(self, clocks: int) -> None:

@@ -1,4 +1,6 @@
-"""Runs: neighbouring tensors of a unit that one call compresses. Tensors outside runs are compressed alone.
+"""Runs: neighbouring tensors of a unit that one call compresses.
+
+Tensors outside runs are compressed alone, those of `lowrank` all in one call (`projected`).
 
 Of `neighbours`, sparsifiers choose from each tensor (`kernels/block_selection`). Indices ascend from tensor
 to tensor, so that one list of them serves the run, and no receiver has to know where tensors begin. The coder
@@ -33,7 +35,7 @@ class Run:
 
     Attributes:
         last: index after the last tensor.
-        how: way in which one call serves them; None if each takes a call of its own.
+        how: way in which one call serves them; None for a tensor outside runs.
     """
 
     first: int

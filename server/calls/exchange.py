@@ -62,7 +62,7 @@ class WorkerCall:
             text = f"worker {hello.worker!r} has opened another stream"
             previous.outbox.end(Refusal(reason=Reason.FENCED, worker=hello.worker, message=text), final=False)
         compressor = self._core.state.roster.members[hello.worker].compressor
-        SENDER.set(self._metrics.sender(hello.worker, compressor))
+        SENDER.set(self._metrics.sender(hello.worker, compressor, self._conductor.streams))
         stream.outbox.send(replace(attached.reply, stored=self._conductor.ledger.stored(stream.id)))
         self._conductor.perform(attached.actions)
         link = self._conductor.packing.open_link()

@@ -96,5 +96,6 @@ def test_each_worker_has_its_own_bytes_and_refusals_and_their_number_is_bounded(
     assert metrics.senders["a"] == Sender("4bit", 15, 30, 45, refused_pushes=2)
     assert (metrics.senders["b"].wire_bytes_up, metrics.refusals()) == (7, {"stale": 3})
     for number in range(MAX_MEMBERS):
-        metrics.sender(f"w{number}", "none")
+        metrics.sender(f"w{number}", "none", {"a"})
     assert len(metrics.senders) == MAX_MEMBERS
+    assert "a" in metrics.senders, "it has a stream"

@@ -274,7 +274,6 @@ def connection_of(settings: WorkerSettings, metrics: WorkerMetrics) -> Connectio
     Raises:
         UsageError: a file for access cannot be read, or there is a certificate without its key.
     """
-
     files = access_files(settings)
     for name, path in files.items():
         try:
