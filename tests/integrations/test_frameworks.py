@@ -197,7 +197,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "manual": "as alone",
         "in turn": "as alone",
         "averaging": "ScriptError: .*StochasticWeightAveraging.*WeightAveraging callback",
-        "several": "ScriptError: .*devices=2, num_nodes=1: .*one device; set both to 1.*algorithm='value'.*choose 'norm'",
+        "several": "ScriptError: .*devices=2, .*one device; set both to 1.*algorithm='value'.*choose 'norm'",
         "finder": "ScriptError: .*LearningRateFinder.*in a trainer without JobStrategy",
         "frequency": "ScriptError: .*frequency of a scheduler.*use 1",
         "length": r"ScriptError: job.epochs\(5\): the job has 4",

@@ -377,6 +377,6 @@ def test_computing_is_the_time_between_a_batch_and_the_next_without_loading(
             older.clear()  # closes a loop that has begun before this one
         step(inputs)
     assert job.metrics["computing_seconds"] == STEPS - 1, "the older loop, which never asked again, has none"
-    for (inputs,) in job.steps(DataLoader(DATA, BATCH, collate_fn=collate)):
+    for inputs in job.steps(DataLoader(DATA, BATCH, collate_fn=collate)):
         step(inputs)
     assert (len(server.pushed), job.metrics["computing_seconds"]) == (2 * STEPS, 2 * STEPS - 1)
