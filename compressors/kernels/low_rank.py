@@ -203,7 +203,7 @@ def warm_up() -> None:
     """Compile every kernel of this module, or load it from the cache."""
     matrices, matrix = Matrices(2, ((3, 17),)), np.ones(51, np.float32)
     numbers = np.ones(40, np.float32)
-    sources = Sources([torch.ones(51)], matrix.copy(), [0])
+    sources = Sources([torch.from_numpy(np.ones_like(matrix))], matrix.copy(), [0])
     project(matrices, sources, numbers)
     expand(matrices, numbers, numbers, np.empty_like(matrix), [0], sources)
     orthonormal(matrices, numbers, numbers)

@@ -122,7 +122,7 @@ def test_two_jobs_on_one_port_are_told_apart_and_one_is_dead(
         worker = daemons.worker(f"127.0.0.1:{port}", "--http-port", str(http[1]))
         return server, worker, server.fields("listening on")["job"]
 
-    server, worker, first = start("first", 0.1)
+    server, worker, first = start("first", 0.3)
     assert (worker.wait(), server.wait()) == (0, 0)
     server, worker, second = start("second", 60)
     prometheus.ask(f'gradwire_server_phase{{job_id="{second}"}}')

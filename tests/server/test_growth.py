@@ -81,6 +81,7 @@ async def test_versions_and_workers_that_come_and_go_leave_nothing_behind(
     caplog.set_level(logging.CRITICAL, logger="gradwire")  # pytest keeps whatever is logged
     monkeypatch.setattr("gradwire.server.job.roster.DEPARTED_MEMBERS", 8)
     monkeypatch.setattr("gradwire.server.job.loss_history.POINTS", 8)
+    monkeypatch.setattr("gradwire.server.history.POINTS", 8)
     grown, where = await growth(mode, VERSIONS)
     assert grown < MAY_GROW_BYTES, where
 

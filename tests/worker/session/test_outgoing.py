@@ -187,7 +187,7 @@ STORIES = {
     """,
     "a pace holds back chunks and nothing that is short": f"""
         {OPENED}
-        rate 10000, part 1 0 6000, part 1 1 6000 >> Part 1.0, Chunk
+        rate 1000, part 1 0 6000, part 1 1 6000 >> Part 1.0, Chunk
         beat >> Heartbeat
         rate 0 >> 5*Chunk, Part 1.1, 6*Chunk
     """,
