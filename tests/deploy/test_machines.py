@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -80,14 +81,28 @@ COMMAND = ("bash", "-c", 'echo "$GC_WORKER_ID of $GC_SERVER, $(<"$GC_TOKEN_FILE"
 def test_workers_are_started_listed_and_stopped(machines: Machines, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a token of 'quotes'\n")
-    assert machines.ask("start", "digits", *COMMAND, GC_TOKEN_FILE=str(token))[0] == 0
+    with ThreadPoolExecutor() as pool:  # each host is started by one of two calls
+        asked = [
+            pool.submit(machines.ask, "start", "digits", *COMMAND, GC_TOKEN_FILE=str(token)) for _ in range(2)
+        ]
+    said = "".join(each.result()[1] for each in asked)
+    refused = "job digits runs here already; stop it, or choose another name"
+    assert (said.count("started as"), said.count(refused)) == (2, 2), said
     said = machines.wait_for("digits", "runs; w", 2)
     for host, name in (("one", "w0"), ("me@two", "w1")):
         home = tmp_path / host / "gradwire" / "digits"
         assert f"{host}: runs; {name} of server.example:7, a token of 'quotes', {home}/state" in said
         assert (home / "GC_TOKEN_FILE").stat().st_mode & 0o077 == 0
-    code, said = machines.ask("start", "digits", *COMMAND)
-    assert (code, said.count("job digits runs here already; stop it, or choose another name")) == (2, 2)
+    machines.hosts.write_text("one\nme@two\none\n")
+    code, said = machines.ask("stop", "digits")
+    assert (code, "hosts: one: a host has one worker of a job" in said) == (2, True), said
+    pid = tmp_path / "one" / "gradwire" / "digits" / "pid"
+    known = pid.read_text()
+    pid.write_text("999999999")
+    machines.hosts.write_text("one\n")
+    code, said = machines.ask("stop", "digits")
+    pid.write_text(known)
+    assert (code, "one: still runs; see pid and log" in said, "ended" in said) == (2, True, False), said
     machines.hosts.write_text("one\nme@two\nthree\n")
     code, said = machines.ask("stop", "digits")
     assert (code, said.count("ended")) == (2, 2), said
