@@ -21,8 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
-from ray.util import get_node_ip_address, placement_group, remove_placement_group
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util import (
+    get_node_ip_address,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..server.cli import main
@@ -71,6 +76,8 @@ def run_on_ray(
         try:
             return _Attempt(needs, wait_seconds).run(train, [f"--min-workers={workers}", *options], state)
         except RayActorError as error:
+            if isinstance(error, RayTaskError):  # an actor that `train` has lost
+                raise
             if not state:
                 raise ScriptError(
                     f"run_on_ray: gc-server's node or process is lost, and the job with it ({error}); with "
@@ -135,8 +142,14 @@ class _Attempt:
     def _watch(self, over: Any, tasks: list[Any]) -> None:
         """Wait until server and workers have ended. Raises the exception that ends the job earlier."""
         left, room = [over, *tasks], time.monotonic()
+        placed: float | None = room  # None after the warning
         while left:
             done, left = ray.wait(left, timeout=TICK_S)
+            if placement_group_table(self._group)["state"] != "RESCHEDULING":
+                placed = time.monotonic()
+            elif placed and self._fits() and time.monotonic() > placed + self._wait_s:
+                placed = None
+                log.warning("run_on_ray: a worker waits for %s, which other jobs hold", self._needs[-1])
             for each in done:
                 result = ray.get(each)
                 if each == over and result[0]:
@@ -176,7 +189,10 @@ class _Server:
     """The actor: gc-server in its main thread."""
 
     def address(self, state: str) -> str:
-        """Return the server's host:port, which is free, and mark the folder of `state`."""
+        """Return the server's host:port, and mark the folder of `state`.
+
+        The port is free now. If another process takes it before `run`, gc-server ends and names it.
+        """
         if state and "://" not in state:
             Path(state).mkdir(mode=0o700, parents=True, exist_ok=True)
             Path(state, "shared").touch()

@@ -148,3 +148,13 @@ def test_bad_input_is_named_with_its_remedy(cluster: Any, tmp_path: Path) -> Non
             run_on_ray(training(tmp_path), **{"workers": 1, **NEEDS, **asked})
     with pytest.raises(ZeroDivisionError):
         run_on_ray(lambda: 1 / 0, workers=1, **NEEDS)
+
+    def lose() -> None:
+        from ray.exceptions import RayActorError
+
+        raise RayActorError  # of an actor of the script
+
+    from ray.exceptions import RayActorError
+
+    with pytest.raises(RayActorError):
+        run_on_ray(lose, workers=1, **NEEDS)
