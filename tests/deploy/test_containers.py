@@ -93,7 +93,11 @@ services:
 
 
 def test_a_composed_job_ends_with_a_read_only_root_and_no_root_user(image: str, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text(secrets.token_hex(32))
+    (token := tmp_path / "token").write_text(secrets.token_hex(32))
+    token.chmod(0o400)
+    os.chown(token, 65532, -1)
+    (tmp_path / "deploy").mkdir()  # as in a checkout, with the token beside the folder
+    file = shutil.copy(DEPLOY / "compose.yaml", tmp_path / "deploy")
     (tmp_path / "override.yaml").write_text(OVERRIDE)
     name = f"gradwire{os.getpid()}"
     told = (
@@ -101,10 +105,9 @@ def test_a_composed_job_ends_with_a_read_only_root_and_no_root_user(image: str, 
         f"--podman-run-args={' '.join(LIMITS)}",
         f"--project-name={name}",
     )
-    compose = (COMPOSE, *told, f"--file={DEPLOY / 'compose.yaml'}", f"--file={tmp_path / 'override.yaml'}")
+    compose = (COMPOSE, *told, f"--file={file}", f"--file={tmp_path / 'override.yaml'}")
     variables = {
         "IMAGE": image,
-        "TOKEN_FILE": str(tmp_path / "token"),
         "GC_EPOCHS": "2",
         "WORKERS": "2",
     }
