@@ -134,6 +134,8 @@ def test_a_job_whose_server_is_lost_resumes_from_a_shared_folder(cluster: Any, t
 
 
 def test_bad_input_is_named_with_its_remedy(cluster: Any, tmp_path: Path) -> None:
+    from ray.exceptions import RayActorError
+
     from gradwire.integrations.ray import run_on_ray
 
     for asked, message in (
@@ -150,11 +152,7 @@ def test_bad_input_is_named_with_its_remedy(cluster: Any, tmp_path: Path) -> Non
         run_on_ray(lambda: 1 / 0, workers=1, **NEEDS)
 
     def lose() -> None:
-        from ray.exceptions import RayActorError
-
         raise RayActorError  # of an actor of the script
-
-    from ray.exceptions import RayActorError
 
     with pytest.raises(RayActorError):
         run_on_ray(lose, workers=1, **NEEDS)
