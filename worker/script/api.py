@@ -112,7 +112,10 @@ def connect(
     if own := effective.settings.threads:
         torch.set_num_threads(own)
         set_threads(own)
-    return Job(effective)
+    try:
+        return Job(effective)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt from None  # without the frames of the wait for the server
 
 
 def _check_process() -> None:

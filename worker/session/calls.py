@@ -90,6 +90,7 @@ class Calls:
         self._address, self._connect_s, self._give_up_s = address, connect_s, give_up_s
         self._reply: m.JoinResponse
         self.packing = Packing()
+        self._open = set[asyncio.Task[Any]]()  # only the loop's thread touches it
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="connection", daemon=True)
         self._thread.start()
@@ -236,7 +237,24 @@ class Calls:
             coroutine.close()
             raise
         with self.progress.waiting():
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+            return asyncio.run_coroutine_threadsafe(self._tracked(coroutine), self._loop).result(timeout_s)
+
+    async def _tracked(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a call, which `_cancel_open` cancels if a signal interrupts the thread that waits for it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            return await coroutine
+        finally:
+            self._open.discard(task)
+
+    async def _cancel_open(self) -> None:
+        """Cancel the other calls that are open, and wait for their end."""
+        tasks = self._open - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _check_alive(self) -> None:
         """Raise RuntimeError if nothing can arrive any more, instead of waiting for ever."""

@@ -257,6 +257,7 @@ class Connection(Calls):
         """Close the connection and end the event loop's thread."""
 
         async def shut() -> None:
+            await self._cancel_open()
             if self._streaming is not None:
                 self._streaming.cancel()
                 await asyncio.gather(self._streaming, return_exceptions=True)
