@@ -237,7 +237,7 @@ class HttpEndpoint:
                 if effective.chosen("http_port") or error.errno != errno.EADDRINUSE:
                     raise
                 self._servers = _serving(addresses, 0, app)
-                logging.getLogger("gradwire.http").warning("HTTP port %d is in use; using a free one", port)
+                logging.getLogger("gradwire.http").info("HTTP port %d is in use; using a free one", port)
         except OSError as error:
             raise UsageError(
                 f"--http-port {port} on {error.filename or host}: {error.strerror}; choose another port, 0 "

@@ -62,7 +62,7 @@ def _resolved(target: Target) -> list[str]:
     try:
         found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is empty or too long
-        remedy = "check the spelling and this machine's DNS, or use an IP address"
+        remedy = "check the spelling and this machine's DNS (gc-doctor tests both), or use an IP address"
         text = f"{target.host!r} is not found: {getattr(error, 'strerror', None) or error}"
         raise UnreachedError(_wrong("name", text, remedy, True)) from None
     return list(dict.fromkeys(numeric(each[4]) for each in found))

@@ -176,8 +176,8 @@ def wrong_epoch(worker: str, samples: int, expected: int, batch_size: int) -> Re
         field="epoch",
         limit=counted(expected),
         value=counted(samples),
-        remedy="give every worker the same data set; if their loaders have different lengths, pass the same "
-        "number to job.steps(loader, per_epoch=)",
+        remedy="give every worker the same data set, and its loader the same batch size; if their loaders "
+        "have different lengths, pass the same number to job.steps(loader, per_epoch=)",
     )
 
 

@@ -121,8 +121,10 @@ class Attempts:
         remaining_s = max(0.0, self._allowed_s - waited_s)
         if waited_s >= self._silent_s:  # at once, then after 5 s, and then each time after twice as long
             self._silent_s = max(FIRST_SILENCE_S, 2 * waited_s)
+            hint = "" if remedy == RUNNING else f"; {remedy}"
             log.warning(
-                "waiting for a gc-server at %s, for up to %.0f s more: %s", self._address, remaining_s, reason
+                "waiting for a gc-server at %s, for up to %.0f s more: %s%s",
+                *(self._address, remaining_s, reason, hint),
             )
         await asyncio.sleep(min(pause_s, remaining_s))
 
