@@ -126,7 +126,9 @@ def describe(state: JobState, name: Name, rank: int, now: float) -> str:
     doing = f", {member.activity}" if member.activity else ""
     if member.stalled_s >= STALLED_SHOWN_S:
         doing += f", no progress for {member.stalled_s:.0f} s"
-    return f"rank {rank} ({member.worker}, {link}, heard {max(0.0, now - member.heard_at):.1f} s ago{doing})"
+    # After a restart of the server `heard_at` is in the future: the lease begins later.
+    heard = "not heard yet" if member.heard_at > now else f"heard {now - member.heard_at:.1f} s ago"
+    return f"rank {rank} ({member.worker}, {link}, {heard}{doing})"
 
 
 def _named(member: Member) -> str:

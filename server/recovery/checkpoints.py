@@ -80,6 +80,10 @@ async def pause(conductor: Conductor, grace_s: float) -> None:
     After `grace_s` seconds it gives up. The server then ends as if it was killed, and the next one replays
     the journal."""
     conductor.happen(e.PauseRequested())
+    state = conductor.core.state
+    if state.apart and not conductor.paused.is_set():  # no work is assigned until all have returned
+        log.info("stopping before all workers have returned; the journal has the job's state")
+        return
     try:
         async with asyncio.timeout(grace_s):
             await conductor.paused.wait()
