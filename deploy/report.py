@@ -240,8 +240,8 @@ def size(count: float) -> str:
 
 
 def ratio(numerator: float, denominator: float) -> str:
-    """Return a ratio as text such as `7.62×`; a dash if the denominator is 0."""
-    return f"{numerator / denominator:.2f}×" if denominator else "–"
+    """Return a ratio as text such as `7.62×`; a dash if a number is 0, as before the first push."""
+    return f"{numerator / denominator:.2f}×" if numerator and denominator else "–"
 
 
 def heading(result: RunResult) -> str:
