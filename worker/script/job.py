@@ -360,8 +360,6 @@ class Job:
         """
         of_job = self._member.terms.batch_size
         check_batch_size(of_job, batch_size)
-        if batch_size is None and not self._begun:
-            log.info("batches of %d samples, as the server says (--batch-size)", of_job)
         self._length.declare("job.batches", len(dataset), accumulate, begun=self._begun)
         options: dict[str, Any] = {"dataset": dataset, "num_workers": num_workers, "collate_fn": collate_fn}
         attributes = SimpleNamespace(**options, batch_size=of_job, drop_last=False)

@@ -10,6 +10,7 @@ present assignment. After the loop it is the number that there were.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,8 @@ from ...proto import messages as m
 from ...proto.shares import assigned_samples, draws
 from ...settings import JobTerms
 from .terms import ScriptError, epochs_of
+
+log = logging.getLogger("gradwire.worker")
 
 
 class JobLength:
@@ -69,6 +72,8 @@ class JobLength:
                 f"{call}(accumulate={accumulate}): before its first batch the script has declared "
                 f"{self.accumulate or 'none'}; give every call the same number"
             )
+        if call == "job.batches" and not self.samples:
+            log.info("batches of %d samples, as the server says (--batch-size)", self.terms.batch_size)
         self.samples, self.accumulate = samples, accumulate or self.accumulate
 
     def choose_epochs(self, total: int | None, start: int, *, begun: bool) -> JobTerms:
