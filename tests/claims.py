@@ -46,9 +46,8 @@ VARIABLES = {
 }
 # Options of other programs that the pages name without their program.
 _SLURM = "batch chdir cpus-per-task dependency gres job-name jobid ntasks ntasks-per-node signal time"
-FOREIGN = frozenset(
-    {"--index-url", "--plain", *(f"--{name}" for name in _SLURM.split())}  # of pip and examples/ddp_digits.py
-)
+# `--index-url` is of pip, `--now` of systemctl, `--plain` of examples/ddp_digits.py.
+FOREIGN = frozenset({"--index-url", "--now", "--plain", *(f"--{name}" for name in _SLURM.split())})
 # Where the code is; tests and examples have names of their own.
 ROOMS = ("benchmarks", "coded", "compressors", "ddp", "deploy", "planning", "proto", "server", "worker")
 

@@ -91,8 +91,14 @@ def test_only_ranks_of_the_same_cores_divide_them(gather: Gather, monkeypatch: p
 
 def test_a_store_that_does_not_answer_holds_up_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = threading.Event()  # rank 0 keeps the store, and is stopped
-    store = SimpleNamespace(set=lambda *_: ends.wait(), check=lambda _: True)
-    ranks = SimpleNamespace(get_rank=lambda: 2, get_process_group_ranks=lambda _: [0, 1, 2], group=dist.group)
+
+    def answer(*_: object) -> bool:
+        return ends.wait()
+
+    store = SimpleNamespace(set=answer)
+    ranks = SimpleNamespace(
+        get_rank=lambda: 2, get_process_group_ranks=list[int], group=SimpleNamespace(WORLD=range(3))
+    )
     of_torch = SimpleNamespace(distributed_c10d=SimpleNamespace(_get_default_store=lambda: store))
     for name, value in {"dist": ranks, "torch_distributed": of_torch, "ANSWERS_S": 0.0}.items():
         monkeypatch.setattr(lost, name, value)
