@@ -90,9 +90,10 @@ def test_only_ranks_of_the_same_cores_divide_them(gather: Gather, monkeypatch: p
 
 
 def test_a_store_that_does_not_answer_holds_up_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = threading.Event()  # rank 0 keeps the store, and is stopped
+    asked, ends = threading.Event(), threading.Event()  # rank 0 keeps the store, and is stopped
 
     def answer(*_: object) -> bool:
+        asked.set()
         return ends.wait()
 
     store = SimpleNamespace(set=answer)
@@ -104,6 +105,7 @@ def test_a_store_that_does_not_answer_holds_up_no_rank(monkeypatch: pytest.Monke
         monkeypatch.setattr(lost, name, value)
     monkeypatch.setattr(lost, "LAST_ANSWER_S", 0.0)
     assert str(lost.lost(RuntimeError("closed"), None)).startswith("rank 0: no answer: see its log")
+    assert asked.wait(60.0)  # by a thread that would otherwise meet the real store
     ends.set()
 
 
