@@ -241,7 +241,7 @@ class SteppedStore(Store):
             waiting[number] = shares
             if len(waiting) < len(unit.parts):
                 return
-            group = {part: waiting[part] for part in unit.parts}
+            group = {part: waiting.pop(part) for part in unit.parts}
         start, end = (self.plan.parts[min(group)].start, self.plan.parts[max(group)].end)
         self._begin_unit(unit)
         self._recall(start, end)
@@ -256,7 +256,7 @@ class SteppedStore(Store):
         step.due[number] = unit, self._stepped_later(encodings, step)
         for part in group:
             self._step_part(part, group[part], step, touched)
-        changed = any(step.found[part] for part in group)
+        changed = any([*map(step.found.pop, group)])  # each is popped, because it holds payloads
         for update in self._downlink.encode(
             encodings, list(group), step.version, changed=changed, means=step.means
         ):

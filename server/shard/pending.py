@@ -50,7 +50,8 @@ class PendingVersion:
         taken: numbers of the parts that are no longer open.
         piecewise: for each unit, whether its parts are encoded one by one.
         waiting: pushes of the parts in state waiting, by unit and part.
-        found: ranges of a part that have a gradient, by part; empty ones without enough pushes for a step.
+        found: ranges with a gradient and their payloads, by part, until it is encoded; empty ones without
+            enough pushes for a step.
         failure: exception that stopped a part; None if there was none.
         weight: multiplies the mean gradient.
         base_version: version that the gradient was computed at, where pushes are applied singly; otherwise

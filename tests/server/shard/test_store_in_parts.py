@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from gradwire.server.job.events import Apply
 from gradwire.server.shard.making import SteppedStore
 from gradwire.server.shard.mean import add_up
 from gradwire.server.shard.pending import MEAN, StepRules
+from gradwire.server.shard.store import Encoded
 from gradwire.worker.session.replica import Replica
 
 TENSORS = ((3, 2), (17,), (130, 101), (5,), (40, 500), (260, 200), (300,), (9,))
@@ -234,3 +236,28 @@ def test_payloads_with_other_borders_come_to_the_same_sum() -> None:
     assert np.array_equal(found, expected)
     add_up([], [], found)
     assert not found.any(), "nobody has pushed it"
+
+
+@pytest.mark.parametrize("version", [1, 2])  # the first one codes whole tensors
+def test_payloads_are_freed_once_their_update_has_left(version: int) -> None:
+    plan = divided(PART_BYTES[0])
+    ours, compressors = large_store("auto", plan), large_compressors(("4bit",), plan)
+    if version == 2:
+        apply(ours, version=1, shares=large_shares(compressors, 0))
+    shares = large_shares(compressors, 1)
+    numbers = range(len(plan.parts))
+    unit_of = {part: unit.first for unit in plan.units for part in unit.parts}
+    held = {part: [ref(each.data) for _, push in shares for each in push[part]] for part in numbers}
+    sent = list[int]()
+
+    def send(update: Encoded) -> None:
+        gone = [part for part in sent if unit_of[part] != unit_of[update.number]]
+        assert not [part for part in gone for each in held[part] if each() is not None]
+        sent.append(update.number)
+
+    contributions = tuple(each for each, _ in shares)
+    order = Apply(version=version, contributions=contributions, rate_factor=1.0, opened_at=0.0)
+    given = [[push for _, push in shares]]
+    del shares
+    ours.apply(order, given.pop(), send)
+    assert sorted(sent) == [*numbers]
