@@ -234,7 +234,7 @@ class Group:
         except torch.OutOfMemoryError:  # this rank's own
             raise
         except RuntimeError as error:
-            raise lost(error, self.group) from error
+            raise lost(error, self.group) from None  # it has the error's first line
 
 
 class Gather:

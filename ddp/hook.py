@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket  # as `torch.distributed` has it
 
 from ..common.machine import cores
+from ..common.one_line import show_in_one_line
 from ..common.spec import SpecError
 from ..compressors import (
     LayerRule,
@@ -31,19 +32,12 @@ from ..compressors import (
     parse_compressor,
     tell_of_compiling,
 )
+from ..proto.refusal import Refused
 from .buckets import Bucket, Piece, bundled, check, fill, gradients_of, large
 from .bundle import Bundle, Bundles, Parameter, Terms
-from .exchange import Collectives, Group, checksum
-from .shares import (
-    ENTROPY,
-    EXCHANGES,
-    Entropy,
-    Exchange,
-    Shares,
-    decide,
-    decide_packing,
-    for_owners,
-)
+from .exchange import Collectives, Group, RanksDisagree, checksum
+from .lost import RankLost
+from .shares import ENTROPY, EXCHANGES, Entropy, Exchange, Shares, decide, decide_packing, for_owners
 from .stages import Gathered, Owned, Passage, Travelling, framed
 from .suiting import suited_to
 from .watch import Watch
@@ -130,6 +124,7 @@ class HookState:
                 DDP does not support; use DDP's `no_sync` instead.
             ValueError: `seed`, `samples`, `exchange` or `entropy` is out of range.
         """
+        show_in_one_line(RankLost, RanksDisagree, Refused, SpecError)
         chosen = parse_compressor(compressor)
         if optimizer is not None:
             chosen = suited_to(optimizer, chosen)

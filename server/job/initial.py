@@ -75,6 +75,8 @@ def check_model(state: JobState, worker: str, own: e.Prepared | Member, differen
         raise Refused(refusals.wrong_model(worker, own.fingerprint, state.fingerprint, difference))
     per_epoch = state.samples.per_epoch
     if own.train_samples and own.train_samples != per_epoch:
-        raise Refused(refusals.wrong_epoch(worker, own.train_samples, per_epoch, state.rules.batch_size))
+        other = state.initializer[0] if state.initializer else None
+        size = state.rules.batch_size
+        raise Refused(refusals.wrong_epoch(worker, own.train_samples, per_epoch, size, other))
     if own.data and state.data and own.data != state.data:
         raise Refused(refusals.wrong_data(worker, own.data, state.data))

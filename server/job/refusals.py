@@ -164,8 +164,8 @@ def wrong_data(worker: str, data: int, expected: int) -> Refusal:
     )
 
 
-def wrong_epoch(worker: str, samples: int, expected: int, batch_size: int) -> Refusal:
-    """Return the refusal of a worker whose epochs have another number of samples than the job's."""
+def wrong_epoch(worker: str, samples: int, expected: int, batch_size: int, other: str | None) -> Refusal:
+    """Return the refusal of a worker whose epochs are longer or shorter than the job's, those of `other`."""
 
     def counted(samples: int) -> str:
         return f"{samples} samples ({-(-samples // batch_size)} batches of {batch_size})"
@@ -174,7 +174,7 @@ def wrong_epoch(worker: str, samples: int, expected: int, batch_size: int) -> Re
         Reason.MODEL,
         worker=worker,
         field="epoch",
-        limit=counted(expected),
+        limit=counted(expected) + (f", as worker {shown(other)} has" if other else ""),
         value=counted(samples),
         remedy="give every worker the same data set, and its loader the same batch size; if their loaders "
         "have different lengths, pass the same number to job.steps(loader, per_epoch=)",

@@ -393,7 +393,9 @@ def test_a_rank_that_dies_is_named_to_all_others(tmp_path: Path) -> None:
     subprocess.run([sys.executable, PROGRAM, tmp_path, "--killed"], check=True, timeout=240, env=ENVIRONMENT)
     told = {(way, rank): (tmp_path / f"{way}.{rank}").read_text() for way in ranks.WAYS for rank in (0, 2)}
     for each in told.values():
-        assert each.startswith("RankLost: rank 1: no answer: see its log"), told
+        assert each.startswith("gradwire.RankLost: rank 1: no answer: see its log"), told
+        # With a cause it would be shown as a traceback.
+        assert re.search(r"\) \(ranks.py, line \d+\) after None$", each), told
 
 
 def test_what_is_saved_is_of_this_rank(ran: list[dict[str, Any]]) -> None:

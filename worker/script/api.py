@@ -15,17 +15,19 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ...common.configuration import UsageError, read
+from ...common.one_line import show_in_one_line
 from ...compressors import set_threads
 from ...proto.refusal import Refused
 from ...settings import COMMANDS, WorkerSettings
 from ...storage.backends import BackendError
 from ..session.attempts import UnreachableError
 from ..session.model_state import ModelError
-from .errors import show_in_one_line
 from .job import Job
 from .terms import JobFinished, ScriptError
 
 log = logging.getLogger("gradwire.worker")
+
+ERRORS = (BackendError, ModelError, Refused, ScriptError, UnreachableError, UsageError)
 
 # The exceptions that a script may have to handle, besides those of its own code, have their names here.
 __all__ = [
@@ -95,7 +97,7 @@ def connect(
         >>> job.leave()
     """
     given = {name: value for name, value in locals().items() if value is not None}
-    show_in_one_line()
+    show_in_one_line(*ERRORS)
     _check_process()
     environ = {"GC_HTTP_PORT": "-1", **os.environ}
     if "MASTER_ADDR" in environ:

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import gradwire.ddp
+from gradwire.common.one_line import in_one_line
 from gradwire.compressors import parse_compressor
 from gradwire.compressors.kernels import threads
 from gradwire.compressors.registry import BUILT_IN
@@ -304,7 +305,7 @@ def with_a_death(folder: str, way: str, rank: int) -> None:
     try:
         steps(model, change=die)
     except RuntimeError as error:
-        Path(folder, f"{way}.{rank}").write_text(f"{type(error).__name__}: {error}")
+        Path(folder, f"{way}.{rank}").write_text(f"{in_one_line(error)} after {error.__cause__}")
     os._exit(0)  # a destructor of the group would wait for rank 1
 
 

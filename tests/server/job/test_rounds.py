@@ -101,6 +101,7 @@ def test_an_epoch_of_another_length_is_refused_by_both_numbers_and_the_others_he
     refused = job.refused()
     assert refused.field == "epoch"
     assert refused.value == "99 samples (25 batches of 4)"
+    assert refused.limit == "40 samples (10 batches of 4), as worker 'w0' has"
     assert "per_epoch=" in refused.remedy
     job.step(e.Left(worker="b", incarnation=1, failed=True, reason="refused: epoch: 99 samples"))
     job.tick(1.5)

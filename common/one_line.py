@@ -15,14 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ...common.configuration import UsageError
-from ...proto.refusal import Refused
-from ...storage.backends import BackendError
-from ..session.attempts import UnreachableError
-from ..session.model_state import ModelError
-from .terms import ScriptError
-
-ERRORS = (BackendError, ModelError, Refused, ScriptError, UnreachableError, UsageError)
 _PACKAGE = f"{__name__.partition('.')[0]}."
 # Folders of Python and of installed packages, such as torch, whose frames lie between a script and a hook.
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
@@ -41,23 +33,22 @@ def in_one_line(error: BaseException) -> str:
     return "\n".join([f"gradwire.{type(error).__name__}: {error}{place}", *notes])
 
 
-def show_in_one_line() -> None:
+def show_in_one_line(*kinds: Any) -> None:
     """Have Python and IPython show these exceptions in one line, where they end a script or a cell."""
+    for kind in kinds:
+        kind._render_traceback_ = _for_ipython
     before = sys.excepthook
     if getattr(before, "of_gradwire", False):
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, ERRORS) and error.__cause__ is None:
+        if getattr(kind, "_render_traceback_", None) is _for_ipython and error.__cause__ is None:
             print(in_one_line(error), file=sys.stderr)
         else:
             before(kind, error, trace)
 
     hook.of_gradwire = True  # type: ignore[attr-defined]
     sys.excepthook = hook
-    kinds: tuple[Any, ...] = ERRORS
-    for kind in kinds:
-        kind._render_traceback_ = _for_ipython
 
 
 def _for_ipython(error: BaseException) -> list[str]:

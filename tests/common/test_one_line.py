@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import gradwire
-from gradwire.worker.script.errors import ERRORS, in_one_line, show_in_one_line
+from gradwire.common.one_line import in_one_line, show_in_one_line
+from gradwire.worker.script.api import ERRORS
 
 
 def raised(error: Exception, cause: Exception | None = None) -> Exception:
@@ -35,8 +36,8 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
         seen.append(kind)
 
     monkeypatch.setattr(sys, "excepthook", before)
-    show_in_one_line()
-    show_in_one_line()  # a second `connect` changes nothing
+    show_in_one_line(*ERRORS)
+    show_in_one_line(*ERRORS)  # a second `connect` changes nothing
 
     def shown(error: Exception) -> list[type[BaseException]]:
         sys.excepthook(type(error), error, error.__traceback__)
@@ -52,7 +53,7 @@ def test_our_exceptions_are_one_line_with_the_scripts_place(
     error.add_note("or that")
     assert hook(error) == []
     assert capsys.readouterr().err == (
-        f"gradwire.ScriptError: do this ({Path(__file__).name}, line 23)\nor that\n"
+        f"gradwire.ScriptError: do this ({Path(__file__).name}, line 24)\nor that\n"
     )
     rendered: Any = error
     assert rendered._render_traceback_() == [in_one_line(error)]  # IPython calls it
@@ -67,12 +68,28 @@ def test_all_of_them_can_be_caught_by_their_names() -> None:
     assert {getattr(gradwire, kind.__name__) for kind in ERRORS} == {*ERRORS}
 
 
-def test_a_script_without_a_server_ends_with_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("connect('127.0.0.1:1', connect_seconds=0)", "UnreachableError: cannot reach 127.0.0.1:1 after 0 s"),
+        ("ddp.state('4bitt')", "SpecError: unknown compressor '4bitt' (did you mean '4bit'?)"),
+        (
+            "ddp.state('topk:ration=9')",
+            "SpecError: compressor 'topk': unknown key 'ration' (did you",
+        ),
+        (
+            "ddp.state('4bit:delay=2')",
+            "SpecError: compressor '4bit:delay=2': DDP exchanges gradients",
+        ),
+        ("ddp.state('topk', exchange='owners')", "SpecError: compressor 'topk': exchange: expected auto or"),
+    ],
+)
+def test_a_script_ends_with_one_line(tmp_path: Path, call: str, words: str) -> None:
     file = tmp_path / "train.py"
-    file.write_text("import gradwire\ngradwire.connect(server='127.0.0.1:1', connect_seconds=0)\n")
+    file.write_text(f"import gradwire\ngradwire.{call}\n")
     ended = subprocess.run([sys.executable, file], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
     last = ended.stderr.splitlines()[-1]
-    assert last.startswith("gradwire.UnreachableError: cannot reach 127.0.0.1:1 after 0 s")
+    assert last.startswith(f"gradwire.{words}")
     assert last.endswith(" (train.py, line 2)")
