@@ -44,9 +44,10 @@ def batch_checksum(batch: Any) -> int:
     """Return a CRC-32C over a batch, of each tensor over its first values; never 0.
 
     It tells whether two workers have the same batch. Objects that are no nest of tensors, arrays and numbers
-    count by their type alone.
+    count by their type alone. A bare number may count batches that the script draws itself, so the states of
+    the generators count with it.
     """
-    return _checksum(_heads(batch), 0) or 1
+    return _checksum((batch, *_generators()) if isinstance(batch, int) else _heads(batch), 0) or 1
 
 
 def _heads(value: Any) -> Any:
@@ -64,9 +65,13 @@ def _plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
 
 
+def _generators() -> tuple[torch.Tensor, Any, Any]:
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+
 @contextmanager
 def _generators_kept() -> Generator[None]:
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    states = _generators()
     try:
         yield
     finally:

@@ -107,6 +107,18 @@ def test_nests_of_any_kind(nest: Callable[[torch.Tensor], Any]) -> None:
     assert found not in (0, data_checksum(lambda i: nest(INPUTS[i].repeat(1, 2, 1, 1)), 50))
 
 
+@pytest.mark.parametrize("draw", [lambda: torch.randn(1), lambda: np.random.rand(), lambda: random.random()])
+def test_a_bare_number_is_the_same_batch_where_the_script_would_draw_the_same(
+    draw: Callable[[], Any],
+) -> None:
+    """Such as the number of an episode, in a script that seeds by its rank."""
+    found, tensors = batch_checksum(3), batch_checksum(INPUTS)
+    assert batch_checksum(3) == found != batch_checksum(4)
+    draw()
+    assert batch_checksum(3) != found
+    assert batch_checksum(INPUTS) == tensors
+
+
 def test_batches_are_told_apart_by_the_first_values_of_each_tensor() -> None:
     """Also of batches that hold other things, whose checksum is of little use but can be taken."""
     inputs, targets = torch.arange(6000.0), torch.arange(6)
