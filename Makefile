@@ -17,7 +17,7 @@ unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint mypy pyright check-stubs check-protobuf check-ray check-slurm check-machines image-check check-lowest check-newest dist check-install stubs house docs format constraints clean
+.PHONY: help run test kernels soak faults endurance growth kills same-bits fuzz mutations check lint mypy pyright check-stubs check-protobuf check-ray check-slurm check-machines image-check check-lowest check-newest dist check-install stubs house docs site format constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -97,6 +97,17 @@ house: kernels ## write the figures of the house, beside their budget, into CONT
 docs: .venv/.dev ## write the tables of options and metrics into the pages of docs/
 	PYTHONPATH=.typing $(BIN)/python -m gradwire.deploy.reference
 	PYTHONPATH=.typing $(BIN)/python -m gradwire.benchmarks.reference
+
+# From nothing each time: Sphinx warns only of the pages that it writes anew.
+site: .venv/.dev $(CACHE)/sphinx/.installed ## build the docs site, build/site/index.html: pages, API, search; fails on a broken link
+	rm -rf build/site $(CACHE)/doctrees
+	PYTHONPATH="$(CURDIR)/$(CACHE)/sphinx" $(BIN)/python -m sphinx -q -W --keep-going -c docs -d $(CACHE)/doctrees . build/site
+	cp build/site/README.html build/site/index.html
+
+$(CACHE)/sphinx/.installed: .venv/.dev
+	rm -rf $(CACHE)/sphinx
+	$(BIN)/pip install -q -c constraints.txt --target $(CACHE)/sphinx furo==2025.12.19 myst-parser==5.2.0 sphinx==9.0.4
+	@touch $@
 
 stubs: $(TOOLS)/.installed ## write the protobuf stubs
 	$(TOOLS)/bin/python tests/proto/generate.py

@@ -70,3 +70,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES.get(name, ".worker.script.api"), __name__), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_ROOMS]

@@ -109,3 +109,7 @@ def test_the_table_has_every_exported_exception() -> None:
         name for name in NAMES if inspect.isclass(public(name)) and issubclass(public(name), BaseException)
     }
     assert listed == exported
+
+
+def test_dir_has_every_public_name_for_completion_and_the_site() -> None:
+    assert set(gradwire.__all__) <= set(dir(gradwire))
