@@ -152,7 +152,8 @@ check-machines: kernels ## run deploy/ssh on five emulated machines
 	@command -v sshd > /dev/null || { echo "check-machines needs sshd; the lines above it in Makefile say how" >&2; exit 2; }
 	$(BIN)/pytest -n0 -m slow tests/deploy/test_machines.py
 
-# Debian: apt install buildah podman runc. As root. BASE is an image with Python, or the root of one as NAME.tar:
+# Debian: apt install buildah podman runc netavark aardvark-dns, the last two for the names of containers. As root.
+# BASE is an image with Python, or the root of one as NAME.tar (apt install mmdebstrap):
 #     mmdebstrap --variant=minbase --include=python3-venv,python-is-python3,ca-certificates bookworm base.tar
 BASE ?= python:3.11-slim-bookworm
 

@@ -31,6 +31,7 @@ COMPOSE = ROOT / ".cache" / "compose" / "bin" / "podman-compose"
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(3600),  # of the build, too, which loads hundreds of megabytes
     pytest.mark.skipif(
         not READY, reason="make image-check sets IMAGE_BASE; needs root, buildah, podman, runc"
     ),
@@ -59,9 +60,9 @@ def settings_of_pip(file: Path) -> Iterator[str]:
     listed = run(sys.executable, "-m", "pip", "config", "list")
     found = {key.rpartition(".")[2]: value for key, value in re.findall(r"^(\S+?)='(.*)'$", listed, re.M)}
     file.write_text("\n".join(["[global]", *(f"{key} = {value}" for key, value in found.items())]))
-    for path in re.findall(r"(?:^|file://|\s)(/\S+)", "\n".join(found.values()), re.M):
-        if os.path.exists(path):
-            yield path
+    for scheme, path in re.findall(r"(?:^|\s)(file://)?(/\S+)", "\n".join(found.values()), re.M):
+        if os.path.exists(path):  # the files of an index may lie beside its folder
+            yield os.path.dirname(path.rstrip("/")) if scheme else path
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_a_composed_job_ends_with_a_read_only_root_and_no_root_user(image: str, 
         run(*compose, "up", "--detach", **variables)
         deadline = time.monotonic() + PATIENCE_S
         while '"finished"' not in (said := ask(server, "gc-status", "--json")):
-            assert time.monotonic() < deadline, said + run(*PODMAN, "logs", server)
+            assert time.monotonic() < deadline, said + "".join(logs(each) for each in (server, *workers))
             time.sleep(1)
         run(*PODMAN, "healthcheck", "run", server)
         assert "Read-only file system" in ask(server, "touch", "/here")
@@ -128,6 +129,10 @@ def test_a_composed_job_ends_with_a_read_only_root_and_no_root_user(image: str, 
         assert int(run(*PODMAN, *volume, "python", "-c", script)) > 0
     finally:
         subprocess.run([*map(str, compose), "down", "--volumes"], env={**os.environ, **variables})
+
+
+def logs(container: str) -> str:
+    return run(*PODMAN, "logs", container)
 
 
 def ask(container: str, *command: str) -> str:
