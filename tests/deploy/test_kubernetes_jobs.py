@@ -334,7 +334,7 @@ def test_the_path_of_an_operator(namespace: Namespace, overlays: Path) -> None:
     assert [namespace.stop(each) for each in (server, worker)] == [128 + 15, 128 + 15]
     copy = digits("copy")
     shutil.copytree(namespace.volume(job["server"]), namespace.volume(copy["server"]), dirs_exist_ok=True)
-    job = digits("digits", more="images: [{name: gradwire, newTag: 0.1.1}]\n")
+    job = digits("digits", more="images: [{name: gradwire, newTag: 0.2.1}]\n")
     again = digits("digits", more="nameSuffix: -run2\n")
     (namespace.folder / "hurry").touch()
     jobs = (job, copy, again)

@@ -82,7 +82,7 @@ def status(**changes: object) -> StatusResponse:
         train_loss=0.4375,
         training_seconds=12.5,
         parameters_sha256="ab" * 32,
-        software="0.1.0",
+        software="0.2.0",
     )
     return dataclasses.replace(reply, **changes)  # type: ignore[arg-type]
 
