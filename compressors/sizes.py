@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from ..common.parts import LEAST_BYTES
 
@@ -73,8 +73,15 @@ class TensorCoding:
         count = self.coordinates
         return frozenset(i for i, shape in enumerate(shapes) if count is not None and count(shape))
 
+    def calls(self, shapes: Sequence[Sequence[int]]) -> int:
+        """Return the number of compressor calls that these neighbours take. All matrices take one."""
+        if self.coordinates is None:
+            return self.runs(shapes)
+        carried = [*map(self.carries, shapes)]
+        return any(carried) + sum(not each for each, _ in groupby(carried))
+
     def runs(self, shapes: Sequence[Sequence[int]]) -> int:
-        """Return the number of compressor calls, and of payloads, that these neighbouring tensors take."""
+        """Return the number of payloads that these neighbouring tensors take."""
         found = 1 if shapes else 0
         for before, shape in pairwise(shapes):
             carried = self.carries(before)

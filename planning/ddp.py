@@ -98,7 +98,7 @@ def predict_ddp(profile: JobProfile, chosen: StepOptions) -> DdpStep:
     fixed_s = 0.0
     if chosen.mode != TORCH:
         costs, tensors, fixed_s = profile.costs, len(profile.shapes), STEP_S
-        processors_s += tensors * costs.tensor_s + sent.up.runs(profile.shapes) * costs.worker_run_s
+        processors_s += tensors * costs.tensor_s + sent.up.calls(profile.shapes) * costs.worker_run_s
     link_s, processors_s = carried * COLLECTIVE / rate, processors_s * max(1.0, sharing)
     shorter, longer = sorted((link_s, processors_s))
     exchange_s = longer + VISIBLE * shorter + fixed_s + messages * (ranks - 1) * profile.rtt_s / 2

@@ -75,7 +75,9 @@ def test_planners_know_how_many_calls_neighbours_take(spec: str) -> None:
     specs = [TensorSpec(name=f"layer{place}", shape=shape) for place, shape in enumerate(shapes)]
     plan = cut_up([each.elements for each in specs], [len(specs)], 1 << 20)
     (runs,) = ModelCompressor(specs, spec, LayerRule(), 1, 0, plan=plan).runs
-    assert compression(spec).up.runs(shapes) == len(runs)
+    up = compression(spec).up
+    assert up.runs(shapes) == len(runs)
+    assert up.calls(shapes) == (2 if up.coordinates else len(runs)), "all matrices take one call"
 
 
 @pytest.mark.parametrize("workers", [1, 4, 16])
