@@ -41,7 +41,7 @@ PART_BYTES, PAYLOAD_BYTES = 60, 20
 class Costs:
     """Processor times of the work besides forward, backward and compressing, in seconds of one core.
 
-    A run is a group of tensors that take one compressor call. The defaults were measured on the
+    A run is a group of neighbouring tensors that take one compressor call. The defaults were measured on the
     machine of docs/explanation/performance.md; docs/how-to/planning.md describes how.
 
     Attributes:
@@ -231,18 +231,17 @@ def work_of(profile: JobProfile, chosen: StepOptions) -> tuple[StepWork, StepRes
     for number, unit in enumerate(plan.units):
         shapes = profile.shapes[unit.first : unit.last]
         elements, parts = unit.end - unit.start, len(unit.parts)
-        merged = plan.merged and sent.merges
-        runs, calls = (1, 1) if merged else (sent.up.runs(shapes), sent.up.calls(shapes))
+        runs = 1 if plan.merged and sent.merges else sent.up.runs(shapes)
         up_bytes = sum(map(sent.up.sent_bytes, shapes)) + PAYLOAD_BYTES * max(parts, runs)
         down_bytes = sum(map(down.sent_bytes, shapes)) + PAYLOAD_BYTES * max(parts, down.runs(shapes))
         # A sparse update is stepped and applied only at the elements that it holds.
         held = sum(math.prod(shape) * (down.density if down.carries(shape) else 1.0) for shape in shapes)
         expanded = sum(math.prod(shape) for shape in shapes if sent.up.coordinates and sent.up.carries(shape))
-        pushed = pushes * (elements * sent.up.density * costs.reduce_s + calls * costs.server_run_s)
+        pushed = pushes * (elements * sent.up.density * costs.reduce_s + runs * costs.server_run_s)
         pushed += expanded * costs.expand_s
         taken = held * costs.apply_s + early * len(shapes) * costs.early_s + expanded * costs.expand_s
         encode_s = elements * (costs.gradient_s + sent.element_s)
-        encode_s += len(shapes) * costs.tensor_s + calls * costs.worker_run_s
+        encode_s += len(shapes) * costs.tensor_s + runs * costs.worker_run_s
         backward = slice(unit.first, unit.last)
         if sent.whole:  # charge all of backward to the first unit, so that every unit waits for it
             backward = slice(0, 0) if number else slice(None)
