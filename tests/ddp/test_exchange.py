@@ -96,7 +96,7 @@ def test_a_store_that_does_not_answer_holds_up_no_rank(monkeypatch: pytest.Monke
         asked.set()
         return ends.wait()
 
-    store = SimpleNamespace(set=answer)
+    store = SimpleNamespace(set=answer, check=answer)
     ranks = SimpleNamespace(
         get_rank=lambda: 2, get_process_group_ranks=list[int], group=SimpleNamespace(WORLD=range(3))
     )
@@ -106,6 +106,7 @@ def test_a_store_that_does_not_answer_holds_up_no_rank(monkeypatch: pytest.Monke
     monkeypatch.setattr(lost, "LAST_ANSWER_S", 0.0)
     assert str(lost.lost(RuntimeError("closed"), None)).startswith("rank 0: no answer: see its log")
     assert asked.wait(60.0)  # by a thread that would otherwise meet the real store
+    ends.set()
     ends.set()
 
 
