@@ -15,6 +15,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from ..common.spec import did_you_mean, known, option_types, parse_one_of
@@ -249,10 +250,12 @@ class Optimizer:
                 found += self._pieces(index, parameter, parameter.grad, ranges)
         self._step_pieces(found)
 
-    def step_copy(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Step a copy of parameter `index` in place, to the same bits as `step`; the optimizer's state is
-        that of the parameter."""
-        self._step_pieces(self._pieces(index, parameter, gradient))
+    def step_copies(
+        self, indices: Sequence[int], parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> None:
+        """Step copies of the parameters with these indices in place, to the same bits as `step`; the
+        optimizer's state is that of the parameters."""
+        self._step_pieces([*chain(*map(self._pieces, indices, parameters, gradients))])
 
     def copy_memory(self, index: int) -> list[Remembered]:
         """Return a copy of a parameter's state, for `restore_memory`."""

@@ -325,7 +325,7 @@ def test_a_copy_of_a_parameter_takes_the_same_step() -> None:
     optimizer = Optimizer.of_groups([group], [weight], [0])
     copied, gradient = weight.clone(), torch.ones(6, 5)
     memory = optimizer.copy_memory(0)
-    optimizer.step_copy(0, copied, gradient)
+    optimizer.step_copies([0], [copied], [gradient])
     optimizer.restore_memory(0, memory)
     weight.grad = gradient
     optimizer.step()

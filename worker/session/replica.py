@@ -297,15 +297,18 @@ class Replica:
         with torch.no_grad():
             if early:
                 self._keep(update.part)
+            gradients: list[tuple[int, Payload, torch.Tensor]] = []
             for header, payload in zip(update.payloads, payloads, strict=False):
                 here = self._flat[at : at + payload.elements]
                 if header.content is Content.GRADIENT and not isinstance(payload, AbsentPayload):
-                    assert self.shared is not None, "gradients are of tensors with bases alone"
-                    self.shared.step(bisect_right(self.plan.starts, at) - 1, payload, update, here)
+                    gradients.append((bisect_right(self.plan.starts, at) - 1, payload, here))
                 else:
                     write = add_update if header.content is Content.DELTA else put_update
                     write(payload, here)
                 at += payload.elements
+            if gradients:
+                assert self.shared is not None, "gradients are of tensors with bases alone"
+                self.shared.step(gradients, update)
             if self.shared is not None:
                 self.shared.take(update.beside, payloads[len(update.payloads) :])
             self._copy_out(update.part)

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import torch
 
-from ...compressors import Bases, Payload, ProjectedPayload, decode, sum_coordinates
+from ...compressors import Bases, Payload, ProjectedPayload, decode, sums_of_coordinates
 from ...compressors.payload import Float32
 from ...optim.memory import Remembered
 from ...optim.optimizer import Optimizer, OptimizerGroup
@@ -55,38 +56,44 @@ class SharedState:
             memory=frozenset[str]().union(*(memory_names(group.options) for group in groups)),
         )
 
-    def step(self, tensor: int, mean: Payload, update: Update, values: torch.Tensor) -> None:
-        """Take the optimizer's step of a tensor, and advance its bases if its gradient came as coordinates.
+    def step(self, given: Sequence[tuple[int, Payload, torch.Tensor]], update: Update) -> None:
+        """Take the optimizer's step of tensors, and advance the bases of those that came as coordinates.
 
         Args:
-            mean: the tensor's mean gradient.
-            update: the update that brought it, with the learning rates and the factor of clipping.
-            values: the tensor's values, float32, shape (elements,), stepped in place.
+            given: index of each tensor, its mean gradient, and its values, float32, shape (elements,), which
+                are stepped in place.
+            update: the update that brought them, with the learning rates and the factor of clipping.
         """
-        if isinstance(mean, ProjectedPayload):
-            coordinates, gradient = self._coordinates(mean), np.empty(mean.elements, np.float32)
-            self.bases.expand(tensor, coordinates, gradient)
-            if update.clip is not None:
-                gradient *= np.float32(update.clip)
-            self._advance(tensor, coordinates)
-        else:
-            gradient = decode(mean)
+        means = [(tensor, each) for tensor, each, _ in given if isinstance(each, ProjectedPayload)]
+        coordinates = self._coordinates(means)
+        starts = [*accumulate((each.elements for _, each in means), initial=0)]
+        expanded = np.empty(starts[-1], np.float32)
+        self.bases.expand_each(coordinates, dict(zip(coordinates, starts, strict=False)), expanded)
+        if update.clip is not None:
+            expanded *= np.float32(update.clip)
+        self.bases = self.bases.advance(coordinates)
         rates = update.learning_rates
         self._optimizer.learning_rates = list(rates) * (len(self._groups) if len(rates) == 1 else 1)
         # On the host, like the server: on a GPU the same step may have other bits.
-        host = values.cpu()
-        self._optimizer.step_copy(self._number[tensor], host, torch.from_numpy(gradient))
-        if host is not values:
-            values.copy_(host)
+        hosts = [values.cpu() for _, _, values in given]
+        found = dict(zip(coordinates, np.split(expanded, starts[1:-1]), strict=False))
+        gradients = [
+            torch.from_numpy(found[tensor] if tensor in found else decode(mean)) for tensor, mean, _ in given
+        ]
+        self._optimizer.step_copies([self._number[tensor] for tensor, _, _ in given], hosts, gradients)
+        for host, (_, _, values) in zip(hosts, given, strict=True):
+            if host is not values:
+                values.copy_(host)
 
     def take(self, beside: Sequence[Beside], payloads: Sequence[Payload]) -> None:
         """Advance bases by the coordinates that an update has beside a part's elements, or replace bases and
         optimizer's state by those of a snapshot."""
         memory: dict[int, dict[tuple[int, int], Remembered]] = {}
+        advanced: list[tuple[int, ProjectedPayload]] = []
         for each, payload in zip(beside, payloads, strict=True):
             tensor = each.tensor
             if isinstance(payload, ProjectedPayload):
-                self._advance(tensor, self._coordinates(payload))
+                advanced.append((tensor, payload))
             elif each.name == BASES:
                 self._replace(tensor, decode(payload))
                 memory.setdefault(tensor, {})
@@ -97,6 +104,8 @@ class SharedState:
                 run = runs.setdefault(place, Remembered(*place, dict.fromkeys(names)))
                 found = torch.from_numpy(decode(payload))
                 run.memory[each.name] = found.view(()) if each.name == COUNT else found
+        if advanced:
+            self.bases = self.bases.advance(self._coordinates(advanced))
         for tensor, runs in memory.items():
             whole = [Remembered(0, self.bases.specs[tensor].elements, {})]
             self._optimizer.restore_memory(self._number[tensor], [*runs.values()] or whole)
@@ -120,13 +129,9 @@ class SharedState:
         self._kept.clear()
 
     @staticmethod
-    def _coordinates(payload: ProjectedPayload) -> Float32:
-        coordinates = np.empty(payload.count, np.float32)
-        sum_coordinates([payload], [1.0], coordinates)
-        return coordinates
-
-    def _advance(self, tensor: int, coordinates: Float32) -> None:
-        self.bases = self.bases.advance({tensor: coordinates})
+    def _coordinates(means: Sequence[tuple[int, ProjectedPayload]]) -> dict[int, Float32]:
+        sums = sums_of_coordinates([[each] for _, each in means], 1.0)
+        return {tensor: each for (tensor, _), each in zip(means, sums, strict=True)}
 
     def _replace(self, tensor: int, values: Float32) -> None:
         self.bases = replace(self.bases, values={**self.bases.values, tensor: values})

@@ -53,7 +53,7 @@ class WorkersOptimizer:
     def step_copy(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> Callable[[], None]:
         """Step a copy of one parameter; return a function that takes the optimizer's state back."""
         before = self.optimizer.copy_memory(index)
-        self.optimizer.step_copy(index, parameter, gradient)
+        self.optimizer.step_copies([index], [parameter], [gradient])
         return partial(self.optimizer.restore_memory, index, before)
 
     def copy_state(self) -> Any:
